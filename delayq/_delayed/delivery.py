@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from delayq._delayed.leases import LOST
 from delayq._durations import Duration, microseconds, moment_us
+from delayq._engine.leases import LOST
 from delayq._engine.leaving import paced, settle_quietly
 from delayq.errors import LeaseLost
 

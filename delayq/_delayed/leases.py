@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
-from delayq._engine.leases import fresh_until, heed, settle, settled
+from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
 from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -147,6 +147,3 @@ class Leases:
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
         await self._acks.aclose(grace)
-
-
-LOST = "the lease has ended: the message is back in the queue, and another worker may have it"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._redis.pipeline import run_all
 from delayq._redis.scripts import Script
@@ -36,6 +36,11 @@ class Resynced(NamedTuple):
     now_us: int
     queues: Sequence[NextDue]
 
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> Resynced:
+        """Parse a reply."""
+        return cls(reply[0], [*map(NextDue, reply[1::3], reply[2::3], reply[3::3])])
+
 
 async def resync(
     client: RedisClient, calls: Sequence[Sequence[tuple[str, Sequence[str]]]]
@@ -55,8 +60,6 @@ async def resync(
         for queues in calls
     ]
     return [
-        reply
-        if isinstance(reply, BaseException)
-        else Resynced(reply[0], [*map(NextDue, reply[1::3], reply[2::3], reply[3::3])])
+        reply if isinstance(reply, BaseException) else Resynced.of(reply)
         for reply in await run_all(client, RESYNC, requests)
     ]

@@ -61,8 +61,9 @@ class ErrorReader:
 
     def read(self, error: OSError | ReplyError, pool: ConnectionPool) -> DelayqError:
         """Return the meaning of an error that came over ``pool``, without raising it."""
-        if isinstance(error, OSError):
-            return _broken(error)
+        return _broken(error) if isinstance(error, OSError) else self._refused(error, pool)
+
+    def _refused(self, error: ReplyError, pool: ConnectionPool) -> DelayqError:
         text = str(error)
         if (found := _ELSEWHERE.match(text)) is not None:
             return self._redirected(text, pool, *found.groups())

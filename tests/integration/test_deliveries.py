@@ -117,7 +117,7 @@ async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: Delayed
     (late,) = await hold(queue, lease=SHORT)
     (next_one,) = await asyncio.wait_for(hold(queue), 10)
     for attempt in (late.ack(), late.nack(), late.extend(30)):
-        with pytest.raises(delayq.LeaseLost, match="another worker may have it"):
+        with pytest.raises(delayq.LeaseLost, match="another worker may have the message"):
             await attempt
     assert await queue.ready.leased() == 1
     assert await queue.pending.size() == 0
