@@ -152,8 +152,7 @@ async def _open(
     try:
         auth = ("AUTH", *secrets) if secrets else ()
         hello, *answers = await _ask(wire, ("HELLO", 2, *auth, "SETNAME", name), *then)
-        if isinstance(hello, ReplyError) and "unknown command" in str(hello):
-            # Some proxies know only the commands that preceded HELLO.
+        if isinstance(hello, ReplyError) and _lacks_hello(str(hello), signed_in=bool(auth)):
             hello, _, *answers = await _ask(
                 wire, auth or ("PING",), ("CLIENT", "SETNAME", name), *then
             )
@@ -171,6 +170,15 @@ async def _open(
         raise reason from error
     told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
     return wire, told.get(b"role"), answers[len(then) - len(questions) :]
+
+
+def _lacks_hello(error: str, *, signed_in: bool) -> bool:
+    """Return whether the reply to HELLO means that there is no such command.
+
+    Some proxies know only the commands that preceded it, and it may have been renamed. Newer
+    servers ask for a password before they say so, even if the command ``signed_in``.
+    """
+    return "unknown command" in error or (signed_in and error.startswith("NOAUTH"))
 
 
 async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:

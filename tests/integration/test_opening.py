@@ -182,13 +182,10 @@ async def test_a_server_that_is_full_may_have_room_later(some_kind: PrivateServe
         await client.reliable_queue("jobs").offer(1)
 
 
-@pytest.mark.skipif(
-    "redis-7" not in FOUND,
-    reason="newer servers want a password even for a command that they do not know",
-)
-async def test_a_server_without_hello_is_greeted_as_of_old() -> None:
+@pytest.mark.every_server
+async def test_a_server_without_hello_is_greeted_as_of_old(server_kind: Kind) -> None:
     options = ("--rename-command", "HELLO", "")
-    with PrivateServer(FOUND["redis-7"], tcp=True, options=options) as server:
+    with PrivateServer(server_kind, tcp=True, options=options) as server:
         server.call("CONFIG", "SET", "requirepass", "secret")
         async with delayq.connect(
             server.url.replace("//", "//:secret@").replace("/0", "/2")
@@ -196,6 +193,8 @@ async def test_a_server_without_hello_is_greeted_as_of_old() -> None:
             await client.reliable_queue("jobs").offer(1)
         with pytest.raises(delayq.ServerRefused, match="check user and password"):
             await delayq.connect(server.url.replace("//", "//:wrong@")).__aenter__()
+        with pytest.raises(delayq.ServerRefused, match="NOAUTH"):
+            await delayq.connect(server.url).__aenter__()
 
 
 async def test_a_client_with_a_greeting_of_its_own_keeps_it(some_kind: PrivateServer) -> None:
