@@ -64,7 +64,7 @@ class LastTimeout:
         return armed
 
     def release(self, armed: Armed) -> None:
-        """Stop holding a wake-up that has fired.
+        """Stop holding a wake-up that has fired, or whose timer could not be set.
 
         Does nothing if another one is held by now: that one stays armed.
         """

@@ -164,9 +164,13 @@ class WakeupLoop:
 
     def _set_timer(self, wakeup: Armed) -> None:
         # The new timer comes first, so that there is one at any moment.
-        timeout = self._timer.new_timeout(
-            lambda _: self._act(self.plan.on_timer(wakeup)), wakeup.wake_at - self._now()
-        )
+        try:
+            timeout = self._timer.new_timeout(
+                lambda _: self._act(self.plan.on_timer(wakeup)), wakeup.wake_at - self._now()
+            )
+        except BaseException:
+            self.plan.on_timer_refused(wakeup)
+            raise
         self._cancel_timer()
         self._timeout = timeout
 

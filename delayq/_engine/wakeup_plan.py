@@ -133,6 +133,11 @@ class WakeupPlan:
         self._last_timeout.release(fired)
         return self.wake(fired.last_us)
 
+    def on_timer_refused(self, wakeup: Armed) -> None:
+        """Rely no more on a wake-up whose timer could not be set."""
+        self._last_timeout.release(wakeup)
+        self.forget()
+
     def on_due(self, due_us: int, now: float) -> Actions:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if due_us < self._handed_out_us:

@@ -12,7 +12,7 @@ from delayq._engine.context import EngineContext
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.wakeup import WakeupLoop
 from delayq._timer.timer import HashedWheelTimer
-from delayq.errors import ServerUnavailable
+from delayq.errors import ServerUnavailable, TimerFull
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
@@ -132,3 +132,31 @@ async def test_a_refused_notice_is_logged_once(
 async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:
     assert desk.loop.client != Desk().loop.client
     assert desk.loop.client in desk.loop.signature()
+
+
+def refuse(*_: object) -> None:
+    raise TimerFull("no more timers")
+
+
+async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as broken:
+        broken.setattr(desk.timer, "new_timeout", refuse)
+        with pytest.raises(TimerFull):
+            desk.loop.on_due(desk.us(10))
+    desk.loop.on_due(desk.us(20))
+    assert desk.timer.pending_timeouts == 1
+
+
+async def test_callers_ask_again_after_a_timer_could_not_be_set(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    desk.loop.demand()
+    with monkeypatch.context() as broken:
+        broken.setattr(desk.timer, "new_timeout", refuse)
+        await desk.reply(desk.us(10))
+    assert "no more timers" in caplog.text
+    desk.loop.demand()
+    await desk.reply(desk.us(10))
+    assert (desk.calls, desk.timer.pending_timeouts) == (2, 1)
