@@ -94,13 +94,6 @@ __all__ = [
     "dashboard",
 ]
 
-# In tracebacks and representations, public names do not show which private module defines them.
-for _name in __all__:
-    _public = globals().get(_name)
-    if getattr(_public, "__module__", "").startswith("delayq._"):
-        _public.__module__ = "delayq"
-del _name, _public
-
 if typing.TYPE_CHECKING:
     from delayq.worker import Worker
 else:

@@ -6,5 +6,3 @@ See :class:`Worker`.
 from delayq.worker._worker import Worker
 
 __all__ = ["Worker"]
-
-Worker.__module__ = "delayq"
