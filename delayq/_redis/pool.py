@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from delayq._redis.connection import DOUBT_AFTER, ReplyError
+from delayq._redis.free_connections import FreeConnections
 from delayq._redis.handshake import Opener
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
@@ -98,15 +99,12 @@ class ConnectionPool:
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
         self._opener = Opener(address)
-        self._free: list[Connection] = []
+        self._free = FreeConnections()
         self._used: dict[Connection, _Use] = {}
         # How many may be in use at the same time, and how many are being opened within that limit.
         self._limit = limit
         self._opening = 0
         self._line = _Line()
-        # How many free connections, from the start of the list, have not been needed since the last
-        # look.
-        self._spare: int = 0
         self._probe = _Probe(self)
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
@@ -165,9 +163,7 @@ class ConnectionPool:
         ):
             if self.share(preferred):
                 return preferred
-            if preferred in self._free:
-                self._free.remove(preferred)
-                self._spare = min(self._spare, len(self._free))
+            if self._free.remove(preferred):
                 self._used[preferred] = _Use()
                 return preferred
         if (wire := self.acquire_nowait()) is not None:
@@ -276,7 +272,7 @@ class ConnectionPool:
         elif use is not None and use.outdated:
             self.close(wire)
         elif self._used.pop(wire, None) is not None and wire.is_open:
-            self._free.append(wire)
+            self._free.add(wire)
         # A connection that was doubted or blocked may be usable again.
         self._wake()
 
@@ -296,8 +292,7 @@ class ConnectionPool:
         to its parent.
         """
         self._ended = Closed("the client belongs to another process")
-        _inherited.extend((*self._free, *self._probe.aside, *self._used))
-        self._free.clear()
+        _inherited.extend((*self._free.take_all(), *self._probe.aside, *self._used))
         self._probe.aside.clear()
         self._used.clear()
 
@@ -305,10 +300,7 @@ class ConnectionPool:
         """Close the connections that have not been used since the last call: a burst leaves more
         than everyday work needs.
         """
-        idle, self._spare = self._free[: self._spare], len(self._free)
-        del self._free[: len(idle)]
-        self._spare -= len(idle)
-        for wire in idle:
+        for wire in self._free.take_unneeded():
             self.close(wire)
 
     def renew(self) -> None:
@@ -318,11 +310,9 @@ class ConnectionPool:
         Calls in flight go on.
         """
         self.breaks += 1
-        for wire in self._free:
+        for wire in self._free.take_all():
             wire.close()
-        self._free.clear()
         self._probe.discard()
-        self._spare = 0
         for use in self._used.values():
             use.outdated = True
 
@@ -332,9 +322,8 @@ class ConnectionPool:
         """
         self._ended = reason
         self._probe.cancel()
-        for wire in (*self._free, *self._used):
+        for wire in (*self._free.take_all(), *self._used):
             self.close(wire)
-        self._free.clear()
         self._probe.discard()
         self._wake()
 
@@ -384,16 +373,10 @@ class ConnectionPool:
         await asyncio.sleep(0)
 
     def _take_free(self) -> Connection | None:
-        while self._free:
-            wire = self._free.pop()
-            # The last one released is the first one taken, so those further down have not been
-            # needed.
-            self._spare = min(self._spare, len(self._free))
-            if wire.is_clean:
-                self._used[wire] = _Use()
-                return wire
-            wire.close()
-        return None
+        wire = self._free.take()
+        if wire is not None:
+            self._used[wire] = _Use()
+        return wire
 
     def _demand_open(self) -> None:
         if self._ended is not None:
@@ -428,15 +411,14 @@ class ConnectionPool:
 
     def connection_doubted(self) -> None:
         if self._ended is None:
-            free, self._free, self._spare = self._free, [], 0
-            self._probe.begin(free)
+            self._probe.begin(self._free.take_all())
 
     def connection_broken(self) -> None:
         self.breaks += 1
 
     def add_free(self, wire: Connection) -> None:
         """Offer a connection that no call uses to the callers."""
-        self._free.append(wire)
+        self._free.add(wire)
         self._wake()
 
     def in_use(self) -> dict[Connection, bool]:

@@ -1,0 +1,80 @@
+"""The connections that no call uses: :class:`~delayq._redis.free_connections.FreeConnections`."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from delayq._redis.free_connections import FreeConnections
+
+
+class Connection:
+    """A connection that may have been lost meanwhile."""
+
+    def __init__(self) -> None:
+        self.is_clean = True
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.fixture
+def free() -> FreeConnections:
+    return FreeConnections()
+
+
+def added(free: FreeConnections, count: int) -> list[Any]:
+    connections = [cast("Any", Connection()) for _ in range(count)]
+    for connection in connections:
+        free.add(connection)
+    return connections
+
+
+def test_the_one_added_last_is_taken_first(free: FreeConnections) -> None:
+    first, second = added(free, 2)
+    assert [free.take(), free.take(), free.take()] == [second, first, None]
+
+
+def test_one_that_was_lost_is_closed_and_the_next_one_taken(free: FreeConnections) -> None:
+    good, lost = added(free, 2)
+    lost.is_clean = False
+    assert [free.take()] == [good]
+    assert lost.closed
+    assert not good.closed
+
+
+def test_one_that_is_there_can_be_taken_by_itself(free: FreeConnections) -> None:
+    first, second = added(free, 2)
+    assert free.remove(first)
+    assert not free.remove(first)
+    assert list(free) == [second]
+
+
+def test_what_was_not_taken_since_the_last_look_was_not_needed(free: FreeConnections) -> None:
+    connections = added(free, 5)
+    assert free.take_unneeded() == []
+    needed = [free.take(), free.take()]
+    for connection in needed:
+        assert connection is not None
+        free.add(connection)
+    assert free.take_unneeded() == connections[:3]
+    assert free.take_unneeded() == connections[:2:-1]
+    assert len(free) == 0
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_one_that_is_taken_by_itself_was_needed(free: FreeConnections, place: int) -> None:
+    connections = added(free, 3)
+    free.take_unneeded()
+    free.remove(connections[place])
+    assert len(free.take_unneeded()) == 2
+
+
+def test_all_can_be_taken_at_once(free: FreeConnections) -> None:
+    connections = added(free, 3)
+    free.take_unneeded()
+    assert free.take_all() == connections
+    added(free, 1)
+    assert free.take_unneeded() == []
