@@ -139,8 +139,7 @@ async def migrate(
 
     Yields:
         The progress: first before anything is changed, then after each step. Only the last one is
-            ``finished``; if it is not
-        ``complete``, outdated records kept coming in.
+        ``finished``; if it is not ``complete``, outdated records kept coming in.
 
     Raises:
         BadName: As for :meth:`delayq.Client.delayed_queue`.
