@@ -59,11 +59,11 @@ class SubscriptionPlan:
         return self._retry_at if self._forbidden else math.inf
 
     def add(self, channel: str) -> None:
-        """Want a channel from now on."""
+        """Add a channel to those that are wanted."""
         self._wanted.add(channel)
 
     def remove(self, channel: str) -> None:
-        """Want a channel no longer."""
+        """Remove a channel from those that are wanted."""
         self._wanted.discard(channel)
         self._forbidden.discard(channel)
         self._reported.discard(channel)

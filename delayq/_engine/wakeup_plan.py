@@ -134,7 +134,7 @@ class WakeupPlan:
         return self.wake(fired.last_us)
 
     def on_timer_refused(self, wakeup: Armed) -> None:
-        """Rely no more on a wake-up whose timer could not be set."""
+        """Stop relying on a wake-up whose timer could not be set."""
         self._last_timeout.release(wakeup)
         self.forget()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(params=["the same directory", "a directory of its own"])
 def path(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the server of the working directory has its socket."""
+    """Return the path of the socket of the server in the working directory."""
     directory = tmp_path / "data"
     directory.mkdir()
     monkeypatch.chdir(directory)
