@@ -213,7 +213,7 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
             else ""
         )
     store = DelayedStore(server, keys)
-    wait_us, ready = await store.resync()
+    wait_us, ready, _ = await store.resync()
     leased = await store.count_leased()
     if wait_us and not ready and not leased:
         return ""
