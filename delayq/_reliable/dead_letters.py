@@ -85,12 +85,12 @@ class DeadLetters(Generic[T]):
         """Return the number of dead letters."""
         return await self._store.count_dead()
 
-    async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
+    async def list(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter[T]]:
         """List dead letters, oldest first.
 
         Args:
-            limit: The largest number of letters to return.
             offset: The number of letters to skip.
+            limit: The largest number of letters to return.
         """
         check_page(offset, limit)
         return (
@@ -100,7 +100,10 @@ class DeadLetters(Generic[T]):
         )
 
     async def redrive(
-        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Requeue dead letters: they are due now, and have all their attempts again.
 
@@ -144,7 +147,10 @@ class DeadLetters(Generic[T]):
         return done
 
     async def purge(
-        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Drop dead letters for good.
 

@@ -205,16 +205,16 @@ class PartitionedQueue(Generic[T]):
 
     # Taking
 
-    async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
-        """Take up to ``count`` due messages from all partitions.
+    async def claim(self, limit: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
+        """Take up to ``limit`` due messages from all partitions.
 
         As :meth:`delayq.ReliableQueue.claim`.
         """
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadInput(f"count must be an int of at least 1, not {count!r}")
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise BadInput(f"limit must be an int of at least 1, not {limit!r}")
         return [
             queue._leased(taken[1])
-            for queue, taken in await self._take(count, seconds(wait, "wait"))
+            for queue, taken in await self._take(limit, seconds(wait, "wait"))
         ]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
@@ -436,13 +436,13 @@ class PartitionedQueue(Generic[T]):
         """
         return QueueDepth.total(await _of_each(self.partitions, lambda queue: queue.stats()))
 
-    async def peek(self, count: int = 1) -> list[Message[T]]:
+    async def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next. As :meth:`delayq.ReliableQueue.peek`."""
-        ready = await self.list("ready", limit=count)
+        ready = await self.list("ready", limit=limit)
         return (
             ready
-            if len(ready) >= count
-            else ready + await self.list("delayed", limit=count - len(ready))
+            if len(ready) >= limit
+            else ready + await self.list("delayed", limit=limit - len(ready))
         )
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
@@ -463,10 +463,26 @@ class PartitionedQueue(Generic[T]):
     async def purge(
         self,
         state: Literal["delayed", "ready", "all"] = "all",
-        progress: Callable[[int], None] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Drop messages. As :meth:`delayq.ReliableQueue.purge`."""
-        return sum(await _of_each(self.partitions, lambda queue: queue.purge(state, progress)))
+        if progress is None:
+            return sum(await _of_each(self.partitions, lambda queue: queue.purge(state)))
+        so_far: dict[ReliableQueue[T], tuple[int, int]] = {}
+
+        def report(queue: ReliableQueue[T], done: int, total: int) -> None:
+            so_far[queue] = done, total
+            # The total is unknown until each partition has counted its messages.
+            if len(so_far) == len(self.partitions):
+                dones, totals = zip(*so_far.values(), strict=True)
+                progress(sum(dones), sum(totals))
+
+        return sum(
+            await _of_each(
+                self.partitions, lambda queue: queue.purge(state, progress=partial(report, queue))
+            )
+        )
 
     async def pause(self) -> None:
         """Stop all claims. As :meth:`delayq.ReliableQueue.pause`."""
@@ -510,35 +526,41 @@ class PartitionedDeadLetters(Generic[T]):
         """Return the number of dead letters."""
         return sum(await _of_each(self._queue.partitions, lambda queue: queue.dead.size()))
 
-    async def list(self, limit: int = 100, offset: int = 0) -> list[DeadLetter[T]]:
+    async def list(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter[T]]:
         """List dead letters, oldest first. Each partition is asked for ``offset + limit``
         letters.
         """
         check_page(offset, limit)
         parts = await _of_each(
-            self._queue.partitions, lambda queue: queue.dead.list(offset + limit)
+            self._queue.partitions, lambda queue: queue.dead.list(limit=offset + limit)
         )
         return [
             *islice(heapq.merge(*parts, key=lambda letter: letter.died_at), offset, offset + limit)
         ]
 
     async def redrive(
-        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Requeue dead letters.
 
         As :meth:`delayq.DeadLetters.redrive`, one partition after the other.
         """
         return await self._of_each_part(
-            ids, progress, lambda queue, some, tell: queue.dead.redrive(some, tell)
+            ids, progress, lambda queue, some, tell: queue.dead.redrive(some, progress=tell)
         )
 
     async def purge(
-        self, ids: Iterable[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        ids: Iterable[str] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Drop dead letters for good. As :meth:`delayq.DeadLetters.purge`."""
         return await self._of_each_part(
-            ids, progress, lambda queue, some, tell: queue.dead.purge(some, tell)
+            ids, progress, lambda queue, some, tell: queue.dead.purge(some, progress=tell)
         )
 
     async def _of_each_part(

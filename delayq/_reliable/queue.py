@@ -248,11 +248,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     # Taking
 
-    async def claim(self, count: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
-        """Take up to ``count`` due messages, each under a lease.
+    async def claim(self, limit: int = 1, wait: Duration = 0.0) -> list[Message[T]]:
+        """Take up to ``limit`` due messages, each under a lease.
 
         Args:
-            count: The largest number of messages to take; at most 100 come at once.
+            limit: The largest number of messages to take; at most 100 come at once.
             wait: How long to wait for the first, seconds or a timedelta. With 0 the call does not
                 wait for messages.
 
@@ -267,9 +267,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise BadInput(f"count must be an int of at least 1, not {count!r}")
-        taken = await self._take(count, seconds(wait, "wait"))
+        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
+            raise BadInput(f"limit must be an int of at least 1, not {limit!r}")
+        taken = await self._take(limit, seconds(wait, "wait"))
         return [self._leased(claim) for _, claim in taken]
 
     async def __aiter__(self) -> AsyncIterator[Message[T]]:
@@ -354,16 +354,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._settled()
         return await self._store.depth()
 
-    async def peek(self, count: int = 1) -> list[Message[T]]:
+    async def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due.
 
         They are not leased to you.
         """
-        ready = await self.list("ready", limit=count)
+        ready = await self.list("ready", limit=limit)
         return (
             ready
-            if len(ready) >= count
-            else ready + await self.list("delayed", limit=count - len(ready))
+            if len(ready) >= limit
+            else ready + await self.list("delayed", limit=limit - len(ready))
         )
 
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
@@ -387,7 +387,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def purge(
         self,
         state: Literal["delayed", "ready", "all"] = "all",
-        progress: Callable[[int], None] | None = None,
+        *,
+        progress: Callable[[int, int], None] | None = None,
     ) -> int:
         """Drop messages, in steps that do not block the server, and return how many.
 
@@ -396,7 +397,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Args:
             state: ``"delayed"`` or ``"ready"``; ``"all"`` also drops the messages that workers
                 hold, whose acks then raise :class:`~delayq.LeaseLost`.
-            progress: Called after each step with the number of messages it dropped.
+            progress: Called after each step with the number of messages dropped so far, and the
+                total.
 
         Raises:
             OutcomeUnknown: Some messages were dropped, or may have been. With any other error, none
@@ -406,18 +408,24 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if state not in ("delayed", "ready", "all"):
             raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
         await self._settled()
-        total = passed_over = 0
+        total = 0
+        if progress is not None:
+            there = await self._store.depth()
+            every = there.delayed + there.ready + there.leased
+            total = {"delayed": there.delayed, "ready": there.ready}.get(state, every)
+        dropped = passed_over = 0
         while True:
             try:
                 step = await self._store.purge(state, passed_over)
             except ServerError as error:
-                raise half_way(error, total) from error.__cause__
-            total += step.dropped
+                raise half_way(error, dropped) from error.__cause__
+            dropped += step.dropped
             passed_over += step.passed_over
             if progress is not None:
-                progress(step.dropped)
+                # Other clients may add messages meanwhile.
+                progress(dropped, max(dropped, total))
             if step.is_last:
-                return total
+                return dropped
 
     async def pause(self) -> None:
         """Stop all claims, in every process, until :meth:`resume`.

@@ -162,7 +162,7 @@ def bench(
         int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")
     ] = 100,
     partitions: Partitions = None,
-    within: Annotated[
+    timeout: Annotated[
         str,
         typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m."),
     ] = "60",
@@ -179,7 +179,7 @@ def bench(
     if kind == "delayed" and partitions is not None:
         raise CommandFailed("a delayed queue has no partitions")
     name = f"delayq-bench-{secrets.token_hex(6)}"
-    seconds = duration(within, "--within") or 0.0
+    seconds = duration(timeout, "--timeout") or 0.0
 
     async def act(client: Client) -> _Bench:
         deadline = asyncio.get_running_loop().time() + seconds
@@ -195,7 +195,7 @@ def bench(
                 with progress(f"{what:<10}", shown=not as_json) as show:
                     await part(show)
         except TimeoutError:
-            tell(f"not finished within {within}; removing the temporary queue")
+            tell(f"not finished within {timeout}; removing the temporary queue")
             raise typer.Exit(1) from None
         finally:
             await _shielded_removal(client, run)

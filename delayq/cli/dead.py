@@ -77,7 +77,11 @@ def list_dead(
 
     async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int, datetime]:
         letters = target.reliable(client).dead
-        return await letters.list(limit, offset), await letters.size(), await clock(client)
+        return (
+            await letters.list(offset=offset, limit=limit),
+            await letters.size(),
+            await clock(client),
+        )
 
     letters, size, now = with_client(url, look)
     if as_json:
@@ -159,7 +163,7 @@ def _each(
                 show(done, total)
 
             return await (letters.redrive if name == "redriven" else letters.purge)(
-                ids or None, tell
+                ids or None, progress=tell
             )
 
     async def left(client: Client) -> str:

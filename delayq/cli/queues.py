@@ -229,20 +229,9 @@ def purge(
             return await inspection.purge(
                 client, target.name, cast("Literal['delayed', 'ready', 'all']", state)
             )
-        there, _ = await _stats(client, target.queue)
-        total = {"delayed": there.delayed, "ready": there.ready}.get(
-            state, there.delayed + there.ready + there.leased
-        )
-        done = 0
         with progress("dropped", shown=not as_json) as show:
-
-            def tell_of(dropped: int) -> None:
-                nonlocal done
-                done += dropped
-                show(done, max(done, total))
-
             return await target.reliable(client).purge(
-                cast("Literal['delayed', 'ready', 'all']", state), tell_of
+                cast("Literal['delayed', 'ready', 'all']", state), progress=show
             )
 
     async def left(client: Client) -> str:

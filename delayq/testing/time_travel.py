@@ -135,7 +135,7 @@ class Clock:
         return moment_us(await _session(self._target).server.time_us()) + self._passed
 
 
-async def settled(target: Target, *, within: Duration = 10.0) -> None:
+async def settled(target: Target, *, timeout: Duration = 10.0) -> None:
     """Wait, in real time, until nothing is due and no worker holds a message.
 
     Messages that are due later stay.
@@ -145,13 +145,13 @@ async def settled(target: Target, *, within: Duration = 10.0) -> None:
 
     Args:
         target: As for :func:`advance`.
-        within: Seconds or a timedelta.
+        timeout: Seconds or a timedelta.
 
     Raises:
         TimeoutError: It takes longer. The message lists the queues that are not settled.
     """
     loop = asyncio.get_running_loop()
-    give_up_at = loop.time() + seconds(within, "within")
+    give_up_at = loop.time() + seconds(timeout, "timeout")
     server = _session(target).server
     while busy := [
         found for keys in await _keys_of(target) if (found := await _busy(server, keys))

@@ -499,12 +499,20 @@ async def test_progress_is_told_of_purges_and_of_all_partitions(client: delayq.C
         for message in messages:
             await message.bury("no")
     told: list[tuple[int, int]] = []
-    assert await queue.dead.redrive(["nobody"], lambda *now: told.append(now)) == 0
+    assert await queue.dead.redrive(["nobody"], progress=lambda *now: told.append(now)) == 0
     assert told == [(1, 1)]
     told.clear()
     assert await queue.dead.purge(progress=lambda *now: told.append(now)) == 30
     assert told[-1] == (30, 30)
     assert told == sorted(told)
+    told.clear()
+    await queue.offer_many(delayq.Offer(number, delay=60 * (number % 2)) for number in range(900))
+    assert await queue.purge("delayed", progress=lambda *now: told.append(now)) == 450
+    assert {total for _, total in told} == {450}
+    assert told == sorted(told)
+    assert told[-1][0] == 450
+    await queue.purge(progress=lambda *now: told.append(now))
+    assert told[-1] == (450, 450)
 
 
 # Inspect, doctor, bench
@@ -662,7 +670,7 @@ def test_a_bench_leaves_nothing_behind(
 
 
 def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -> None:
-    assert cli.plain("bench", "--messages", "1000000", "--within", "0.3s")[0] == 1
+    assert cli.plain("bench", "--messages", "1000000", "--timeout", "0.3s")[0] == 1
     assert server.call("KEYS", "*bench*") in (b"*0", b"")
 
 

@@ -172,7 +172,7 @@ DOCUMENTS = (
     Case("dashboard --port 0", ("url", "server", "read_only"), status=130, stop="}"),
     Case("acl consumer --queue mails", ("role", "rules")),
     Case(BENCH, ("kind", "messages", "offers_per_s", "late_p99_ms")),
-    Case("bench --messages 1000000 --within 0.3", (), status=1),
+    Case("bench --messages 1000000 --timeout 0.3", (), status=1),
     Case(DEMO, ("offered", "delivered", "lost")),
 )
 of_each = pytest.mark.parametrize("cases", [SCREENS, DOCUMENTS], ids=["terminal", "json"])

@@ -372,9 +372,11 @@ async def test_dead_letters_are_of_all_partitions(jobs: PartitionedQueue[int]) -
     assert await jobs.dead.size() == 20
     letters = await jobs.dead.list(limit=20)
     assert [letter.died_at for letter in letters] == sorted(letter.died_at for letter in letters)
-    assert len(await jobs.dead.list(limit=5, offset=18)) == 2
+    assert len(await jobs.dead.list(offset=18, limit=5)) == 2
     told: list[tuple[int, int]] = []
-    assert await jobs.dead.redrive(["m1", "m2", "m3"], lambda *step: told.append(step)) == 3
+    assert (
+        await jobs.dead.redrive(["m1", "m2", "m3"], progress=lambda *step: told.append(step)) == 3
+    )
     assert told[-1] == (3, 3)
     assert await jobs.dead.purge(["m4", "m5"]) == 2
     assert await jobs.dead.redrive() == 15

@@ -674,7 +674,7 @@ class ReliableMachine(RuleBasedStateMachine):
         steps: list[tuple[int, int]] = []
         redriven = self.run(
             self.queue.dead.redrive(
-                None if everything else chosen, lambda *step: steps.append(step)
+                None if everything else chosen, progress=lambda *step: steps.append(step)
             )
         )
         assert redriven == len(free)

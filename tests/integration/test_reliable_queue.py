@@ -179,8 +179,8 @@ BAD_CALLS: dict[str, Any] = {
     'list("ready", limit=1.5)': lambda queue: queue.list("ready", limit=1.5),
     "peek(-1)": lambda queue: queue.peek(-1),
     'purge("dead")': lambda queue: queue.purge("dead"),
-    "dead.list(-1)": lambda queue: queue.dead.list(-1),
-    "dead.list(1, -1)": lambda queue: queue.dead.list(1, -1),
+    "dead.list(limit=-1)": lambda queue: queue.dead.list(limit=-1),
+    "dead.list(offset=-1)": lambda queue: queue.dead.list(offset=-1),
 }
 
 
@@ -665,9 +665,9 @@ async def test_dead_letters_come_page_by_page_the_oldest_first(jobs: ReliableQue
         await jobs.offer(n, id=str(9 - n))
         await kill(jobs)
     assert [letter.value for letter in await jobs.dead.list()] == [0, 1, 2, 3, 4]
-    assert [letter.value for letter in await jobs.dead.list(2, 1)] == [1, 2]
-    assert await jobs.dead.list(0) == []
-    assert await jobs.dead.list(5, 5) == []
+    assert [letter.value for letter in await jobs.dead.list(offset=1, limit=2)] == [1, 2]
+    assert await jobs.dead.list(limit=0) == []
+    assert await jobs.dead.list(offset=5, limit=5) == []
     assert await jobs.dead.size() == 5
 
 
@@ -844,7 +844,12 @@ async def test_purging_drops_what_is_in_a_state(
     await jobs.offer_many([Offer(value=n, priority=9) for n in range(5)])
     held = await jobs.claim(5)
     await jobs.offer_many([Offer(value=n) for n in range(300)])
-    assert await jobs.purge(state) == 605 - sum(left)
+    steps: list[tuple[int, int]] = []
+    dropped = await jobs.purge(state, progress=lambda done, total: steps.append((done, total)))
+    assert dropped == 605 - sum(left)
+    assert {total for _, total in steps} == {dropped}
+    assert steps == sorted(steps)
+    assert steps[-1][0] == dropped
     stats = await jobs.stats()
     assert (stats.delayed, stats.ready, stats.leased) == left
     (await store.look()).demand_no_orphans()

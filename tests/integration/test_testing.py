@@ -394,18 +394,18 @@ async def test_what_does_not_settle_is_named(
     await jobs.offer(2)
     await jobs.claim()
     with pytest.raises(TimeoutError, match=r"'jobs' has 1 ready and 1 leased"):
-        await settled(jobs, within=0.05)
+        await settled(jobs, timeout=0.05)
     await queue.offer(1)
     with pytest.raises(TimeoutError, match="'orders' has"):
-        await settled(queue, within=0.05)
+        await settled(queue, timeout=0.05)
     await until(queue.ready.size)
     with pytest.raises(
         TimeoutError, match=r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'"
     ):
-        await settled(client, within=0.05)
+        await settled(client, timeout=0.05)
     async for delivery in queue.deliveries():
         with pytest.raises(TimeoutError, match=r"0 ready, 1 leased"):
-            await settled(queue, within=0.05)
+            await settled(queue, timeout=0.05)
         await delivery.ack()
         break
     await settled(queue)
@@ -418,7 +418,7 @@ async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(
     keys = DelayedKeys.of("orders")
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
     with pytest.raises(TimeoutError, match="just came due"):
-        await settled(queue, within=0.05)
+        await settled(queue, timeout=0.05)
     assert await queue.take() == 1
     await settled(queue)
 
