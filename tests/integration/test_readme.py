@@ -43,7 +43,7 @@ def test_the_quick_start_shows_the_first_order(tmp_path: Path) -> None:
 def test_every_local_link_leads_somewhere() -> None:
     missing = [
         f"{page.name}: {target}"
-        for page in PAGES
+        for page in {*PAGES, *ROOT.glob("*.md")}
         for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
         if not (page.parent / target).exists()
     ]
