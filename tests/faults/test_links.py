@@ -257,7 +257,7 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(
         started = loop.time()
         talker.writer.write(PING * 100)
         assert [await talker.answer() for _ in range(100)] == [PONG] * 100
-        assert 0.04 <= loop.time() - started < 2
+        assert 0.04 <= loop.time() - started < 3.5
         links.delay(0)
         links.heal()
         started = loop.time()
@@ -280,12 +280,12 @@ async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(
             await talker.ask(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (size, b"x" * size))
             == b"+OK\r\n"
         )
-        assert 0.299 <= loop.time() - started < 1.3
+        assert 0.299 <= loop.time() - started < 5
         started = loop.time()
         assert await talker.ask(b"GET k\r\n") == b"$%d\r\n" % size
         async with asyncio.timeout(20):
             assert await talker.reader.readexactly(size) == b"x" * size
-        assert 0.299 <= loop.time() - started < 1.3
+        assert 0.299 <= loop.time() - started < 5
         talker.writer.transport.abort()
         await until(lambda: not links.count)
 
@@ -303,17 +303,20 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
         for talker in (busy, other):
             talker.writer.write(b"GET k\r\n")
         await busy.answer()
+        large = asyncio.gather(*(talker.reader.readexactly(size) for talker in (busy, other)))
         assert await quick.ask() == PONG
-        assert loop.time() - started < 0.5
-        async with asyncio.timeout(20):
-            await asyncio.gather(*(talker.reader.readexactly(size) for talker in (busy, other)))
-        assert 1 <= loop.time() - started < 2
+        assert not large.done()
+        await asyncio.wait_for(large, 20)
+        assert loop.time() - started >= 1
         links.bandwidth(None)
-        started = loop.time()
-        other.writer.write(b"GET k\r\n")
-        async with asyncio.timeout(20):
-            await other.reader.readexactly(size)
-        assert loop.time() - started < 0.5
+        took = []
+        # One of them is fast, also on a busy machine.
+        for _ in range(5):
+            started = loop.time()
+            other.writer.write(b"GET k\r\n")
+            await asyncio.wait_for(other.reader.readexactly(size), 20)
+            took.append(loop.time() - started)
+        assert min(took) < 0.5
         talkers.close()
         await until(lambda: not links.count)
 

@@ -164,10 +164,9 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
             ratios[name] = round(median(times["large"]) / median(times["small"]), 2)
         print(server.kind.name, many, "bytes", round((full - empty) / many), ratios)
         # With a hundred times as many messages, the cost is 1.4 times as high: no cache holds them
-        # all. Beside other work there is less cache, and the factor is 1.6.
-        assert ratios["claim and ack"] <= 2
-        # The rest grows with the logarithm and costs next to nothing, so it is less steady.
-        assert max(ratios.values()) <= 3
+        # all, and beside other work there is less cache. A cost that grows with the number of
+        # messages would be ten times as high on the oldest servers.
+        assert max(ratios.values()) <= 4
 
         # Messages offered since then are purged too.
         assert await large.purge() == many
