@@ -262,18 +262,11 @@ def server(server_kind: Kind, _session_server: Callable[[str], PrivateServer]) -
 
 
 @pytest.fixture
-def own_server() -> Iterator[PrivateServer]:
-    """Return a server of the first kind found for this test alone, to pause and to kill.
-
-    Data it has confirmed survives.
-    """
-    if not FOUND:
-        pytest.skip("no server found on this machine")
-    name = next(iter(FOUND))
-    _USED.add(name)
+def own_server(server_kind: Kind) -> Iterator[PrivateServer]:
+    """Return a server for this test alone, to pause and to kill. Data it has confirmed survives."""
     # Not ``everysec``: while such a sync is under way, which takes long on a busy disk, changes
     # that the server has confirmed are in memory only.
-    with PrivateServer(FOUND[name], appendonly="always") as server:
+    with PrivateServer(server_kind, appendonly="always") as server:
         yield server
 
 

@@ -56,6 +56,7 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
     assert await everything(own_server.url) == [*range(150)]
 
 
+@pytest.mark.every_server
 async def test_closing_takes_back_in_order_what_callers_were_handed_before_their_tasks_ran(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +150,7 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
     assert sorted([*taken, *left]) == [*range(10)]
 
 
+@pytest.mark.every_server
 async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: PrivateServer) -> None:
     value = "x" * 1000
     async with Links(server) as links, delayq.connect(links.url) as client:
@@ -171,6 +173,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             server.call("CONFIG", "SET", "maxmemory", "0")
 
 
+@pytest.mark.every_server
 async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(
     own_server: PrivateServer,
 ) -> None:
@@ -190,6 +193,7 @@ async def test_closing_gives_messages_back_although_the_server_was_demoted_meanw
     assert [*taken, *await everything(own_server.url)] == [*range(150)]
 
 
+@pytest.mark.every_server
 async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +246,7 @@ async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(
         await pool.aclose()
 
 
+@pytest.mark.every_server
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,6 +276,7 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
         assert await queue.pending.poll_many(150) == [*range(150)]
 
 
+@pytest.mark.every_server
 async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
     own_server: PrivateServer,
 ) -> None:

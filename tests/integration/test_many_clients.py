@@ -242,6 +242,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         crowd.check()
 
 
+@pytest.mark.every_server
 async def test_a_lone_client_gives_hardly_any_notices(
     server: PrivateServer, kind: Kind, raw: Any
 ) -> None:
@@ -259,6 +260,7 @@ async def test_a_lone_client_gives_hardly_any_notices(
         crowd.check()
 
 
+@pytest.mark.every_server
 async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
     crowd = Crowd(kind, server.url)
     async with crowd.of(2):
@@ -362,6 +364,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
         crowd.check()
 
 
+@pytest.mark.every_server
 async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask(
     server: PrivateServer, kind: Kind, calls: Counter[RedisClient], raw: Any
 ) -> None:
@@ -456,6 +459,7 @@ async def test_clients_that_take_one_by_one_get_all_that_others_offer(
     assert sorted(got) == list(range(600))
 
 
+@pytest.mark.every_server
 async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any) -> None:
     async with (
         delayq.connect(server.url, resync_interval=NEVER) as client,

@@ -14,18 +14,17 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from tests.conftest import _USED, FOUND
 from tests.support import crash_worker
 from tests.support.crash_log import DOWN, KILLED, UP, Log, Offers, check, read
 from tests.support.crash_worker import LEASE
 from tests.support.depth import thorough
 from tests.support.forks import FORKS
-from tests.support.servers import PrivateServer
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from tests.support.servers import PrivateServer
 
 WORKERS = 4
 KILL_EVERY = 0.3
@@ -72,17 +71,6 @@ class Killer:
             self.kill()
 
 
-@pytest.fixture
-def durable_server() -> Iterator[PrivateServer]:
-    """Start a server that, after being killed, still has everything it has acknowledged."""
-    if not FOUND:
-        pytest.skip("no server found on this machine")
-    name = next(iter(FOUND))
-    _USED.add(name)
-    with PrivateServer(FOUND[name], appendonly="always") as server:
-        yield server
-
-
 async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers, count: int) -> None:
     chance = random.Random(11)
 
@@ -116,9 +104,9 @@ async def offer_all(queue: delayq.ReliableQueue[int], offers: Offers, count: int
     ],
 )
 async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
-    durable_server: PrivateServer, tmp_path: Path, way: str, count: int, restarts: int
+    own_server: PrivateServer, tmp_path: Path, way: str, count: int, restarts: int
 ) -> None:
-    server, offers, log = durable_server, Offers(), Log(tmp_path / "driver")
+    server, offers, log = own_server, Offers(), Log(tmp_path / "driver")
     killer = Killer(server.unix_url, tmp_path, log, way)
     done = asyncio.Event()
 

@@ -266,6 +266,7 @@ async def test_an_offer_repeated_after_its_message_was_handled_is_not_stored_aga
     assert await jobs.claim(1) == []
 
 
+@pytest.mark.every_server
 async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     client: Client, jobs: ReliableQueue[int], store: Store
 ) -> None:
@@ -291,6 +292,7 @@ async def test_every_client_numbers_its_own_calls(
     assert len((await store.look()).bodies) == 6
 
 
+@pytest.mark.every_server
 async def test_the_record_of_calls_goes_with_the_client_or_by_itself(
     server: PrivateServer, raw: Any
 ) -> None:
@@ -563,6 +565,7 @@ async def test_a_settled_message_can_be_settled_again_after_an_unknown_outcome(
 # Many messages
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.parametrize("n", [2, 4])
 async def test_dead_letters_redriven_or_dropped_in_steps_survive_a_fault(
@@ -642,6 +645,7 @@ FULL: dict[str, Any] = {
 }
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("operation", FULL)
 async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(
     client: Client, raw: Any, operation: str
@@ -665,6 +669,7 @@ async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(
     (await store.look()).demand_no_orphans()
 
 
+@pytest.mark.every_server
 async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(
     client: Client, raw: Any
 ) -> None:
@@ -718,6 +723,7 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
     (await store.look()).demand_no_orphans()
 
 
+@pytest.mark.every_server
 async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_refused(
     own_server: PrivateServer,
 ) -> None:
