@@ -51,31 +51,28 @@ each = pytest.mark.parametrize("name", [*CODECS])
 
 # Arbitrary bytes, and fragments that look like the output of codecs.
 _WORDS = [
-    b"{",
-    b"}",
-    b"[",
-    b"]",
-    b'"',
-    b":",
-    b",",
-    b"1",
-    b"-",
-    b"e9",
-    b"null",
-    b'"@class"',
-    b'"java.util.Date"',
-    b"\x08",
-    b"\x01\x00",
+    *b'{ } [ ] " : , 1 - e9 null "@class" "java.util.Date" ["java.util.UUID"," \\ud800'.split(),
+    *(b"\x08", b"\x01\x00", b"\xff", b"java.math.BigDecimal\xec"),
 ]
 payloads = st.one_of(
-    st.binary(max_size=200),
-    st.lists(
-        st.sampled_from(
-            [*_WORDS, b"\xff", b"java.math.BigDecimal\xec", b'["java.util.UUID","', b"\\ud800"]
-        ),
-        max_size=30,
-    ).map(b"".join),
+    st.binary(max_size=200), st.lists(st.sampled_from(_WORDS), max_size=30).map(b"".join)
 )
+
+
+DEEP_OR_LONG = {
+    "open": b"[" * DEEP,
+    "nested": b"[" * DEEP + b"]" * DEEP,
+    "objects": b'{"a":' * DEEP + b"1" + b"}" * DEEP,
+    "inner": b'{"inner":' * DEEP + b"1" + b"}" * DEEP,
+    "typed": b'["java.util.ArrayList",' * DEEP + b"[]" + b"]" * DEEP,
+    "digits": b"9" * 1_000_000,
+    "exponent": b"1e" + b"9" * 100_000,
+    "fraction": b"1." + b"9" * 1_000_000,
+    "decimal": b'["java.math.BigDecimal",1e999999999]',
+    "integer": b'["java.math.BigInteger",' + b"9" * 100_000 + b"]",
+    "escapes": b'"' + b"\\u0000" * 100_000 + b'"',
+    "kryo": b"\x01\x00java.math.BigDecima\xec" + b"\xff" * 20,
+}
 
 
 @each
@@ -88,37 +85,7 @@ def test_a_codec_reads_any_bytes_or_raises_decode_error(name: str, payload: byte
 
 
 @each
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"[" * DEEP,
-        b"[" * DEEP + b"]" * DEEP,
-        b'{"a":' * DEEP + b"1" + b"}" * DEEP,
-        b'{"inner":' * DEEP + b"1" + b"}" * DEEP,
-        b'["java.util.ArrayList",' * DEEP + b"[]" + b"]" * DEEP,
-        b"9" * 1_000_000,
-        b"1e" + b"9" * 100_000,
-        b"1." + b"9" * 1_000_000,
-        b'["java.math.BigDecimal",1e999999999]',
-        b'["java.math.BigInteger",' + b"9" * 100_000 + b"]",
-        b'"' + b"\\u0000" * 100_000 + b'"',
-        b"\x01\x00java.math.BigDecima\xec" + b"\xff" * 20,
-    ],
-    ids=[
-        "open",
-        "nested",
-        "objects",
-        "inner",
-        "typed",
-        "digits",
-        "exponent",
-        "fraction",
-        "decimal",
-        "integer",
-        "escapes",
-        "kryo",
-    ],
-)
+@pytest.mark.parametrize("payload", DEEP_OR_LONG.values(), ids=[*DEEP_OR_LONG])
 # A failure would hang, or end the process.
 @pytest.mark.timeout(30)
 def test_what_is_deep_or_long_is_read_or_refused_soon(name: str, payload: bytes) -> None:
@@ -163,29 +130,7 @@ def test_an_id_is_an_occurrences_or_not(id: bytes) -> None:  # noqa: A002
     assert is_occurrence(id) in (True, False)
 
 
-_PARTS = [
-    "redis",
-    "rediss",
-    "unix",
-    "://",
-    ":",
-    "/",
-    "@",
-    "?",
-    "#",
-    "[",
-    "]",
-    "=",
-    "&",
-    "%",
-    "h",
-    "1",
-    "db=",
-    "password=",
-    "ssl_",
-    "é",
-    "\0",
-]
+_PARTS = [*":/@?#[]=&%h1é\0", "redis", "rediss", "unix", "://", "db=", "password=", "ssl_"]
 
 
 @given(st.text(max_size=60) | st.lists(st.sampled_from(_PARTS), max_size=12).map("".join))
@@ -249,6 +194,11 @@ def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted:
             assert "hunter2" not in f"{error}{error!r}{error.__cause__!r}{error.__context__!r}"  # noqa: PT017
 
 
+UNSAFE = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "yaml"}
+IMPORTS = {"codecs/__init__.py", "codecs/typed.py", "cli/worker/child.py"}
+"""These import our own modules and two libraries by name, and one named on the command line."""
+
+
 def test_nothing_is_run_or_imported_because_a_payload_says_so() -> None:
     root = Path(str(files("delayq")))
     for file in root.rglob("*.py"):
@@ -262,20 +212,8 @@ def test_nothing_is_run_or_imported_because_a_payload_says_so() -> None:
             )
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             for name in (*names, module):
-                assert name.partition(".")[0] not in {
-                    "pickle",
-                    "marshal",
-                    "shelve",
-                    "dill",
-                    "cloudpickle",
-                    "yaml",
-                }, where
+                assert name.partition(".")[0] not in UNSAFE, where
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in {"eval", "exec", "compile", "__import__"}, where
                 if node.func.id == "import_module":
-                    # These import modules of our own and two libraries by name, and a module named
-                    # on the command line.
                     assert where in IMPORTS, where
-
-
-IMPORTS = {"codecs/__init__.py", "codecs/typed.py", "cli/worker/child.py"}
