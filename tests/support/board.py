@@ -52,6 +52,11 @@ def field(page: str, name: str) -> str:
     return html.unescape(found[1])
 
 
+def form(page: str, *more: str) -> dict[str, str]:
+    """Return the hidden fields with which every action is sent, and further ones."""
+    return {name: field(page, name) for name in ("word", "kind", "name", *more)}
+
+
 def texts(page: str) -> str:
     """Return the readable text of a page on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())

@@ -80,8 +80,7 @@ class TestNotice:
         assert parse(number + rest) is None
 
     @pytest.mark.parametrize(
-        "content",
-        [b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"],
+        "content", [b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"]
     )
     def test_anything_else_is_no_notice(self, content: bytes) -> None:
         assert parse(content) is None
