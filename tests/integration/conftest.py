@@ -1,23 +1,52 @@
-"""Fixtures for tests that need a client."""
+"""Fixtures for tests that need a client or a cluster."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from redis.asyncio import Redis
 
 import delayq
+from tests.support.clusters import TestCluster
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
-    from tests.support.servers import PrivateServer
+    from tests.support.servers import Kind, PrivateServer
 
 
 @pytest.fixture
 async def client(server: PrivateServer) -> AsyncIterator[delayq.Client]:
     async with delayq.connect(server.url) as client:
         yield client
+
+
+@pytest.fixture
+async def raw(server: PrivateServer) -> AsyncIterator[Any]:
+    """Return a client without delayq, to look at keys and to change them."""
+    async with Redis.from_url(server.url) as raw:
+        yield raw
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon on a server that does not answer."""
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+
+
+@pytest.fixture(scope="module")
+def _cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
+    with TestCluster(cluster_kind) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(_cluster: TestCluster) -> TestCluster:
+    """Return three masters without data."""
+    for node in _cluster.nodes:
+        node.flush()
+    return _cluster
 
 
 @pytest.fixture

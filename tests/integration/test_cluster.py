@@ -19,7 +19,7 @@ from delayq import Offer
 from delayq._redis.cluster import Cluster, read_place, read_slots
 from delayq.admin import inspect as inspection
 from tests.conftest import FOUND
-from tests.support.clusters import TestCluster, admin, wait_for
+from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
 from tests.support.depth import thorough
 from tests.support.servers import Kind, PrivateServer
 from tests.support.waiting import fetch_ahead, until
@@ -66,20 +66,6 @@ class TestReading:
         assert read_place("10.0.0.1:7000", ("asked", 5)) == ("10.0.0.1", 7000)
         assert read_place("::1:7000", ("asked", 5)) == ("::1", 7000)
         assert read_place(":7000", ("asked", 5)) == ("asked", 7000)
-
-
-@pytest.fixture(scope="module")
-def _cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
-    with TestCluster(cluster_kind) as cluster:
-        yield cluster
-
-
-@pytest.fixture
-def cluster(_cluster: TestCluster) -> TestCluster:
-    """Provide three masters without data."""
-    for node in _cluster.nodes:
-        node.flush()
-    return _cluster
 
 
 @pytest.fixture
@@ -258,10 +244,8 @@ async def test_a_seed_that_is_dead_is_passed_over(cluster: TestCluster) -> None:
         await client.reliable_queue("jobs", lease=LEASE).offer(1)
 
 
-async def test_where_nobody_answers_that_is_said_and_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+@pytest.mark.usefixtures("_impatient")
+async def test_where_nobody_answers_that_is_said_and_no_secret() -> None:
     with pytest.raises(delayq.ServerUnavailable) as caught:
         async with delayq.connect("redis+cluster://me:secret@127.0.0.1:1,127.0.0.1:2"):
             pass
@@ -355,7 +339,7 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
             )
         # Without durability an acknowledged write may be lost with its master, so wait here until
         # everything is replicated.
-        await until(lambda: _replicated(replicated, victim))
+        await until(lambda: is_replicated(victim))
         await until(lambda: len(late[dying]) > 20)
         (victim.kill if way == "killed" else victim.pause)()
         died_at = time.monotonic()
@@ -384,15 +368,6 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
     # A call in flight to a hanging master is given up after 5 s.
     assert worst <= failed_over + (4 if way == "killed" else 10)
     assert max(seconds for _, seconds in late[other]) <= 2
-
-
-def _replicated(cluster: TestCluster, master: PrivateServer) -> bool:
-    with admin(master) as redis:
-        known = redis.info("replication")
-    return all(
-        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
-        for n in range(known["connected_slaves"])
-    )
 
 
 async def test_who_asks_all_masters_asks_those_that_are_there_now(

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 import delayq
 from tests.support.board import TOKEN, browse, form, links, log_in, texts
-from tests.support.clusters import TestCluster
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from tests.support.servers import Kind
-
-
-@pytest.fixture
-def cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
-    with TestCluster(cluster_kind) as cluster:
-        yield cluster
+    from tests.support.clusters import TestCluster
 
 
 async def test_queues_of_all_masters_are_found_and_acted_on(cluster: TestCluster) -> None:

@@ -18,7 +18,6 @@ from tests.support.foreign import store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
     from pathlib import Path
 
     from delayq import Client, DelayedQueue
@@ -30,12 +29,6 @@ KEYS = DelayedKeys.of("orders")
 ORDERED = "redisson_delay_queue:{orders}"
 TIMEOUT = "redisson_delay_queue_timeout:{orders}"
 CHANNEL = "redisson_delay_queue_channel:{orders}"
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Redis]:
-    async with Redis.from_url(server.url) as raw:
-        yield raw
 
 
 class TestOffering:

@@ -10,7 +10,6 @@ from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
@@ -21,7 +20,7 @@ from tests.integration.test_faults import Faults
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from redis.asyncio import Redis
 
     from delayq import Client, DelayedQueue, Delivery
     from tests.support.servers import PrivateServer
@@ -32,12 +31,6 @@ LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
 # Short enough to wait for, and long enough for a busy machine to acknowledge a message before the
 # lease ends.
 SHORT = 0.2
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
-        yield connection
 
 
 @pytest.fixture

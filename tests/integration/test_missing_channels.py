@@ -11,7 +11,6 @@ from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
@@ -38,12 +37,6 @@ async def silent(server: PrivateServer) -> AsyncIterator[delayq.Client]:
         delayq.connect(url, resync_interval=0.1) as client,
     ):
         yield client
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
-        yield connection
 
 
 async def test_what_is_due_is_taken(silent: delayq.Client, client: delayq.Client, raw: Any) -> None:

@@ -14,12 +14,12 @@ from redis.credentials import CredentialProvider
 
 import delayq
 from delayq._redis.pool import ConnectionPool
-from tests.conftest import FOUND, MISSING
+from tests.conftest import FOUND
 from tests.support.clusters import SentinelServer, admin, wait_for
 from tests.support.depth import thorough
 from tests.support.links import Links
 from tests.support.servers import Kind, PrivateServer, free_port, one_server
-from tests.support.tls import OPENSSL, Authority
+from tests.support.tls import Authority, needs_tls
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KIND = next(iter(FOUND.values()))
-needs_tls = pytest.mark.skipif(
-    "redis-7" not in FOUND,
-    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}",
-)
-needs_openssl = pytest.mark.skipif(
-    OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH"
-)
 
 
 @pytest.fixture
@@ -43,11 +36,6 @@ def some_kind(server_kind: Kind) -> Iterator[PrivateServer]:
         server_kind, tcp=True, options=("--repl-diskless-sync-delay", "0")
     ) as server:
         yield server
-
-
-@pytest.fixture
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
 
 
 @pytest.fixture
@@ -170,7 +158,7 @@ async def test_the_address_of_a_replica_is_told_at_the_first_write_and_serves_re
                 await client.reliable_queue("jobs").offer(2)
 
 
-@pytest.mark.usefixtures("_no_patience")
+@pytest.mark.usefixtures("_impatient")
 async def test_a_server_that_is_full_may_have_room_later(some_kind: PrivateServer) -> None:
     with admin(some_kind) as redis:
         redis.config_set("maxclients", 1)
@@ -228,7 +216,6 @@ async def test_a_credential_provider_that_fails_is_asked_again(some_kind: Privat
 
 
 @needs_tls
-@needs_openssl
 async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_at_once(
     tmp_path: Path,
 ) -> None:

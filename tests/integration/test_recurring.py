@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._reliable.store import OCCUR, RECUR, SCHEDULE
@@ -24,8 +23,6 @@ from tests.integration.test_faults import Faults
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from delayq import Client, ReliableQueue
     from tests.support.servers import PrivateServer
 
@@ -34,12 +31,6 @@ pytestmark = pytest.mark.every_server
 needs_cron = pytest.mark.skipif(find_spec("cronsim") is None, reason="cronsim is not installed")
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 SCHEDULES = "delayq:{jobs}:schedules"
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
-        yield connection
 
 
 @pytest.fixture

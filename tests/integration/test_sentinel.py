@@ -12,7 +12,7 @@ from redis.asyncio import Sentinel
 import delayq
 from delayq import Offer
 from tests.conftest import FOUND
-from tests.support.clusters import Watched, admin, wait_for
+from tests.support.clusters import Watched, admin, is_replicated, wait_for
 from tests.support.depth import thorough
 from tests.support.waiting import until
 
@@ -53,9 +53,7 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
                 number, offered = offered, offered + 1
                 try:
                     await queue.offer(number, delay=0.01, id=f"m{number}")
-                except delayq.OutcomeUnknown:
-                    unknown.add(number)
-                except delayq.ServerUnavailable:
+                except (delayq.OutcomeUnknown, delayq.ServerUnavailable):
                     unknown.add(number)
                 await asyncio.sleep(0.005)
 
@@ -73,7 +71,7 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
             stop.set()
             await tasks[0]
             await until(lambda: len(got) == offered)
-            await until(lambda: _replicated(old))
+            await until(lambda: is_replicated(old))
             stop.clear()
             tasks[0] = asyncio.create_task(produce())
             (old.kill if way == "killed" else old.pause)()
@@ -95,25 +93,14 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _replicated(master: PrivateServer) -> bool:
-    with admin(master) as redis:
-        known = redis.info("replication")
-    return all(
-        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
-        for n in range(known["connected_slaves"])
-    )
-
-
 @pytest.fixture(scope="module")
 def small() -> Iterator[Watched]:
     with Watched(FOUND[next(iter(FOUND))]) as watched:
         yield watched
 
 
-async def test_a_service_that_no_sentinel_knows_is_named(
-    small: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+@pytest.mark.usefixtures("_impatient")
+async def test_a_service_that_no_sentinel_knows_is_named(small: Watched) -> None:
     with pytest.raises(delayq.ServerUnavailable, match="does not know the service 'market'"):
         async with delayq.connect(small.url.replace("/shop", "/market")):
             pass
@@ -121,19 +108,14 @@ async def test_a_service_that_no_sentinel_knows_is_named(
 
 async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -> None:
     hanging = small.sentinels[1]
-    hanging.pause()
-    try:
-        url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{hanging.port},127.0.0.1:{small.sentinels[2].port}/shop"
+    url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{hanging.port},127.0.0.1:{small.sentinels[2].port}/shop"
+    with hanging.paused():
         async with delayq.connect(url) as client:
             await client.reliable_queue("jobs").offer(1)
-    finally:
-        hanging.resume()
 
 
-async def test_where_no_sentinel_answers_that_is_said_and_no_secret(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+@pytest.mark.usefixtures("_impatient")
+async def test_where_no_sentinel_answers_that_is_said_and_no_secret() -> None:
     with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
         async with delayq.connect(
             "redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
@@ -33,12 +32,6 @@ pytestmark = pytest.mark.every_server
 ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)
 needs_embedded = pytest.mark.skipif(not embedded.available(), reason="no server to start")
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
-        yield connection
 
 
 @pytest.fixture

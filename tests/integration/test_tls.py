@@ -13,24 +13,15 @@ import pytest
 
 import delayq
 from delayq._redis.pool import ConnectionPool
-from tests.conftest import FOUND, MISSING
+from tests.conftest import FOUND
 from tests.support.servers import Kind, PrivateServer, free_port
-from tests.support.tls import OPENSSL, Authority
+from tests.support.tls import Authority, needs_tls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delayq import Client
 
 pytestmark = pytest.mark.every_server
-
-needs_tls = pytest.mark.skipif(
-    "redis-7" not in FOUND,
-    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'not among --servers')}",
-)
-needs_openssl = pytest.mark.skipif(
-    OPENSSL is None, reason="TLS NOT TESTED: no openssl program on the PATH"
-)
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +63,7 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
     return Tries(monkeypatch)
 
 
-def open_client(url: str) -> Client:
-    return delayq.connect(url)
-
-
 @needs_tls
-@needs_openssl
 class TestTLS:
     async def test_a_queue_works_over_tls(self, authority: Authority) -> None:
         with tls_server(authority, "IP:127.0.0.1") as (_server, port):
@@ -102,7 +88,7 @@ class TestTLS:
                 with pytest.raises(
                     delayq.ServerRefused, match=r"certificate that is not trusted: .*certificate"
                 ):
-                    await open_client(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
+                    await delayq.connect(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
                 assert tries.count == 1
 
     async def test_a_certificate_for_another_host_is_refused_at_once(
@@ -112,12 +98,12 @@ class TestTLS:
             with pytest.raises(
                 delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"
             ):
-                await open_client(
+                await delayq.connect(
                     f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
                 ).__aenter__()
             assert tries.count == 1
 
-    @pytest.mark.usefixtures("_no_patience")
+    @pytest.mark.usefixtures("_impatient")
     async def test_a_plain_client_on_a_port_with_tls_is_told_what_may_be_wrong(
         self, authority: Authority
     ) -> None:
@@ -125,24 +111,19 @@ class TestTLS:
             tls_server(authority, "IP:127.0.0.1") as (_server, port),
             pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"),
         ):
-            await open_client(f"redis://127.0.0.1:{port}/0").__aenter__()
+            await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()
 
-    @pytest.mark.usefixtures("_no_patience")
+    @pytest.mark.usefixtures("_impatient")
     async def test_a_client_with_tls_on_a_plain_port_is_told_what_may_be_wrong(
         self, authority: Authority
     ) -> None:
         with tls_server(authority, "IP:127.0.0.1") as (server, _port):
             started = time.monotonic()
             with pytest.raises(delayq.ServerUnavailable, match=r"did you mean redis://"):
-                await open_client(
+                await delayq.connect(
                     f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5"
                 ).__aenter__()
             assert time.monotonic() - started < 5
-
-
-@pytest.fixture
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
@@ -171,7 +152,7 @@ async def test_a_password_alone_is_the_default_users(
     ):
         tries.count = 0
         with pytest.raises(delayq.ServerRefused) as caught:
-            await open_client(url).__aenter__()
+            await delayq.connect(url).__aenter__()
         assert tries.count == 1
         assert "wrong@" not in str(caught.value)
 

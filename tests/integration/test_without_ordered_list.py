@@ -5,16 +5,15 @@ views works as before.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from redis.asyncio import Redis
 
     from delayq import Client, DelayedQueue
     from tests.support.servers import PrivateServer
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.every_server
 
 TIMEOUT, ORDERED = "redisson_delay_queue_timeout:{orders}", "redisson_delay_queue:{orders}"
-
-
-@pytest.fixture
-async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
-        yield connection
 
 
 @pytest.fixture

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 # The silence after which the other nodes count a server as dead, ms.
 NODE_TIMEOUT = 1000
 _WITHIN = 60.0
+# While one master is away, the others keep serving their slots.
+_NODE = f"""
+--cluster-enabled yes --cluster-config-file nodes.conf --cluster-node-timeout {NODE_TIMEOUT}
+--cluster-replica-validity-factor 0 --cluster-require-full-coverage no --appendonly yes
+""".split()
 _FAST = ("--repl-diskless-sync-delay", "0", "--maxclients", "4000")
 
 
@@ -43,6 +48,22 @@ def wait_for(condition: Callable[[], object], what: str, within: float = _WITHIN
 def admin(server: PrivateServer) -> Redis:
     """Return a client to administer a server."""
     return Redis(unix_socket_path=str(server.socket_path), socket_timeout=10, decode_responses=True)
+
+
+def wait_for_link(replica: PrivateServer) -> None:
+    """Wait until a replica hears its master."""
+    with admin(replica) as redis:
+        wait_for(lambda: redis.info("replication")["master_link_status"] == "up", "the link")
+
+
+def is_replicated(master: PrivateServer) -> bool:
+    """Tell whether all replicas have everything that the master has confirmed."""
+    with admin(master) as redis:
+        known = redis.info("replication")
+    return all(
+        known[f"slave{n}"]["offset"] == known["master_repl_offset"]
+        for n in range(known["connected_slaves"])
+    )
 
 
 class _Several:
@@ -89,19 +110,8 @@ class TestCluster(_Several):
 
     @staticmethod
     def _node(kind: Kind, more: tuple[str, ...], within: Path | None) -> PrivateServer:
-        options: tuple[str, ...] = (
-            "--cluster-enabled",
-            "yes",
-            "--cluster-config-file",
-            "nodes.conf",
-            "--appendonly",
-            "yes",
-        )
-        options += ("--cluster-node-timeout", str(NODE_TIMEOUT))
-        options += ("--cluster-port", str(free_port()), "--cluster-replica-validity-factor", "0")
-        # While one master is away, the others keep serving their slots.
-        options += ("--cluster-require-full-coverage", "no")
-        return PrivateServer(kind, tcp=True, options=options + _FAST + more, within=within)
+        options = ("--cluster-port", str(free_port()), *_NODE, *_FAST, *more)
+        return PrivateServer(kind, tcp=True, options=options, within=within)
 
     @property
     def url(self) -> str:
@@ -137,10 +147,7 @@ class TestCluster(_Several):
                     ),
                     "a replica",
                 )
-                wait_for(
-                    lambda redis=redis: redis.info("replication")["master_link_status"] == "up",  # type: ignore[misc]
-                    "the replica's link",
-                )
+            wait_for_link(node)
         wait_for(
             lambda: all(self.info(node)["cluster_state"] == "ok" for node in self.nodes),
             "the cluster's state",
@@ -236,8 +243,7 @@ sentinel parallel-syncs shop 2
         configuration = self.directory / "sentinel.conf"
         if not configuration.exists():
             configuration.write_text(self._settings)
-        command = [str(self.kind.binary), "sentinel.conf", "--sentinel"]
-        return self._tied(command)
+        return self._tied([str(self.kind.binary), "sentinel.conf", "--sentinel"])
 
 
 class Watched(_Several):
@@ -256,11 +262,8 @@ class Watched(_Several):
 
     @property
     def url(self) -> str:
-        return (
-            "redis+sentinel://"
-            + ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
-            + f"/{self.SERVICE}"
-        )
+        places = ",".join(f"127.0.0.1:{each.port}" for each in self.sentinels)
+        return f"redis+sentinel://{places}/{self.SERVICE}"
 
     def start(self) -> None:
         """Start everything and wait until the Sentinels know one another and the replicas."""
@@ -269,10 +272,7 @@ class Watched(_Several):
         for server in self.servers[1:]:
             with admin(server) as redis:
                 redis.execute_command("REPLICAOF", "127.0.0.1", self.servers[0].port)
-                wait_for(
-                    lambda redis=redis: redis.info("replication")["master_link_status"] == "up",  # type: ignore[misc]
-                    "the replica's link",
-                )
+            wait_for_link(server)
         for sentinel in self.sentinels:
             sentinel.start()
         for sentinel in self.sentinels:
@@ -288,10 +288,8 @@ class Watched(_Several):
     def master(self, by: SentinelServer | None = None) -> PrivateServer:
         """Return the master, as the first Sentinel or the Sentinel ``by`` knows it."""
         with admin(by or self.sentinels[0]) as redis:
-            port = int(
-                redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)[1]
-            )
-        return next(server for server in self.servers if server.port == port)
+            _, port = redis.execute_command("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self.SERVICE)
+        return next(server for server in self.servers if server.port == int(port))
 
     def fail_over(self) -> None:
         """Promote another server to master, as an operator does."""

@@ -7,12 +7,21 @@ from __future__ import annotations
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import FOUND, MISSING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OPENSSL = shutil.which("openssl")
+needs_tls = pytest.mark.skipif(
+    "redis-7" not in FOUND or shutil.which("openssl") is None,
+    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'needs redis-7 and the openssl program')}",
+)
+"""The servers from wheels do not support TLS."""
 
 
 @dataclass(frozen=True)
@@ -33,20 +42,7 @@ class Authority:
     def new(cls, folder: Path) -> Authority:
         folder.mkdir()
         subject = ("-subj", f"/CN=delayq test authority {folder.name}")
-        _openssl(
-            folder,
-            "req",
-            "-x509",
-            *_NEW_KEY,
-            "-keyout",
-            "ca.key",
-            "-out",
-            "ca.crt",
-            "-days",
-            "2",
-            *subject,
-            *_SIGNS,
-        )
+        _openssl(folder, f"req -x509 {_NEW_KEY} -keyout ca.key -out ca.crt {_SIGNS}", *subject)
         return cls(folder)
 
     def server_options(self, host: str, port: int) -> tuple[str, ...]:
@@ -54,43 +50,19 @@ class Authority:
         or ``DNS:example.test``.
         """
         (self.folder / "names").write_text(f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\n")
-        _openssl(
-            self.folder,
-            "req",
-            *_NEW_KEY,
-            "-keyout",
-            "server.key",
-            "-out",
-            "server.csr",
-            "-subj",
-            "/CN=server",
-        )
-        signed = (
-            "-CA",
-            "ca.crt",
-            "-CAkey",
-            "ca.key",
-            "-CAcreateserial",
-            "-days",
-            "2",
-            "-extfile",
-            "names",
-        )
-        _openssl(self.folder, "x509", "-req", "-in", "server.csr", "-out", "server.crt", *signed)
+        _openssl(self.folder, f"req {_NEW_KEY} -keyout server.key -out server.csr -subj /CN=server")
+        signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names"
+        _openssl(self.folder, f"x509 -req -in server.csr -out server.crt {signed}")
         files = {"cert": "server.crt", "key": "server.key", "ca-cert": "ca.crt"}
-        options = [
-            word
-            for name, file in files.items()
-            for word in (f"--tls-{name}-file", str(self.folder / file))
-        ]
-        return ("--tls-port", str(port), "--tls-auth-clients", "no", *options)
+        options = [(f"--tls-{name}-file", str(self.folder / file)) for name, file in files.items()]
+        return ("--tls-port", str(port), "--tls-auth-clients", "no", *chain(*options))
 
 
-_NEW_KEY = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+_NEW_KEY = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
 # Python 3.13 does not trust an authority whose certificate does not state the usage of its key.
-_SIGNS = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
+_SIGNS = "-days 2 -addext keyUsage=critical,keyCertSign,cRLSign"
 
 
-def _openssl(folder: Path, *words: str) -> None:
-    assert OPENSSL is not None
-    subprocess.run([OPENSSL, *words], cwd=folder, check=True, capture_output=True, timeout=30)
+def _openssl(folder: Path, command: str, *more: str) -> None:
+    words = ["openssl", *command.split(), *more]
+    subprocess.run(words, cwd=folder, check=True, capture_output=True, timeout=30)
