@@ -93,9 +93,7 @@ LEAVES_AT_ONCE = """
     [IN_A_NEW_LOOP, CLOSES, GOES_ON, LEAVES_AT_ONCE],
     ids=["uses", "closes", "goes on", "leaves"],
 )
-def test_a_forked_child_is_told_to_open_its_own_client_and_harms_nobody(
-    server: PrivateServer, child: str
-) -> None:
+def test_a_forked_child_must_open_its_own_and_harms_none(server: PrivateServer, child: str) -> None:
     program = PROGRAM.replace("{child}", child.strip())
     ended = subprocess.run(
         [sys.executable, "-c", program, server.url],

@@ -96,9 +96,7 @@ async def talkers(links: Links) -> AsyncIterator[Talkers]:
     await until(lambda: not links.count)
 
 
-async def test_it_hands_on_what_comes_on_each_of_several_links(
-    links: Links, talkers: Talkers
-) -> None:
+async def test_it_passes_on_the_bytes_of_several_links(links: Links, talkers: Talkers) -> None:
     opened = [await talkers.new() for _ in range(5)]
     assert (
         await asyncio.gather(
@@ -109,9 +107,7 @@ async def test_it_hands_on_what_comes_on_each_of_several_links(
     assert (links.count, links.accepted) == (5, 5)
 
 
-async def test_a_delay_holds_both_directions_and_keeps_the_order(
-    links: Links, talkers: Talkers
-) -> None:
+async def test_a_delay_holds_both_ways_and_keeps_the_order(links: Links, talkers: Talkers) -> None:
     talker, loop = await talkers.new(), asyncio.get_running_loop()
     await talker.ask()
     links.delay(30)
@@ -175,9 +171,7 @@ async def test_half_open_links_swallow_everything_and_stay_open(
     assert await (await talkers.new()).ask() == PONG
 
 
-async def test_a_cut_ends_all_links_at_once_and_new_ones_work(
-    links: Links, talkers: Talkers
-) -> None:
+async def test_a_cut_ends_all_links_at_once_new_ones_work(links: Links, talkers: Talkers) -> None:
     opened = [await talkers.new() for _ in range(3)]
     for talker in opened:
         await talker.ask()
@@ -199,9 +193,7 @@ async def test_a_link_is_cut_in_the_middle_of_a_message(
     assert server.call("EXISTS", "carried") == carried_out
 
 
-async def test_whoever_connects_is_refused_and_whoever_is_connected_is_not(
-    links: Links, talkers: Talkers
-) -> None:
+async def test_new_links_are_refused_and_open_ones_stay(links: Links, talkers: Talkers) -> None:
     old = await talkers.new()
     await old.ask()
     links.refuse()
@@ -321,9 +313,7 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
         await until(lambda: not links.count)
 
 
-async def test_the_bytes_on_their_way_arrive_before_a_link_ends(
-    server: PrivateServer, tcp: bool
-) -> None:
+async def test_bytes_in_flight_arrive_before_a_link_ends(server: PrivateServer, tcp: bool) -> None:
     async with Links(server, tcp=tcp, round_trip=60, mbit=10) as links:
         talker = await Talkers(links).new()
         await talker.ask()

@@ -49,9 +49,7 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
 
 @pytest.mark.storm
 @pytest.mark.timeout(1200)
-async def test_a_thousand_clients_that_go_at_random_moments_lose_nothing(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_thousand_clients_going_at_random_lose_nothing(own_server: PrivateServer) -> None:
     outcomes: list[Outcome] = []
     await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE, outcomes.append)
     print(*table(outcomes), sep="\n")

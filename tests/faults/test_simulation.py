@@ -169,9 +169,7 @@ SAFEGUARDS = {
 
 
 @pytest.mark.parametrize(("kind", "first"), RUNS)
-def test_simulated_storms_lose_nothing_double_nothing_and_leave_nothing(
-    kind: Kind, first: int
-) -> None:
+def test_simulated_storms_lose_double_and_leave_nothing(kind: Kind, first: int) -> None:
     told: Counter[Told] = Counter()
     faults = 0
     for seed in range(first, first + AT_A_TIME):

@@ -184,9 +184,7 @@ def info(server: PrivateServer) -> bytes:
 
 
 @pytest.mark.every_server
-async def test_a_primary_that_is_demoted_for_a_moment_costs_only_time(
-    start: Callable[..., PrivateServer],
-) -> None:
+async def test_a_brief_demotion_costs_only_time(start: Callable[..., PrivateServer]) -> None:
     primary, other = start(tcp=True), start(tcp=True)
     async with delayq.connect(primary.url, resync_interval=0.2) as client:
         jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
@@ -521,9 +519,7 @@ async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
 # An event loop that freezes
 
 
-async def test_a_loop_that_is_blocked_longer_than_its_lease_loses_it_and_says_so(
-    server: PrivateServer,
-) -> None:
+async def test_a_loop_blocked_beyond_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
     """The loop is blocked for three seconds, with a lease of one.
 
     Meanwhile one other client, and only one, has the message.

@@ -102,9 +102,7 @@ async def test_what_arrives_for_a_cancelled_take_goes_back_to_the_head(
     assert sorted(await settled(queue)) == [1, 2]
 
 
-async def test_a_cancelled_take_leaves_no_blocked_connection(
-    server: PrivateServer, client: Client
-) -> None:
+async def test_a_cancelled_take_blocks_no_connection(server: PrivateServer, client: Client) -> None:
     queue = client.delayed_queue("empty")
     taker = asyncio.create_task(queue.take())
     async with Redis.from_url(server.url) as observer:
@@ -126,9 +124,7 @@ async def none_blocked(observer: Redis) -> bool:
 
 
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
-async def test_closing_ends_every_waiting_call_within_a_second(
-    server: PrivateServer, wait: str
-) -> None:
+async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer, wait: str) -> None:
     client = delayq.connect(server.url)
     await client.__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("empty")
@@ -200,9 +196,7 @@ async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     assert not task.cancelling()
 
 
-async def test_closing_inside_a_loop_hands_back_what_was_fetched_ahead(
-    server: PrivateServer,
-) -> None:
+async def test_closing_in_a_loop_hands_back_what_was_fetched_ahead(server: PrivateServer) -> None:
     seen = []
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")

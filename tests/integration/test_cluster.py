@@ -51,9 +51,7 @@ class TestReading:
             ("asked", 7): [range(10)]
         }
 
-    def test_a_name_that_nobody_was_told_is_replaced_by_the_address_in_the_same_answer(
-        self,
-    ) -> None:
+    def test_an_unknown_name_is_replaced_by_the_address_in_the_same_answer(self) -> None:
         with_address = [0, 9, [b"?", 7, b"id", [b"ip", b"10.0.0.1"]]]
         assert read_slots([with_address], ("asked", 5)) == {("10.0.0.1", 7): [range(10)]}
         for more in ([], [b"id"], [b"id", []], [b"id", [b"hostname", b"x"]]):
@@ -169,9 +167,7 @@ async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(
         await queue.pending.clear()
 
 
-async def test_messages_do_not_go_from_one_slot_to_another(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_messages_do_not_cross_slots(client: delayq.Client, cluster: TestCluster) -> None:
     here, there, _ = names(cluster, "orders")
     queue: delayq.DelayedQueue[int] = client.delayed_queue(here)
     await queue.offer(1, delay=3600)
@@ -219,9 +215,7 @@ async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: Test
         assert client.statistics().round_trips - before <= 5 * (cluster.masters + 2)
 
 
-async def test_a_cluster_that_is_named_as_one_server_is_refused_with_a_hint(
-    cluster: TestCluster,
-) -> None:
+async def test_a_cluster_named_as_one_server_is_refused_with_a_hint(cluster: TestCluster) -> None:
     *_, there = names(cluster, "jobs")
     async with delayq.connect(f"redis://127.0.0.1:{cluster.nodes[0].port}") as client:
         with pytest.raises(delayq.ServerRefused, match=r"redis\+cluster://"):
@@ -399,9 +393,7 @@ async def without_one(
 
 @pytest.mark.parametrize("without_one", ["hangs", "refuses"], indirect=True)
 @pytest.mark.usefixtures("without_one")
-async def test_clients_open_and_hear_although_one_master_hangs_or_refuses(
-    cluster: TestCluster,
-) -> None:
+async def test_clients_open_and_hear_if_one_master_hangs_or_refuses(cluster: TestCluster) -> None:
     def served(key: str) -> bool:
         return cluster.owner(key) is not cluster.nodes[2]
 
@@ -542,9 +534,7 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(
     await client.reliable_queue(name, lease=LEASE).offer(2)
 
 
-async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(
-    cluster: TestCluster,
-) -> None:
+async def test_offers_without_an_id_go_to_partitions_that_answer(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as client:
         queue: delayq.PartitionedQueue[int] = client.reliable_queue(
             "spread", lease=LEASE, partitions=12
@@ -561,9 +551,7 @@ async def test_offers_without_an_id_go_to_partitions_whose_server_is_there(
 
 
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
-async def test_partitions_elsewhere_are_served_while_a_server_hangs(
-    cluster: TestCluster, way: str
-) -> None:
+async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
     async with delayq.connect(cluster.url) as client:
         queue: delayq.PartitionedQueue[int] = client.reliable_queue(
@@ -622,9 +610,7 @@ async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
             assert (await client.reliable_queue(name).stats()).ready == 1
 
 
-async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(
-    cluster: TestCluster,
-) -> None:
+async def test_a_client_closed_without_its_cluster_leaves_nothing(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
         nodes = client._open_session().nodes
@@ -645,9 +631,7 @@ async def test_a_client_that_closes_while_its_cluster_is_away_leaves_nothing(
                 node.resume()
 
 
-async def test_closing_waits_for_a_slot_that_is_moving(
-    cluster: TestCluster, client: delayq.Client
-) -> None:
+async def test_closing_waits_for_a_moving_slot(cluster: TestCluster, client: delayq.Client) -> None:
     """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good
     would otherwise be lost.
     """

@@ -44,9 +44,7 @@ async def test_the_connection_that_was_used_last_is_used_next(connections: Conne
     assert connections.opened == 3
 
 
-async def test_what_a_burst_opened_and_nobody_needed_since_is_closed(
-    connections: ConnectionPool,
-) -> None:
+async def test_connections_unused_since_a_burst_are_closed(connections: ConnectionPool) -> None:
     await burst(connections, 4)
     connections.prune()
     assert connections.open == 4
@@ -71,9 +69,7 @@ async def test_a_connection_that_is_in_use_is_not_closed(connections: Connection
     connections.release(used)
 
 
-async def test_calls_share_the_least_busy_connection_when_all_are_in_use(
-    connections: ConnectionPool,
-) -> None:
+async def test_calls_share_the_least_busy_connection_in_use(connections: ConnectionPool) -> None:
     used = [await connections.acquire() for _ in range(4)]
     for busy in (0, 1, 3):
         used[busy].tell("PING")
@@ -239,9 +235,7 @@ async def test_calls_do_not_follow_what_is_still_leaving_where_another_connectio
     await pool.aclose()
 
 
-async def test_callers_share_a_connection_as_soon_as_one_is_open(
-    connections: ConnectionPool,
-) -> None:
+async def test_callers_share_a_connection_once_one_is_open(connections: ConnectionPool) -> None:
     """Callers need not wait until the one that opened the connection has finished with it."""
     acquired = await asyncio.wait_for(
         asyncio.gather(*(connections.acquire() for _ in range(50))), 10
@@ -249,9 +243,7 @@ async def test_callers_share_a_connection_as_soon_as_one_is_open(
     assert len(set(acquired)) == connections.opened == 4
 
 
-async def test_an_abandoned_connection_is_free_when_its_answers_have_come(
-    connections: ConnectionPool,
-) -> None:
+async def test_an_abandoned_connection_is_free_once_answered(connections: ConnectionPool) -> None:
     wire = await connections.acquire()
     asked = wire.ask("PING")
     connections.abandon(wire)
@@ -318,9 +310,7 @@ async def test_a_closed_pool_opens_nothing(connections: ConnectionPool) -> None:
         await connections.acquire()
 
 
-async def test_connections_have_a_name_also_where_the_user_may_not_give_one(
-    server: PrivateServer,
-) -> None:
+async def test_connections_have_a_name_even_without_the_right_to_it(server: PrivateServer) -> None:
     async with Redis.from_url(server.url) as admin:
         await admin.acl_setuser(
             "plain",
@@ -394,9 +384,7 @@ async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_on
     assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(5)}) == 4
 
 
-async def test_subscriptions_and_watches_start_beside_calls_that_share_a_connection(
-    server: PrivateServer,
-) -> None:
+async def test_subscriptions_and_watches_start_beside_shared_calls(server: PrivateServer) -> None:
     for turn in range(10):
         async with delayq.connect(server.url) as client:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue(f"jobs {turn}")

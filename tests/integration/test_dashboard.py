@@ -211,9 +211,7 @@ async def test_a_message_of_many_that_are_due_at_once_is_found(
     assert left == {*range(500)} - {482}
 
 
-async def test_a_message_has_all_that_is_known(
-    client: delayq.Client, reader: httpx.AsyncClient
-) -> None:
+async def test_a_message_has_all_details(client: delayq.Client, reader: httpx.AsyncClient) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer({"to": ["ada"]}, id="one", headers={"trace": "t-1"}, priority=7, ttl=600)
     await (await jobs.claim())[0].nack(300, error="Traceback\nValueError: busy")
@@ -340,9 +338,7 @@ async def test_what_is_no_queue_is_not_read(
         assert "a password" not in await page(reader, address, 404)
 
 
-async def test_a_message_that_is_gone_says_so(
-    client: delayq.Client, reader: httpx.AsyncClient
-) -> None:
+async def test_a_gone_message_says_so(client: delayq.Client, reader: httpx.AsyncClient) -> None:
     await client.reliable_queue("jobs").offer(1)
     for at in ("", "//gone", "3//gone", "x", "//", "9999999//x", "/nan/x"):
         assert "no longer exists" in texts(
@@ -350,9 +346,7 @@ async def test_a_message_that_is_gone_says_so(
         )
 
 
-async def test_a_queue_that_is_empty_again_stays_in_view(
-    client: delayq.Client, reader: httpx.AsyncClient
-) -> None:
+async def test_an_emptied_queue_is_shown(client: delayq.Client, reader: httpx.AsyncClient) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1)
     assert "jobs" in texts(await page(reader, "/"))
@@ -750,9 +744,7 @@ async def test_actions_on_a_queue_in_partitions(
     assert await parts.dead.size() == 0
 
 
-async def test_a_form_that_nobody_would_send_is_refused(
-    client: delayq.Client, admin: httpx.AsyncClient
-) -> None:
+async def test_a_malformed_form_is_refused(client: delayq.Client, admin: httpx.AsyncClient) -> None:
     await client.reliable_queue("jobs").offer(1)
     await client.delayed_queue("orders").offer(1, 60)
     said = {"word": word(await page(admin, "/"))}
@@ -793,9 +785,7 @@ async def test_it_is_mounted_below_any_prefix(client: delayq.Client) -> None:
         assert (answer.status_code, answer.headers["location"]) == (307, f"{HOST}/admin/queues/")
 
 
-async def test_no_answer_leads_to_a_whole_address(
-    client: delayq.Client, admin: httpx.AsyncClient
-) -> None:
+async def test_no_answer_leads_elsewhere(client: delayq.Client, admin: httpx.AsyncClient) -> None:
     """An absolute address would be built from the host that the request claims."""
     for address in ("queue/", "login/", "static", "//evil.test/", "static//evil.test/.."):
         answer = await admin.get(f"{HOST}/{address}", headers={"Host": "evil.test"})
@@ -810,9 +800,7 @@ async def test_it_is_mounted_in_fastapi(client: delayq.Client) -> None:
         assert "There are no queues" in await page(browser, "")
 
 
-async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(
-    server: PrivateServer,
-) -> None:
+async def test_a_closed_client_and_a_server_that_is_away_are_told(server: PrivateServer) -> None:
     async with browse(delayq.dashboard(delayq.connect(server.url))) as browser:
         assert "open the client first" in await page(browser, "/", 503)
     async with delayq.connect(server.url) as client, browse(delayq.dashboard(client)) as browser:
@@ -820,9 +808,7 @@ async def test_a_client_that_is_not_open_and_a_server_that_is_away_are_told(
         assert "does not answer" in await page(browser, "/", 503)
 
 
-async def test_names_that_are_given_need_no_scan(
-    server: PrivateServer, client: delayq.Client
-) -> None:
+async def test_given_names_need_no_scan(server: PrivateServer, client: delayq.Client) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60, id="one")
     await client.reliable_queue("hidden").offer(1)

@@ -557,9 +557,7 @@ for (const e of document.querySelectorAll('body *')) {
 return faint;"""
 
 
-async def test_the_command_serves_localhost_only_and_ends_with_open_views(
-    own_server: PrivateServer,
-) -> None:
+async def test_the_command_serves_localhost_and_ends_with_views(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.url) as client:
         await client.reliable_queue("jobs").offer(1, 60)
     async with serving(own_server.url) as address:

@@ -117,9 +117,7 @@ class TestOffering:
             await queue.offer(value)
             assert await queue.poll() == value
 
-    async def test_a_delay_of_centuries_is_stored_exactly(
-        self, queue: DelayedQueue[int], raw: Any
-    ) -> None:
+    async def test_centuries_are_stored_exactly(self, queue: DelayedQueue[int], raw: Any) -> None:
         centuries = 2**53 / 1000 - 3_000_000_000
         receipt = await queue.offer(1, centuries)
         assert receipt.due_at.year == 9999
@@ -159,9 +157,7 @@ class TestOffering:
             await queue.offer(1, 2**53 / 1000)
         assert await raw.keys() == []
 
-    async def test_other_bad_input_is_refused_before_anything_is_written(
-        self, client: Client, raw: Any
-    ) -> None:
+    async def test_other_bad_input_is_refused_unwritten(self, client: Client, raw: Any) -> None:
         queue = client.delayed_queue("orders", max_payload=10)
         with pytest.raises(ValueError, match="timezone"):
             await queue.offer(1, at=datetime.now())  # noqa: DTZ005
@@ -213,9 +209,7 @@ class TestReceipts:
         assert await queue.take() == 1
         assert await receipt.cancel() is False
 
-    async def test_cancelling_takes_exactly_one_of_equal_messages(
-        self, queue: DelayedQueue[str]
-    ) -> None:
+    async def test_cancelling_takes_one_of_equal_messages(self, queue: DelayedQueue[str]) -> None:
         receipts = await queue.offer_many([("same", 60), ("same", 60), ("same", 60)])
         assert await receipts[1].cancel()
         assert await queue.pending.read_all() == ["same", "same"]
@@ -424,9 +418,7 @@ class TestViews:
         assert await queue.pending.poll() is None
         assert await raw.keys() == []
 
-    async def test_pending_messages_can_be_removed_by_value(
-        self, queue: DelayedQueue[Any], raw: Any
-    ) -> None:
+    async def test_pending_is_removed_by_value(self, queue: DelayedQueue[Any], raw: Any) -> None:
         await queue.offer_many([(v, 60) for v in ("a", "b", "a", "c", "d")])
         assert await queue.pending.remove("a") is True
         assert await queue.pending.read_all() == ["b", "a", "c", "d"]
@@ -493,9 +485,7 @@ class TestViews:
         assert await queue.ready.clear() is True
         assert await queue.ready.clear() is False
 
-    async def test_long_queues_are_read_in_pages_that_join_up(
-        self, queue: DelayedQueue[Any]
-    ) -> None:
+    async def test_long_queues_are_read_in_joined_pages(self, queue: DelayedQueue[Any]) -> None:
         await queue.offer_many([(i, 60 + (i * 7919) % 5000) for i in range(5000)])
         assert await queue.pending.read_all() == list(range(5000))
         by_due = sorted(range(5000), key=lambda i: (60 + (i * 7919) % 5000, i))
@@ -505,9 +495,7 @@ class TestViews:
         assert await queue.pending.retain_all(range(4000, 5000))
         assert await queue.pending.size() == 1000
 
-    async def test_reading_pages_misses_nothing_while_the_head_comes_due(
-        self, queue: DelayedQueue[Any]
-    ) -> None:
+    async def test_pages_miss_nothing_while_the_head_is_due(self, queue: DelayedQueue[Any]) -> None:
         await queue.offer_many([(i, 60) for i in range(4000)])
         keep = set(range(1000, 4000))
 
@@ -524,9 +512,7 @@ class TestViews:
 
 
 class TestClients:
-    async def test_a_users_own_client_gives_its_address_and_stays_open(
-        self, server: PrivateServer
-    ) -> None:
+    async def test_a_given_client_gives_its_address_and_stays(self, server: PrivateServer) -> None:
         async with Redis.from_url(server.url, decode_responses=True, socket_timeout=1) as mine:
             async with delayq.connect(mine) as client:
                 queue = client.delayed_queue("orders")
@@ -561,9 +547,7 @@ class TestClients:
             client.statistics()
         await client.aclose()
 
-    async def test_another_event_loop_is_told_so(
-        self, client: Client, queue: DelayedQueue[int]
-    ) -> None:
+    async def test_another_loop_is_told_so(self, client: Client, queue: DelayedQueue[int]) -> None:
         for call in (queue.take, queue.poll, queue.drain, lambda: queue.offer(1)):
             with pytest.raises(delayq.ConfigurationError, match="another event loop"):
                 await asyncio.to_thread(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
@@ -601,9 +585,7 @@ class TestClients:
         async with delayq.connect(f"embedded:{tmp_path / 'my data'}") as client:
             assert await client.delayed_queue("orders").take() == 1
 
-    async def test_without_an_address_there_is_a_private_server(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_no_address_means_a_private_server(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("DELAYQ_URL", raising=False)
         async with delayq.connect() as client:
             queue = client.delayed_queue("orders")

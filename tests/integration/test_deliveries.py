@@ -220,9 +220,7 @@ async def test_a_block_that_raises_offers_again_after_the_retry_delay(
     assert 1000 <= (due_at - before).total_seconds() < 1002
 
 
-async def test_a_block_that_is_cancelled_hands_the_message_back_at_once(
-    queue: DelayedQueue[int],
-) -> None:
+async def test_a_cancelled_block_hands_the_message_back_at_once(queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     inside = asyncio.Event()
 
@@ -415,9 +413,7 @@ async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_end
         assert client.statistics().returned == 1
 
 
-async def test_a_process_that_only_offers_returns_what_a_dead_one_held(
-    server: PrivateServer, raw: Redis
-) -> None:
+async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
     """Java consumers know nothing of leases, and get the message as soon as any delayq client has
     the queue open.
     """
@@ -459,9 +455,7 @@ async def test_an_ack_survives_a_broken_connection(
     assert await raw.keys() == []
 
 
-async def test_an_ack_that_may_have_come_too_late_says_so(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_an_ack_that_may_be_late_says_so(queue: DelayedQueue[int], faults: Faults) -> None:
     """Near the end of the lease it is impossible to tell whether the ack was carried out or the
     lease had already ended.
     """

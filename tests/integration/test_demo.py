@@ -283,9 +283,7 @@ def raw(own_server: PrivateServer) -> Iterator[redis.Redis]:
         yield client
 
 
-async def test_a_message_that_disappears_is_lost(
-    own_server: PrivateServer, raw: redis.Redis
-) -> None:
+async def test_a_vanished_message_is_lost(own_server: PrivateServer, raw: redis.Redis) -> None:
     def steal() -> None:
         (key,) = raw.keys("redisson_delay_queue_timeout:*")
         assert raw.zremrangebyrank(key, -1, -1) == 1
@@ -385,15 +383,9 @@ def process_of(pids: dict[int, str], word: str) -> int:
 @linux_only
 @pytest.mark.parametrize(
     ("number", "status"),
-    [
-        (signal.SIGINT, 130),
-        thorough(signal.SIGTERM, 143),
-        thorough(signal.SIGHUP, 129),
-    ],
+    [(signal.SIGINT, 130), thorough(signal.SIGTERM, 143), thorough(signal.SIGHUP, 129)],
 )
-def test_a_signal_ends_everything_in_order(
-    own_server: PrivateServer, number: signal.Signals, status: int
-) -> None:
+def test_a_signal_ends_all(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
     with running("--max-delay", "30", "--url", own_server.url) as process:
         others = descendants(process.pid)
         assert len(others) >= 1  # the producer may already have finished

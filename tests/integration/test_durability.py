@@ -234,9 +234,7 @@ async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(
         assert await orders.ready.size() == await orders.pending.size() == 0
 
 
-async def test_a_promise_that_is_none_is_refused_before_anything_is_written(
-    server: PrivateServer,
-) -> None:
+async def test_an_empty_promise_is_refused_and_nothing_is_written(server: PrivateServer) -> None:
     async with delayq.connect(server.url) as client:
         with pytest.raises(delayq.BadInput):
             client.reliable_queue("jobs", durability="disk")

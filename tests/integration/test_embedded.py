@@ -470,9 +470,7 @@ class TestAServerThatDoesNotStart:
         assert time.monotonic() - began < PATIENCE
         assert files(place) == (["bad", "data"] if kept else ["bad"])
 
-    def test_is_not_waited_for_without_end(
-        self, monkeypatch: pytest.MonkeyPatch, place: Path
-    ) -> None:
+    def test_is_not_waited_for_forever(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         script = program(
             place / "mute", f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
         )
@@ -549,9 +547,7 @@ class TestNoOrphanRemains:
         assert owner.socket.parent.exists() == kept
 
     @linux_only
-    def test_and_only_the_watchdog_holds_the_end_by_which_it_is_found(
-        self, user: Callable[..., User]
-    ) -> None:
+    def test_and_only_the_watchdog_holds_the_pipe_it_reads(self, user: Callable[..., User]) -> None:
         # Otherwise a server whose watchdog was killed would look watched.
         owner = user(None)
         assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
@@ -647,9 +643,7 @@ class TestAServerThatIsKilled:
 
 
 class TestAClient:
-    async def test_goes_on_when_the_watchdog_was_killed_and_so_does_another_one(
-        self, place: Path
-    ) -> None:
+    async def test_goes_on_when_the_watchdog_was_killed_as_does_another(self, place: Path) -> None:
         async with (
             delayq.connect(f"embedded:{place}") as client,
             delayq.connect(f"embedded:{place}") as other,
@@ -725,9 +719,7 @@ class TestASocketThatIsRemoved:
                 with EmbeddedServer(place) as other:
                     assert raw_call(other.socket_path, "PING") == b"+PONG"
 
-    def test_with_its_second_name_is_made_anew_by_a_server_that_keeps_its_data(
-        self, place: Path
-    ) -> None:
+    def test_with_its_second_name_is_remade_by_a_server_with_its_data(self, place: Path) -> None:
         with EmbeddedServer(place) as server:
             raw_call(server.socket_path, "SET", "a", "1")
             made = server.socket_path.stat().st_mtime_ns
@@ -885,9 +877,7 @@ signal.pause()
         wait_for_end(owner.server)
 
 
-def test_ctrl_c_leaves_the_server_to_an_application_that_finishes_its_work(
-    user: Callable[..., User],
-) -> None:
+def test_ctrl_c_leaves_the_server_to_an_unfinished_application(user: Callable[..., User]) -> None:
     # A shell that runs these tests in the background has them ignore Ctrl-C, and their child
     # processes would ignore it too.
     then = """

@@ -154,9 +154,7 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(
 
 
 @pytest.mark.parametrize("wait", ["claim", "loop"])
-async def test_closing_ends_every_waiting_call_within_a_second(
-    server: PrivateServer, wait: str
-) -> None:
+async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer, wait: str) -> None:
     client = delayq.connect(server.url)
     await client.__aenter__()
     queue = client.reliable_queue("empty")

@@ -536,7 +536,7 @@ async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
     assert (await store.look()).bodies == {}
 
 
-async def test_an_ack_that_may_have_come_too_late_says_so(client: Client, faults: Faults) -> None:
+async def test_an_ack_that_may_be_late_says_so(client: Client, faults: Faults) -> None:
     """Either the ack took effect or the lease had ended: close to the end of a lease, there is no
     way to tell.
     """

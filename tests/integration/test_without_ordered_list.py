@@ -88,7 +88,7 @@ async def test_what_others_listed_leaves_their_list_too(
         assert await raw.zcard(TIMEOUT) == 2
 
 
-async def test_long_queues_are_read_in_pages_that_join_up(queue: DelayedQueue[int]) -> None:
+async def test_long_queues_are_read_in_joined_pages(queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(n, 3600 - n) for n in range(3456)])
     assert await queue.pending.size() == 3456
     assert await queue.pending.read_all() == list(range(3456))
