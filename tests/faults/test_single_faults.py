@@ -664,14 +664,8 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
                 links.stall("requests", new=False)
                 break
         # New links work. The old ones hold on to what they have.
-        await until(lambda: given_back(raw, 45))
+        await until(lambda: raw.llen("orders"), equals=45)
         await asyncio.sleep(0.2)
         links.heal()
         await asyncio.sleep(0.2)
         assert await raw.llen("orders") == 45
-
-
-async def given_back(raw: Any, count: int) -> bool:
-    with suppress(Exception):
-        return int(await raw.llen("orders")) >= count
-    return False

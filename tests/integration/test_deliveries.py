@@ -49,10 +49,6 @@ async def hold(queue: DelayedQueue[int], count: int = 1, lease: float = 30) -> l
     return held
 
 
-async def ready_is(queue: DelayedQueue[int], values: list[int]) -> bool:
-    return await queue.ready.read_all() == values
-
-
 async def lease_ends(raw: Any) -> list[float]:
     return [score for _, score in await raw.zrange(LEASES, 0, -1, withscores=True)]
 
@@ -128,7 +124,7 @@ async def test_messages_whose_leases_have_ended_come_back_in_order(server: Priva
         while await client.server_time() < held[-1].lease_ends_at:
             await asyncio.sleep(0.01)
         queue = client.delayed_queue("orders")
-        await until(lambda: ready_is(queue, list(range(80))), 10)
+        await until(queue.ready.read_all, equals=list(range(80)))
 
 
 async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) -> None:
@@ -235,7 +231,7 @@ async def test_a_cancelled_block_hands_the_message_back_at_once(queue: DelayedQu
     worker.cancel()
     with suppress(asyncio.CancelledError):
         await worker
-    await until(lambda: ready_is(queue, [1, 2]), 10)
+    await until(queue.ready.read_all, equals=[1, 2])
     assert await queue.ready.leased() == 0
 
 
@@ -260,7 +256,7 @@ async def test_leaving_the_loop_hands_back_what_was_fetched_ahead(queue: Delayed
         seen += 1
         if seen == 20:
             break
-    await until(lambda: ready_is(queue, list(range(20, 50))), 10)
+    await until(queue.ready.read_all, equals=list(range(20, 50)))
     assert await queue.ready.leased() == 0
 
 
@@ -281,11 +277,7 @@ async def test_what_the_codec_cannot_read_goes_to_quarantine(
     held = await hold(queue, 2)
     assert [delivery.value for delivery in held] == [1, 2]
     await asyncio.gather(*(delivery.ack() for delivery in held))
-
-    async def settled() -> bool:
-        return await raw.keys() == [b"delayq_quarantine:{orders}"]
-
-    await until(settled, 10)
+    await until(raw.keys, equals=[b"delayq_quarantine:{orders}"])
     assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xff not json"]
     assert "JsonCodec cannot decode" in caplog.text
 

@@ -121,10 +121,6 @@ def _pool(server: RedisClient) -> ConnectionPool:
     return server.topology.of(None)
 
 
-async def all_back(queue: DelayedQueue[int]) -> bool:
-    return await queue.ready.size() == 300
-
-
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
@@ -163,42 +159,40 @@ async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_fi
 
 
 async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
-    client: Client, queue: DelayedQueue[int], server: PrivateServer
+    client: Client, queue: DelayedQueue[int], raw: Any
 ) -> None:
     ours = queue._open.store
     give_up = queue._open.transfer.hand_outs.back_by_name(HandOut("late")).request
-    async with Redis.from_url(server.url) as raw:
-        await raw.rpush("orders", 1, 2)
-        assert await ours.send(give_up) == 0
-        reply = await ours.transfer(
-            "late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None
-        )
-        assert not reply.payloads
-        assert await queue.drain() == [1, 2]
-        assert await ours.send(give_up) == 0
+    await raw.rpush("orders", 1, 2)
+    assert await ours.send(give_up) == 0
+    reply = await ours.transfer(
+        "late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None
+    )
+    assert not reply.payloads
+    assert await queue.drain() == [1, 2]
+    assert await ours.send(give_up) == 0
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_giving_back_is_repeated_and_never_doubles(
-    client: Client, queue: DelayedQueue[int], faults: Faults, fault: str, server: PrivateServer
+    client: Client, queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
     faults.plan = first(GIVE_BACK, fault, times=2)
     async for value in queue:
         if value == 4:
             break
-    async with Redis.from_url(server.url) as raw:
 
-        async def settled() -> bool:
-            # The marker is gone too, or expires by itself: a try whose reply was lost may have been
-            # overtaken by the next one.
-            names = await raw.keys()
-            lasting = [name for name in names if await raw.pttl(name) == -1]
-            gone = len(names) == 1 or fault == "lost"
-            return faults.calls.count(GIVE_BACK.name) >= 3 and gone and lasting == [b"orders"]
+    async def settled() -> bool:
+        # The marker is gone too, or expires by itself: a try whose reply was lost may have been
+        # overtaken by the next one.
+        names = await raw.keys()
+        lasting = [name for name in names if await raw.pttl(name) == -1]
+        gone = len(names) == 1 or fault == "lost"
+        return faults.calls.count(GIVE_BACK.name) >= 3 and gone and lasting == [b"orders"]
 
-        await until(settled)
-        assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
+    await until(settled)
+    assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
 
 
 async def test_what_cannot_be_given_back_goes_to_the_next_caller(
@@ -325,75 +319,71 @@ async def test_a_drain_that_fails_half_way_puts_back_what_it_had(
     faults.plan = lambda name, n: "unsent" if name == TRANSFER.name and n == done + 2 else None
     with pytest.raises(delayq.ServerUnavailable):
         await queue.drain()
-    await until(lambda: all_back(queue))
+    await until(queue.ready.size, equals=300)
     assert await queue.drain() == list(range(300))
 
 
 async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
-    queue: DelayedQueue[int], server: PrivateServer
+    queue: DelayedQueue[int], raw: Any
 ) -> None:
-    async with Redis.from_url(server.url) as raw:
-        await raw.rpush("orders", "1", "{", "2")
-        with pytest.raises(delayq.DecodeError):
-            await queue.drain()
-        assert [await queue.take(), await queue.take()] == [1, 2]
-        await until(lambda: raw.exists("delayq_quarantine:{orders}"))
-        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await raw.rpush("orders", "1", "{", "2")
+    with pytest.raises(delayq.DecodeError):
+        await queue.drain()
+    assert [await queue.take(), await queue.take()] == [1, 2]
+    await until(lambda: raw.exists("delayq_quarantine:{orders}"))
+    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_calls_fail(
-    queue: DelayedQueue[int], faults: Faults, fault: str, server: PrivateServer
+    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
 ) -> None:
-    async with Redis.from_url(server.url) as raw:
-        await raw.rpush("orders", "{", "1")
-        faults.plan = first(SET_ASIDE, fault, times=2)
-        async for value in queue.deliveries():
-            async with value:
-                break
+    await raw.rpush("orders", "{", "1")
+    faults.plan = first(SET_ASIDE, fault, times=2)
+    async for value in queue.deliveries():
+        async with value:
+            break
 
-        async def settled() -> bool:
-            lasting = [name for name in await raw.keys() if await raw.pttl(name) == -1]
-            return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [
-                b"delayq_quarantine:{orders}"
-            ]
+    async def settled() -> bool:
+        lasting = [name for name in await raw.keys() if await raw.pttl(name) == -1]
+        return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [
+            b"delayq_quarantine:{orders}"
+        ]
 
-        await until(settled)
-        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await until(settled)
+    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
 
 
 async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
-    queue: DelayedQueue[int], faults: Faults, server: PrivateServer
+    queue: DelayedQueue[int], faults: Faults, raw: Any
 ) -> None:
-    async with Redis.from_url(server.url) as raw:
-        await store(raw, DelayedKeys.of("orders"), {pack(b"ABCDEFGH", b"{", 8): 1e15})
-        await queue.offer_many([(n, 60) for n in range(150)])
-        faults.plan = lambda name, n: "lost" if name == POLL_PENDING.name and n == 2 else None
-        with pytest.raises(delayq.OutcomeUnknown):
-            await queue.pending.poll_many(150)
-        await until(lambda: not queue._open.transfer.hand_outs._lost)
-        assert await queue.pending.size() == 151
-        assert await raw.keys("delayq_quarantine*") == []
-        assert await queue.pending.poll_many(150) == list(range(150))
-        await until(lambda: raw.exists("delayq_quarantine:{orders}"))
-        assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await store(raw, DelayedKeys.of("orders"), {pack(b"ABCDEFGH", b"{", 8): 1e15})
+    await queue.offer_many([(n, 60) for n in range(150)])
+    faults.plan = lambda name, n: "lost" if name == POLL_PENDING.name and n == 2 else None
+    with pytest.raises(delayq.OutcomeUnknown):
+        await queue.pending.poll_many(150)
+    await until(lambda: not queue._open.transfer.hand_outs._lost)
+    assert await queue.pending.size() == 151
+    assert await raw.keys("delayq_quarantine*") == []
+    assert await queue.pending.poll_many(150) == list(range(150))
+    await until(lambda: raw.exists("delayq_quarantine:{orders}"))
+    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
 
 
 async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
-    client: Client, queue: DelayedQueue[int], server: PrivateServer
+    client: Client, queue: DelayedQueue[int], raw: Any
 ) -> None:
-    async with Redis.from_url(server.url) as raw:
-        await raw.set("orders", "mine")
-        results = await asyncio.gather(
-            *(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True
-        )
-        assert all(
-            isinstance(result, delayq.ServerRefused) and "wrong type" in str(result)
-            for result in results
-        )
-        await raw.delete("orders")
-        await queue.offer(1)
-        assert await asyncio.wait_for(queue.take(), 10) == 1
+    await raw.set("orders", "mine")
+    results = await asyncio.gather(
+        *(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True
+    )
+    assert all(
+        isinstance(result, delayq.ServerRefused) and "wrong type" in str(result)
+        for result in results
+    )
+    await raw.delete("orders")
+    await queue.offer(1)
+    assert await asyncio.wait_for(queue.take(), 10) == 1
 
 
 async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(server: PrivateServer) -> None:

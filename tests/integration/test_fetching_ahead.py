@@ -75,11 +75,7 @@ class Way:
 
     async def rest(self, queue: Any, count: int) -> list[int]:
         """Return the remaining messages in order, once ``count`` of them are back."""
-
-        async def back() -> bool:
-            return await self.waiting(queue) == count
-
-        await until(back)
+        await until(lambda: self.waiting(queue), equals=count)
         if self.name != "messages":
             drained: list[int] = await queue.drain()
             return drained
@@ -125,11 +121,7 @@ async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Wa
         async for _ in loop:
             # Batches of 1, 2, 4, 8 and 16; the sixth, of 32, is large.
             if len(handled) == 32:
-
-                async def both_have_left() -> bool:
-                    return await way.waiting(queue) == COUNT - 31 - 32 - 32
-
-                await until(both_have_left)
+                await until(lambda: way.waiting(queue), equals=COUNT - 31 - 32 - 32)
                 break
     assert handled + await way.rest(queue, COUNT - 32) == list(range(COUNT))
 
@@ -185,11 +177,7 @@ async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(
                     await turns(chance.randrange(4))
                     break
         if len(handled) < COUNT:
-
-            async def back() -> bool:
-                return await way.waiting(queue) == COUNT - len(handled)
-
-            await until(back)
+            await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
     assert handled == list(range(COUNT))
     assert await way.rest(queue, 0) == []
 
@@ -226,10 +214,7 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(
             await consumer
         moments += 1
 
-        async def back() -> bool:
-            return await way.waiting(queue) == COUNT - len(handled)
-
-        await until(back)
+        await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
     assert handled == list(range(COUNT))
     assert await way.rest(queue, 0) == []
     assert moments > 1
@@ -257,10 +242,7 @@ async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(
         with suppress(asyncio.CancelledError):
             await consumer
 
-        async def back() -> bool:
-            return await way.waiting(queue) == COUNT - len(handled)
-
-        await until(back)
+        await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
     assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
 
 

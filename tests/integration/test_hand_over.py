@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,12 +17,13 @@ import delayq
 from delayq._delayed import hand_outs
 from delayq._delayed.confirmed import Confirmed
 from delayq._delayed.hand_outs import HandOut
+from delayq._delayed.keys import DelayedKeys
 from delayq._redis import hand_back
 from tests.support.links import Links
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from delayq import Client, DelayedQueue
     from delayq._redis.hand_back import HandBack
@@ -32,6 +34,9 @@ if TYPE_CHECKING:
 async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
     async with Redis.from_url(own_server.url) as raw:
         yield raw
+
+
+LEASED, LEASES = "delayq_leased:{orders}", "delayq_leases:{orders}"
 
 
 async def filled(raw: Any, name: str, count: int) -> None:
@@ -69,15 +74,11 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
         await client.aclose()
         for name in names:
             # Calls that were sent before the client was closed may still be on their way.
-            await until(lambda name=name: is_whole(raw, name, 60))  # type: ignore[misc]
+            await until(partial(raw.llen, name), equals=60)
             assert await numbers(raw, name) == list(range(40, 100))
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
-
-
-async def is_whole(raw: Any, name: str, count: int) -> bool:
-    return bool(await raw.llen(name) == count)
 
 
 async def test_closing_while_the_server_is_busy_loses_nothing(
@@ -124,10 +125,7 @@ async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes
             await asyncio.sleep(0.001)
         with suppress(asyncio.CancelledError):
             await task
-        await until(lambda: is_whole(raw, "orders", 1))
-
-
-Take = "Callable[[DelayedQueue[int]], Awaitable[list[int]]]"
+        await until(lambda: raw.llen("orders"), equals=1)
 
 
 async def by_take(queue: DelayedQueue[int]) -> list[int]:
@@ -146,16 +144,10 @@ async def by_loop(queue: DelayedQueue[int]) -> list[int]:
     return []
 
 
-WAYS: list[Callable[[DelayedQueue[int]], Awaitable[list[int]]]] = [by_take, by_drain, by_loop]
-
-
 @pytest.mark.parametrize("then", ["cut", "silence"])
-@pytest.mark.parametrize("way", WAYS, ids=["take", "drain", "loop"])
+@pytest.mark.parametrize("way", [by_take, by_drain, by_loop])
 async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
-    own_server: PrivateServer,
-    raw: Any,
-    way: Callable[[DelayedQueue[int]], Awaitable[list[int]]],
-    then: Any,
+    own_server: PrivateServer, raw: Any, way: Any, then: Any
 ) -> None:
     async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.5) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
@@ -178,21 +170,16 @@ async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(
     async with Links(own_server) as links, delayq.connect(links.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(number, 3600) for number in range(250)])
-        before = await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True)
+        stored = partial(raw.zrange, DelayedKeys.of("orders").timeout, 0, -1, withscores=True)
+        before = await stored()
         assert await queue.pending.poll_many(1) == [0]
-        await until(lambda: is_confirmed(raw))
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
         links.lose_replies(b"pending")
         with pytest.raises(delayq.ServerError):
             await queue.pending.poll_many(200)
-        await until(lambda: same(raw, before[1:]))
+        await until(stored, equals=before[1:])
         assert await queue.pending.poll_many(1000) == list(range(1, 250))
         assert not await queue.pending.size()
-
-
-async def same(raw: Any, records: Any) -> bool:
-    return bool(
-        await raw.zrange("redisson_delay_queue_timeout:{orders}", 0, -1, withscores=True) == records
-    )
 
 
 async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(
@@ -204,12 +191,8 @@ async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.2):
                 await queue.pending.poll_many(1000)
-        await until(lambda: all_listed(queue))
+        await until(queue.pending.size, equals=1000)
         assert await queue.pending.read_all() == list(range(1000))
-
-
-async def all_listed(queue: DelayedQueue[int]) -> bool:
-    return await queue.pending.size() == 1000
 
 
 async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
@@ -223,12 +206,12 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
             for _ in range(2):
                 await filled(raw, "orders", 1)
                 assert await queue.take() == 0
-            await until(lambda: is_confirmed(raw))
+            await until(lambda: raw.exists(LEASED, LEASES), equals=0)
             # The call is carried out, but from then on nothing reaches the client, nor the server.
             links.lose_replies(b"orders", then="silence", times=None)
             await filled(raw, "orders", 2)
             poll = asyncio.create_task(queue.poll())
-            await until(lambda: raw.exists("delayq_leased:{orders}"))
+            await until(lambda: raw.exists(LEASED))
             links.half_open()
             poll.cancel()
         async with delayq.connect(own_server.url, resync_interval=0.1) as other:
@@ -247,7 +230,7 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
         # request arrived.
         links.lose_replies(b"HDEL")
         assert await queue.take() == 0
-        await until(lambda: is_confirmed(raw), 20)
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
         async with delayq.connect(own_server.url, resync_interval=0.1) as other:
             assert await other.delayed_queue("orders").poll(4.0) is None
 
@@ -261,17 +244,13 @@ async def test_a_confirmation_of_which_one_half_is_refused_is_repeated_until_not
         await filled(raw, "orders", 1)
         # The client is known to have all rights, which holds for some seconds.
         assert await queue.poll(5) == 0
-        await until(lambda: is_confirmed(raw))
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
         await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
         await filled(raw, "orders", 1)
         assert await queue.poll(5) == 0
-        await until(lambda: half_confirmed(raw))
+        await until(lambda: raw.exists(LEASED, LEASES), equals=1)
         await raw.execute_command("ACL", "SETUSER", "default", "+@all")
-        await until(lambda: is_confirmed(raw))
-
-
-async def half_confirmed(raw: Any) -> bool:
-    return bool(await raw.exists("delayq_leased:{orders}", "delayq_leases:{orders}") == 1)
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
 
 
 async def test_a_confirmation_that_a_new_master_lacks_is_repeated(
@@ -286,10 +265,10 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(
         # Pretend that a replica has become the master, having received the call but not its
         # confirmation.
         (_, token), *_ = confirmed._tokens
-        await raw.hset("delayq_leased:{orders}", token, "1:0")
-        await raw.zadd("delayq_leases:{orders}", {token: int(time.time() * 1000) + 300_000})
+        await raw.hset(LEASED, token, "1:0")
+        await raw.zadd(LEASES, {token: int(time.time() * 1000) + 300_000})
         await raw.client_kill_filter(_type="normal", skipme=True)
-        await until(lambda: is_confirmed(raw))
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
         assert await queue.poll() is None
 
 
@@ -314,16 +293,16 @@ async def test_what_went_back_is_not_confirmed_once_more(
             if any(reader.ahead for reader in queue._taker._readers):
                 break
         await until(lambda: queue._taker.is_idle)
-        await until(lambda: is_confirmed(raw))
-        await raw.hset("delayq_leased:{orders}", tokens[-1], "1:0")
-        await raw.zadd("delayq_leases:{orders}", {tokens[-1]: int(time.time() * 1000) + 300_000})
+        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
+        await raw.hset(LEASED, tokens[-1], "1:0")
+        await raw.zadd(LEASES, {tokens[-1]: int(time.time() * 1000) + 300_000})
         confirmed = queue._open.transfer.hand_outs._confirmed
         before = confirmed._path
         await raw.client_kill_filter(_type="normal", skipme=True)
         # The re-check has noticed that the connection broke.
         await until(lambda: confirmed._path != before)
         await client.server_time()
-        assert await raw.hexists("delayq_leased:{orders}", tokens[-1])
+        assert await raw.hexists(LEASED, tokens[-1])
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -358,10 +337,6 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
         assert await raw.exists(fence) == (not answered)
 
 
-async def is_confirmed(raw: Any) -> bool:
-    return not await raw.exists("delayq_leased:{orders}", "delayq_leases:{orders}")
-
-
 async def test_many_messages_go_back_in_short_scripts(
     own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,7 +352,7 @@ async def test_many_messages_go_back_in_short_scripts(
     async with delayq.connect(own_server.url) as client:
         with pytest.raises(delayq.DecodeError):
             await client.delayed_queue("orders").drain()
-        await until(lambda: is_whole(raw, "orders", 500))
+        await until(lambda: raw.llen("orders"), equals=500)
     assert await numbers(raw, "orders") == list(range(500))
     assert max(len(call.request.args) for call in sent) <= 100 + 3
     assert max(sum(len(str(arg)) for arg in call.request.args) for call in sent) < 300_000

@@ -84,7 +84,7 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> N
 
         consumer = asyncio.create_task(consume())
         await until(lambda: got.total() >= good.total())
-        await until(lambda: is_length(raw, KEYS.timeout, 1))
+        await until(lambda: raw.zcard(KEYS.timeout), equals=1)
         assert got == good
         bad = [record for record in records if payload_of(record) is None]
         assert Counter(await raw.lrange(KEYS.quarantine, 0, -1)) == Counter(bad)
@@ -99,10 +99,6 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, seed: int) -> N
         assert got == good
         consumer.cancel()
         await asyncio.gather(consumer, return_exceptions=True)
-
-
-async def is_length(raw: Any, key: str, length: int) -> bool:
-    return bool(await raw.zcard(key) == length)
 
 
 class Opaque:

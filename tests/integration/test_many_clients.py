@@ -302,11 +302,7 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
         queue: DelayedQueue[int] = producer.delayed_queue("jobs")
         # There is no other client yet.
         await queue.offer_many([(-1 - n, 0.02 + n * APART) for n in range(5)])
-
-        async def all_moved() -> bool:
-            return await queue.ready.size() == 5
-
-        await until(all_moved)
+        await until(queue.ready.size, equals=5)
         assert sorted(await queue.drain()) == [-5, -4, -3, -2, -1]
 
         crowd, values = Crowd(kind, server.url), iter(range(10_000))
@@ -327,7 +323,7 @@ async def test_a_producer_moves_what_is_due_and_leaves_it_to_a_consumer_that_is_
             # Without a consumer, the producer moves due messages again.
             await crowd.queues[0].aclose()
             await queue.offer_many([(n, 0.02 + n * APART) for n in range(5)])
-            await until(all_moved)
+            await until(queue.ready.size, equals=5)
 
 
 @pytest.mark.parametrize("lost", ["all links are cut again and again", "one client is deaf"])

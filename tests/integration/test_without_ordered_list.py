@@ -42,11 +42,7 @@ async def test_messages_come_when_they_are_due_in_order(
     await queue.offer_many([(n, 0.05) for n in range(300)])
     got = [await asyncio.wait_for(queue.take(), 10) for _ in range(300)]
     assert got == list(range(300))
-
-    async def all_gone() -> bool:
-        return not await raw.dbsize()
-
-    await until(all_gone, 10)
+    await until(raw.dbsize, equals=0)
 
 
 async def test_first_and_last_mean_by_due_time(queue: DelayedQueue[int]) -> None:

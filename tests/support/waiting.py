@@ -12,15 +12,22 @@ if TYPE_CHECKING:
     from delayq import DelayedQueue
 
 
-async def until(condition: Callable[[], Any], within: float = 20.0) -> None:
-    """Wait until ``condition``, plain or async, is true.
+_TRUE = object()
+
+
+async def until(
+    condition: Callable[[], Any], within: float = 20.0, *, equals: object = _TRUE
+) -> None:
+    """Wait until ``condition``, plain or async, is true, or returns what is given as ``equals``.
 
     Fail after ``within`` seconds, far more than it should take.
     """
     async with asyncio.timeout(within) as limit:
         while True:
             result = condition()
-            if await result if inspect.isawaitable(result) else result:
+            if inspect.isawaitable(result):
+                result = await result
+            if result if equals is _TRUE else result == equals:
                 return
             if limit.expired():
                 # The condition has swallowed the cancellation, which may come just as a call of its
