@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from queue import Queue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 from redis.asyncio import Redis
@@ -65,9 +65,35 @@ async def consume(queue: delayq.ReliableQueue[int], into: list[int]) -> None:
             into.append(message.value)
 
 
-async def taking(queue: delayq.DelayedQueue[int], into: list[int]) -> None:
-    while True:
-        into.append(await queue.take())
+class Both:
+    """A queue of each kind, and the values that its consumer got."""
+
+    def __init__(self, client: Client, **options: Any) -> None:
+        self.jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", **options)
+        self.orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+        self.handled: list[int] = []
+        self.taken: list[int] = []
+
+    async def __aenter__(self) -> Self:
+        self._consumers = [
+            asyncio.create_task(each) for each in (consume(self.jobs, self.handled), self._take())
+        ]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await cancelled(*self._consumers)
+
+    async def _take(self) -> None:
+        while True:
+            self.taken.append(await self.orders.take())
+
+    async def offer(self, value: int, delay: float = 0) -> None:
+        await self.jobs.offer(value, delay)
+        await self.orders.offer(value, delay)
+
+    async def got(self, *values: int) -> None:
+        """Wait until each consumer has got these, in any order."""
+        await until(lambda: sorted(self.handled) == sorted(self.taken) == [*values])
 
 
 async def cancelled(*tasks: asyncio.Task[Any]) -> None:
@@ -82,27 +108,17 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 async def test_after_flushall_consumers_go_on_with_what_is_offered_then(
     client: Client, server: PrivateServer
 ) -> None:
-    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
-    handled: list[int] = []
-    taken: list[int] = []
-    consumers = [
-        asyncio.create_task(consume(jobs, handled)),
-        asyncio.create_task(taking(orders, taken)),
-    ]
-    await jobs.offer(1)
-    await orders.offer(1)
-    await until(lambda: (handled, taken) == ([1], [1]))
-    # Wait for the acknowledgement as well: otherwise its lease is lost, which delayq reports.
-    await until(lambda: client.queue_statistics()[0].acked == 1)
-    # The timers are armed for these, which vanish. On a machine that freezes in the meantime, they
-    # arrive before that.
-    await jobs.offer(2, 0.3)
-    await orders.offer(2, 0.3)
-    server.flush()
-    await jobs.offer(3, 0.5)
-    await orders.offer(3, 0.5)
-    await until(lambda: handled[-1] == taken[-1] == 3)
-    await cancelled(*consumers)
+    async with Both(client) as both:
+        await both.offer(1)
+        await both.got(1)
+        # Wait for the acknowledgement as well: otherwise its lease is lost, which delayq reports.
+        await until(lambda: client.queue_statistics()[0].acked == 1)
+        # The timers are armed for these, which vanish. On a machine that freezes in the meantime,
+        # they arrive before that.
+        await both.offer(2, 0.3)
+        server.flush()
+        await both.offer(3, 0.5)
+        await until(lambda: both.handled[-1] == both.taken[-1] == 3)
 
 
 async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(
@@ -186,26 +202,18 @@ def info(server: PrivateServer) -> bytes:
 @pytest.mark.every_server
 async def test_a_brief_demotion_costs_only_time(start: Callable[..., PrivateServer]) -> None:
     primary, other = start(tcp=True), start(tcp=True)
-    async with delayq.connect(primary.url, resync_interval=0.2) as client:
-        jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
-        handled: list[int] = []
-        taken: list[int] = []
-        consumers = [
-            asyncio.create_task(consume(jobs, handled)),
-            asyncio.create_task(taking(orders, taken)),
-        ]
-        await jobs.offer(1)
-        await until(lambda: handled == [1])
+    async with delayq.connect(primary.url, resync_interval=0.2) as client, Both(client) as both:
+        await both.offer(1)
+        await both.got(1)
         # Replicating a server that it never reaches: it is read-only and keeps its data.
         primary.call("REPLICAOF", "127.0.0.1", "1")
-        offers = [asyncio.create_task(jobs.offer(2)), asyncio.create_task(orders.offer(2))]
+        offers = [asyncio.create_task(queue.offer(2)) for queue in (both.jobs, both.orders)]
         await asyncio.sleep(0.3)
         assert not any(offer.done() for offer in offers)
         primary.call("REPLICAOF", "NO", "ONE")
         async with asyncio.timeout(20):
             await asyncio.gather(*offers)
-        await until(lambda: (handled, taken) == ([1, 2], [2]))
-        await cancelled(*consumers)
+        await both.got(1, 2)
     assert other.is_running()
 
 
@@ -216,30 +224,21 @@ async def test_a_brief_demotion_costs_only_time(start: Callable[..., PrivateServ
 async def test_a_step_of_the_clients_clock_moves_no_message(
     client: Client, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    jobs, orders = client.reliable_queue("jobs", lease=2), client.delayed_queue("orders")
     clock, nanoseconds = time.time, time.time_ns
-    handled: list[int] = []
-    taken: list[int] = []
-    consumers = [
-        asyncio.create_task(consume(jobs, handled)),
-        asyncio.create_task(taking(orders, taken)),
-    ]
-    await jobs.offer(1, 0.3)
-    await orders.offer(1, 0.3)
-    (held,) = await offered_and_claimed(client)
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    monkeypatch.setattr(time, "time", lambda: clock() + hours * HOUR)
-    monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + hours * 3_600_000_000_000)
-    await jobs.offer(2, 0.5)
-    await orders.offer(2, 0.5)
-    await asyncio.sleep(0.1)
-    assert (handled, taken) == ([], []), "nothing is early"
-    await until(lambda: (handled, taken) == ([1, 2], [1, 2]))
-    assert loop.time() - started >= 0.5
-    await held.extend(30)
-    await held.ack()
-    await cancelled(*consumers)
+    async with Both(client, lease=2) as both:
+        await both.offer(1, 0.3)
+        (held,) = await offered_and_claimed(client)
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        monkeypatch.setattr(time, "time", lambda: clock() + hours * HOUR)
+        monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + hours * 3_600_000_000_000)
+        await both.offer(2, 0.5)
+        await asyncio.sleep(0.1)
+        assert (both.handled, both.taken) == ([], []), "nothing is early"
+        await both.got(1, 2)
+        assert loop.time() - started >= 0.5
+        await held.extend(30)
+        await held.ack()
 
 
 async def offered_and_claimed(client: Client) -> list[delayq.Message[int]]:
@@ -286,24 +285,13 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         environment.setenv("FAKETIME_NO_CACHE", "1")
         environment.setenv("FAKETIME_DONT_FAKE_MONOTONIC", "1")
         server = start()
-    async with delayq.connect(server.url, resync_interval=0.2) as client:
-        jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
-        handled: list[int] = []
-        taken: list[int] = []
-        consumers = [
-            asyncio.create_task(consume(jobs, handled)),
-            asyncio.create_task(taking(orders, taken)),
-        ]
-        await jobs.offer(1, HOUR / 2)
-        await orders.offer(1, HOUR / 2)
+    async with delayq.connect(server.url, resync_interval=0.2) as client, Both(client) as both:
+        await both.offer(1, HOUR / 2)
         clock.write_text(step)
         # Under load the server may still run a script at the old time.
         await until(lambda: stepped(server))
-        await jobs.offer(2, 0.3)
-        await orders.offer(2, 0.3)
-        due = [1, 2] if step == "+1h" else [2]
-        await until(lambda: (sorted(handled), sorted(taken)) == (due, due))
-        await cancelled(*consumers)
+        await both.offer(2, 0.3)
+        await both.got(*([1, 2] if step == "+1h" else [2]))
 
 
 # Permissions
