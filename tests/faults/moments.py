@@ -42,7 +42,7 @@ from tests.support.servers import PrivateServer, find_kinds
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
     from typing import Self
 
 ROUND_TRIPS = (20, 100, 250)
@@ -182,17 +182,15 @@ class Outcome:
     @property
     def flaws(self) -> list[str]:
         """Everything that must not happen, in words."""
+        places: dict[str, Mapping[str, Sequence[Any]]] = {
+            "lost": self.lost,
+            "doubled": self.doubled,
+            "unreadable astray": self.strayed,
+        }
         found = [
-            f"{len(values)} lost of {where}: {sorted(values)[:8]}"
-            for where, values in self.lost.items()
-        ]
-        found += [
-            f"{len(values)} doubled of {where}: {sorted(values)[:8]}"
-            for where, values in self.doubled.items()
-        ]
-        found += [
-            f"{len(values)} unreadable astray of {where}: {sorted(values)[:3]}"
-            for where, values in self.strayed.items()
+            f"{len(values)} {flaw} of {where}: {sorted(values)[:8]}"
+            for flaw, by_queue in places.items()
+            for where, values in by_queue.items()
         ]
         found += [f"out of order: {words}" for words in self.disordered]
         if self.closed_in > self.bound:
@@ -555,7 +553,7 @@ class Trials:
                     await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
             # A message that is delivered twice arrives now, or has already done so.
             with suppress(TimeoutError):
-                await until(lambda: self._nothing_lasts(plan), LEASE + 2)
+                await until(lambda: self._left(plan), LEASE + 2, equals=[])
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -583,9 +581,6 @@ class Trials:
             seen.rest.append(message.value)
             await message.ack()
 
-    async def _nothing_lasts(self, plan: Plan) -> bool:
-        return not await self._left(plan)
-
     async def _left(self, plan: Plan) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""
         names = [
@@ -593,13 +588,8 @@ class Trials:
             async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000)
             if b"quarantine" not in key
         ]
-        return sorted(
-            [
-                name.decode()
-                for name in names
-                if await self._raw.type(name) not in (b"string", b"none")
-            ]
-        )
+        holding = [n for n in names if await self._raw.type(n) not in (b"string", b"none")]
+        return sorted(name.decode() for name in holding)
 
     async def _judge(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         for number, (way, one) in enumerate(zip(plan.queues, seen, strict=True)):
@@ -664,31 +654,28 @@ def _batch(plans: Sequence[Plan], at_once: int) -> list[Outcome]:
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a table with a line for each ending and round trip."""
-    head = (
-        f"{'ending':<18} {'ms':>4} {'trials':>7} {'offered':>8} {'delivered':>9} {'lost':>5}"
-        f" {'doubled':>7} {'astray':>6}"
-    )
-    lines = [
-        head
-        + f" {'kept':>5} {'order':>5} {'slow':>5} {'left':>5} {'errors':>6} {'longest close':>13}"
-    ]
+    columns: dict[str, Callable[[Outcome], int]] = {
+        "trials": lambda _: 1,
+        "offered": lambda one: one.offered,
+        "delivered": lambda one: one.delivered,
+        "lost": lambda one: sum(map(len, one.lost.values())),
+        "doubled": lambda one: sum(map(len, one.doubled.values())),
+        "astray": lambda one: sum(map(len, one.strayed.values())),
+        "kept": lambda one: one.kept,
+        "order": lambda one: len(one.disordered),
+        "slow": lambda one: one.closed_in > one.bound,
+        "left": lambda one: len(one.left),
+        "errors": lambda one: len(one.errors),
+    }
+    lines = [f"{'ending':<18} {'ms':>4} {' '.join(map('{:>9}'.format, columns))} longest close"]
     groups: dict[tuple[str, str], list[Outcome]] = {}
     for one in sorted(outcomes, key=lambda one: (one.plan.ending, one.plan.round_trip)):
         groups.setdefault((one.plan.ending, str(one.plan.round_trip)), []).append(one)
     groups["all", ""] = list(outcomes)
     for (ending, ms), some in groups.items():
-        lost = sum(len(values) for one in some for values in one.lost.values())
-        doubled = sum(len(values) for one in some for values in one.doubled.values())
-        astray = sum(len(values) for one in some for values in one.strayed.values())
-        slow = sum(one.closed_in > one.bound for one in some)
-        lines.append(
-            f"{ending:<18} {ms:>4} {len(some):>7} {sum(one.offered for one in some):>8}"
-            f" {sum(one.delivered for one in some):>9} {lost:>5} {doubled:>7} {astray:>6}"
-            f" {sum(one.kept for one in some):>5} {sum(len(one.disordered) for one in some):>5}"
-            f" {slow:>5} {sum(len(one.left) for one in some):>5}"
-            f" {sum(len(one.errors) for one in some):>6}"
-            f" {max((one.closed_in for one in some), default=0):>13.2f}"
-        )
+        sums = " ".join(f"{sum(map(count, some)):>9}" for count in columns.values())
+        longest = max((one.closed_in for one in some), default=0)
+        lines.append(f"{ending:<18} {ms:>4} {sums} {longest:>13.2f}")
     return lines
 
 

@@ -28,24 +28,7 @@ names = st.one_of(
 def every_key(keys: DelayedKeys | ReliableKeys) -> list[str]:
     """Return all keys and channels of a queue, including those of some calls."""
     if isinstance(keys, DelayedKeys):
-        fixed = [
-            keys.ready,
-            keys.timeout,
-            keys.ordered,
-            keys.channel,
-            keys.quarantine,
-            keys.leases,
-            keys.leased,
-            keys.turns,
-        ]
-        return [*fixed, keys.fence("0123456789ab-00000001")]
-    fixed = [
-        *keys.messages,
-        keys.wake,
-        keys.done,
-        keys.dead,
-        keys.dead_messages,
-        keys.paused,
-        keys.schedules,
-    ]
-    return [*fixed, keys.call("0123456789ab-0"), keys.call("0123456789ab-1")]
+        shared = [keys.ready, keys.timeout, keys.ordered, keys.channel, keys.quarantine]
+        return [*shared, keys.leases, keys.leased, keys.turns, keys.fence("0123456789ab-00000001")]
+    shared = [*keys.messages, keys.wake, keys.done, keys.dead, keys.dead_messages, keys.paused]
+    return [*shared, keys.schedules, keys.call("0123456789ab-0"), keys.call("0123456789ab-1")]
