@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._redis.pool import ConnectionPool
 
 
+Ints = Batcher[int, int]
 SCRIPT = Script("delayed/offer")
 
 
@@ -41,6 +42,7 @@ class Store:
         self.busy = False
         self.repeated: list[tuple[list[int], OutcomeUnknown | None]] = []
         self.sent_beside: list[object] = []
+        self.background = Background()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def run_soon(
@@ -75,10 +77,15 @@ class Store:
     def request(self, items: Sequence[int], slot: int) -> Request:
         return Request(SCRIPT, (f"slot {slot}",), list(items))
 
-    def batcher(self, background: Background, **options: Any) -> Batcher[int, int]:
+    def reply(self, count: int = 1) -> None:
+        """Carry out calls."""
+        for _ in range(count):
+            self.answer.put_nowait(None)
+
+    def batcher(self, **options: Any) -> Ints:
         return Batcher(
             cast("RedisClient", self),
-            background,
+            self.background,
             **{
                 "request": self.request,
                 "repeat": self.repeat,
@@ -94,15 +101,14 @@ class Store:
 async def store() -> AsyncIterator[Store]:
     store = Store()
     yield store
+    await store.background.aclose()
     for task in store._tasks:
         task.cancel()
 
 
 @pytest.fixture
-async def batcher(store: Store) -> AsyncIterator[Batcher[int, int]]:
-    background = Background()
-    yield store.batcher(background)
-    await background.aclose()
+async def batcher(store: Store) -> Ints:
+    return store.batcher()
 
 
 async def turns(count: int = 5) -> None:
@@ -111,25 +117,22 @@ async def turns(count: int = 5) -> None:
 
 
 async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     first = batcher.submit(1, 1)
     assert store.batches == [[1]]
     later = [batcher.submit(i, 1) for i in (2, 3)]
     await turns()
     assert store.batches == [[1]]
-    store.answer.put_nowait(None)
+    store.reply()
     assert await first == 10
-    store.answer.put_nowait(None)
+    store.reply()
     assert [await future for future in later] == [20, 30]
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes(
-    store: Store, batcher: Batcher[int, int]
-) -> None:
-    for _ in range(5):
-        store.answer.put_nowait(None)
+async def test_batches_are_bounded_in_items_and_bytes(store: Store, batcher: Ints) -> None:
+    store.reply(5)
     futures = batcher.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
     assert await asyncio.gather(*futures) == [0, 10, 20, 30, 40, 50, 60]
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
@@ -138,23 +141,18 @@ async def test_batches_are_bounded_in_items_and_bytes(
 async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_others_do_not(
     store: Store,
 ) -> None:
-    background = Background()
     for uncancellable in (False, True):
-        batcher = store.batcher(background, uncancellable=uncancellable)
+        batcher = store.batcher(uncancellable=uncancellable)
         first = batcher.submit(1, 1)
         await turns()
         batcher.submit(2, 1).cancel()
         last = batcher.submit(3, 1)
-        for _ in range(2):
-            store.answer.put_nowait(None)
+        store.reply(2)
         assert list(await asyncio.gather(first, last)) == [10, 30]
     assert store.batches == [[1], [3], [1], [2, 3]]
-    await background.aclose()
 
 
-async def test_an_error_reaches_exactly_the_calls_it_concerns(
-    store: Store, batcher: Batcher[int, int]
-) -> None:
+async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store, batcher: Ints) -> None:
     failing = batcher.submit_many((i, 1) for i in range(3))
     fine = batcher.submit(9, 1)
     # Answer the failing batch, then the next one.
@@ -168,21 +166,21 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(
 
 
 async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     first = batcher.submit(1, 1)
     later = batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
     await until(lambda: store.repeated == [([1], None)])
     assert store.batches == [[1]]
-    store.answer.put_nowait(None)
+    store.reply()
     assert await first == 100
-    store.answer.put_nowait(None)
+    store.reply()
     assert await later == 20
 
 
 async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     lost = OutcomeUnknown("the line broke")
     first = batcher.submit(1, 1)
@@ -194,11 +192,11 @@ async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(
 
 
 async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     store.busy = True
     first = batcher.submit(1, 1)
-    store.answer.put_nowait(None)
+    store.reply()
     assert await first == 100
     assert store.repeated == [([1], None)]
 
@@ -206,48 +204,41 @@ async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(
 async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(
     store: Store,
 ) -> None:
-    background = Background()
-    batcher = store.batcher(
-        background, results=lambda _, reply: reply if reply[0] > 10 else reply["no"]
-    )
+    batcher = store.batcher(results=lambda _, reply: reply if reply[0] > 10 else reply["no"])
     first, later = batcher.submit(1, 1), batcher.submit(2, 1)
-    for _ in range(2):
-        store.answer.put_nowait(None)
+    store.reply(2)
     with pytest.raises(TypeError):
         await first
     assert await later == 20
-    await background.aclose()
 
 
 async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     first = batcher.submit(1, 1)
     await turns()
     gone, stays = batcher.submit(2, 1), batcher.submit(3, 1)
     gone.cancel()
-    store.answer.put_nowait(None)
-    store.answer.put_nowait(None)
+    store.reply(2)
     assert [await first, await stays] == [10, 30]
     assert store.batches == [[1], [3]]
 
 
 async def test_a_caller_that_is_cancelled_too_late_harms_no_other(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     gone, stays = batcher.submit_many([(1, 1), (2, 1)])
     gone.cancel()
-    store.answer.put_nowait(None)
+    store.reply()
     assert await stays == 20
 
 
 async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes_are_reported(
     store: Store,
 ) -> None:
-    background = Background()
     reported: list[tuple[int, int | BaseException]] = []
     batcher = store.batcher(
-        background, on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
+        on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
     )
     batcher.fire_and_forget(1, 1)
     batcher.fire_and_forget(2, 1)
@@ -255,7 +246,7 @@ async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes
     await turns()
     assert store.batches == [[1, 2]]
     assert batcher.unanswered == 2
-    store.answer.put_nowait(None)
+    store.reply()
     await batcher.flush()
     assert reported == [(1, 10), (2, 20)]
     assert batcher.unanswered == 0
@@ -272,11 +263,10 @@ async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes
         (4, "no"),
         (5, "no"),
     ]
-    await background.aclose()
 
 
 async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(
-    store: Store, batcher: Batcher[int, int]
+    store: Store, batcher: Ints
 ) -> None:
     await batcher.flush()
     first = batcher.submit(1, 1)
@@ -285,7 +275,7 @@ async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(
     await turns()
     third = batcher.submit(3, 1)
     for _ in range(2):
-        store.answer.put_nowait(None)
+        store.reply()
         await turns()
     # The second and the third travel together here.
     assert flushed.done()
@@ -293,36 +283,33 @@ async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(
     gone = batcher.submit(4, 1), batcher.submit(5, 1)
     gone[1].cancel()
     flushed = asyncio.create_task(batcher.flush())
-    store.answer.put_nowait(None)
+    store.reply()
     await asyncio.wait_for(flushed, 10)
 
 
 async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_that_cannot(
     store: Store,
 ) -> None:
-    background = Background()
     reported: list[str] = []
     for answer in (True, False):
         batcher = store.batcher(
-            background, on_outcome=lambda _, outcome: reported.append(type(outcome).__name__)
+            on_outcome=lambda _, outcome: reported.append(type(outcome).__name__)
         )
         batcher.fire_and_forget(1, 1)
         if answer:
-            store.answer.put_nowait(None)
+            store.reply()
         await batcher.aclose(5 if answer else 0.01)
         await batcher.flush()
         with pytest.raises(Closed):
             batcher.fire_and_forget(2, 1)
     assert reported == ["int", "OutcomeUnknown"]
-    await background.aclose()
 
 
 async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_its_connection(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 2)
-    batcher = store.batcher(background)
+    batcher = store.batcher()
     first = batcher.submit(1, 1)
     second = batcher.submit(2, 1)
     assert store.batches == [[1]]
@@ -332,8 +319,7 @@ async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_it
     # With two calls in flight, further items wait, however many there are.
     rest = batcher.submit_many((item, 1) for item in (4, 5, 6, 7))
     assert len(store.batches) == 2
-    for _ in range(4):
-        store.answer.put_nowait(None)
+    store.reply(4)
     assert [await future for future in (first, second, third, *rest)] == [
         10,
         20,
@@ -344,13 +330,11 @@ async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_it
         70,
     ]
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
-    await background.aclose()
 
 
 async def test_each_slot_has_one_call_in_flight(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     slots: list[str] = []
 
@@ -358,34 +342,29 @@ async def test_each_slot_has_one_call_in_flight(
         slots.append(f"{items} in {slot}")
         return store.request(items, slot)
 
-    batcher = store.batcher(background, request=noted)
+    batcher = store.batcher(request=noted)
     futures = [batcher.submit(item, 1) for item in range(9)]
-    for _ in range(5):
-        store.answer.put_nowait(None)
+    store.reply(5)
     await asyncio.gather(*futures)
     assert slots == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
-    await background.aclose()
 
 
 async def test_while_a_batch_is_repeated_nothing_leaves_and_the_other_gets_its_reply(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
-    batcher = store.batcher(background)
+    batcher = store.batcher()
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     store.answer.put_nowait(ServerUnavailable("restarting"))
-    store.answer.put_nowait(None)
+    store.reply()
     assert await second == 20
     third = batcher.submit(3, 1)
     await turns()
     assert store.batches == [[1], [2]]
     assert not first.done()
-    for _ in range(2):
-        store.answer.put_nowait(None)
+    store.reply(2)
     assert await first == 100
     assert await third == 30
-    await background.aclose()
 
 
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(
@@ -395,38 +374,34 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(
 
     On separate connections, the second might overtake the first.
     """
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
-    batcher = store.batcher(background)
+    batcher = store.batcher()
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
     for _ in range(2):
         store.answer.put_nowait(ServerUnavailable("it does not know the script"))
     await turns(10)
     assert store.repeated == [([1], None)]
-    store.answer.put_nowait(None)
+    store.reply()
     assert await first == 100
     await turns()
     assert store.repeated == [([1], None), ([2], None)]
-    store.answer.put_nowait(None)
+    store.reply()
     assert await second == 200
-    await background.aclose()
 
 
 async def test_closing_with_two_batches_in_flight_fails_both(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
-    batcher = store.batcher(background)
+    batcher = store.batcher()
     futures = [batcher.submit(1, 1), batcher.submit(2, 1)]
     await batcher.aclose(0.01)
     for outcome in await asyncio.gather(*futures, return_exceptions=True):
         assert isinstance(outcome, OutcomeUnknown)
-    await background.aclose()
 
 
 async def test_callers_are_held_up_while_too_much_waits(
-    store: Store, batcher: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
+    store: Store, batcher: Ints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
     most = 0
@@ -444,8 +419,7 @@ async def test_callers_are_held_up_while_too_much_waits(
     assert batcher.is_full
     assert most == 120
     callers[5].cancel()
-    for _ in range(10):
-        store.answer.put_nowait(None)
+    store.reply(10)
     answers = await asyncio.gather(*callers, return_exceptions=True)
     assert [answer for answer in answers if not isinstance(answer, BaseException)] == [
         0,
@@ -463,7 +437,7 @@ async def test_callers_are_held_up_while_too_much_waits(
 
 
 async def test_closing_lets_in_callers_that_are_held_up(
-    store: Store, batcher: Batcher[int, int], monkeypatch: pytest.MonkeyPatch
+    store: Store, batcher: Ints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 0)
     with suppress(Closed, OutcomeUnknown):
@@ -475,9 +449,7 @@ async def test_closing_lets_in_callers_that_are_held_up(
         await asyncio.gather(first, second)
 
 
-async def test_closing_tells_unsent_items_from_unknown_ones(
-    store: Store, batcher: Batcher[int, int]
-) -> None:
+async def test_closing_tells_unsent_items_from_unknown_ones(store: Store, batcher: Ints) -> None:
     unknown = batcher.submit(1, 1)
     await turns()
     unsent = batcher.submit(2, 1)
@@ -491,28 +463,25 @@ async def test_closing_tells_unsent_items_from_unknown_ones(
 
 
 async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Store) -> None:
-    background = Background()
     store.busy = True
-    waiting = store.batcher(background).submit(1, 1)
+    waiting = store.batcher().submit(1, 1)
     await until(lambda: store.repeated)
-    await background.aclose()
+    await store.background.aclose()
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(waiting, 10)
 
 
-async def test_closing_waits_for_batches_in_flight(
-    store: Store, batcher: Batcher[int, int]
-) -> None:
+async def test_closing_waits_for_batches_in_flight(store: Store, batcher: Ints) -> None:
     future = batcher.submit(1, 1)
     await turns()
     closing = asyncio.create_task(batcher.aclose(5))
     await turns()
-    store.answer.put_nowait(None)
+    store.reply()
     await closing
     assert await future == 10
 
 
-async def test_closing_an_idle_batcher_does_nothing(batcher: Batcher[int, int]) -> None:
+async def test_closing_an_idle_batcher_does_nothing(batcher: Ints) -> None:
     await batcher.aclose(5)
 
 
@@ -528,7 +497,7 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 
 @pytest.fixture
-def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Batcher[int, int]]:
+def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ints]:
     """Return a factory of groups that cannot send.
 
     A call is tried for 0.4 s, as its request says, and then gives up.
@@ -547,11 +516,11 @@ def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
             raise ServerUnavailable("nobody answers")
         return [item * 100 for item in items]
 
-    return lambda: store.batcher(Background(), expires=True, repeat=repeat)
+    return lambda: store.batcher(expires=True, repeat=repeat)
 
 
 async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
-    store: Store, in_an_outage: Callable[[], Batcher[int, int]]
+    store: Store, in_an_outage: Callable[[], Ints]
 ) -> None:
     batcher, loop = in_an_outage(), asyncio.get_running_loop()
     ended: list[float] = []
@@ -575,7 +544,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 
 
 async def test_waiting_items_do_not_fail_while_others_are_carried_out(
-    store: Store, in_an_outage: Callable[[], Batcher[int, int]]
+    store: Store, in_an_outage: Callable[[], Ints]
 ) -> None:
     """A slow server does not count as an outage: ten batches, each of which takes half of the time
     that an item may wait.
@@ -586,7 +555,7 @@ async def test_waiting_items_do_not_fail_while_others_are_carried_out(
     futures = batcher.submit_many((item, 1) for item in range(30))
     for _ in range(10):
         await asyncio.sleep(0.2)
-        store.answer.put_nowait(None)
+        store.reply()
     assert await asyncio.wait_for(asyncio.gather(*futures), 20) == [item * 10 for item in range(30)]
 
 
@@ -595,8 +564,7 @@ async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
     monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
-    background = Background()
-    batcher = store.batcher(background, expires=True)
+    batcher = store.batcher(expires=True)
     futures = [batcher.submit(1, 1), batcher.submit(2, 200)]
     moved = Redirected("MOVED 866 10.0.0.7:6379", cast("ConnectionPool", None), asking=False)
     store.answer.put_nowait(moved)
@@ -607,11 +575,11 @@ async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
     assert caught.value.__cause__ is None
     for future in futures:
         future.cancel()
-    await background.aclose()
+    await store.background.aclose()
 
 
 async def test_callers_that_are_held_up_fail_in_their_own_time_too(
-    store: Store, in_an_outage: Callable[[], Batcher[int, int]], monkeypatch: pytest.MonkeyPatch
+    store: Store, in_an_outage: Callable[[], Ints], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._engine.batcher.MOST_WAITING", 100)
     batcher, loop = in_an_outage(), asyncio.get_running_loop()
@@ -634,32 +602,27 @@ async def test_batches_of_one_call_do_not_leave_side_by_side(
     """A server that is not ready for the first batch but is for the second would store them in the
     wrong order.
     """
-    background = Background()
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
-    batcher = store.batcher(background)
+    batcher = store.batcher()
     futures = batcher.submit_many((item, 1) for item in range(6))
     assert store.batches == [[0, 1, 2]]
     store.answer.put_nowait(ServerUnavailable("BUSY"))
     await until(lambda: store.repeated == [([0, 1, 2], None)])
     assert store.batches == [[0, 1, 2]]
-    for _ in range(2):
-        store.answer.put_nowait(None)
+    store.reply(2)
     assert await asyncio.gather(*futures) == [0, 100, 200, 30, 40, 50]
-    await background.aclose()
 
 
 async def test_a_request_that_cannot_be_built_fails_its_items_alone(store: Store) -> None:
-    background = Background()
 
     def broken(items: Sequence[int], slot: int) -> Request:
         if 13 in items:
             raise TypeError("not this one")
         return store.request(items, slot)
 
-    batcher = store.batcher(background, request=broken)
+    batcher = store.batcher(request=broken)
     bad, good = batcher.submit(13, 1), batcher.submit(2, 1)
-    store.answer.put_nowait(None)
+    store.reply()
     with pytest.raises(TypeError):
         await bad
     assert await good == 20
-    await background.aclose()
