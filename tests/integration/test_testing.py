@@ -443,79 +443,36 @@ def anyio_backend():
 """
 
 
-def run_pytest(
-    folder: Path, mark: str, *options: str, more: str = ""
-) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, tests: str, *options: str) -> str:
+    """Run tests in a process of their own. Return what pytest says."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
-    (folder / "test_it.py").write_text(_TESTS.replace("async def", f"{mark}\nasync def") + more)
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-W",
-        "error",
-        f"--rootdir={folder}",
-        *options,
-    ]
-    command += ["-o", "asyncio_default_fixture_loop_scope=function"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    (folder / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     return subprocess.run(
-        [*command, str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-        cwd=folder,
-    )
-
-
-@needs_embedded
-@pytest.mark.parametrize(
-    ("mark", "options"), [("@pytest.mark.anyio", ()), ("", ("-o", "anyio_mode=auto"))]
-)
-def test_the_fixtures_work_with_anyios_plugin(
-    tmp_path: Path, mark: str, options: tuple[str, ...]
-) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    result = run_pytest(tmp_path, mark, *options, more=_BACKEND)
-    assert "2 passed" in result.stdout, result.stdout
-
-
-@needs_embedded
-@pytest.mark.parametrize(
-    ("mark", "options"), [("@pytest.mark.asyncio", ()), ("", ("-o", "asyncio_mode=auto"))]
-)
-def test_the_fixtures_work_with_pytest_asyncio(
-    tmp_path: Path, mark: str, options: tuple[str, ...]
-) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    result = run_pytest(tmp_path, mark, *options)
-    assert "2 passed" in result.stdout, result.stdout
-
-
-def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
-    (tmp_path / "test_it.py").write_text("def test_it(delayq_client): pass\n")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:asyncio",
-        str(tmp_path),
-    ]
-    result = subprocess.run(
-        command,
+        [*command, f"--rootdir={folder}", str(folder)],
         capture_output=True,
         text=True,
         check=False,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-    )
-    assert "delayq_client works only in async tests" in result.stdout
+        cwd=folder,
+    ).stdout
+
+
+@needs_embedded
+@pytest.mark.parametrize("plugin", ["anyio", "asyncio"])
+@pytest.mark.parametrize("way", ["mark", "auto"])
+def test_the_fixtures_work_with_both_plugins(tmp_path: Path, plugin: str, way: str) -> None:
+    options = ["-W", "error", "-o", "asyncio_default_fixture_loop_scope=function"]
+    tests = _TESTS + (_BACKEND if plugin == "anyio" else "")
+    if way == "mark":
+        tests = tests.replace("async def", f"@pytest.mark.{plugin}\nasync def")
+    else:
+        options += ["-o", f"{plugin}_mode=auto"]
+    said = run_pytest(tmp_path, tests, *options)
+    assert "2 passed" in said, said
+
+
+def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) -> None:
+    said = run_pytest(tmp_path, "def test_it(delayq_client): pass\n", "-p", "no:asyncio")
+    assert "delayq_client works only in async tests" in said

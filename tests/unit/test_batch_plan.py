@@ -44,18 +44,6 @@ def add(plan: BatchPlan[int, str], items: Iterable[int], since: float = 0.0) -> 
 
 
 class TestLeaving:
-    def test_a_lone_item_leaves_at_once_and_the_next_ones_together(self) -> None:
-        lone = plan()
-        assert lone.add(1, 1, "1", 0.0)
-        (first,) = left(lone)
-        assert (first.items, first.waiters, first.slot) == ([1], ["1"], 0)
-        assert not lone.add(2, 1, "2", 0.0)
-        assert not lone.add(3, 1, "3", 0.0)
-        assert left(lone) == []
-        lone.on_success(first, 0.0)
-        (second,) = left(lone)
-        assert second.items == [2, 3]
-
     def test_enough_items_leave_beside_a_batch_in_flight_and_no_third_one_does(self) -> None:
         busy = plan(max_items=ENOUGH)
         add(busy, [0])
@@ -78,15 +66,6 @@ class TestLeaving:
         busy.on_success(first, 0.0)
         add(busy, range(ENOUGH))
         assert [batch.slot for batch in left(busy)] == [0]
-
-    def test_items_added_together_never_leave_side_by_side(self) -> None:
-        many = plan(max_items=ENOUGH)
-        waiters = many.add_many([(item, 1) for item in range(2 * ENOUGH)], lambda: "waiter", 0.0)
-        assert waiters == ["waiter"] * 2 * ENOUGH
-        (first,) = left(many)
-        many.on_success(first, 0.0)
-        (second,) = left(many)
-        assert first.items + second.items == [*range(2 * ENOUGH)]
 
     def test_nothing_leaves_while_a_batch_is_being_repeated(self) -> None:
         failing = plan()
@@ -120,11 +99,6 @@ class TestLeaving:
             True,
             True,
         ]
-
-    def test_batches_are_bounded_in_items_and_bytes(self) -> None:
-        bounded = plan(max_items=3, max_bytes=100)
-        bounded.add_many(enumerate((1, 1, 1, 1, 99, 500, 1)), str, 0.0)
-        assert [batch.items for batch in bounded.waiting] == [[0, 1, 2], [3, 4], [5], [6]]
 
     def test_waiting_bytes_count_until_a_batch_leaves(self) -> None:
         full = plan(max_bytes=2 * MOST_WAITING)
