@@ -21,7 +21,7 @@ from tests.faults.history import Delivered, End, Notes, now_us
 from tests.support.links import detour
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -115,40 +115,28 @@ class Consumer:
                 await asyncio.sleep(0.005)
 
     async def _reliable(self) -> bool:
-        queue = open_reliable(self._client, self._queue)
-        async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
-            async for message in messages:
-                ends_us = micros(message.lease_ends_at)
-                one = Delivered(
-                    message.value,
-                    now_us(),
-                    self._who,
-                    message.id,
-                    micros(message.due_at),
-                    ends_us - int(LEASE * 1_000_000),
-                    ends_us,
-                    message.attempt,
-                )
-                await self._handle(one, message)
-                if self._chance.random() < self._habits.leaves:
-                    return True
-        return False
+        return await self._leased(aiter(open_reliable(self._client, self._queue)))
 
     async def _deliveries(self) -> bool:
         queue = open_delayed(self._client)
-        async with aclosing(queue.deliveries(LEASE, retry_delay=RETRY_DELAY)) as deliveries:  # type: ignore[type-var]
-            async for delivery in deliveries:
-                ends_us = micros(delivery.lease_ends_at)
-                # The message leaves the server when its lease begins, and the end of the lease was
+        return await self._leased(queue.deliveries(LEASE, retry_delay=RETRY_DELAY))
+
+    async def _leased(
+        self, messages: AsyncIterator[delayq.Message[int] | delayq.Delivery[int]]
+    ) -> bool:
+        async with aclosing(messages):  # type: ignore[type-var]
+            async for message in messages:
+                # A delivery leaves the server when its lease begins, and the end of the lease was
                 # rounded up to milliseconds.
+                ends_us = micros(message.lease_ends_at)
+                claimed_us = ends_us - int(LEASE * 1_000_000)
                 one = Delivered(
-                    delivery.value,
-                    now_us(),
-                    self._who,
-                    claimed_us=ends_us - int(LEASE * 1_000_000),
-                    ends_us=ends_us,
+                    message.value, now_us(), self._who, claimed_us=claimed_us, ends_us=ends_us
                 )
-                await self._handle(one, delivery)
+                if isinstance(message, delayq.Message):
+                    one.copy, one.attempt = message.id, message.attempt
+                    one.due_us = micros(message.due_at)
+                await self._handle(one, message)
                 if self._chance.random() < self._habits.leaves:
                     return True
         return False
