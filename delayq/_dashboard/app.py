@@ -124,10 +124,6 @@ class _Board:
         self._templates = environment()
         self._streams = 0
         self._watched: dict[tuple[str, str], _Watched] = {}
-        failures: Mapping[Any, Callable[[Request, Exception], Awaitable[Response]]] = {
-            HTTPException: self._failed,
-            DelayqError: self._failed,
-        }
         self.app = Starlette(
             routes=[
                 Route("/", self._readers(self._overview)),
@@ -141,7 +137,7 @@ class _Board:
                 Route("/act", self._act, methods=["POST"]),
                 Mount("/static", _Static(packages=[("delayq._dashboard", "static")])),
             ],
-            exception_handlers=dict(failures),
+            exception_handlers={HTTPException: self._failed, DelayqError: self._failed},
         )
         # Slash redirects would go to absolute addresses, with the host that the request names.
         # Behind a proxy it need not be ours.
@@ -183,7 +179,9 @@ class _Board:
             source.page(state, offset, PAGE),
             source.settings(),
         )
-        total = _of_state(depth, state)
+        total = undeliverable(depth) if state == "unreadable" else getattr(depth, state)
+        # Leased messages are stored among delayed ones, and are left out of their pages.
+        hidden = depth.leased if source.kind == "reliable" and state == "delayed" else 0
         return await self._page(
             request,
             "queue.html",
@@ -193,10 +191,7 @@ class _Board:
             bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
             state=state,
             total=total,
-            # Leased messages are stored among delayed ones, and are left out of their pages.
-            reach=total + depth.leased
-            if source.kind == "reliable" and state == "delayed"
-            else total,
+            reach=total + hidden,
             rows=rows,
             offset=offset,
             limit=PAGE,
@@ -348,7 +343,7 @@ class _Board:
         self, source: AnySource, name: str, fields: Mapping[str, str]
     ) -> Response:
         place = unpacked(fields.get("at", ""))
-        if place is None or not _is_of(source, place):
+        if place is None or not source.has(place):
             raise HTTPException(400, "Unknown message.")
         if name == "cancel":
             return _see("queue", source, done="cancelled" if await source.cancel(place) else "gone")
@@ -556,12 +551,6 @@ def _delay(fields: Mapping[str, str]) -> int:
     return round(amount * unit)
 
 
-def _is_of(source: AnySource, place: Place) -> bool:
-    if isinstance(source, ReliableSource):
-        return source.has(place.partition)
-    return bool(place.due)
-
-
 def _offset(request: Request, source: AnySource) -> int:
     return _whole(
         request.query_params.get("offset"),
@@ -581,9 +570,3 @@ def _share(bar: int, bars: Iterable[int]) -> int:
     """Return the length of a bar, out of 100. A bar that is not empty is visible."""
     most = max(bars, default=0)
     return 0 if not bar else max(1, round(100 * bar / most))
-
-
-def _of_state(depth: QueueDepth, state: str) -> int:
-    return {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}.get(
-        state, undeliverable(depth)
-    )

@@ -132,11 +132,6 @@ def relative(us: int | None, now: int) -> str:
     return f"in {span(us - now)}" if us > now else f"{span(now - us)} ago"
 
 
-def number(value: float) -> str:
-    """Format a count, with commas."""
-    return f"{value:,}"
-
-
 def size(value: bytes | None) -> str:
     """Format the size of a value."""
     count = len(value or b"")
@@ -148,11 +143,6 @@ def name_of(place: Place) -> str:
     if place.due:
         return (place.id[1:] if len(place.id) == 9 else place.id).hex()
     return place.id.decode(errors="replace")
-
-
-def quoted(name: str) -> str:
-    """Quote a queue's name for forms."""
-    return quote(name)
 
 
 def packed(place: Place) -> str:
@@ -217,20 +207,8 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (
-        pretty,
-        preview,
-        moment,
-        iso,
-        span,
-        relative,
-        number,
-        size,
-        name_of,
-        packed,
-        quoted,
-    )
+    of_values = (pretty, preview, moment, iso, span, relative, size, name_of, packed)
     filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
-    made.filters.update(filters)
+    made.filters.update(filters, number="{:,}".format)
     made.globals["link"] = link
     return made

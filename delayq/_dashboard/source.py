@@ -8,8 +8,8 @@ import asyncio
 import heapq
 import json
 from dataclasses import dataclass, field
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, TypeVar
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, score_of
@@ -74,51 +74,6 @@ class Row:
     headers: dict[str, str] = field(default_factory=dict)
 
 
-class Source(Protocol):
-    """A queue of either kind."""
-
-    kind: QueueKind
-    name: str
-    states: tuple[str, ...]
-
-    @property
-    def partitions(self) -> int | None:
-        """The number of partitions that are known."""
-        ...
-
-    async def depth(self) -> QueueDepth:
-        """Return the number of messages in each state."""
-        ...
-
-    async def settings(self) -> QueueSettings | None:
-        """Return the settings of a reliable queue; None for a delayed one."""
-        ...
-
-    async def histogram(self, now: int) -> list[int]:
-        """Return how many messages are due by each of :data:`HORIZONS`, and how many later."""
-        ...
-
-    async def due_between(self, start: int, end: int) -> int:
-        """Return how many messages come due between two moments."""
-        ...
-
-    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
-        """Return some of the messages in one state."""
-        ...
-
-    async def find(self, place: Place, *, dead: bool) -> Row | None:
-        """Return one message."""
-        ...
-
-    async def cancel(self, place: Place) -> bool:
-        """Cancel a message."""
-        ...
-
-    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        """Give a message another delay. Returns where it is then."""
-        ...
-
-
 class DelayedSource:
     """A delayed queue, in Redisson's format."""
 
@@ -131,6 +86,10 @@ class DelayedSource:
         self._store = DelayedStore(server, DelayedKeys.of(name))
         self.name = name
 
+    def has(self, place: Place) -> bool:
+        """Return whether a message of this queue can have that place."""
+        return bool(place.due)
+
     async def depth(self) -> QueueDepth:
         depth, bad, now = await asyncio.gather(
             self._store.depth(),
@@ -140,13 +99,13 @@ class DelayedSource:
         return depth.of_queue(now, bad)
 
     async def settings(self) -> None:
-        return None
+        """Return None: a delayed queue has no settings on the server."""
 
     async def histogram(self, now: int) -> list[int]:
-        return await _bars(
-            now,
-            lambda start, end: self.due_between(int(start), None if end == "+inf" else int(end)),
-        )
+        """Return how many messages are due by each of :data:`HORIZONS`, and how many later."""
+        edges = [now, *(now + horizon for horizon in HORIZONS)]
+        bars = (self.due_between(*bar) for bar in zip(edges, [*edges[1:], None], strict=True))
+        return await asyncio.gather(*bars)
 
     async def due_between(self, start: int, end: int | None) -> int:
         return await self._store.count_due(start, end)
@@ -169,6 +128,7 @@ class DelayedSource:
         return found is not None and await self._store.cancel([found.record]) > 0
 
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
+        """Give a message another delay. Return its new place, or None if it is gone."""
         found = await self._store.find_at(place.due, place.id)
         due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
         return None if due_us is None else Place(place.id, None, score_of(due_us))
@@ -192,9 +152,8 @@ class ReliableSource:
         numbers = [number for number in self._parts if number is not None]
         return max(numbers) + 1 if numbers else None
 
-    def has(self, partition: int | None) -> bool:
-        """Return whether there is such a partition. Pass None for a queue without partitions."""
-        return partition in self._parts
+    def has(self, place: Place) -> bool:
+        return place.partition in self._parts
 
     async def depth(self) -> QueueDepth:
         return QueueDepth.total(await self._each(lambda _, store: store.depth()))
@@ -214,21 +173,21 @@ class ReliableSource:
         # Each partition may have all the messages that come first.
         single = len(self._parts) == 1
         first, count = (offset, limit) if single else (0, offset + limit)
-        if state == "dead":
-            parts = await self._each(lambda number, store: _dead_page(number, store, first, count))
-            order = heapq.merge(*parts, key=lambda row: row.died_us or 0)
-        else:
-            parts = await self._each(
-                lambda number, store: _live_page(number, store, state, first, count)
-            )
-            order = heapq.merge(
-                *parts,
-                key=lambda row: (
-                    -row.priority if state == "ready" else 0,
-                    row.due_us or row.lease_us or 0,
-                ),
-            )
-        return parts[0] if single else [*islice(order, offset, offset + limit)]
+
+        async def rows(number: int | None, store: ReliableStore) -> list[Row]:
+            if state == "dead":
+                letters = await store.dead_page(first, count)
+                return [_letter(Place(letter.name, number), letter) for letter in letters]
+            messages = await store.page(state, first, count)
+            return [_live(Place(found.id, number), found) for found in messages]
+
+        def order(row: Row) -> tuple[int, int]:
+            priority = row.priority if state == "ready" else 0
+            return -priority, row.died_us or row.due_us or row.lease_us or 0
+
+        parts = await self._each(rows)
+        merged = heapq.merge(*parts, key=order)
+        return parts[0] if single else [*islice(merged, offset, offset + limit)]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
         store = self._parts.get(place.partition)
@@ -307,23 +266,6 @@ class ReliableSource:
         ]
 
 
-async def _live_page(
-    partition: int | None, store: ReliableStore, state: str, offset: int, limit: int
-) -> list[Row]:
-    return [
-        _live(Place(found.id, partition), found) for found in await store.page(state, offset, limit)
-    ]
-
-
-async def _dead_page(
-    partition: int | None, store: ReliableStore, offset: int, limit: int
-) -> list[Row]:
-    return [
-        _letter(Place(letter.name, partition), letter)
-        for letter in await store.dead_page(offset, limit)
-    ]
-
-
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
     """Return how long the oldest message that is due and not taken has been due, in microseconds; 0
     if there is none.
@@ -339,11 +281,6 @@ def undeliverable(depth: QueueDepth) -> int:
     records.
     """
     return depth.dead + (depth.quarantined or 0)
-
-
-async def _bars(now: int, between: Callable[[str, str], Awaitable[int]]) -> list[int]:
-    edges = [str(now), *(str(now + horizon) for horizon in HORIZONS), "+inf"]
-    return list(await asyncio.gather(*(between(start, end) for start, end in pairwise(edges))))
 
 
 def _record(found: PendingRecord) -> Row:
@@ -400,14 +337,11 @@ def _body(body: bytes) -> tuple[int | None, dict[str, str], bytes]:
         enqueued, headers, payload = parse(body)
     except ValueError:
         return None, {}, body
-    return (
-        enqueued,
-        {
-            str(name): value if isinstance(value, str) else json.dumps(value)
-            for name, value in headers.items()
-        },
-        payload,
-    )
+    texts = {
+        str(name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in headers.items()
+    }
+    return enqueued, texts, payload
 
 
 def _number(value: object) -> int:

@@ -19,13 +19,7 @@ from delayq.cli.output import report
 from delayq.cli.running import server_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableMapping
-
-    Messages = MutableMapping[str, Any]
-    App = Callable[
-        [Messages, Callable[[], Awaitable[Messages]], Callable[[Messages], Awaitable[None]]],
-        Awaitable[None],
-    ]
+    from starlette.types import ASGIApp
 
 TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where the token is, not the token itself
 READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
@@ -160,7 +154,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _only_localhost(app: App, host: str) -> App:
+def _only_localhost(app: ASGIApp, host: str) -> ASGIApp:
     """Refuse requests for other host names, so that no page can read it by making its own name lead
     here after it was loaded.
     """
