@@ -1,7 +1,4 @@
-"""Turns values into text.
-
-The templates escape everything that comes from the server; nothing here makes HTML.
-"""
+"""Turns values into text. The templates escape it: nothing here makes HTML."""
 
 from __future__ import annotations
 
@@ -33,9 +30,7 @@ _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
-    """Return a payload as text, and how it was treated: JSON is indented, text is left as it is,
-    and other bytes are dumped.
-    """
+    """Return a payload as text, and its kind: indented JSON, text, or a dump of other bytes."""
     if payload is None:
         return "", "no longer available"
     whole = len(payload) <= _WHOLE
@@ -186,9 +181,7 @@ def link(
     row: Row | None = None,
     **more: Any,
 ) -> str:
-    """Return the address of a page relative to this one, so that it works below any prefix, of a
-    mount or of a proxy.
-    """
+    """Return a page's address relative to this one, so that it works below any prefix."""
     query: dict[str, Any] = {}
     if source is not None:
         query |= {"kind": source.kind, "name": source.name}

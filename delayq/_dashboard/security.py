@@ -107,18 +107,12 @@ class Guard:
         return False in self._tokens
 
     def is_locked(self, address: str) -> bool:
-        """Return whether too many wrong tokens came from an address lately.
-
-        Other addresses are not affected.
-        """
+        """Return whether too many wrong tokens came from this address in the last minute."""
         now = time.monotonic()
         return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) >= _TRIES
 
     def login_with(self, token: str, address: str) -> Login | None:
-        """Return the login for a token given from an address; None if it is wrong.
-
-        Takes equally long for all wrong tokens.
-        """
+        """Return the login for a token; None if it is wrong. All wrong ones take equally long."""
         given = hmac.digest(b"delayq", token.encode(errors="surrogateescape"), hashlib.sha256)
         right = [
             may_act
@@ -168,9 +162,7 @@ class Guard:
         return not self.private or self.login(request) is not None
 
     def word(self, login: Login) -> str:
-        """Return the word that each form of this login contains, and that no other page can
-        contain.
-        """
+        """Return the word that each form of this login contains, and that no other page can."""
         return self._signers[login.may_act].get_signature(f"form {login.name}").decode()
 
     def is_ours(self, login: Login, word: str) -> bool:
@@ -188,8 +180,7 @@ def _network(address: str) -> str:
 
 
 def same_origin(request: Request) -> bool:
-    """Return whether a form was sent from a page of this host, according to the browser, which
-    always reports that.
+    """Return whether a form was sent from a page of this host, as browsers always report.
 
     A proxy may have changed the host, and then reports the original one. No page can make a browser
     send that report.
@@ -204,9 +195,7 @@ def same_origin(request: Request) -> bool:
 
 
 class SecurityHeaders:
-    """Adds :data:`HEADERS` to each response. Everything except static files is kept out of
-    caches.
-    """
+    """Adds :data:`HEADERS` to each response, and keeps all but static files out of caches."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app

@@ -29,10 +29,7 @@ class Cached(Generic[T]):
         self.answered_at = float("-inf")
 
     async def at_most(self, age: float) -> T:
-        """Return the answer, or a new one if it is older than ``age`` seconds.
-
-        Raises the errors that asking raises.
-        """
+        """Return the answer, or a new one if it is older than ``age`` seconds. Raises as asking."""
         if self._asking is None:
             if self._answer is not None and time.monotonic() < self.answered_at + age:
                 return self._answer

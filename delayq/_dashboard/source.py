@@ -1,6 +1,4 @@
-"""Reads and changes one queue for the dashboard, without opening it: opening a queue means taking
-part in it.
-"""
+"""Reads and changes one queue for the dashboard without opening it: that means taking part."""
 
 from __future__ import annotations
 
@@ -216,10 +214,7 @@ class ReliableSource:
         return sum([await letters.purge_letters(names) for letters, names in self._letters(places)])
 
     async def pause(self, partitions: int | None) -> None:
-        """Stop all claims.
-
-        Partitions that have never been seen are paused too, if ``partitions`` says that they exist.
-        """
+        """Stop all claims, also of ``partitions`` that have never been seen."""
         for store in self._all(partitions):
             await store.pause()
 
@@ -267,8 +262,7 @@ class ReliableSource:
 
 
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
-    """Return how long the oldest message that is due and not taken has been due, in microseconds; 0
-    if there is none.
+    """Return how long the oldest due message has been due, in microseconds; 0 if there is none.
 
     None if that is unknown: Redisson's ready list has no times.
     """
@@ -277,9 +271,7 @@ def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
 
 
 def undeliverable(depth: QueueDepth) -> int:
-    """Return the number of a reliable queue's dead letters, or of a delayed queue's unreadable
-    records.
-    """
+    """Return the number of dead letters, or of a delayed queue's unreadable records."""
     return depth.dead + (depth.quarantined or 0)
 
 

@@ -1,3 +1,1 @@
-"""The delayed queue in Redisson's layout: its handle, offers, transfer of due messages, and
-leases.
-"""
+"""The delayed queue in Redisson's layout: handle, offers, transfer of due messages, leases."""

@@ -29,10 +29,7 @@ class Confirmed:
     """
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:
-        """Args:
-        path: Returns the path to the queue, as :meth:`DelayedStore.path` does.
-        now: Returns the current time, in seconds.
-        """
+        """Take :meth:`DelayedStore.path`, and a clock that counts seconds."""
         self._find_path = path
         self._now = now
         self._path: object = None
@@ -49,10 +46,7 @@ class Confirmed:
         self._tokens.clear()
 
     def in_doubt(self) -> Sequence[str]:
-        """Return the tokens to confirm once more.
-
-        Call this at each re-check, while the server answers.
-        """
+        """Return the tokens to confirm again. Call at each re-check, while the server answers."""
         if (path := self._current_path()) is None:
             return []
         if path != self._path:

@@ -100,10 +100,7 @@ class Delivery(Generic[T]):
         self._done()
 
     async def extend(self, duration: Duration) -> None:
-        """Make the lease end ``duration`` (seconds or a timedelta) from now instead.
-
-        Raises as :meth:`nack`.
-        """
+        """Make the lease end ``duration`` (seconds, timedelta) from now. Raises as :meth:`nack`."""
         (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
         if not mine:
             raise LeaseLost(LOST)

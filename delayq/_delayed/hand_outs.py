@@ -1,6 +1,4 @@
-"""The calls that hand out messages: each message they return is confirmed, or goes back to where it
-was.
-"""
+"""The calls that hand out messages: each message is confirmed, or goes back to where it was."""
 
 from __future__ import annotations
 
@@ -53,17 +51,12 @@ class HandOut(NamedTuple):
 
 
 def newest_first(calls: Iterable[HandOut]) -> list[HandOut]:
-    """Return calls in the order in which they are given back.
-
-    Each one becomes the head, so the oldest comes last.
-    """
+    """Return calls in the order to give them back: each becomes the head, so the oldest last."""
     return sorted(calls, key=lambda handed: handed.call, reverse=True)
 
 
 class HandOuts:
-    """Makes the calls of one queue that hand out messages, and sees to it that no message is lost
-    or delivered twice.
-    """
+    """Makes one queue's calls that hand out messages, so that none is lost or delivered twice."""
 
     def __init__(self, store: DelayedStore, services: EngineContext) -> None:
         self._store = store
@@ -86,9 +79,7 @@ class HandOuts:
         self._last: LastCalls | None = None
 
     def new_call(self) -> str:
-        """Return a name for a call that this client makes to the queue, or for one that gives
-        messages back.
-        """
+        """Return a name for the next call to the queue, or for one that gives messages back."""
         return next(self._names)
 
     async def transfer(self, take: int, lease_us: int, signature: str) -> tuple[str, Transferred]:
@@ -183,8 +174,7 @@ class HandOuts:
             raise Closed("the queue is closed")
 
     async def _keep(self, taken: Sequence[HandOut]) -> None:
-        """Extend the leases of these calls: none may be confirmed once the messages of another one
-        are back.
+        """Extend the leases of these calls: either all of them may be confirmed, or none.
 
         Raises:
             ServerUnavailable: Messages of one of them are back.
@@ -201,10 +191,7 @@ class HandOuts:
 
     @contextmanager
     def handing_out(self, handed: HandOut) -> Iterator[None]:
-        """Guard a call that may hand out messages.
-
-        Unless the call ends well, its messages go back to where they were.
-        """
+        """Guard a call that may hand out messages: unless it ends well, they go back."""
         self._under_way[handed] = None
         lost = False
         try:
@@ -223,9 +210,7 @@ class HandOuts:
                 spare_fence(self._services.server, back, self._fence(handed.call))
 
     def lose(self, handed: Iterable[HandOut]) -> None:
-        """Have the server take back what these calls handed out, because the callers that wanted it
-        have gone.
-        """
+        """Have the server take back what these calls handed out, because its callers have gone."""
         for each in handed:
             self._at_hand.pop(each, None)
             self._lost[each] = None
@@ -235,15 +220,11 @@ class HandOuts:
             self._recovering = self._services.background.spawn(self._recover_soon(), "recover")
 
     def _is_ours(self, asked_at: float) -> bool:
-        """Return whether messages that were handed out by a call made at ``asked_at`` cannot have
-        gone back yet.
-        """
+        """Return whether the messages of a call made at ``asked_at`` cannot have gone back yet."""
         return self._services.clock.local() - asked_at < _LATE
 
     def _confirmation(self, token: str, asked_at: float) -> Confirmation | None:
-        """Return the commands that confirm a call that handed out messages under this token; None
-        if the messages go back.
-        """
+        """Return the commands that confirm the call of this token; None if its messages go back."""
 
         def on_reply(reply: Any) -> None:
             if self._unconfirmed.pop(token, token) is None and isinstance(reply, Exception):
@@ -257,16 +238,11 @@ class HandOuts:
         return self._store.confirmation(token, on_reply)
 
     def confirm_in_doubt(self) -> None:
-        """Confirm once more what a failover may have lost.
-
-        Call this at each re-check, while the server answers.
-        """
+        """Confirm again what a failover may have lost. Call at each re-check that succeeds."""
         self._confirm(self._confirmed.in_doubt())
 
     def _confirm(self, tokens: Sequence[str]) -> None:
-        """Confirm calls: once before this returns, if a connection is open, and then repeatedly
-        until the server has answered.
-        """
+        """Confirm calls: at once if a connection is open, then until the server has answered."""
         for call in self._confirming(tokens):
             self._owed.send(
                 call,
@@ -281,10 +257,7 @@ class HandOuts:
         ]
 
     async def _confirm_late(self, token: str) -> bool:
-        """Confirm an answer that may have arrived too late.
-
-        Returns whether the messages are still ours.
-        """
+        """Confirm an answer that may be too late. Return whether the messages are still ours."""
         try:
             ours = await self._store.ack(token)
         except OutcomeUnknown:
@@ -313,18 +286,14 @@ class HandOuts:
             self._recovering = None
 
     def back_by_name(self, handed: HandOut) -> HandBack:
-        """Return the call that takes back everything another call has handed out, or keeps that one
-        from handing out anything.
-        """
+        """Return the call that takes back all that another call has handed out, or still would."""
         fence = self._fence(handed.call)
         return HandBack(
             self._store.give_back_request(fence, _FENCE_US, handed.call, handed.places, ())
         )
 
     def back_by_value(self, payloads: Sequence[bytes]) -> HandBack:
-        """Return the call that puts payloads that this client holds back at the head of the ready
-        list.
-        """
+        """Return the call that puts payloads of ours back at the head of the ready list."""
         self._confirmed.forget()
         call = self.new_call()
         fence = self._fence(call)
@@ -346,10 +315,7 @@ class HandOuts:
         )
 
     def close(self, last: LastCalls) -> None:
-        """Make no more calls.
-
-        Before this returns, write the calls that give back all messages that have not arrived here.
-        """
+        """Make no more calls, and write those that give back messages that have not arrived."""
         self._last = last
         # The messages in hand here were handed out before these, so they go back after them.
         calls = {

@@ -125,15 +125,12 @@ class DelayedKeys:
         return keys
 
     def fence(self, call: str) -> str:
-        """Return the name of a STRING that disables a call, because it was given up or has been
-        carried out already.
-        """
+        """Return the name of a STRING that disables a call that was given up or carried out."""
         return _prefixed(f"{_FENCE}:{call}", self.ready)
 
 
 def name_in(key: str) -> str | None:
-    """Return the name of the delayed queue that has a key, or None if no delayed queue has it, or
-    the key does not tell.
+    """Return the name of the delayed queue that has a key; None if none has, or it is unclear.
 
     A ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned
     for both.
@@ -147,7 +144,5 @@ def name_in(key: str) -> str | None:
 
 
 def _prefixed(prefix: str, name: str) -> str:
-    """Prefix a name by Redisson's rule, byte for byte: a name that contains a brace is taken to
-    carry its own hash tag.
-    """
+    """Prefix a name by Redisson's rule: one with a brace is taken to carry its own hash tag."""
     return f"{prefix}:{name}" if "{" in name else f"{prefix}:{{{name}}}"

@@ -46,9 +46,7 @@ class Leases:
         on_due: Callable[[int], None],
         counts: Counters,
     ) -> None:
-        """Args:
-        on_due: Called with the due time of a message that was offered again, in microseconds.
-        """
+        """Call ``on_due`` with the due time of each message offered again, in microseconds."""
         self._store = store
         self._clock = services.clock
         self._on_due = on_due
@@ -72,9 +70,7 @@ class Leases:
 
     @property
     def backlogged(self) -> bool:
-        """Whether enough acknowledgements are in flight that a caller with another one waits for
-        its answer.
-        """
+        """Whether so much is in flight that the next caller waits for its acknowledgement."""
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
     async def ack(self, lease: Lease) -> None:
@@ -92,17 +88,11 @@ class Leases:
             raise LeaseLost(LOST)
 
     def ack_and_forget(self, lease: Lease) -> None:
-        """Acknowledge the message without waiting for the answer.
-
-        Failures are logged. Raises :class:`Closed` only.
-        """
+        """Acknowledge the message without waiting: log failures. Raises :class:`Closed` only."""
         self._acks.fire_and_forget(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
-        """Offer the message again, due after ``delay_us`` microseconds.
-
-        Raises the same errors as :meth:`ack`.
-        """
+        """Offer the message again, due after ``delay_us`` microseconds. Raises as :meth:`ack`."""
         due_us = await self._store.nack(lease.token, delay_us)
         if due_us is None:
             raise LeaseLost(LOST)
@@ -110,9 +100,7 @@ class Leases:
         self._on_due(due_us)
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now.
-
-        Returns which of them are still ours.
+        """Extend leases to end ``lease_us`` microseconds from now. Return which are still ours.
 
         Raises:
             ServerError: Most likely nothing was changed.
@@ -129,10 +117,7 @@ class Leases:
         return held
 
     def made(self, call: str, reply: Transferred, lease_us: int) -> list[Lease]:
-        """Create the leases for the payloads that one call handed out, in order.
-
-        The tokens are those that ``transfer.lua`` makes.
-        """
+        """Create the leases of one call's payloads, with the tokens that ``transfer.lua`` makes."""
         ends_us = reply.lease_ends_us(lease_us)
         fresh = fresh_until(self._clock, ends_us, lease_us)
         return [

@@ -29,8 +29,7 @@ class DelayedOffers:
     """Stores the messages offered to one queue.
 
     Attributes:
-        commits: The batcher that stores messages. Its items are offers, each as large as its
-            payload.
+        commits: Stores messages in batches. Its items are offers, as large as their payloads.
     """
 
     def __init__(
@@ -40,9 +39,7 @@ class DelayedOffers:
         on_due: Callable[[int], None],
         counts: Counters,
     ) -> None:
-        """Args:
-        on_due: Called with the earliest due time of the messages stored, in microseconds.
-        """
+        """Call ``on_due`` with the earliest due time of stored messages, in microseconds."""
         self._store = store
         self._on_due = on_due
         self._counts = counts

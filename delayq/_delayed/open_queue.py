@@ -90,10 +90,7 @@ class OpenDelayedQueue:
         self.transfer.wakeups.wake()
 
     async def depth(self) -> QueueDepth:
-        """Return the number of messages in each state.
-
-        The age covers only due messages that are still pending.
-        """
+        """Return the number of messages in each state. The age is that of pending messages only."""
         depth = await self.store.depth()
         return depth.of_queue(-self._clock.seconds_from_now(0) * 1_000_000, quarantined=None)
 
@@ -114,9 +111,7 @@ class OpenDelayedQueue:
         )
 
     async def count_due(self) -> int:
-        """Return how many messages are due now and not taken, including those that are still
-        pending.
-        """
+        """Return how many messages are due now and not taken, including those still pending."""
         now_us = -self._clock.seconds_from_now(0) * 1_000_000
         ready, due = await asyncio.gather(
             self.store.count_ready(), self.store.count_due(None, now_us)

@@ -63,11 +63,7 @@ class Pending(Generic[T]):
         return await self._store.count_pending()
 
     async def peek(self) -> T | None:
-        """Return the message that was offered first, whenever it is due, without removing it; None
-        if there is none.
-
-        Records that cannot be read are skipped.
-        """
+        """Return the message offered first, due or not, without removing it, or None."""
         place = 0
         while (record := await self._store.record_at(place)) is not None:
             if (payload := payload_of(record)) is not None:
@@ -76,10 +72,7 @@ class Pending(Generic[T]):
         return None
 
     async def poll(self) -> T | None:
-        """Remove and return the message offered first, due or not; None if there is none.
-
-        Raises as :meth:`poll_many`.
-        """
+        """Remove and return the message offered first, or None. Raises as :meth:`poll_many`."""
         values = await self.poll_many(1)
         return values[0] if values else None
 
@@ -136,9 +129,7 @@ class Pending(Generic[T]):
         return [self._codec.decode(payload) for payload in payloads if payload is not None]
 
     async def entries(self) -> list[tuple[T, datetime]]:
-        """Return every pending message with its due time (UTC), in due order, without removing
-        any.
-        """
+        """Return every pending message with its due time (UTC), in due order; none is removed."""
         records: dict[bytes, PendingRecord] = {}
         async for page in self._store.scored_pages():
             records |= {found.record: found for found in page}
@@ -168,8 +159,7 @@ class Pending(Generic[T]):
     async def remove(self, value: T) -> bool:
         """Remove the first equal message in offer order, and return whether there was one.
 
-        This searches all pending messages. If you have the receipt, :meth:`Receipt.cancel` needs no
-        search.
+        This searches all pending messages, unlike :meth:`Receipt.cancel`.
         """
         wanted = self._encode(value)
         while found := await self._find(lambda payload: payload == wanted):
@@ -185,9 +175,7 @@ class Pending(Generic[T]):
         return bool(unwanted) and await self._remove_if(lambda payload: payload in unwanted)
 
     async def retain_all(self, values: Collection[T]) -> bool:
-        """Remove every message that equals none of ``values``, and return whether there were
-        any.
-        """
+        """Remove every message that equals none of ``values``. Return whether there were any."""
         wanted = {self._encode(value) for value in values}
         return await self._remove_if(lambda payload: payload not in wanted)
 
@@ -215,9 +203,7 @@ class Pending(Generic[T]):
         return await self._store.purge("delayed") > 0
 
     async def expire(self, duration: Duration) -> bool:
-        """Make all pending messages disappear ``duration`` from now, and return whether there were
-        any.
-        """
+        """Make all pending messages disappear after ``duration``. Return whether there were any."""
         return await self._store.expire(microseconds(duration, "duration"))
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:

@@ -28,10 +28,7 @@ class Ready(Generic[T]):
         return await self._store.count_ready()
 
     async def leased(self) -> int:
-        """Return the number of messages leased by :meth:`DelayedQueue.deliveries`.
-
-        They do not count in :meth:`size`.
-        """
+        """Return how many messages are leased by :meth:`DelayedQueue.deliveries`, besides these."""
         return await self._store.count_leased()
 
     async def read_all(self) -> list[T]:

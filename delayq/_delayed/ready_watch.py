@@ -38,10 +38,7 @@ class ReadyWatch:
     def __init__(
         self, store: DelayedStore, services: EngineContext, found: Callable[[], None]
     ) -> None:
-        """Args:
-        found: Called when the list has an item. Callers that still need more after that call
-        :meth:`start`.
-        """
+        """Call ``found`` when the list has an item; to learn of more, call :meth:`start` again."""
         self._store = store
         self._nodes = services.nodes
         self._timer = services.timer
@@ -58,10 +55,7 @@ class ReadyWatch:
 
     @property
     def is_watching(self) -> bool:
-        """Whether an item that is added to the list will be noticed.
-
-        One that was there before may not be.
-        """
+        """Whether an item that is added to the list will be noticed, unlike one that was there."""
         return self._blocked
 
     def start(self) -> None:
@@ -72,10 +66,7 @@ class ReadyWatch:
             self._task = self._background.spawn(self._run(), f"ready watch {self._store.keys.name}")
 
     def overlooked(self) -> None:
-        """Check that the watch reports an item that the server says is in the list.
-
-        If it does not, its connection is dead, and is replaced.
-        """
+        """Replace the connection unless it reports an item that the server says is in the list."""
         if not self._blocked:
             return
         link, reports = self._link, self._reports

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from delayq._delayed.listing import paged
 from delayq._delayed.records import any_id_of, id_of, payload_of
-from delayq._engine.store import RESYNC, NextDue, Resynced
+from delayq._engine.store import RESYNC
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
 from delayq.stats import QueueDepth
@@ -85,9 +85,7 @@ class PendingRecord(NamedTuple):
 
     @property
     def start(self) -> bytes:
-        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to its id, as an old
-        record begins with the id.
-        """
+        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to the end of its id."""
         return self.record[:9] if self.record[:1] == b"\x08" else self.record[:8]
 
 
@@ -114,9 +112,7 @@ class DelayedDepth(NamedTuple):
     head_us: int | None
 
     def overdue_us(self, now_us: float) -> float:
-        """Return how long the first pending message has been due, in microseconds; 0 if it is not
-        due, or there is none.
-        """
+        """Return how long the first pending message has been due, microseconds; 0 if it is not."""
         return 0 if self.head_us is None else max(0, now_us - self.head_us)
 
     def of_queue(self, now_us: float, quarantined: int | None) -> QueueDepth:
@@ -152,15 +148,11 @@ class Transferred(NamedTuple):
 
     @property
     def settled_us(self) -> int:
-        """The moment before which nothing is due any more: another message due in this very
-        millisecond may still be offered.
-        """
+        """The start of this millisecond, before which nothing is due: it may still get messages."""
         return self.now_us - self.now_us % UNIT_US
 
     def lease_ends_us(self, lease_us: int) -> int:
-        """Return when a lease that begins with this call ends, in microseconds: scripts round up to
-        whole milliseconds.
-        """
+        """Return the end of a lease that begins now, in microseconds; scripts round it up to ms."""
         return -(-(self.now_us + lease_us) // UNIT_US) * UNIT_US
 
 
@@ -187,10 +179,7 @@ class MigrationStep(NamedTuple):
 
 
 def parse_score(score: bytes | float) -> int:
-    """Return the moment of a score, in microseconds.
-
-    A message with a fractional score is due at the next whole millisecond.
-    """
+    """Return the moment of a score, in microseconds; fractions of a millisecond are rounded up."""
     # Another program may have left an infinity.
     return math.ceil(min(max(float(score), 0.0), _MAX_SCORE)) * UNIT_US
 
@@ -218,8 +207,7 @@ class DelayedStore:
         self.listed: bool = listed
 
     def path(self) -> object:
-        """Return a value that changes when the next call may reach another server than the last
-        one.
+        """Return a value that changes when the next call may reach another server.
 
         Raises:
             ServerUnavailable: No server is known to have the queue now.
@@ -287,10 +275,7 @@ class DelayedStore:
         return Transferred._make(reply)
 
     def confirmation(self, token: str, on_reply: Callable[[Any], object]) -> Confirmation:
-        """Return the commands that end the lease of a call whose answer has arrived.
-
-        ``on_reply`` is called with the reply to the last one, and with errors.
-        """
+        """Return the commands that end a lease; ``on_reply`` gets the last reply, or an error."""
         # In this order: a field without an entry in the sorted set would never be found.
         return Confirmation(
             (("HDEL", self.keys.leased, token), ("ZREM", self.keys.leases, token)), on_reply
@@ -299,12 +284,7 @@ class DelayedStore:
     async def poll_pending(
         self, call: str, token: str, limit: int, lease_us: int
     ) -> tuple[int, list[bytes]]:
-        """Take pending messages, due or not, under one lease.
-
-        Returns:
-            The number of records that left the pending ones, including those that cannot be read,
-            and the payloads.
-        """
+        """Take pending messages under one lease. Return how many records left, and the payloads."""
         left, payloads = await self._client.run_once(
             POLL_PENDING,
             self.keys.of_script(POLL_PENDING, fence=self.keys.fence(call)),
@@ -332,18 +312,14 @@ class DelayedStore:
         return Request(GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
 
     def set_aside_request(self, fence: str, fence_us: int, token: str, payload: bytes) -> Request:
-        """Build the call that quarantines a payload and ends its lease; ``token`` is empty if it
-        has none.
-        """
+        """Build the call that quarantines a payload and ends the lease ``token``, if not empty."""
         keys = self.keys.of_script(SET_ASIDE, fence=fence)
         return Request(SET_ASIDE, keys, (fence_us // UNIT_US, token, payload))
 
     # Leases
 
     def ack_request(self, tokens: Sequence[str]) -> Request:
-        """Build the call that deletes leased messages. Its reply says of each whether it was
-        there.
-        """
+        """Build the call that deletes leased messages. It replies for each whether it was there."""
         return Request(ACK, self.keys.of_script(ACK), tokens)
 
     def release_request(self, tokens: Sequence[str]) -> Request:
@@ -356,17 +332,11 @@ class DelayedStore:
         return bool(held)
 
     async def nack(self, token: str, delay_us: int) -> int | None:
-        """Offer a leased message again.
-
-        Returns when it is due, in microseconds; None if the lease had ended.
-        """
+        """Offer a leased message again. Return its due time, microseconds, or None if it is lost."""
         return _moment_or_none(await self._run(NACK, token, delay_us, int(self.listed)))
 
     async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
-        """Make leases end ``lease_us`` microseconds from now.
-
-        Returns their new end, in microseconds, and which were there.
-        """
+        """Make leases end ``lease_us`` from now. Return that moment, microseconds, and which exist."""
         ends_ms, *held = await self._run(EXTEND, lease_us, *tokens)
         return ends_ms * UNIT_US, [bool(one) for one in held]
 
@@ -380,9 +350,7 @@ class DelayedStore:
         return DelayedDepth(delayed, ready, leased, head[0].due_us if head else None)
 
     async def count_pending(self) -> int:
-        """Return the number of pending messages: the length of the ordered list, where there is
-        one.
-        """
+        """Return the number of pending messages, by the ordered list if there is one."""
         return await (
             self._count("LLEN", self.keys.ordered) if self.listed else self.count_scored()
         )
@@ -404,9 +372,7 @@ class DelayedStore:
         return await self._count("LLEN", self.keys.quarantine)
 
     async def count_due(self, after_us: float | None, through_us: float | None) -> int:
-        """Return how many pending messages are due after one moment and by another, in
-        microseconds; None for no limit.
-        """
+        """Return how many are due after one moment and by another, microseconds; None: no limit."""
         low = "-inf" if after_us is None else f"({score_of(after_us)}"
         high = "+inf" if through_us is None else score_of(through_us)
         return await self._count("ZCOUNT", self.keys.timeout, low, high)
@@ -442,9 +408,7 @@ class DelayedStore:
         ]
 
     async def record_at(self, place: int) -> bytes | None:
-        """Return the pending record at a position in offer order, counted from 0; None beyond the
-        last.
-        """
+        """Return the pending record at a place in offer order, from 0 on; None beyond the last."""
         if self.listed:
             record: bytes | None = await self._client.command("LINDEX", self.keys.ordered, place)
             return record
@@ -452,10 +416,7 @@ class DelayedStore:
         return head[0] if head else None
 
     async def pages(self) -> AsyncIterator[list[bytes]]:
-        """Yield all pending records that are there throughout, in overlapping pages.
-
-        :meth:`offer_order` sorts them.
-        """
+        """Yield the records that are pending throughout, in overlapping pages."""
         if not self.listed:
             async for scored in self.scored_pages():
                 yield [found.record for found in scored]
@@ -470,9 +431,7 @@ class DelayedStore:
             yield page
 
     async def scored_pages(self) -> AsyncIterator[list[PendingRecord]]:
-        """Yield the records of :meth:`pages`, with due times, from the record that is due last to
-        the next one due.
-        """
+        """Yield the records of :meth:`pages` with due times, beginning with the last one due."""
 
         async def read(start: int, count: int) -> list[PendingRecord]:
             # From the far end: messages that come due meanwhile leave at the other end, which moves
@@ -487,9 +446,7 @@ class DelayedStore:
             yield page
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
-        """Return records, in the order in which :meth:`pages` yields them, in the order in which
-        they were offered.
-        """
+        """Return records, given in the order of :meth:`pages`, in the order of their offers."""
         # Our ids sort by offer order. Messages that Java offered have random ids, and come in any
         # order.
         return list(records)[::-1] if self.listed else sorted(records, key=id_of)
@@ -497,8 +454,7 @@ class DelayedStore:
     async def find(self, record_id: bytes) -> PendingRecord | None:
         """Return the pending record with an id; None if there is none.
 
-        Reads all records in pages, since no key leads from an id to its record. :meth:`find_at` is
-        quick, but needs the due time.
+        Reads all records, since no key leads from an id to its record: :meth:`find_at` is quick.
         """
         async for page in self.scored_pages():
             for found in page:
@@ -509,8 +465,7 @@ class DelayedStore:
     async def find_at(self, score: str, start: bytes) -> PendingRecord | None:
         """Return the pending record with a score and its first bytes; None if there is none.
 
-        Takes a few look-ups, however many messages are due at that moment: the server orders them
-        by their bytes.
+        Takes a few look-ups, however many are due then: the server orders them by their bytes.
         """
         low, high = 0, await self._count("ZCOUNT", self.keys.timeout, score, score)
         while low < high:
@@ -533,25 +488,19 @@ class DelayedStore:
 
         Args:
             records: The whole records.
-            stale: Whether to also remove those that are in the ordered list only, as another
-                program's crash may leave them.
+            stale: Whether to also remove what another program left in the ordered list only.
         """
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 
     async def reschedule(self, record: bytes, delay_us: int) -> int | None:
-        """Make a pending message due ``delay_us`` from now.
-
-        Returns when that is, in microseconds; None if it is not pending.
-        """
+        """Make a message due ``delay_us`` from now. Return when, microseconds, or None if gone."""
         return _moment_or_none(await self._run(RESCHEDULE, record, delay_us))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
-        """Move the message that was offered last to the head of a list.
+        """Move the message offered last to the head of a list.
 
-        Returns:
-            How many records left the pending ones, and the payload; None if all of them could not
-            be read.
+        Returns how many records left, and the payload; None if they could not be read.
         """
         keys = self.keys.of_script(POLL_LAST, destination=destination)
         left, *payloads = await self._client.run(POLL_LAST, keys, (int(self.listed), BATCH))
@@ -594,10 +543,7 @@ class DelayedStore:
         )
 
     async def scan_pending(self, cursor: bytes, count: int) -> tuple[bytes, list[bytes]]:
-        """Return the next cursor and about ``count`` records of the sorted set.
-
-        The cursor is ``b"0"`` at both ends.
-        """
+        """Return the next cursor (``b"0"`` at both ends), and about ``count`` pending records."""
         cursor, page = await self._client.command(
             "ZSCAN", self.keys.timeout, cursor, "COUNT", count
         )
@@ -610,10 +556,13 @@ class DelayedStore:
         """The keys that the re-check's script examines for a delayed queue."""
         return self.keys.timeout, self.keys.leases, self.keys.ready
 
-    async def resync(self) -> NextDue:
-        """Look at the queue as the re-check does. The end of a lease counts as a due message."""
-        reply = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
-        return Resynced.of(reply).queues[0]
+    async def resync(self) -> tuple[int, int]:
+        """Return the microseconds until a message is due or a lease ends, and the number ready.
+
+        The time is 0 for now, and -1 for never.
+        """
+        _, wait_us, ready = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
+        return wait_us, ready
 
     @property
     def wait_for_ready(self) -> tuple[str | int, ...]:

@@ -1,6 +1,4 @@
-"""The transfer task: moves the due messages of one delayed queue, and hands them to the callers
-that wait here.
-"""
+"""The transfer task: moves one queue's due messages, and hands them to the callers here."""
 
 from __future__ import annotations
 
@@ -54,8 +52,7 @@ class LeasedWaiters:
 
 
 class TransferTask:
-    """Asks the server to move the due messages of one queue, and to hand over those that are wanted
-    here.
+    """Asks the server to move the due messages of one queue, and to hand over those wanted here.
 
     Attributes:
         wakeups: Decides when to ask.
@@ -212,10 +209,7 @@ class TransferTask:
         return HandBack(self._store.release_request([lease.token for lease in leases]))
 
     def close(self, last: LastCalls) -> None:
-        """Make no more calls.
-
-        Before this returns, write the calls that give back all undelivered messages.
-        """
+        """Make no more calls, and write those that give back all undelivered messages."""
         self.wakeups.close()
         self._watch.close()
         self.hand_outs.close(last)
@@ -225,9 +219,7 @@ class TransferTask:
             taker.close(last)
 
     async def aclose(self, grace: float) -> None:
-        """Wait until the calls written by :meth:`close` have arrived, for at most ``grace``
-        seconds.
-        """
+        """Wait until the calls written by :meth:`close` have arrived: ``grace`` seconds at most."""
         await asyncio.gather(
             self.leases.aclose(grace), *(taker.aclose(grace) for taker in self._takers.values())
         )
@@ -251,10 +243,7 @@ class TransferTask:
         )
 
     def _wanted(self) -> None:
-        """Ask on behalf of a waiting caller.
-
-        There is nothing to ask if the ready list was empty and has been watched since.
-        """
+        """Ask for a waiting caller, unless the ready list was empty and has been watched since."""
         if self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
             self._watch.start()
         else:

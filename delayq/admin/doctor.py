@@ -326,10 +326,7 @@ def _rules(role: Role, queue: FoundQueue) -> list[str]:
 
 
 async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
-    """Yield the rights that the user lacks for a role with a queue.
-
-    Raises ServerRefused if the server does not tell.
-    """
+    """Yield the rights that the user lacks. Raises ServerRefused if the server does not tell."""
     server = client._open_session().server
     if queue.kind == "reliable":
         keys = ReliableKeys.of(queue.name, None, None if queue.partitions is None else 0)

@@ -1,6 +1,7 @@
 """Inspects a server from outside: the queues on it, and the records of a delayed queue.
 
-Nothing here opens a queue, so looking at a queue moves no messages.
+Nothing here opens a queue, so looking at a queue moves no messages. Every function may raise the
+errors of :class:`~delayq.errors.ServerError`.
 """
 # ruff: noqa: SLF001 - part of the client, in a module of its own
 
@@ -73,9 +74,6 @@ async def queues(client: Client) -> list[FoundQueue]:
 
     A delayed queue is found while it has pending, leased or quarantined messages: a ready list by
     itself could belong to any program.
-
-    Raises:
-        ServerError: As for every call.
     """
     found: list[FoundQueue] = []
     for (kind, name), seen in sorted((await find_queues(_server(client))).items()):
@@ -89,7 +87,7 @@ async def queues(client: Client) -> list[FoundQueue]:
 
 
 async def delayed_stats(client: Client, name: str) -> QueueDepth:
-    """Return the number of messages of a delayed queue in each state. Raises as :func:`queues`.
+    """Return the number of messages of a delayed queue in each state.
 
     ``quarantined`` is None if the user may not look. For a reliable queue, use
     :meth:`delayq.ReliableQueue.stats`.
@@ -109,19 +107,13 @@ async def delayed_stats(client: Client, name: str) -> QueueDepth:
 
 
 async def next_due_at(client: Client, name: str) -> datetime | None:
-    """Return when the first pending message of a delayed queue is due; None if there is none.
-
-    Raises as :func:`queues`.
-    """
+    """Return when the first pending message of a delayed queue is due; None if there is none."""
     first = await records(client, name, "delayed", limit=1)
     return first[0].due_at if first else None
 
 
 async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> QueueDepth:
-    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue.
-
-    Raises as :func:`queues`.
-    """
+    """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue."""
     return QueueDepth.total([await store.depth() for store in _stores(client, name, partitions)])
 
 
@@ -141,10 +133,7 @@ async def records(
     offset: int = 0,
     limit: int = 100,
 ) -> list[Record]:
-    """Return messages of a delayed queue, in the order in which they will come.
-
-    Raises as :func:`queues`.
-    """
+    """Return messages of a delayed queue, in the order in which they will come."""
     store = _store(client, name)
     if limit < 1:
         return []
@@ -165,9 +154,7 @@ async def records(
 
 
 async def find(client: Client, name: str, id: str) -> Record | None:  # noqa: A002
-    """Return the pending message with that id; None if there is none.
-
-    Searches all pending messages. Raises as :func:`queues`.
+    """Return the pending message with that id; None if there is none. Searches all of them.
 
     Raises:
         BadInput: ``id`` is not a valid id.
@@ -201,8 +188,7 @@ async def reschedule(
     *,
     at: datetime | None = None,
 ) -> datetime | None:
-    """Reschedule the pending message with that id, and return its new due time; None if there is
-    none.
+    """Reschedule the pending message with that id, and return its new due time; None if it is gone.
 
     Raises as :func:`find`.
     """
@@ -217,17 +203,12 @@ async def reschedule(
 async def purge(
     client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all"
 ) -> int:
-    """Drop pending messages, ready ones, or both, at once, and return how many there were.
-
-    Raises as :func:`queues`.
-    """
+    """Drop pending messages, ready ones, or both, at once, and return how many there were."""
     return await _store(client, name).purge(state)
 
 
 async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
     """Remove every key of a queue that is no longer used, and return how many there were.
-
-    Raises as :func:`queues`.
 
     Use it only if no other client uses the name: calls that other clients make meanwhile may bring
     keys back.

@@ -227,9 +227,7 @@ class _Run:
             await self._count_what_stands_alone()
 
     async def _walk(self, *, first: bool) -> AsyncIterator[Migration]:
-        """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set at
-        the same time.
-        """
+        """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set."""
         before = _END
         while before > 0:
             length, reached, listed, in_both, _ = await self._step(before, self._pace.size)

@@ -116,10 +116,7 @@ def _hint(error: Exception) -> str:
 
 
 def _open_what_is_closed() -> None:
-    """Give descriptors to streams that the caller has closed (``>&-``).
-
-    Otherwise the first connection would get them.
-    """
+    """Open streams that the caller has closed (``>&-``): the first connection would become one."""
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:

@@ -1,6 +1,4 @@
-"""The command ``bench``: measures how fast and how punctual this server is from here, with a queue
-that is thrown away.
-"""
+"""The command ``bench``: measures how fast and punctual this server is, with a temporary queue."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ class _Bench:
                     yield message
 
     async def _clock_ahead(self) -> float:
-        """Return by how many seconds the server's clock is ahead of ours, according to the quickest
-        of several answers.
-        """
+        """Return how many seconds the server is ahead, by the quickest of ten answers."""
 
         async def answer() -> tuple[float, float]:
             began = time.time()

@@ -155,9 +155,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def _only_localhost(app: ASGIApp, host: str) -> ASGIApp:
-    """Refuse requests for other host names, so that no page can read it by making its own name lead
-    here after it was loaded.
-    """
+    """Refuse requests for other hosts: no page shall read it by making its own name lead here."""
     from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415 - an extra
 
     names = ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]

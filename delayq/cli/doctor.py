@@ -1,6 +1,4 @@
-"""The command ``doctor``: finds out what is wrong with a server and its queues, and what to do
-about it.
-"""
+"""The command ``doctor``: what is wrong with a server and its queues, and what to do about it."""
 
 from __future__ import annotations
 

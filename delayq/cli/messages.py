@@ -1,6 +1,4 @@
-"""The commands about single messages: ``offer``, ``peek``, ``list``, ``get``, ``cancel``,
-``reschedule``, ``take``.
-"""
+"""The commands about single messages."""
 
 from __future__ import annotations
 

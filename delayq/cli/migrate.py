@@ -125,9 +125,7 @@ def _run(
 
 @contextmanager
 def _bars(console: Console) -> Iterator[Callable[[Migration], None]]:
-    """Show progress bars on a terminal, one for each phase, so that the finished ones stay
-    visible.
-    """
+    """Show a progress bar for each phase on a terminal, so that the finished ones stay visible."""
     bars = Progress(
         TextColumn(f"{{task.description:<{_PHASE_WIDTH}}}"),
         BarColumn(

@@ -62,10 +62,7 @@ def report(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
 
 
 def show_fields(lines: Iterable[tuple[str | Text, str]]) -> None:
-    """Print names and their values below each other.
-
-    On a terminal, a long value continues below its beginning.
-    """
+    """Print names and their values. On a terminal, a long value continues below its beginning."""
     fields = Table.grid("", Column(overflow="fold"), padding=(0, 1, 0, 0), pad_edge=False)
     for name, text in lines:
         fields.add_row(
@@ -120,9 +117,7 @@ def _print(drawing: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Return the text without anything that would move a terminal's cursor or could not be
-    written.
-    """
+    """Return the text without anything that moves a terminal's cursor or cannot be written."""
     printable = "".join(
         character if character.isprintable() else _escaped(character) for character in text
     )
@@ -198,10 +193,7 @@ def span(seconds: float) -> str:
 
 
 def decoded(codec: Codec[Any], payload: bytes) -> tuple[Any, str | None]:
-    """Return the value as JSON has it and None, or None and why it cannot be decoded.
-
-    The reason quotes no bytes.
-    """
+    """Return the value as in JSON and None, or None and why not, without quoting any bytes."""
     try:
         value = codec.decode(payload)
         return json.loads(json.dumps(value, default=_as_json)), None
@@ -217,9 +209,7 @@ def _as_json(value: Any) -> Any:
 
 
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
-    """Return the fields for a payload: ``value``, and ``hex`` and ``error`` if it cannot be
-    decoded.
-    """
+    """Return the ``value`` of a payload; also ``hex`` and ``error`` if it cannot be decoded."""
     value, error = decoded(codec, payload)
     return (
         {"value": value} if error is None else {"value": None, "hex": payload.hex(), "error": error}

@@ -1,8 +1,4 @@
-"""Integrations with other libraries: metrics, traces, web frameworks.
-
-Each module says which library it needs.
-
-The core needs none of them.
+"""Integrations with other libraries. Each module says which one it needs; the core needs none.
 
 - :mod:`delayq.integrations.prometheus`: metrics.
 - :mod:`delayq.integrations.opentelemetry`: traces.

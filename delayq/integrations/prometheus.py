@@ -245,9 +245,7 @@ class Metrics:
         receive: Callable[[], Awaitable[MutableMapping[str, Any]]],
         send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
     ) -> None:
-        """Answer a request with :meth:`render`, as an ASGI application; with status 503 if the
-        client is closed.
-        """
+        """Answer an ASGI request with :meth:`render`; with status 503 if the client is closed."""
         del receive
         accept = next(
             (

@@ -144,10 +144,7 @@ class ManualLoop:
         return sorted(when for when, _, handle in self._scheduled if not handle.cancelled())
 
     def turn(self) -> int:
-        """Run the callbacks that are ready now, but not those they make ready.
-
-        Return the number of callbacks that ran.
-        """
+        """Run the callbacks that are ready now, not those they make ready. Return how many ran."""
         while self._scheduled and self._scheduled[0][0] <= self.clock.now:
             self._ready.append(heappop(self._scheduled)[2])
         made = self.calls_made
@@ -165,9 +162,7 @@ class ManualLoop:
             self.turn()
 
     def advance(self, seconds: float) -> None:
-        """Move time forward as an idle loop sees it: from call to call, each exactly at its
-        moment.
-        """
+        """Move time forward as an idle loop sees it: from call to call, each exactly on time."""
         self.run_ready()
         end = self.clock.now + seconds
         while (when := self._scheduled[0][0] if self._scheduled else math.inf) <= end:
@@ -178,8 +173,6 @@ class ManualLoop:
         self.clock.advance(max(0.0, end - self.clock.now))
 
     def stall(self, seconds: float) -> None:
-        """Move time forward as a blocked loop sees it: all at once; then run everything that is
-        overdue.
-        """
+        """Move time forward as a blocked loop sees it: all at once. Then run what is overdue."""
         self.clock.advance(seconds)
         self.run_ready()

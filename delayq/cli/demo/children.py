@@ -78,9 +78,7 @@ async def _offer(
 
 
 async def main(role: str, *arguments: str) -> None:
-    """Run the producer or the consumer, and write its reports at intervals, until it has finished
-    or stdin is closed.
-    """
+    """Run the producer or consumer, and report at intervals, until it ends or stdin is closed."""
     reports: list[list[int]] = []
     work = asyncio.create_task(
         produce(reports, *arguments) if role == "producer" else consume(reports, *arguments)

@@ -92,9 +92,7 @@ class Ledger:
         self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
 
     def recent(self, count: int) -> list[Row]:
-        """Return the last ``count`` deliveries, newest last, without those that have not been
-        reported as offered yet.
-        """
+        """Return the last ``count`` deliveries that were reported as offered, too, newest last."""
         numbers = list(self._arrived)[-count:] if count > 0 else []
         return [self._row(number) for number in numbers if number in self._offered]
 
@@ -154,9 +152,7 @@ class Result:
         return 1 if self.early or self.lost or self.duplicates else 0
 
     def fields(self) -> list[tuple[str, str, bool]]:
-        """Return the summary line by line: a name, its value, and whether the value is as
-        expected.
-        """
+        """Return the lines of the summary: a name, its value, and whether that is as expected."""
         lateness = ", ".join(
             f"{name} {ms:.2f} ms" for name, ms in self.lateness_ms.items() if ms is not None
         )

@@ -164,9 +164,7 @@ class _Child:
         return CommandFailed(f"the {self.role} failed: {last}")
 
     async def end(self, note: Callable[..., None] = lambda *_: None) -> None:
-        """Ask the process to end, and record the rest of its reports. Kill it if it does not
-        end.
-        """
+        """Ask the process to end, record the rest of its reports, and kill it if it does not."""
         self.stdin.close()
         with anyio.move_on_after(_END_WITHIN):
             await self.follow(note)

@@ -37,10 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @contextmanager
 def live(console: Console, plan: Plan) -> Iterator[Callable[[Ledger], None]]:
-    """Draw the counts, a progress bar and a scrolling table of the last deliveries.
-
-    Yield a function that redraws them.
-    """
+    """Draw counts, a progress bar and the last deliveries; yield a function that redraws them."""
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as frame:
 
         def show(ledger: Ledger) -> None:
@@ -112,9 +109,7 @@ def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
 
 
 def colour_of(late_us: int) -> str:
-    """Return green for up to 2 ms, yellow for up to 10 ms, and red for more or for an early
-    message.
-    """
+    """Return green for up to 2 ms, yellow for up to 10 ms, and red for more or for being early."""
     if late_us < 0:
         return "bold red"
     return "green" if late_us <= 2000 else "yellow" if late_us <= 10_000 else "red"

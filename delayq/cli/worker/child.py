@@ -74,9 +74,7 @@ def find(where: str) -> delayq.Worker:
 
 
 def main() -> int:
-    """Run the worker, and return the exit status: 0, 2 if it could not be started, 1 if it failed
-    later.
-    """
+    """Run the worker. Return 0, or 2 if it could not be started, or 1 if it failed later."""
     parser = argparse.ArgumentParser()
     parser.add_argument("where")
     parser.add_argument("lifeline", type=int)

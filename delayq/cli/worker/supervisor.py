@@ -33,10 +33,9 @@ class Supervisor:
         as_json: bool = False,
     ) -> None:
         """Args:
-        where: The worker, as ``module:attribute``. processes: The number of processes. burst:
-        Whether the processes exit when no message is due. metrics: The host and port on which the
-        first process serves its metrics. The others use the following ports. as_json: Whether to
-        print events for programs.
+        where: The worker, as ``module:attribute``.
+        metrics: Host and port of the first process's metrics; the others use the next ports.
+        as_json: Whether to print events for programs.
         """
         self._where = where
         self._count = processes
