@@ -49,10 +49,6 @@ class Delivery(Generic[T]):
         ahead: Sized = (),
     ) -> None:
         """Args:
-        value: The message's value.
-        lease: Identifies the message on the server.
-        leases: Acknowledges the message or puts it back.
-        keeper: Renews the lease.
         retry_us: How long the message waits to be redelivered after its block raised, microseconds.
         ahead: The messages its consumer has fetched and will handle next.
         """

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._delayed.confirmed import Confirmed
 from delayq._delayed.store import BATCH
+from delayq._logging import about
 from delayq._redis.hand_back import HandBack, PendingHandBacks, spare_fence
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._redis.client import Confirmation
     from delayq._redis.hand_back import LastCalls
+
+_log = logging.getLogger("delayq")
 
 # Messages that a call hands out go back after this time, in microseconds, unless the client
 # confirms that the answer arrived.
@@ -87,12 +91,10 @@ class HandOuts:
 
         Args:
             take: The maximum number of payloads.
-            lease_us: How long each of them is leased, in microseconds; 0 if they are taken for
-                good.
+            lease_us: How long each of them is leased, in microseconds; 0 to take them for good.
             signature: Published for the other clients; empty for no notice.
 
-        Returns:
-            The call's name, and the reply. Its payloads are those that are ours.
+        Returns the call's name, and the reply, with the payloads that are ours.
 
         Raises:
             ServerError: As for :meth:`RedisClient.run_once`. Nothing was handed out, or it goes
@@ -126,13 +128,9 @@ class HandOuts:
         return call, reply
 
     async def poll_pending(self, limit: int) -> tuple[HandOut, int, list[bytes]]:
-        """Take up to ``limit`` of the pending records.
+        """Take up to ``limit`` pending records, which go back unless :meth:`confirm_all` follows.
 
-        They go back unless :meth:`confirm_all` follows within minutes.
-
-        Returns:
-            The call, the number of records that left the pending ones, including those that cannot
-            be read, and the payloads.
+        Returns the call, how many records left, with those that cannot be read, and the payloads.
 
         Raises:
             ServerError: As for :meth:`RedisClient.run_once`. Nothing is taken, or it goes back.
@@ -147,9 +145,7 @@ class HandOuts:
         return handed, left, payloads
 
     async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
-        """Confirm to the server that the answers to these calls have arrived.
-
-        The first of the calls was made at ``asked_at``.
+        """Confirm that the answers to these calls have arrived; the first was made at ``asked_at``.
 
         Raises:
             Closed: The queue was closed in the meantime: all the messages go back.
@@ -313,6 +309,12 @@ class HandOuts:
             _REPEAT_US / 1_000_000,
             "the server did not answer: an unreadable message was not quarantined",
         )
+
+    def report(self, error: Exception) -> None:
+        """Log why a message was quarantined."""
+        name = self._store.keys.name
+        text = "queue %r: quarantined an unreadable message: %s"
+        _log.warning(text, name, error, extra=about(name))
 
     def close(self, last: LastCalls) -> None:
         """Make no more calls, and write those that give back messages that have not arrived."""

@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
     from delayq._redis.scripts import Script
 
-_ORDERED, _TIMEOUT, _CHANNEL = (
+# In the order of the fields of DelayedKeys.
+_PREFIXES = (
     "redisson_delay_queue",
     "redisson_delay_queue_timeout",
     "redisson_delay_queue_channel",
-)
-_QUARANTINE, _LEASES, _LEASED, _TURNS = (
     "delayq_quarantine",
     "delayq_leases",
     "delayq_leased",
@@ -32,17 +31,12 @@ _FENCE = "delayq_fence"
 
 # A delayed queue's ready list has the queue's own name. No other key does, so the name must not
 # look like another key.
-RESERVED = (
-    *(
-        f"{prefix}:"
-        for prefix in (_ORDERED, _TIMEOUT, _CHANNEL, _QUARANTINE, _LEASES, _LEASED, _TURNS, _FENCE)
-    ),
-    RELIABLE,
-    PARTITION,
-)
+RESERVED = (*(f"{prefix}:" for prefix in (*_PREFIXES, _FENCE)), RELIABLE, PARTITION)
 """The beginnings that a delayed queue's name must not have."""
 
-_NAMED = re.compile(f"(?:{_TIMEOUT}|{_ORDERED}|{_QUARANTINE}|{_LEASES}):(.+)", re.DOTALL)
+_NAMED = re.compile(
+    "(?:redisson_delay_queue(?:_timeout)?|delayq_quarantine|delayq_leases):(.+)", re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,17 +82,7 @@ class DelayedKeys:
         mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
         if mapped.startswith(RESERVED):
             raise BadName(f"{mapped!r} is already the name of a key of another queue")
-        keys = cls(
-            name=name,
-            ready=mapped,
-            ordered=_prefixed(_ORDERED, mapped),
-            timeout=_prefixed(_TIMEOUT, mapped),
-            channel=_prefixed(_CHANNEL, mapped),
-            quarantine=_prefixed(_QUARANTINE, mapped),
-            leases=_prefixed(_LEASES, mapped),
-            leased=_prefixed(_LEASED, mapped),
-            turns=_prefixed(_TURNS, mapped),
-        )
+        keys = cls(name, mapped, *(_prefixed(prefix, mapped) for prefix in _PREFIXES))
         if hash_tag(keys.ready) != hash_tag(keys.ordered):
             raise BadName(
                 f"the keys of {mapped!r} would be in different cluster slots: use no braces, or a"

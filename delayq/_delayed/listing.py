@@ -27,9 +27,7 @@ async def paged(
     more records have left meanwhile than pages overlap, and the page is read again from further
     back. So no record that is there throughout is missed.
 
-    Args:
-        read: Returns up to a number of items from a position on.
-        record_of: Returns the record of an item.
+    ``read`` returns up to a number of items from a position on, ``record_of`` the record of one.
     """
     start, count, seen = 0, _FIRST_PAGE, frozenset[bytes]()
     while True:

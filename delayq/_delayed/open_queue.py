@@ -25,11 +25,6 @@ class OpenDelayedQueue:
     """An open delayed queue: stores its messages and delivers them.
 
     Attributes:
-        keys: The queue's keys.
-        store: Makes its calls.
-        transfer: Moves due messages and hands them out.
-        offers: Stores messages.
-        counts: Counters of what was done.
         hooks: The observers to notify.
         closed: Whether the queue was closed.
     """
@@ -40,7 +35,7 @@ class OpenDelayedQueue:
         self.transfer: TransferTask = TransferTask(self.store, services)
         self.counts: Counters = self.transfer.counts
         self.offers: DelayedOffers = DelayedOffers(
-            self.store, services, self.transfer.on_due, self.counts
+            self.store, services, self.wakeups.on_due, self.counts
         )
         self.hooks: Hooks = services.hooks
         self._clock = services.clock
@@ -77,17 +72,17 @@ class OpenDelayedQueue:
         self.transfer.resynced(due_us, found.extra)
 
     def on_due(self, due_us: int) -> None:
-        self.transfer.on_due(due_us)
+        self.wakeups.on_due(due_us)
 
     def on_notice(self, notice: TransferNotice) -> None:
-        self.transfer.wakeups.on_notice(notice)
+        self.wakeups.on_notice(notice)
 
     def on_settings(self) -> None:
         # Nothing but a reliable queue has settings on the server.
         self.wake()
 
     def wake(self) -> None:
-        self.transfer.wakeups.wake()
+        self.wakeups.wake()
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state. The age is that of pending messages only."""

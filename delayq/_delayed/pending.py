@@ -6,13 +6,11 @@ Names and results match Redisson's; its defects do not.
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._delayed.records import payload_of
 from delayq._delayed.store import BATCH
 from delayq._durations import Duration, check_count, microseconds, moment_us
-from delayq._logging import about
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from delayq._delayed.keys import DelayedKeys
     from delayq._delayed.store import DelayedStore, PendingRecord
     from delayq.codecs import Codec
-
-_log = logging.getLogger("delayq")
 
 T = TypeVar("T")
 
@@ -112,12 +108,9 @@ class Pending(Generic[T]):
             raise
         await self._hand_outs.confirm_all(taken, started)
         # Only now: a call that fails gives the unreadable ones back with the rest.
-        name = self._store.keys.name
         for payload, reason in unreadable:
             self._hand_outs.set_aside(payload)
-            _log.warning(
-                "queue %r: quarantined an unreadable message: %s", name, reason, extra=about(name)
-            )
+            self._hand_outs.report(reason)
         return values
 
     async def read_all(self) -> list[T]:

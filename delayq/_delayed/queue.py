@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -28,7 +27,6 @@ from delayq._durations import (
 from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
-from delayq._logging import about
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -46,7 +44,6 @@ from delayq.instrumentation import OfferEvent
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
     from datetime import datetime
-    from types import TracebackType
     from typing import Self
 
     from delayq._delayed.keys import DelayedKeys
@@ -57,8 +54,6 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 T = TypeVar("T")
-
-_log = logging.getLogger("delayq")
 
 MAX_PAYLOAD = 512 * 1024
 """The default of ``max_payload``, bytes."""
@@ -409,7 +404,7 @@ class DelayedQueue(Generic[T]):
                     try:
                         value = self._decode(batch.popleft()[1])
                     except DecodeError as error:
-                        self._report(error)
+                        self._open.transfer.hand_outs.report(error)
                     else:
                         self._open.counts.delivered += 1
                         yield value
@@ -471,17 +466,11 @@ class DelayedQueue(Generic[T]):
                         value = self._codec.decode(lease.payload)
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
                         self._open.transfer.hand_outs.set_aside(lease.payload, lease)
-                        self._report(error)
+                        self._open.transfer.hand_outs.report(error)
                     else:
                         self._open.counts.delivered += 1
-                        yield Delivery(
-                            value,
-                            lease,
-                            self._open.transfer.leases,
-                            waiters.keeper,
-                            retry_us,
-                            batch,
-                        )
+                        leases = self._open.transfer.leases
+                        yield Delivery(value, lease, leases, waiters.keeper, retry_us, batch)
 
     # Closing
 
@@ -500,12 +489,7 @@ class DelayedQueue(Generic[T]):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
     def __repr__(self) -> str:
@@ -543,14 +527,6 @@ class DelayedQueue(Generic[T]):
                 raise
             raise DecodeError(type(self._codec).__name__, payload) from error
 
-    def _report(self, error: Exception) -> None:
-        _log.warning(
-            "queue %r: quarantined an unreadable message: %s",
-            self.name,
-            error,
-            extra=about(self.name),
-        )
-
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
         return await self._open.store.cancel([record]) > 0
@@ -563,5 +539,5 @@ class DelayedQueue(Generic[T]):
             raise BadDelay("pass delay or at")
         due_us = await self._open.store.reschedule(record, delay_us(delay, at))
         if due_us is not None:
-            self._open.transfer.on_due(due_us)
+            self._open.on_due(due_us)
         return due_us

@@ -303,10 +303,8 @@ class DelayedStore:
             fence: The key that makes a repetition harmless.
             fence_us: How long that key stays, in microseconds.
             token: The call whose leases end.
-            places: How many leases it may have made, one for each payload; 0 if it made one for
-                all.
-            payloads: Payloads that this client holds, in the order in which they are to be taken
-                again.
+            places: How many leases it may have made, one for each payload; 0: one for all.
+            payloads: Those that this client holds, in the order to take them in again.
         """
         keys = self.keys.of_script(GIVE_BACK, fence=fence)
         return Request(GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
@@ -332,11 +330,11 @@ class DelayedStore:
         return bool(held)
 
     async def nack(self, token: str, delay_us: int) -> int | None:
-        """Offer a leased message again. Return its due time, microseconds, or None if it is lost."""
+        """Offer a leased message again. Return when it is due, microseconds; None if it is lost."""
         return _moment_or_none(await self._run(NACK, token, delay_us, int(self.listed)))
 
     async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
-        """Make leases end ``lease_us`` from now. Return that moment, microseconds, and which exist."""
+        """Make leases end ``lease_us`` from now. Return the end, microseconds, and which exist."""
         ends_ms, *held = await self._run(EXTEND, lease_us, *tokens)
         return ends_ms * UNIT_US, [bool(one) for one in held]
 
@@ -526,8 +524,7 @@ class DelayedStore:
     async def migrate_step(
         self, before: int, limit: int, records: Iterable[bytes], *, rewrite: bool
     ) -> MigrationStep:
-        """Look at entries of the ordered list and records of the sorted set, and rewrite those in
-        an old form.
+        """Look at entries of the ordered list and records of the sorted set, and rewrite old forms.
 
         Args:
             before: Examine entries of the ordered list before this index.

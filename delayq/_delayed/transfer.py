@@ -55,10 +55,7 @@ class TransferTask:
     """Asks the server to move the due messages of one queue, and to hand over those wanted here.
 
     Attributes:
-        wakeups: Decides when to ask.
-        hand_outs: Makes the calls.
         taker: Hands messages to callers that take for good.
-        counts: Message counters.
         leases: Messages that are out under a lease.
     """
 
@@ -71,7 +68,7 @@ class TransferTask:
             store.keys.name, self.run_once, services, lambda: self.waiting
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
-        self.leases: Leases = Leases(store, services, self.on_due, self.counts)
+        self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
         self.taker: Waiters[bytes] = self._new_taker(self.hand_outs.back_by_value, len)
         # Callers by the length of their leases (0: those that take for good). Those that have had
         # nothing for longest come first.
@@ -98,12 +95,6 @@ class TransferTask:
             self._leased[lease_us] = LeasedWaiters(taker, keeper)
             self._takers = {lease_us: taker, **self._takers}
         return self._leased[lease_us]
-
-    def on_due(self, due_us: int) -> None:
-        """Act on the announcement of a message that is due at ``due_us`` microseconds by the
-        server's clock.
-        """
-        self.wakeups.on_due(due_us)
 
     def resynced(self, due_us: int, ready: int) -> None:
         """Act on what the safety re-check found.
