@@ -79,8 +79,8 @@ async def diagnose(
     for info in infos:
         for finding in _of_server(info):
             yield finding
-    for finding in await _cluster(client):
-        yield finding
+    if cluster := await _cluster(client):
+        yield cluster
     yield await _clock(client)
     found: Sequence[FoundQueue] = queues or ()
     if queues is None:
@@ -148,22 +148,14 @@ def _persistence(info: Mapping[str, str]) -> Finding:
     check = "persistence"
     if info.get("loading", "0") != "0":
         return Finding("wrong", check, "still loading its data", "wait until it has finished")
-    if info.get("aof_enabled", "0") == "1":
-        if info.get("aof_last_write_status", "ok") != "ok":
-            return Finding(
-                "wrong",
-                check,
-                "the last write to the append-only file failed",
-                "check whether the disk is full, and see the server's log",
-            )
+    status, write = "rdb_last_bgsave_status", "snapshot"
+    if has_log := info.get("aof_enabled", "0") == "1":
+        status, write = "aof_last_write_status", "write to the append-only file"
+    if info.get(status, "ok") != "ok":
+        advice = "check whether the disk is full, and see the server's log"
+        return Finding("wrong", check, f"the last {write} failed", advice)
+    if has_log:
         return Finding("ok", check, "append-only file")
-    if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return Finding(
-            "wrong",
-            check,
-            "the last snapshot failed",
-            "check whether the disk is full, and see the server's log",
-        )
     changes = int(info.get("rdb_changes_since_last_save", 0))
     return Finding(
         "note",
@@ -201,39 +193,26 @@ def _memory(info: Mapping[str, str]) -> Finding:
     return Finding("ok", "memory", text)
 
 
-async def _cluster(client: Client) -> list[Finding]:
+async def _cluster(client: Client) -> Finding | None:
     server, spread = client._open_session().server, client._open_session().nodes.spread
     try:
         info = await server_info.cluster(server)
     except ServerRefused as error:
-        if spread:
-            return [Finding("note", "cluster", f"this user may not run CLUSTER INFO: {error}")]
         # A single server that is not in a cluster replies with an error.
-        return []
+        text = f"this user may not run CLUSTER INFO: {error}"
+        return Finding("note", "cluster", text) if spread else None
     covered = int(info.get("cluster_slots_ok", 0))
     text = (
         f"{info.get('cluster_state', '?')}, {covered:,} of {SLOTS:,} slots served by"
         f" {info.get('cluster_size', '?')} masters"
     )
     if not spread and info.get("cluster_size", "1") != "1":
-        return [
-            Finding(
-                "wrong",
-                "cluster",
-                f"{text}, but the address names a single server",
-                "use redis+cluster://host:port",
-            )
-        ]
+        text = f"{text}, but the address names a single server"
+        return Finding("wrong", "cluster", text, "use redis+cluster://host:port")
     if info.get("cluster_state") != "ok" or covered < SLOTS:
-        return [
-            Finding(
-                "wrong",
-                "cluster",
-                text,
-                "find the missing servers: redis-cli --cluster check host:port",
-            )
-        ]
-    return [Finding("ok", "cluster", text)]
+        advice = "find the missing servers: redis-cli --cluster check host:port"
+        return Finding("wrong", "cluster", text, advice)
+    return Finding("ok", "cluster", text)
 
 
 async def _clock(client: Client) -> Finding:

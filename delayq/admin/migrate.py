@@ -20,6 +20,7 @@ from delayq.errors import BadInput
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 
+    from delayq._delayed.store import MigrationStep
     from delayq.client import Client
 
 T = TypeVar("T")
@@ -161,8 +162,7 @@ class _Run:
 
     The ordered list is walked from its tail to its head, by indexes from the head. Offers append at
     the tail; a removal moves the entries behind it nearer to the head. So the entries that the walk
-    has not reached stay before its position, and a walk sees every entry that was there when it
-    began, and still is.
+    has not reached stay before its position, and a walk sees every entry that was there throughout.
 
     A record enters the list and the sorted set in one atomic step. So an outdated record that was
     seen in the sorted set, and is still there after a whole walk of the list, is not in the list.
@@ -230,17 +230,17 @@ class _Run:
         """Walk the whole ordered list, and rewrite outdated records in it and in the sorted set."""
         before = _END
         while before > 0:
-            length, reached, listed, in_both, _ = await self._step(before, self._pace.size)
+            step = await self._step(before, self._pace.size)
             if before == _END:
-                self._begin("ordered list", length)
-            self._advance(min(before, length) - reached)
-            before = reached
-            for form, count in listed.items():
+                self._begin("ordered list", step.length)
+            self._advance(min(before, step.length) - step.reached)
+            before = step.reached
+            for form, count in _by_form(step.listed).items():
                 # Later passes see the records that the first one has counted again.
                 if first or self._is_outdated(form):
                     self._found[form] += count
             if first:
-                self._in_both += in_both
+                self._in_both += _by_form(step.in_both)
             yield self._progress()
 
     async def _rewrite_alone(self, records: list[bytes]) -> AsyncIterator[Migration]:
@@ -251,19 +251,14 @@ class _Run:
         at = 0
         while at < len(records):
             some = records[at : at + self._pace.size]
-            *_, alone = await self._step(0, 0, some)
+            alone = _by_form((await self._step(0, 0, some)).alone)
             self._found += alone
             self._alone += alone.total()
             at += len(some)
             self._advance(len(some))
             yield self._progress()
 
-    async def _step(
-        self, before: int, limit: int, records: Sequence[bytes] = ()
-    ) -> tuple[int, int, Counter[str], Counter[str], Counter[str]]:
-        """Return the list's length, the index reached, and counts by form: in the list, in both, in
-        the set only.
-        """
+    async def _step(self, before: int, limit: int, records: Sequence[bytes] = ()) -> MigrationStep:
         call = self._store.migrate_step(before, limit, records, rewrite=self._rewrite)
         step = await (
             self._pace.timed(call, adapt=True) if limit or records else self._pace.empty(call)
@@ -271,13 +266,7 @@ class _Run:
         self._now = replace(
             self._now, length_bytes=step.length_bytes, merged=self._now.merged + step.merged
         )
-        return (
-            step.length,
-            step.reached,
-            _by_form(step.listed),
-            _by_form(step.in_both),
-            _by_form(step.alone),
-        )
+        return step
 
     def _is_outdated(self, form: str) -> bool:
         return form not in (_up_to_date(self._now.length_bytes), _MALFORMED)
@@ -355,9 +344,7 @@ class _Pace:
 
 
 def _by_form(counts: list[int]) -> Counter[str]:
-    found: Counter[str] = Counter()
-    found.update(dict(zip(FORMS, counts, strict=True)))
-    return found
+    return Counter(dict(zip(FORMS, counts, strict=True)))
 
 
 def form_of(record: bytes) -> str:
