@@ -4,7 +4,4 @@ from __future__ import annotations
 
 
 class CommandFailed(Exception):
-    """The command cannot be carried out.
-
-    Its message goes to stderr as one line, and the exit status is 2.
-    """
+    """The command cannot be carried out: one line on stderr, and exit status 2."""

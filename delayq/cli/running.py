@@ -86,12 +86,9 @@ def with_client(
 
 
 def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
-    """Run the work of a command.
+    """Run the work of a command, which gets a list of the signals received so far.
 
     A signal cancels it, and ends the process with status 128 + the signal's number.
-
-    Args:
-        main: The work. Its argument is a list of the numbers of the signals received so far.
     """
     caught: list[int] = []
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
         MutableMapping,
         Sequence,
     )
-    from types import TracebackType
     from typing import Self
 
     from prometheus_client.core import Metric
@@ -134,10 +133,11 @@ class Metrics:
         buckets: Sequence[float] = BUCKETS,
     ) -> None:
         """Args:
-        client: The client to observe. interval: How often to ask the server for the number of
-        messages, seconds; 0: only in :meth:`render` and :meth:`refresh`. registry: The registry to
-        use; prometheus_client's own if None. Each client needs a registry of its own. buckets:
-        Upper bounds of the lateness histogram, seconds, in ascending order.
+        client: The client to observe.
+        interval: How often to ask the server for the number of messages, seconds; 0: only in
+            :meth:`render` and :meth:`refresh`.
+        registry: The registry to use; prometheus_client's own if None. Each client needs its own.
+        buckets: Upper bounds of the lateness histogram, seconds, in ascending order.
 
         Raises:
             BadInput: ``interval`` is negative, or ``buckets`` are not in ascending order.
@@ -176,12 +176,7 @@ class Metrics:
             self._task = asyncio.create_task(self._keep_fresh(), name="delayq metrics")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self._retire()
         if (task := self._task) is not None:
             task.cancel()

@@ -19,11 +19,10 @@ def latest_offset(exchanges: Iterable[tuple[int, int]]) -> int:
     """Return an upper bound of the server's lead over the local clock, in microseconds (negative:
     the server is behind).
 
-    Each exchange asks the server for its time: the local time when the question was sent, and the
-    answer. The server read its clock after the question was sent, so it is ahead by at most
-    ``server - sent``. A local time plus this bound is never before the same moment on the server's
-    clock, so an error of the estimate never makes a message look early. It overstates lateness by
-    at most the one-way trip of the quickest exchange.
+    Each exchange asks the server for its time: the local time of the question, and the answer.
+    The server read its clock later than that, so it is ahead by at most ``server - sent``. A local
+    time plus this bound is never before the same moment on the server's clock, so no message looks
+    early by mistake. It overstates lateness by the one-way trip of the quickest exchange at most.
     """
     # Both clocks are read in whole microseconds, rounded down: the difference may be one more.
     return min(server_us - sent_us for sent_us, server_us in exchanges) + 1

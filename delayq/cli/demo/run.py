@@ -54,14 +54,9 @@ class Plan:
 async def run(
     plan: Plan, show: Callable[[Ledger], None], interval: float, patience: float = PATIENCE
 ) -> Result:
-    """Run the demo once.
+    """Run the demo once, and call ``show`` every ``interval`` seconds, and at the end.
 
-    Args:
-        plan: The demo to run.
-        show: Shows the ledger. Called while it fills, and at the end.
-        interval: Seconds between two calls of ``show``.
-        patience: Seconds after the longest delay. Messages that have not arrived by then count as
-            lost.
+    Messages that have not arrived ``patience`` seconds after the longest delay count as lost.
 
     Raises:
         CommandFailed: One of the processes failed.
