@@ -6,10 +6,11 @@ import asyncio
 import secrets
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from delayq import Offer
 from delayq.admin import inspect as inspection
 from delayq.cli.demo.figures import percentile
 from delayq.cli.errors import CommandFailed
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client
+    from delayq.admin.catalog import QueueKind
 
     Show = Callable[[int, int], None]
 
@@ -41,7 +43,7 @@ class _Bench:
     """
 
     client: Client
-    kind: str
+    kind: QueueKind
     name: str
     partitions: int | None
     messages: int
@@ -119,8 +121,6 @@ class _Bench:
                     break
 
     def _offer(self, delay: float) -> Any:
-        from delayq import Offer  # noqa: PLC0415
-
         return (self.payload, delay) if self.kind == "delayed" else Offer(self.payload, delay=delay)
 
     async def _taken(self, queue: Any) -> AsyncIterator[Any]:
@@ -179,9 +179,9 @@ def bench(
 
     async def act(client: Client) -> _Bench:
         deadline = asyncio.get_running_loop().time() + seconds
-        run = _Bench(
-            client, kind, name, partitions, messages, punctual, {"text": "x" * size}, deadline
-        )
+        payload = {"text": "x" * size}
+        chosen = cast("QueueKind", kind)
+        run = _Bench(client, chosen, name, partitions, messages, punctual, payload, deadline)
         try:
             for what, part in (
                 ("offers", run.offers),
@@ -240,7 +240,4 @@ async def _shielded_removal(client: Client, run: _Bench) -> None:
 
 async def _remove(client: Client, run: _Bench) -> None:
     await run.open().aclose()
-    if run.kind == "delayed":
-        await inspection.remove(client, "delayed", run.name)
-    else:
-        await inspection.remove(client, "reliable", run.name, run.partitions)
+    await inspection.remove(client, run.kind, run.name, run.partitions)

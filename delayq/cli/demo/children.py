@@ -14,7 +14,6 @@ import random
 import sys
 import time
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import delayq
@@ -29,8 +28,6 @@ _AT_A_TIME = 8
 # The time over which the offers are spread, seconds, and the largest number of offers per second.
 _SPREAD = 1.0
 _PER_SECOND = 2000
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 
 
 async def consume(reports: list[list[int]], name: str) -> None:
@@ -72,9 +69,8 @@ async def _offer(
         await asyncio.sleep(moment - clock())
         delay = round(random.uniform(0, max_delay), 3)
         receipt = await queue.offer({"number": number}, delay=delay)
-        reports.append(
-            [number, round(delay * 1_000_000), (receipt.due_at - _EPOCH) // _MICROSECOND]
-        )
+        due_us = round(receipt.due_at.timestamp() * 1_000_000)
+        reports.append([number, round(delay * 1_000_000), due_us])
 
 
 async def main(role: str, *arguments: str) -> None:

@@ -11,7 +11,6 @@ import tempfile
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -36,7 +35,6 @@ _END_WITHIN = 5.0
 # How long removing the queue may take, seconds.
 _CLEAR_WITHIN = 3.0
 _EXCHANGES = 10
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -109,13 +107,11 @@ async def _show(show: Callable[[Ledger], None], ledger: Ledger, interval: float)
 
 async def _offset(client: delayq.Client) -> int:
     """Estimate by how much the server's clock is ahead of ours, which is also the consumer's."""
-    return latest_offset(
-        [(time.time_ns() // 1000, _us(await client.server_time())) for _ in range(_EXCHANGES)]
-    )
-
-
-def _us(moment: datetime) -> int:
-    return (moment - _EPOCH) // timedelta(microseconds=1)
+    exchanges = [
+        (time.time_ns() // 1000, round((await client.server_time()).timestamp() * 1_000_000))
+        for _ in range(_EXCHANGES)
+    ]
+    return latest_offset(exchanges)
 
 
 @asynccontextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -12,6 +11,8 @@ from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
+
+from delayq._durations import moment_us
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,7 +33,6 @@ _TEXT_WIDTH = 54
 _CELLS = 24
 _CELL_US = 250
 _SCALE = "0 ms    2 ms    4 ms"
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def _table(deliveries: list[Row], rows: int, cells: int) -> Table:
     table.add_column("late ms", justify="right", width=8)
     table.add_column(_SCALE[:cells], width=cells, no_wrap=True)
     for row in deliveries:
-        due = (_EPOCH + timedelta(microseconds=row.due_us)).astimezone()
+        due = moment_us(row.due_us).astimezone()
         colour = colour_of(row.late_us)
         table.add_row(
             str(row.number),
