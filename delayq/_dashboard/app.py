@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
@@ -559,11 +560,7 @@ def _offset(request: Request, source: AnySource) -> int:
 
 
 def _whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
-    return (
-        min(int(text), most)
-        if text and text.isascii() and text.isdecimal() and len(text) < 16
-        else 0
-    )
+    return min(int(text), most) if text and re.fullmatch("[0-9]{1,15}", text) else 0
 
 
 def _share(bar: int, bars: Iterable[int]) -> int:

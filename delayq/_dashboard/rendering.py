@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from codecs import getincrementaldecoder
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -27,6 +28,7 @@ _WHOLE = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_PLACE = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
 
 
 def pretty(payload: bytes | None) -> tuple[str, str]:
@@ -59,8 +61,7 @@ def preview(payload: bytes | None) -> str:
         return "no longer available"
     text = payload[: 4 * _PREVIEW].decode(errors="replace")
     line = " ".join(text.split())
-    if not line.isprintable():
-        line = "".join(character if character.isprintable() else "·" for character in line)
+    line = "".join(character if character.isprintable() else "·" for character in line)
     return line if len(line) <= _PREVIEW else line[: _PREVIEW - 1] + "…"
 
 
@@ -151,17 +152,9 @@ def packed(place: Place) -> str:
 
 def unpacked(word: str) -> Place | None:
     """Unpack a place from a word. Returns None if the word is not a place."""
-    partition, _, rest = word.partition("/")
-    due, slash, name = rest.partition("/")
-    if (
-        not slash
-        or not name
-        or not (
-            partition == ""
-            or (partition.isascii() and partition.isdecimal() and len(partition) < 5)
-        )
-    ):
+    if (parts := _PLACE.fullmatch(word)) is None:
         return None
+    partition, due, name = parts.groups()
     due = unquote_to_bytes(due).decode(errors="replace")
     if due and not _is_score(due):
         return None
