@@ -242,16 +242,9 @@ class Metrics:
     ) -> None:
         """Answer an ASGI request with :meth:`render`; with status 503 if the client is closed."""
         del receive
-        accept = next(
-            (
-                value.decode("latin-1")
-                for name, value in scope.get("headers", ())
-                if name == b"accept"
-            ),
-            "",
-        )
+        accept = b",".join(value for name, value in scope.get("headers", ()) if name == b"accept")
         try:
-            status, (body, content_type) = 200, await self.render(accept)
+            status, (body, content_type) = 200, await self.render(accept.decode("latin-1"))
         except DelayqError as error:
             status, body, content_type = 503, str(error).encode(), "text/plain; charset=utf-8"
         headers = [

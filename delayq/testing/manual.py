@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable
 
-__all__ = ["ManualClock", "ManualHandle", "ManualLoop"]
-
 
 class ManualClock:
     """A monotonic clock moved by hand. Call it to get the time, like ``time.monotonic``.

@@ -107,10 +107,8 @@ async def advance(target: Target, by: Duration) -> None:
         raise BadInput("time can advance by at most 20 years")
     session = _session(target)
     for keys in await _keys_of(target):
-        if isinstance(keys, ReliableKeys):
-            await session.server.run(ADVANCE_RELIABLE, keys.of_script(ADVANCE_RELIABLE), (by_us,))
-        else:
-            await session.server.run(ADVANCE_DELAYED, keys.of_script(ADVANCE_DELAYED), (by_us,))
+        script = ADVANCE_RELIABLE if isinstance(keys, ReliableKeys) else ADVANCE_DELAYED
+        await session.server.run(script, keys.of_script(script), (by_us,))
     await _wake(session)
 
 
@@ -191,14 +189,9 @@ async def _wake(session: Session) -> None:
     for queue in session.scheduler.queues:
         queue.wake()
         if isinstance(queue, OpenReliableQueue):
-            wakeups = queue.claims.wakeups
             await queue.recurrence.look()
-        elif isinstance(queue, OpenDelayedQueue):
-            wakeups = queue.transfer.wakeups
-        else:
-            continue
-        if wakeups._task is not None:
-            tasks.add(wakeups._task)
+        if isinstance(queue, OpenDelayedQueue | OpenReliableQueue) and queue.wakeups._task:
+            tasks.add(queue.wakeups._task)
     if tasks:
         await asyncio.wait(tasks, timeout=5.0)
 
