@@ -72,12 +72,7 @@ class ReadyWatch:
         link, reports = self._link, self._reports
 
         def check(_: Timeout) -> None:
-            if (
-                link is not None
-                and link is self._link
-                and self._blocked
-                and reports == self._reports
-            ):
+            if link and self._blocked and (link, reports) == (self._link, self._reports):
                 link.cut()
 
         self._timer.new_timeout(check, _REPORTS_WITHIN)
@@ -103,12 +98,8 @@ class ReadyWatch:
         keys = self._store.keys
 
         def interrupted(error: Exception) -> None:
-            _log.warning(
-                "queue %r: watching the ready list failed: %s",
-                keys.name,
-                error,
-                extra=about(keys.name),
-            )
+            text = "queue %r: watching the ready list failed: %s"
+            _log.warning(text, keys.name, error, extra=about(keys.name))
 
         await keep_linked(self._nodes, keys.ready, self._watch, interrupted, self._retry_most)
 

@@ -174,9 +174,7 @@ def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
     ]
 
 
-def place_socket(
-    directory: Path, *, private: bool, temp: Path, user: int, limit: int = _MAX_SOCKET_PATH
-) -> Path:
+def place_socket(directory: Path, *, private: bool, temp: Path, user: int) -> Path:
     """Choose the socket's path: in the directory itself, if no other user may enter it and the
     kernel accepts the length.
 
@@ -185,7 +183,6 @@ def place_socket(
         private: Whether only its owner may enter it.
         temp: The system's directory for temporary files.
         user: The user's numeric id.
-        limit: The longest path of a socket, in bytes.
 
     Raises:
         EmbeddedServerError: The path in the temporary directory is too long as well.
@@ -196,11 +193,11 @@ def place_socket(
     for path in [inside, outside] if private else [outside]:
         # A URL is UTF-8, so it cannot contain a name that is not UTF-8.
         with contextlib.suppress(UnicodeEncodeError):
-            if len(str(path).encode()) <= limit:
+            if len(str(path).encode()) <= _MAX_SOCKET_PATH:
                 return path
     raise EmbeddedServerError(
-        f"{outside} is too long for the path of a socket ({limit} bytes): set TMPDIR to a shorter"
-        " path"
+        f"{outside} is too long for the path of a socket ({_MAX_SOCKET_PATH} bytes): set TMPDIR to"
+        " a shorter path"
     )
 
 
@@ -515,12 +512,10 @@ def _ping(path: Path) -> bytes:
 
 def _last_words(directory: Path) -> str:
     try:
-        lines = (
-            (directory / watchdog.LOG).read_bytes()[-4096:].decode(errors="replace").splitlines()
-        )
+        log = (directory / watchdog.LOG).read_text("utf-8", errors="replace")
     except OSError as error:
         return f"(no log: {error})"
-    return "\n".join(lines[-8:]) or "(none)"
+    return "\n".join(log[-4096:].splitlines()[-8:]) or "(none)"
 
 
 def _take(lock: int, deadline: float) -> bool:
