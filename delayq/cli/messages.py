@@ -32,10 +32,10 @@ from delayq.cli.output import (
     moment_json,
     moment_text,
     payload_json,
-    payload_text,
     print_json,
     report,
     tell,
+    text_of,
 )
 from delayq.cli.running import clock, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
     from delayq import Client
     from delayq.admin.inspect import PendingState
-    from delayq.codecs import Codec
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)]
 _STATES = ("delayed", "ready", "leased")
@@ -361,18 +360,14 @@ def take(
         if not target.is_reliable:
             payload = await target.delayed(client).poll(seconds)
             if payload is not None:
-                _print_taken(
-                    {"queue": target.name, **payload_json(how, payload)},
-                    how,
-                    payload,
-                    as_json=as_json,
-                )
+                _print_taken(target, payload_json(how, payload), as_json=as_json)
             return payload is not None
         for message in await target.reliable(client).claim(1, seconds):
-            # A message that cannot be printed goes back.
+            # A message that cannot be read or printed goes back.
             async with message:
-                facts = {"queue": target.name, **MessageView.of_message(message, how).facts}
-                _print_taken(facts, how, message.value, as_json=as_json)
+                value = payload_json(how, message.value)
+                facts = MessageView.of_message(message, how).facts | value
+                _print_taken(target, facts, as_json=as_json)
             return True
         return False
 
@@ -397,14 +392,12 @@ def _report_due(
     )
 
 
-def _print_taken(
-    facts: dict[str, Any], codec: Codec[Any], payload: bytes, *, as_json: bool
-) -> None:
+def _print_taken(target: Target, facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json(facts)
+        print_json({"queue": target.name, **facts})
     else:
         # On one line, however long, because it may be copied or piped.
-        print(clean(payload_text(codec, payload)), flush=True)
+        print(clean(text_of(facts)), flush=True)
 
 
 def _none_of(id: str) -> typer.Exit:  # noqa: A002

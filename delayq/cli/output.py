@@ -126,20 +126,15 @@ def clean(text: str) -> str:
 
 
 def _escaped(character: str) -> str:
-    return (
-        character.encode("unicode_escape").decode()
-        if not 0xD800 <= ord(character) < 0xE000
-        else "\ufffd"
-    )
+    is_surrogate = 0xD800 <= ord(character) < 0xE000
+    return "\ufffd" if is_surrogate else character.encode("unicode_escape").decode()
 
 
 def moment_json(at: datetime | None) -> str | None:
     """Format a moment for programs: ISO 8601, UTC."""
-    return (
-        None
-        if at is None
-        else at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    )
+    if at is None:
+        return None
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def moment_text(at: datetime | None, now: datetime) -> str:
@@ -149,10 +144,8 @@ def moment_text(at: datetime | None, now: datetime) -> str:
     distance = (at - now).total_seconds()
     local = _local(at)
     shown = local.strftime("%H:%M:%S" if local.date() == _local(now).date() else "%Y-%m-%d %H:%M")
-    return (
-        f"{shown}"
-        f" ({'in ' if distance >= 0 else ''}{span(abs(distance))}{'' if distance >= 0 else ' ago'})"
-    )
+    away = f"in {span(distance)}" if distance >= 0 else f"{span(-distance)} ago"
+    return f"{shown} ({away})"
 
 
 def moment_cell(at: datetime | None, now: datetime) -> str:
@@ -211,15 +204,20 @@ def _as_json(value: Any) -> Any:
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
     """Return the ``value`` of a payload; also ``hex`` and ``error`` if it cannot be decoded."""
     value, error = decoded(codec, payload)
-    return (
-        {"value": value} if error is None else {"value": None, "hex": payload.hex(), "error": error}
-    )
+    failed = {} if error is None else {"hex": payload.hex(), "error": error}
+    return {"value": value, **failed}
 
 
 def payload_text(codec: Codec[Any], payload: bytes) -> str:
     """Format a payload for people, on one line."""
-    value, error = decoded(codec, payload)
-    return json.dumps(value, ensure_ascii=False) if error is None else f"0x{payload.hex()}"
+    return text_of(payload_json(codec, payload))
+
+
+def text_of(fields: dict[str, Any]) -> str:
+    """Format the fields of :func:`payload_json` for people, on one line."""
+    if "error" in fields:
+        return f"0x{fields['hex']}"
+    return json.dumps(fields["value"], ensure_ascii=False)
 
 
 @contextmanager

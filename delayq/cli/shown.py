@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +11,11 @@ from delayq.cli.output import (
     moment_json,
     moment_text,
     payload_json,
-    payload_text,
     print_json,
     say,
     show_fields,
     show_table,
+    text_of,
 )
 from delayq.errors import DecodeError
 
@@ -36,14 +35,17 @@ class MessageView:
     Attributes:
         facts: Its fields, for programs.
         moment: When it is due, or its lease ends.
-        text: Its value on one line.
         error: Its last error on one line.
     """
 
     facts: dict[str, Any]
     moment: datetime | None
-    text: str
     error: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its value on one line."""
+        return text_of(self.facts)
 
     @classmethod
     def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> MessageView:
@@ -60,7 +62,7 @@ class MessageView:
         }
         try:
             facts |= {"enqueued_at": moment_json(message.enqueued_at), "headers": message.headers}
-            payload = message.value
+            facts |= payload_json(codec, message.value)
         except DecodeError as error:
             # Not even the queue's own part of it can be decoded.
             facts |= {
@@ -70,14 +72,9 @@ class MessageView:
                 "hex": error.payload.hex(),
                 "error": str(error),
             }
-            text = f"0x{error.payload.hex()}"
-        else:
-            facts |= payload_json(codec, payload)
-            text = payload_text(codec, payload)
+        facts["last_error"] = message.last_error
         stored = message._error or ""  # noqa: SLF001 - one library
-        return cls(
-            facts | {"last_error": message.last_error}, moment, text, unpack_error(stored)[0]
-        )
+        return cls(facts, moment, unpack_error(stored)[0])
 
     @classmethod
     def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> MessageView:
@@ -91,12 +88,9 @@ class MessageView:
         }
         if record.payload is None:
             facts |= {"value": None, "hex": record.raw.hex(), "error": "not a readable record"}
-            return cls(facts, record.due_at, f"0x{record.raw.hex()}")
-        return cls(
-            facts | payload_json(codec, record.payload),
-            record.due_at,
-            payload_text(codec, record.payload),
-        )
+        else:
+            facts |= payload_json(codec, record.payload)
+        return cls(facts, record.due_at)
 
 
 def show_list(
@@ -146,14 +140,7 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
     if facts.get("last_error"):
         lines.append(("last error", message.error))
-    lines.append(
-        (
-            "value",
-            json.dumps(facts["value"], ensure_ascii=False)
-            if "error" not in facts
-            else message.text,
-        )
-    )
+    lines.append(("value", message.text))
     if "error" in facts:
         lines.append(("unreadable", facts["error"]))
     show_fields(lines)
