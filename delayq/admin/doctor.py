@@ -87,12 +87,9 @@ async def diagnose(
         try:
             found = await inspection.queues(client)
         except ServerRefused as error:
-            yield Finding(
-                "note",
-                "queues",
-                f"this user may not list them: {error}",
-                "name the queues: --queue NAME, --delayed NAME",
-            )
+            text = f"this user may not list them: {error}"
+            advice = "name the queues: --queue NAME, --delayed NAME"
+            yield Finding("note", "queues", text, advice)
         else:
             yield Finding("ok", "queues", f"{len(found)} found")
     async for finding in _rights(client, found, role):
@@ -103,12 +100,8 @@ async def diagnose(
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
     if not info:
-        yield Finding(
-            "note",
-            "server",
-            "this user may not run INFO",
-            "to have the server checked: ACL SETUSER name +info",
-        )
+        advice = "to have the server checked: ACL SETUSER name +info"
+        yield Finding("note", "server", "this user may not run INFO", advice)
         return
     for look in (_version, _role, _persistence, _memory):
         yield look(info)
@@ -120,27 +113,18 @@ def _version(info: Mapping[str, str]) -> Finding:
         name, version = "Redis", info.get("redis_version", "?")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
     if numbers < _OLDEST:
-        return Finding(
-            "wrong",
-            "version",
-            f"{name} {version}",
-            "upgrade: delayq needs Redis 6.2 or newer, or Valkey",
-        )
-    return Finding(
-        "ok", "version", f"{name} {version}, up for {_ago(int(info.get('uptime_in_seconds', 0)))}"
-    )
+        advice = "upgrade: delayq needs Redis 6.2 or newer, or Valkey"
+        return Finding("wrong", "version", f"{name} {version}", advice)
+    up = _ago(int(info.get("uptime_in_seconds", 0)))
+    return Finding("ok", "version", f"{name} {version}, up for {up}")
 
 
 def _role(info: Mapping[str, str]) -> Finding:
     replicas = info.get("connected_slaves", "0")
     if info.get("role", "master") != "master":
         place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        return Finding(
-            "wrong",
-            "role",
-            "a replica, which accepts no writes",
-            f"use the address of its master, {place}, or redis+sentinel://",
-        )
+        advice = f"use the address of its master, {place}, or redis+sentinel://"
+        return Finding("wrong", "role", "a replica, which accepts no writes", advice)
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
 
@@ -177,19 +161,14 @@ def _memory(info: Mapping[str, str]) -> Finding:
             "CONFIG SET maxmemory-policy noeviction, and set it in the server's configuration file"
             " as well"
         )
-        why = (
-            "the server drops messages when memory is short"
-            if limit
-            else "if a limit is set, the server will drop messages"
-        )
-        return Finding("wrong" if limit else "note", "memory", f"{text}: {why}", advice)
+        if limit:
+            text += ": the server drops messages when memory is short"
+            return Finding("wrong", "memory", text, advice)
+        text += ": if a limit is set, the server will drop messages"
+        return Finding("note", "memory", text, advice)
     if limit and used > limit * _MEMORY_SHORT:
-        return Finding(
-            "wrong",
-            "memory",
-            f"{text}: offers will be refused when memory is full",
-            "raise maxmemory or purge queues",
-        )
+        text += ": offers will be refused when memory is full"
+        return Finding("wrong", "memory", text, "raise maxmemory or purge queues")
     return Finding("ok", "memory", text)
 
 
@@ -280,12 +259,8 @@ async def _rights(
         kinds = " ".join(map(_option, names.values()))
         level: Level = "wrong" if lacking == role else "note"
         shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
-        yield Finding(
-            level,
-            "rights",
-            f"user {user!r} cannot act as {lacking}: lacks {shown}",
-            f"see: delayq acl {lacking} {kinds}",
-        )
+        text = f"user {user!r} cannot act as {lacking}: lacks {shown}"
+        yield Finding(level, "rights", text, f"see: delayq acl {lacking} {kinds}")
     if able:
         yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(able)}")
 
@@ -327,12 +302,8 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     try:
         level, text, advice = await look(client, queue, overdue, option)
     except ServerRefused as error:
-        return Finding(
-            "wrong",
-            check,
-            str(error),
-            f"see the rights that it needs: delayq acl dashboard {option}",
-        )
+        advice = f"see the rights that it needs: delayq acl dashboard {option}"
+        return Finding("wrong", check, str(error), advice)
     except DelayqError as error:
         return Finding("wrong", check, str(error))
     return Finding(level, check, text, advice)
@@ -350,19 +321,13 @@ async def _reliable(
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
         return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}{more}"
+    age = _ago(int(stats.oldest_due_age))
     if late and not stats.leased:
-        age = _ago(int(stats.oldest_due_age))
-        return (
-            "wrong",
-            f"{text}: due for {age}, but not taken",
-            "start a worker: delayq worker MODULE:ATTRIBUTE",
-        )
+        advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
+        return "wrong", f"{text}: due for {age}, but not taken", advice
     if late:
-        return (
-            "note",
-            f"{text}: behind by {_ago(int(stats.oldest_due_age))}",
-            "start more workers, or raise their concurrency",
-        )
+        advice = "start more workers, or raise their concurrency"
+        return "note", f"{text}: behind by {age}", advice
     if stats.dead:
         return "note", text, f"delayq dead list {option}{more}"
     return "ok", text, ""
@@ -376,12 +341,8 @@ async def _delayed(
     if stats.quarantined is not None:
         text += f", {stats.quarantined:,} unreadable"
     if stats.oldest_due_age > overdue:
-        age = _ago(int(stats.oldest_due_age))
-        return (
-            "wrong",
-            f"{text}: due for {age}, but not moved",
-            "start a consumer: no process has the queue open",
-        )
+        text += f": due for {_ago(int(stats.oldest_due_age))}, but not moved"
+        return "wrong", text, "start a consumer: no process has the queue open"
     if stats.quarantined:
         return "note", text, f"delayq inspect {option} --state quarantined"
     return "ok", text, ""

@@ -85,35 +85,20 @@ _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this comma
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
 
-# The metric's name, the field of QueueStats, and the description.
-_COUNTERS = (
-    ("delayq_offered", "offered", "Messages stored by this process."),
-    ("delayq_delivered", "delivered", "Messages handed out in this process."),
-    ("delayq_acked", "acked", "Messages acknowledged by this process."),
-    ("delayq_retried", "retried", "Messages that failed in this process and will be retried."),
-    ("delayq_dead", "dead", "Messages that this process moved to the dead letters."),
-    (
-        "delayq_released",
-        "released",
-        "Messages that this process handed back without handling them.",
-    ),
-    (
-        "delayq_expired",
-        "expired",
-        "Messages that this process found to be past their time to live.",
-    ),
-    (
-        "delayq_lease_ended",
-        "lease_ended",
-        "Messages of a delayed queue whose lease this process found to have ended.",
-    ),
-    (
-        "delayq_quarantined",
-        "quarantined",
-        "Unreadable records of a delayed queue that this process quarantined.",
-    ),
-    ("delayq_transfer_errors", "errors", "Checks for due messages that failed."),
-)
+# By field of QueueStats.
+_COUNTERS = {
+    "offered": "Messages stored by this process.",
+    "delivered": "Messages handed out in this process.",
+    "acked": "Messages acknowledged by this process.",
+    "retried": "Messages that failed in this process and will be retried.",
+    "dead": "Messages that this process moved to the dead letters.",
+    "released": "Messages that this process handed back without handling them.",
+    "expired": "Messages that this process found to be past their time to live.",
+    "lease_ended": "Messages of a delayed queue whose lease this process found to have ended.",
+    "quarantined": "Unreadable records of a delayed queue that this process quarantined.",
+    "errors": "Checks for due messages that failed.",
+}
+_NAMES = {"errors": "transfer_errors"}
 
 
 class Metrics:
@@ -389,7 +374,8 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
         labels=_QUEUE,
     )
     counters = {
-        about: CounterMetricFamily(name, text, labels=_QUEUE) for name, about, text in _COUNTERS
+        about: CounterMetricFamily(f"delayq_{_NAMES.get(about, about)}", text, labels=_QUEUE)
+        for about, text in _COUNTERS.items()
     }
     for queue in queues:
         labels = (queue.name, queue.kind)

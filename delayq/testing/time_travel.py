@@ -200,17 +200,13 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
     """Describe the due and leased messages of a queue; empty if there are none."""
     if isinstance(keys, ReliableKeys):
         depth = await ReliableStore(server, keys).depth()
-        return (
-            f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
-            if depth.ready or depth.leased
-            else ""
-        )
+        if not depth.ready and not depth.leased:
+            return ""
+        return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
     store = DelayedStore(server, keys)
     wait_us, ready, _ = await store.resync()
     leased = await store.count_leased()
     if wait_us and not ready and not leased:
         return ""
-    return (
-        f"{keys.name!r} has {ready} ready, {leased}"
-        f" leased{'' if wait_us else ', and others just came due'}"
-    )
+    others = "" if wait_us else ", and others just came due"
+    return f"{keys.name!r} has {ready} ready, {leased} leased{others}"
