@@ -22,12 +22,7 @@ if TYPE_CHECKING:
 
 
 class OpenDelayedQueue:
-    """An open delayed queue: stores its messages and delivers them.
-
-    Attributes:
-        hooks: The observers to notify.
-        closed: Whether the queue was closed.
-    """
+    """An open delayed queue: stores its messages and delivers them."""
 
     def __init__(self, keys: DelayedKeys, services: EngineContext, *, listed: bool) -> None:
         self.keys: DelayedKeys = keys

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -229,6 +230,12 @@ class DelayedStore:
         entries: list[bytes] = await self._client.command("LRANGE", key, offset, offset + limit - 1)
         return entries
 
+    async def _scored(self, command: str, offset: int, limit: int) -> list[PendingRecord]:
+        flat: list[bytes] = await self._client.command(
+            command, self.keys.timeout, offset, offset + limit - 1, "WITHSCORES"
+        )
+        return [PendingRecord(*pair) for pair in zip(flat[::2], flat[1::2], strict=True)]
+
     # Offering
 
     def offer_request(self, offers: Iterable[Offer]) -> Request:
@@ -377,11 +384,7 @@ class DelayedStore:
 
     async def pending_page(self, offset: int, limit: int) -> list[PendingRecord]:
         """Return pending records in due order."""
-        return _records(
-            await self._client.command(
-                "ZRANGE", self.keys.timeout, offset, offset + limit - 1, "WITHSCORES"
-            )
-        )
+        return await self._scored("ZRANGE", offset, limit)
 
     async def ready_page(self, offset: int, limit: int) -> list[bytes]:
         """Return payloads of the ready list, starting with the one that is taken next."""
@@ -421,8 +424,7 @@ class DelayedStore:
             return
 
         async def read(start: int, count: int) -> list[bytes]:
-            # Counted from the tail: messages leave at the head as they come due, which moves no
-            # page.
+            # Counted from the tail: due messages leave at the head, which moves no page.
             return (await self._list(self.keys.ordered, -(start + count), count))[::-1]
 
         async for page in paged(read, lambda record: record):
@@ -430,23 +432,14 @@ class DelayedStore:
 
     async def scored_pages(self) -> AsyncIterator[list[PendingRecord]]:
         """Yield the records of :meth:`pages` with due times, beginning with the last one due."""
-
-        async def read(start: int, count: int) -> list[PendingRecord]:
-            # From the far end: messages that come due meanwhile leave at the other end, which moves
-            # no page.
-            return _records(
-                await self._client.command(
-                    "ZREVRANGE", self.keys.timeout, start, start + count - 1, "WITHSCORES"
-                )
-            )
-
+        # From the far end: due messages leave at the other one, which moves no page.
+        read = partial(self._scored, "ZREVRANGE")
         async for page in paged(read, lambda found: found.record):
             yield page
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
         """Return records, given in the order of :meth:`pages`, in the order of their offers."""
-        # Our ids sort by offer order. Messages that Java offered have random ids, and come in any
-        # order.
+        # Our ids sort by offer order. Java's are random, and come in any order.
         return list(records)[::-1] if self.listed else sorted(records, key=id_of)
 
     async def find(self, record_id: bytes) -> PendingRecord | None:
@@ -565,12 +558,6 @@ class DelayedStore:
     def wait_for_ready(self) -> tuple[str | int, ...]:
         """The command that blocks until the ready list has an item, and changes nothing."""
         return "BLMOVE", self.keys.ready, self.keys.ready, "LEFT", "LEFT", 0
-
-
-def _records(flat: list[bytes]) -> list[PendingRecord]:
-    return [
-        PendingRecord(record, score) for record, score in zip(flat[::2], flat[1::2], strict=True)
-    ]
 
 
 def _moment_or_none(due_ms: int) -> int | None:
