@@ -49,14 +49,12 @@ if TYPE_CHECKING:
 
 PAGE = 25
 _QUEUES_PER_PAGE = 100
-# Each partition of a queue is asked for everything up to the end of the page, so the offset of a
-# page is limited.
+# Each partition is asked for all up to the end of a page, so a page's offset is limited.
 _FARTHEST = 1_000_000
 _FARTHEST_IN_PARTITIONS = 10_000
 _MOST_FORM = 64 * 1024
-# Maximum number of live views at a time, each of which holds a connection. They end by themselves,
-# because a server that is told to stop waits for them and cannot notify them. A browser then opens
-# a new one.
+# Maximum number of live views at a time; each holds a connection. They end by themselves, because a
+# server that stops waits for them and cannot tell them. A browser then opens a new one.
 _MOST_STREAMS = 64
 _STREAM_LASTS = 15.0
 _RETRY_MS = 300
@@ -140,8 +138,7 @@ class _Board:
             ],
             exception_handlers={HTTPException: self._failed, DelayqError: self._failed},
         )
-        # Slash redirects would go to absolute addresses, with the host that the request names.
-        # Behind a proxy it need not be ours.
+        # Slash redirects are absolute, with the host of the request, which need not be ours.
         self.app.router.redirect_slashes = False
 
     # Pages
@@ -483,8 +480,7 @@ class _Watched:
         before, self._before = self._before, None
         now = await self._now()
         depth = await self.source.depth()
-        # Messages that come due until the next look, and a little more, as the next one may be
-        # late.
+        # Messages that come due until the next look, and a little more: it may be late.
         soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
         self._before = now, depth, soon
         if before is not None and now - before[0] > 3 * _EVERY * SECOND:

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     Known = dict[tuple[QueueKind, str], set[int | None]]
 
-# How long the result of a search counts, in seconds; or _SHARE times as long as the search took, if
-# that is longer.
+# How long a search counts, in seconds; or _SHARE times as long as it took, if that is longer.
 _FRESH = 2.0
 # The same when the queue asked for was not found, since it may be new.
 _FRESH_FOR_NEW = 0.1
@@ -92,8 +91,7 @@ class Queues:
         if len(self._known) > _REMEMBERED:
             self._known = {}
         for key, partitions in found.items():
-            # A queue without partitions and one with partitions may share a name: the second takes
-            # precedence.
+            # A queue without partitions and one with some may share a name: the second wins.
             numbers = {each for each in partitions if each is not None}
             self._known[key] = (
                 (self._known.get(key, set()) | numbers) - {None} if numbers else partitions

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 SHOWN = 100_000
 _PREVIEW = 140
 _BYTES_SHOWN = 4096
-# Size up to which a payload is read as a whole, in bytes: a larger one would hold up all other
-# requests.
+# The largest payload that is read as a whole, in bytes: larger ones would hold up all requests.
 _WHOLE = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND

@@ -29,23 +29,20 @@ COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
 # How long a login lasts, in seconds.
 _LASTS = 12 * 3600
-# Number of wrong tokens per minute from one address before it is locked out for the rest of that
-# minute.
+# Number of wrong tokens from an address in a minute before it is locked out for the rest of it.
 _TRIES = 10
 # Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
 
 HEADERS = {
-    # Everything comes from here, and nothing is inline. Forms go here, and no other page may frame
-    # ours.
+    # Everything comes from here, nothing is inline, forms go here, and no other page may frame us.
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src"
         " 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
     ),
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # Names of queues stay here. Not "no-referrer": browsers would then send "null" as the origin of
-    # our own forms.
+    # Names of queues stay here. With "no-referrer", browsers send "null" as our forms' origin.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -85,8 +82,7 @@ class Guard:
             for may_act, each in ((True, token), (False, read_token))
             if each
         }
-        # Their keys come from the tokens alone, so that several processes that serve one dashboard
-        # accept each other's cookies.
+        # Keys come from the tokens alone: several processes accept each other's cookies.
         self._signers = {
             may_act: TimestampSigner(
                 each, "delayq dashboard", key_derivation="hmac", digest_method=hashlib.sha256
@@ -132,8 +128,7 @@ class Guard:
 
     def log_in(self, request: Request, response: Response, login: Login) -> None:
         """Set the cookie of a login."""
-        # Without a path, the cookie applies to the pages beside the one that sets it, whatever
-        # prefix a proxy puts before them.
+        # Without a path, the cookie applies to the pages beside this one, behind any prefix.
         response.set_cookie(
             COOKIE,
             self._signers[login.may_act].sign(login.name).decode(),

@@ -251,8 +251,7 @@ class ReliableSource:
     ) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
         chosen: dict[int | None, list[bytes]] = {}
         for place in places or ():
-            # By name: ids written by other programs may not be text, and several letters may have
-            # the same id.
+            # By name: ids of other programs may not be text, and letters may share an id.
             chosen.setdefault(place.partition, []).append(place.id)
         return [
             (DeadLetters(store, StringCodec()), None if places is None else chosen[number])

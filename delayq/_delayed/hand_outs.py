@@ -27,17 +27,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Messages that a call hands out go back after this time, in microseconds, unless the client
-# confirms that the answer arrived.
+# Messages that a call hands out go back after this time, microseconds, unless it is confirmed.
 CONFIRM_US = 300_000_000
-# If an answer took longer than this, in seconds, it is confirmed before its messages are handed
-# out: they may have gone back.
+# An answer that took longer, in seconds, is confirmed first: its messages may have gone back.
 _LATE = 240.0
-# How long after we gave it up a call may still reach the server, through a slow network, in
-# microseconds.
+# How long a given-up call may still reach a server through a slow network, in microseconds.
 _FENCE_US = 60_000_000
-# How long a hand-back is repeated at most until it is answered, in microseconds. After that, a
-# repetition is not recognised any more.
+# How long a hand-back is repeated at most, microseconds. Later, a repetition is not recognised.
 _REPEAT_US = 86_400_000_000
 
 
@@ -76,8 +72,7 @@ class HandOuts:
         self._unconfirmed: dict[str, None] = {}
         self._confirmed = Confirmed(store.path, services.clock.local)
         self._owed = PendingHandBacks(store.keys.name, services.server, services.background)
-        # All names have one length, for ACL patterns. When a number comes again, the traces of its
-        # first call are long gone.
+        # All have one length, for ACL patterns. When a number recurs, its traces are long gone.
         token = secrets.token_hex(6)
         self._names = (f"{token}-{number % 10**8:08}" for number in itertools.count())
         self._last: LastCalls | None = None
@@ -120,8 +115,7 @@ class HandOuts:
                 confirm=confirm,
             )
             if reply.payloads and not confirmed:
-                # Closing the queue has given them back. An answer that came late has to be
-                # confirmed first.
+                # Closing the queue has given them back. Late answers have to be confirmed first.
                 ours = self._last is None and (lease_us > 0 or await self._confirm_late(call))
                 reply = reply if ours else reply._replace(payloads=[])
         self._services.clock.observe(reply.now_us, asked_at)
@@ -326,8 +320,7 @@ class HandOuts:
         }
         self._under_way = {handed: calls[handed] for handed in self._under_way}
         last.send(self._store.keys.name, calls.values())
-        # Answers that have arrived are confirmed once more, since the first confirmation may be
-        # lost.
+        # Confirm arrived answers once more, since the first confirmation may be lost.
         unconfirmed, self._unconfirmed = [*self._unconfirmed], {}
         last.send(self._store.keys.name, self._confirming(unconfirmed))
         self._owed.close(last)

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Request
     from delayq.errors import OutcomeUnknown
 
-# Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
-# server while it runs.
+# Most messages, and bytes, in one script call, which blocks the whole server while it runs.
 MESSAGES_AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
 
@@ -64,8 +63,7 @@ class DelayedOffers:
             request: Request, _offers: Sequence[Offer], lost: OutcomeUnknown | None
         ) -> Any:
             if lost is not None:
-                # The first try may have been carried out, so a repetition might store everything
-                # twice.
+                # If the first try was carried out, a repetition stores everything twice.
                 raise lost
             return await server.run(*request)
 

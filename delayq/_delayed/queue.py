@@ -361,8 +361,7 @@ class DelayedQueue(Generic[T]):
         self._check_open()
         check_count(max_items, "max_items")
         values: list[T] = []
-        # The messages in this buffer go back if this block is left with an error, and as soon as
-        # the queue closes.
+        # These messages go back if the block ends with an error or the queue closes.
         with self._taker.at_hand() as taken:
             most = max_items
             while most is None or len(taken) < most:

@@ -18,11 +18,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long a watch continues after the last caller has left, in seconds: the next one often comes at
-# once.
+# How long a watch outlasts the last caller, in seconds: the next one often comes at once.
 LINGER = 0.5
-# An item known to be in the list is reported within this time, in seconds, or the connection is
-# dead.
+# An item in the list is reported within this time, in seconds, or the connection is dead.
 _REPORTS_WITHIN = 0.5
 
 

@@ -70,8 +70,7 @@ class TransferTask:
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
         self.taker: Waiters[bytes] = self._new_taker(self.hand_outs.back_by_value, len)
-        # Callers by the length of their leases (0: those that take for good). Those that have had
-        # nothing for longest come first.
+        # By the length of their leases (0: for good). First those that had nothing for longest.
         self._takers: dict[int, Waiters[Any]] = {0: self.taker}
         self._leased: dict[int, LeasedWaiters] = {}
         # Whether the ready list was empty when we last looked.
@@ -132,8 +131,7 @@ class TransferTask:
         try:
             due = await self._run_once()
         except ServerRefused as error:
-            # NOPERM means that nothing was carried out. A caller that waits must learn of the error
-            # all the same.
+            # NOPERM: nothing was carried out. A caller that waits must learn of it all the same.
             if not str(error).startswith("NOPERM") or wanted:
                 raise
             self._forbidden = True

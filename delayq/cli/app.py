@@ -120,8 +120,7 @@ def _open_what_is_closed() -> None:
     if sys.stdin is None:
         sys.stdin = os.fdopen(os.open(os.devnull, os.O_RDONLY))
     if sys.stdout is None:
-        # Not writable: output that cannot be written is an error, and messages that were taken to
-        # be printed go back.
+        # Not writable: output that fails is an error, and messages taken to print go back.
         sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
     if sys.stderr is None:
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

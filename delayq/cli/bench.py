@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 # How many offers are in flight at once.
 _CALLERS = 100
-# The period over which messages come due while lateness is measured, seconds from when they are
-# offered.
+# When messages come due while lateness is measured, seconds from their offer: first and last.
 _SPREAD = (0.3, 2.3)
 
 

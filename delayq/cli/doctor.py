@@ -1,4 +1,4 @@
-"""The command ``doctor``: what is wrong with a server and its queues, and what to do about it."""
+"""The command ``doctor``: finds problems of a server and its queues, and says what to do."""
 
 from __future__ import annotations
 

@@ -227,8 +227,7 @@ def progress(what: str, *, shown: bool) -> Iterator[Callable[[int, int], None]]:
     Call what it yields with the number done and the total.
     """
     out = Console(stderr=True, highlight=False)
-    # Leaves room for the ^C of a user who stops it: a line that the terminal breaks could not be
-    # erased.
+    # Leave room for the user's ^C: a line that the terminal breaks cannot be erased.
     out.width -= 2
     if not shown or not sys.stderr.isatty() or out.is_dumb_terminal:
         yield lambda _done, _total: None

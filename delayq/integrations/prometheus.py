@@ -79,8 +79,7 @@ BUCKETS = (
 
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
-# The servers' wording for calls, and for commands within a script. Any other refusal may not recur
-# the next time.
+# The servers' wording, for calls and within scripts. Any other refusal may not recur.
 _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this command")
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
@@ -134,8 +133,7 @@ class Metrics:
         self._registry = REGISTRY if registry is None else registry
         self._lateness = _Lateness(buckets)
         self._unanswered = 0
-        # Queues that this user may not inspect. Asking again would fail each time, and add a line
-        # to the server's log.
+        # Queues that we may not inspect. Asking again would add a line to the server's log.
         self._refused: set[tuple[str, str]] = set()
         # Replaced as a whole, because another thread may be reading it.
         self._seen: tuple[Metric, ...] = ()

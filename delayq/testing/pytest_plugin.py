@@ -39,8 +39,7 @@ async def _client(delayq_server: EmbeddedServer) -> AsyncIterator[Client]:
         yield client
 
 
-# The plugin that runs the test must also run the fixture, and it is certain to do so only for a
-# fixture of its own kind.
+# The plugin that runs the test must run the fixture, which is certain only for its own kind.
 @pytest.fixture
 async def _delayq_client_by_anyio(
     delayq_server: EmbeddedServer,

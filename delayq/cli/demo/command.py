@@ -55,11 +55,9 @@ def demo(
         plan = Plan(messages, max_delay, address, name)
         if as_json:
             result = _run(plan, lambda _: None, 3600)
-        # Ask stdout itself, because the environment may tell the console to write as if to a
-        # terminal.
+        # Ask stdout itself: the environment may tell the console to take it for a terminal.
         elif sys.stdout.isatty() and not console.is_dumb_terminal:
-            # Each frame costs some milliseconds of a processor that the measured processes need
-            # too.
+            # Each frame costs milliseconds of a processor that the processes need too.
             with live(console, plan) as show:
                 result = _run(plan, show, 0.15)
         else:

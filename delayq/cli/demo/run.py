@@ -181,8 +181,7 @@ async def _child(role: str, url: str, *arguments: str) -> AsyncIterator[_Child]:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,
-            # Not as an argument, because other users can read those, and the URL may contain a
-            # password.
+            # Not as an argument: other users see those, and it may contain a password.
             env=os.environ | {URL_VARIABLE: url},
             # Ctrl-C must reach only this process, which ends the others in order.
             process_group=0,

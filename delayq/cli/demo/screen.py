@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from delayq.cli.demo.run import Plan
 
 _ROWS = 12
-# The lines around the rows, including the summary and the next prompt, so that nothing scrolls off
-# the screen.
+# The lines around the rows, with the summary and the next prompt, so that nothing scrolls off.
 _OTHER_LINES = 14
 _WIDTH = 78
 # The columns left of the bars.

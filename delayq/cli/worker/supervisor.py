@@ -14,8 +14,7 @@ from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json
 
-# A process that lived longer than this, seconds, did not fail to start: the next one is started
-# without a longer pause.
+# A process that lived longer, seconds, did not fail to start: the next one starts soon.
 _STEADY = 10.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -45,8 +44,7 @@ class Supervisor:
         self._running: set[asyncio.subprocess.Process] = set()
         self._stopping = asyncio.Event()
         self._killed_by: int | None = None
-        # Whether a process has ever started successfully. Until then, a failure is one of the
-        # command.
+        # Whether a process has ever started. Until then, a failure is the command's.
         self._proven = False
         self._refused: str | None = None
         self._died = 0
@@ -101,8 +99,7 @@ class Supervisor:
         theirs, lifeline = os.pipe()
         report, told = os.pipe()
         try:
-            # As in this process, delayq itself is not imported from the working directory unless
-            # that was asked for.
+            # Import delayq from the working directory only if this process does.
             flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
             command = [sys.executable, *flags, "-m", "delayq.cli.worker.child"]
             if self._burst:

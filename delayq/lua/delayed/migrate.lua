@@ -41,8 +41,7 @@ local function renewed(record)
   local header = #record - #payload
   if header == current_header then return FORMS[header], nil end
   local id_at = header % 4 == 1 and 2 or 1
-  -- No payload needs more than four bytes of length. They are copied as they are, so they need not
-  -- be packed.
+  -- No payload needs over four bytes of length. They are copied, not packed.
   local id_and_length = string.sub(record, id_at, id_at + 11)
   return FORMS[header], '\8' .. id_and_length .. (width == 8 and '\0\0\0\0' or '') .. payload
 end
@@ -56,8 +55,7 @@ local function replace_in_set(record, by)
   if by and may_write then
     -- The first write frees memory: then a full server accepts the rest of the script.
     redis.call('ZREM', timeout, record)
-    -- Same id and same payload: it is one message. The due time of the current form counts: only
-    -- that one can be rescheduled.
+    -- Same id and payload: one message. Only the current form can be rescheduled: its time counts.
     redis.call('ZADD', timeout, 'NX', score, by)
   end
   return true

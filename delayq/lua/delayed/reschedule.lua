@@ -17,8 +17,7 @@ local delay = tonumber(delay_us)
 local due = delay and delay >= 0 and due_ms(now_us(), delay)
 if not due or due > 9007199254740992 then return redis.error_reply('DELAYQ_DELAY delay out of range') end
 if not redis.call('ZSCORE', timeout, record) then return -1 end
--- Before anything is written: a user who may not publish is refused, because Redisson's clients
--- have no other way to learn of it.
+-- Before any write: a user who may not publish is refused, as Redisson's clients need to hear.
 local first_two = redis.call('ZRANGE', timeout, 0, 1, 'WITHSCORES')
 local head_due = tonumber(first_two[first_two[1] == record and 4 or 2])
 if not head_due or due < head_due then redis.call('PUBLISH', channel, string.format('%.0f', due)) end

@@ -62,7 +62,6 @@ end)
 local left = redis.call('PTTL', done)
 if left > 0 then redis.call('PEXPIRE', done, math.max(0, math.ceil(left - by / 1000))) end
 redis.call('HINCRBY', schedules, '', by_us)
--- A hint. Never announce a moment that has passed: a client that has looked since then takes it for
--- a late message.
+-- A hint. Never a moment that has passed: a client that has looked takes it for a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

@@ -38,8 +38,7 @@ local function bound_in(window, first, from, to, at_start)
   return nil
 end
 
--- Return the index of a record that lies between the bounds {index, high, low} `from` and `to`; nil
--- if it is not found.
+-- Return the index of a record between the bounds {index, high, low}; nil if it is not found.
 local function find_index(record, high, low, from, to)
   for round = 1, 40 do
     local gap = to[1] - from[1] - 1
@@ -48,8 +47,7 @@ local function find_index(record, high, low, from, to)
     -- By time, and in every third round by halves, because offers may have come in bursts.
     if round % 3 == 0 or not (share >= 0 and share <= 1) then share = 0.5 end
     local guess = from[1] + 1 + math.floor(share * (gap - 1))
-    -- Getting there has a cost, too, so look around: as far as the guess would be off if offers
-    -- came at random.
+    -- Getting there has a cost, so look as far around as a guess at random offers is off.
     local around = math.min(LOOK_AROUND, 2 + math.ceil(math.sqrt(guess - from[1])))
     local first = math.max(from[1] + 1, guess - around)
     local window = redis.call('LRANGE', ordered, first, math.min(to[1] - 1, guess + around))

@@ -8,8 +8,7 @@ local PENDING = ':pending'
 
 local function numbered_token(call_name, number) return string.format('%s:%03d', call_name, number) end
 
--- Join several strings, each behind its length. Plain string functions only, because the same text
--- runs on every server.
+-- Join strings, each behind its length. Plain functions only: the text runs on every server.
 local function pack_parts(parts)
   local packed = {}
   for i, part in ipairs(parts) do packed[i] = #part .. ':' .. part end

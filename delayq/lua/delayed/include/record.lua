@@ -1,10 +1,8 @@
 -- record: read and write the form in which Redisson packs a payload. See docs/redis-data-model.md.
 --
--- Plain string functions only, because the same text runs on every server, whatever its C library
--- or byte order.
+-- Plain string functions only: the same text runs with any C library and byte order.
 
--- A length field is as wide as the server's C `unsigned long`: 8 bytes, or 4 on 32-bit and Windows
--- servers.
+-- A length is as wide as C's `unsigned long` there: 8 bytes, or 4 on 32-bit and Windows servers.
 local function length_bytes()
   local is_known, width = pcall(function() return struct.size('L') end)
   return is_known and width or 8

@@ -65,8 +65,7 @@ local function store(is_listed, now, dues, payloads)
   for i, due in ipairs(dues) do
     scored[i * 2 - 1], scored[i * 2] = due, records[i]
   end
-  -- First the write for which a user's right cannot be tried beforehand: if it is refused, nothing
-  -- has been written.
+  -- First the write whose right cannot be tried: if it is refused, nothing is written.
   if is_listed then redis.call('RPUSH', ordered, unpack(records)) end
   redis.call('ZADD', timeout, unpack(scored))
   return ids
