@@ -2,8 +2,7 @@
 
 The packages that it needs from the extra ``dashboard`` are imported when a dashboard is made.
 
-This package and the function have different names, because a submodule with the function's name
-would take its place.
+This package has another name than the function, as a submodule of its name would replace it.
 """
 
 from __future__ import annotations
@@ -39,8 +38,7 @@ def dashboard(
     delayq.dashboard(client))``.
 
     The dashboard never takes part in a queue: it opens none, and moves no due messages. Without a
-    ``read_token``, anyone who can reach it can read it. In that case, put it behind your own access
-    control.
+    ``read_token``, anyone who can reach it can read it: put it behind your own access control.
 
     Args:
         client: A client of this event loop, open by the time of the first request. To read, it

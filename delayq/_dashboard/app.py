@@ -494,8 +494,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Return the figures that the live view shows.
 
-    ``gone`` is how many messages were taken per second, at least: they were due, and are not there
-    any more.
+    ``gone`` is how many messages were taken per second, at least: they were due, and have gone.
     """
     late, gone = late_us(depth, kind), None
     if before is not None:

@@ -74,11 +74,9 @@ class Queues:
     def of(
         self, kind: QueueKind, name: str, partitions: Iterable[int | None]
     ) -> DelayedSource | ReliableSource:
-        return (
-            DelayedSource(self._server(), name)
-            if kind == "delayed"
-            else ReliableSource(self._server(), name, partitions)
-        )
+        if kind == "delayed":
+            return DelayedSource(self._server(), name)
+        return ReliableSource(self._server(), name, partitions)
 
     async def _all(self, fresh: float = _FRESH) -> Known:
         if self._named is not None:

@@ -52,12 +52,7 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Login:
-    """A login, made with one of the tokens.
-
-    Attributes:
-        name: Identifies the login.
-        may_act: Whether the token was the one that allows actions.
-    """
+    """A login, made with the token that allows actions, or with the one that does not."""
 
     name: str
     may_act: bool

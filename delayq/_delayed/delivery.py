@@ -69,10 +69,8 @@ class Delivery(Generic[T]):
         """Acknowledge the message: it is removed for good. Concurrent calls share a round trip.
 
         Raises:
-            LeaseLost: The lease had ended, and another consumer may have the message. Nothing was
-                changed.
-            OutcomeUnknown: The reply was lost. If the call was not carried out, the message is
-                redelivered.
+            LeaseLost: The lease had ended. Another consumer may have the message. Nothing changed.
+            OutcomeUnknown: The reply was lost. Unless it was carried out, the message comes again.
             ServerUnavailable, ServerRefused: The call was not carried out: the message is
                 redelivered when the lease ends.
             Closed: The queue or client is closed; the message is redelivered, too.
@@ -84,8 +82,7 @@ class Delivery(Generic[T]):
         """Offer the message again, like any other, for Python and Java alike.
 
         Args:
-            delay: Seconds or a timedelta until it is due. By default, the ``retry_delay`` of the
-                deliveries.
+            delay: Seconds or a timedelta until it is due. By default, ``retry_delay``.
 
         Raises:
             BadDelay: As for :meth:`DelayedQueue.offer`. Otherwise as :meth:`ack`.

@@ -41,9 +41,7 @@ class HandOut(NamedTuple):
     """A call that may have handed out messages.
 
     Attributes:
-        call: The call's name.
-        places: How many leases the call may have made, one for each payload; 0 if it made one for
-            all.
+        places: How many leases the call may have made, one for each payload; 0: one for all.
     """
 
     call: str
@@ -92,8 +90,7 @@ class HandOuts:
         Returns the call's name, and the reply, with the payloads that are ours.
 
         Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Nothing was handed out, or it goes
-                back.
+            ServerError: As for :meth:`RedisClient.run_once`. Everything goes back.
         """
         call = self.new_call()
         asked_at = self._services.clock.local()
@@ -143,8 +140,7 @@ class HandOuts:
 
         Raises:
             Closed: The queue was closed in the meantime: all the messages go back.
-            ServerUnavailable: It took so long that some of the messages have gone back, and the
-                rest follow.
+            ServerUnavailable: It took so long that some messages have gone back; the rest follow.
         """
         try:
             self._demand_open()

@@ -116,8 +116,7 @@ class DelayedKeys:
 def name_in(key: str) -> str | None:
     """Return the name of the delayed queue that has a key; None if none has, or it is unclear.
 
-    A ready list is a list of any name. ``a`` and ``{a}`` have the same keys, so ``a`` is returned
-    for both.
+    A ready list has any name. ``a`` and ``{a}`` have the same keys: ``a`` is returned for both.
     """
     found = _NAMED.match(key)
     if found is None:

@@ -77,8 +77,7 @@ class Leases:
         """Acknowledge the message.
 
         Raises:
-            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
-                changed.
+            LeaseLost: The lease had ended. Another worker may have the message. Nothing changed.
             OutcomeUnknown: The acknowledgement may have been carried out.
         """
         done = await self._acks.submit(lease, 1)

@@ -138,9 +138,7 @@ class Pending(Generic[T]):
         return await self.contains_all([value])
 
     async def contains_all(self, values: Iterable[T]) -> bool:
-        """Return whether an equal message is pending for each of ``values``; True if there are
-        none.
-        """
+        """Return whether an equal message is pending for each of ``values``, if there are any."""
         missing = {self._encode(value) for value in values}
         if missing:
             async for page in self._store.pages():

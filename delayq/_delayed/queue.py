@@ -62,13 +62,11 @@ _AT_A_TIME = 100
 
 
 class Receipt(Generic[T]):
-    """The handle that :meth:`DelayedQueue.offer` returns, with which you can cancel or reschedule a
-    pending message.
+    """The handle of a pending message, from :meth:`DelayedQueue.offer`, to cancel or reschedule it.
 
     Attributes:
         id: The message's id, 16 hexadecimal digits. Ids sort by offer order.
-        due_at: When the message is due, by the server's clock (UTC). Later moments appear as the
-            last moment of the year 9999.
+        due_at: When the message is due, by the server's clock (UTC), up to the year 9999.
     """
 
     __slots__ = ("_id", "_length_bytes", "_payload", "_queue", "_score")
@@ -91,12 +89,10 @@ class Receipt(Generic[T]):
         """Remove the message from the queue.
 
         Returns:
-            True if it was still pending and will not be delivered; False if it is already due or
-            cancelled.
+            True if it was pending and will not be delivered; False if it is due or cancelled.
 
         Raises:
-            OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
-                was not.
+            OutcomeUnknown: It may have been cancelled. With any other error, it was not.
         """
         return await self._queue._cancel(self._record())  # noqa: SLF001
 
@@ -110,13 +106,11 @@ class Receipt(Generic[T]):
             at: A moment with a timezone.
 
         Returns:
-            True if it was still pending: :attr:`due_at` has changed. False if it is already due or
-                cancelled.
+            True if it was pending: :attr:`due_at` has changed. False if it is due or cancelled.
 
         Raises:
             BadDelay: As for :meth:`DelayedQueue.offer`.
-            OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error,
-                it was not.
+            OutcomeUnknown: It may have been rescheduled. With any other error, it was not.
         """
         due_us = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
         if due_us is None:
@@ -218,8 +212,7 @@ class DelayedQueue(Generic[T]):
             EncodeError, PayloadTooLarge: Nothing was written.
             ServerUnavailable, ServerRefused: It is not stored. Offering it again is safe.
             OutcomeUnknown: It may be stored. Offering it again may store it twice.
-            NotDurable: It is stored, but did not become as safe as requested within 2 s; ``stored``
-                has the receipt.
+            NotDurable: It is stored, but was not that safe within 2 s; ``stored`` has the receipt.
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
@@ -254,8 +247,7 @@ class DelayedQueue(Generic[T]):
     ) -> list[Receipt[T]]:
         """Store many messages, each a pair of value and delay, in few round trips.
 
-        All messages are checked before any is written. They are stored in batches of 200, one batch
-        after the other.
+        All messages are checked before any is written, and stored in batches of 200 in turn.
 
         Args:
             messages: The pairs.
@@ -268,8 +260,7 @@ class DelayedQueue(Generic[T]):
             OutcomeUnknown: Some may be stored: ``stored`` has the receipts of those that certainly
                 are. Any error after the first batch was stored raises this. Otherwise as
                 :meth:`offer`.
-            NotDurable: All are stored; ``stored`` has the receipts of those that did not become as
-                safe as requested within 2 s.
+            NotDurable: All are stored; ``stored`` has receipts of those not that safe within 2 s.
         """
         self._check_open()
         items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
@@ -322,8 +313,7 @@ class DelayedQueue(Generic[T]):
         message already taken for it goes to the next caller, or back to the head of the ready list.
 
         Raises:
-            DecodeError: The codec cannot decode the message. Its bytes are in the error and in the
-                quarantine list.
+            DecodeError: The codec failed. The bytes are in the error and in the quarantine list.
             ServerRefused: The server does not permit taking.
             Closed: The queue or client is closed, or is closed while the call waits.
         """
@@ -337,13 +327,11 @@ class DelayedQueue(Generic[T]):
         """Take the next due message, waiting up to ``timeout`` for one; return None if none came.
 
         Args:
-            timeout: Seconds or a timedelta. With 0 the call does not wait for messages, only for
-                the server's reply.
+            timeout: Seconds or a timedelta. 0 waits for the server's reply only.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: Only with ``timeout=0``: the server did not answer. A
-                longer poll waits for the server as it waits for messages. Otherwise as
-                :meth:`take`.
+                longer poll waits for it as for messages. Otherwise as :meth:`take`.
         """
         self._check_open()
         taken = await self._taker.get(1, seconds(timeout, "timeout"))
@@ -426,12 +414,10 @@ class DelayedQueue(Generic[T]):
         Args:
             lease: How long you hold a message: seconds or a timedelta.
                 :meth:`~delayq.Delivery.extend` prolongs it.
-            retry_delay: How long a message waits to be redelivered after its block raised: seconds
-                or a timedelta.
+            retry_delay: How long a message waits after its block raised: seconds or a timedelta.
 
         Raises:
-            BadDelay, BadInput: ``lease`` is not a duration, or is 0; or ``retry_delay`` is not a
-                duration.
+            BadDelay, BadInput: ``lease`` or ``retry_delay`` is not a duration, or ``lease`` is 0.
         """
         self._check_open()
         lease_us, retry_us = microseconds(lease, "lease"), microseconds(retry_delay, "retry_delay")

@@ -32,8 +32,7 @@ class Ready(Generic[T]):
         return await self._store.count_leased()
 
     async def read_all(self) -> list[T]:
-        """Return every ready message without removing any, starting with the one that is taken
-        next.
+        """Return every ready message, beginning with the next one to be taken; none is removed.
 
         The list is read in pages of 1,000, so that the server is not held up: while consumers take
         messages, the result of a longer list may have gaps.

@@ -53,9 +53,7 @@ UNIT_US = 1000
 """One unit of the moments in Redisson's layout, in microseconds."""
 
 BATCH = 100
-"""The maximum number of messages that one call moves, takes or removes: a script blocks the whole
-server while it runs.
-"""
+"""The most messages that one call moves, takes or removes: a script blocks the whole server."""
 # Maximum number of bytes that a call hands out, not counting the first message: an answer has to
 # cross a slow network in reasonable time.
 _MOST_BYTES = 512 * 1024
@@ -64,12 +62,7 @@ _MAX_SCORE = 2.0**53
 
 
 class PendingRecord(NamedTuple):
-    """A record of a message that is not due yet, or has not been moved yet.
-
-    Attributes:
-        record: The record.
-        score: The due time as the server writes it, in ms.
-    """
+    """A record that is not due yet, or not moved yet, and its due time as on the server, in ms."""
 
     record: bytes
     score: bytes
@@ -127,14 +120,12 @@ class Transferred(NamedTuple):
 
     Attributes:
         now_us: The server's time, in microseconds.
-        wait_us: The time until the next message is due or the next lease ends: 0 if it is, -1 if
-            there is none.
+        wait_us: The time until the next message is due or the next lease ends; 0: now, -1: never.
         moved: The number of messages that were due.
         quarantined: How many of them cannot be read.
         returned: The number of messages whose lease had ended.
         left: The number of payloads on the ready list.
-        listeners: How many clients heard the notice; 0 if there was none, -1 if the user may not
-            publish it.
+        listeners: How many clients heard the notice; 0 without one, -1 if the user may not publish.
         payloads: The payloads handed to the caller.
     """
 
@@ -262,8 +253,7 @@ class DelayedStore:
         signature: str,
         confirm: Callable[[], Confirmation | None],
     ) -> Transferred:
-        """Move due messages to the ready list, up to :data:`BATCH`, and take payloads from its
-        head.
+        """Move up to :data:`BATCH` due messages to the ready list, and take payloads from its head.
 
         Args:
             call: The name of the call.
@@ -303,8 +293,7 @@ class DelayedStore:
     def give_back_request(
         self, fence: str, fence_us: int, token: str, places: int, payloads: Iterable[bytes]
     ) -> Request:
-        """Build the call that puts back what a call has handed out, then ``payloads``, ahead of
-        everything on the ready list.
+        """Build the call that puts a call's messages, then ``payloads``, back at the list's head.
 
         Args:
             fence: The key that makes a repetition harmless.

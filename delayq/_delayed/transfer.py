@@ -35,12 +35,7 @@ RETURN_WITHIN = 1.0
 
 @dataclass(frozen=True, slots=True)
 class LeasedWaiters:
-    """The callers that take under leases of the same length.
-
-    Attributes:
-        taker: Hands out the messages they take.
-        keeper: Renews the leases of messages that are being handled.
-    """
+    """The callers that take under leases of the same length, which ``keeper`` renews."""
 
     taker: Waiters[Lease]
     keeper: LeaseKeeper[Lease]
@@ -122,8 +117,7 @@ class TransferTask:
         For a user who may only offer, or only look, this moves nothing, and says so once.
 
         Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
-                the others receive the error.
+            ServerError: As for :meth:`RedisClient.run_once`. Callers that cannot wait receive it.
         """
         wanted = any(taker.waiting or taker.wanted for taker in self._takers.values())
         if self._forbidden and not wanted:

@@ -174,8 +174,7 @@ def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
 
 
 def place_socket(directory: Path, *, private: bool, temp: Path, user: int) -> Path:
-    """Choose the socket's path: in the directory itself, if no other user may enter it and the
-    kernel accepts the length.
+    """Choose the socket's path: in the directory, if it is private and the kernel takes the length.
 
     Args:
         directory: The data directory, without symbolic links.
@@ -207,9 +206,8 @@ class EmbeddedServer:
     server as long as this process does, but neither keeps it alive nor stops it.
 
     Args:
-        directory: Where to keep the data; created if missing. All processes that open the same
-            directory share one server. None for a temporary directory, which is removed with the
-            server.
+        directory: Where to keep the data; created if missing. All processes that open it share one
+            server. None for a temporary directory, which is removed with the server.
     """
 
     def __init__(self, directory: str | Path | None) -> None:
@@ -278,8 +276,7 @@ class EmbeddedServer:
             raise
 
     def restart_if_gone(self) -> None:
-        """If the watchdog has died, restart the server, or join the one that another process has
-        started.
+        """If the watchdog has died, restart the server, or join the one of another process.
 
         A temporary server has lost its data in that case.
 

@@ -20,8 +20,7 @@ QUEUE_KEYS = "[dr]e[dl][ai]*"
 
 
 async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int | None]]:
-    """Return every queue that has a key, by its kind and its name on the server, with the
-    partitions that were seen.
+    """Return every queue that has a key, by kind and name on the server, with its partitions seen.
 
     A partition of None stands for keys that belong to no partition. A queue has keys as long as it
     has messages, dead letters or schedules, or is paused. A delayed queue that has only its ready

@@ -39,8 +39,7 @@ class Finding:
     """The result of one check.
 
     Attributes:
-        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: something does not work, or
-            will be lost.
+        level: ``"ok"``; ``"note"``: possibly intended; ``"wrong"``: broken, or about to lose data.
         check: The thing that was checked.
         text: The result.
         advice: What to do about it; empty if there is nothing to do.
@@ -349,8 +348,7 @@ async def _delayed(
 def _option(queue: FoundQueue) -> str:
     """Return the command-line option that names the queue.
 
-    The name is quoted: any client that may write to the server chooses names, and users copy the
-    advice to a shell.
+    The name is quoted: other clients choose names, and users copy the advice to a shell.
     """
     return f"--{'queue' if queue.kind == 'reliable' else 'delayed'} {shlex.quote(queue.name)}"
 

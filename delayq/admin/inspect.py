@@ -210,8 +210,7 @@ async def purge(
 async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
     """Remove every key of a queue that is no longer used, and return how many there were.
 
-    Use it only if no other client uses the name: calls that other clients make meanwhile may bring
-    keys back.
+    Use it only if no other client uses the name: calls made meanwhile may bring keys back.
     """
     if kind == "delayed":
         return await _store(client, name).remove()

@@ -65,8 +65,7 @@ class Migration:
     Attributes:
         queue: The queue's name.
         dry_run: Whether nothing is changed.
-        length_bytes: The width of lengths on this server, bytes: a current record with the other
-            width is outdated too.
+        length_bytes: The width of lengths on this server, bytes. Other widths are outdated.
         found: The number of records found in each of :data:`FORMS`. A record that is in both of the
             queue's structures counts once.
         rewritten: The number of records brought up to date.
@@ -76,8 +75,7 @@ class Migration:
         total: The approximate number of entries in the phase.
         passes: The number of passes over the whole queue, including this one.
         longest_step: The longest call so far, including its round trip, seconds.
-        complete: Whether a whole pass found nothing outdated. Always false in a dry run that found
-            something.
+        complete: Whether the last pass found nothing outdated, also in a dry run.
         finished: Whether this is the last report.
     """
 
@@ -309,8 +307,7 @@ class _Run:
 class _Pace:
     """Decides how many records a step takes, from how long the last steps took.
 
-    The farther an entry is from both ends of the list, the longer the server takes to reach it: 0.5
-    microseconds or 200.
+    The farther an entry is from both ends, the longer it takes: 0.5 to 200 microseconds.
     """
 
     def __init__(self, most: int) -> None:

@@ -35,11 +35,7 @@ _SPREAD = (0.3, 2.3)
 
 @dataclass
 class _Bench:
-    """One run and its results.
-
-    Attributes:
-        deadline: When everything must be done, on the monotonic clock.
-    """
+    """One run and its results, to be done by ``deadline`` on the monotonic clock."""
 
     client: Client
     kind: QueueKind

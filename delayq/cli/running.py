@@ -59,8 +59,7 @@ def with_client(
     Ctrl-C cancels the command, and ends the process with status 130.
 
     Args:
-        url: The server. By default ``$DELAYQ_URL``, or else a private one, which a line on stderr
-            announces.
+        url: The server; ``$DELAYQ_URL`` by default, or a private one, announced on stderr.
         act: The work of the command.
         interrupted: Returns a line for stderr that says what was done by then.
     """

@@ -31,8 +31,7 @@ async def opened(
     """Open a client, and run a worker, until the block ends.
 
     Args:
-        address: As for :func:`delayq.connect`; or a client. If it is already open, closing it
-            remains up to you.
+        address: As for :func:`delayq.connect`; or a client, which you close if it is already open.
         worker: A worker to run in the background, without signal handlers, which belong to the web
             server. It stops gracefully before the client closes, within its ``shutdown_timeout``.
 

@@ -195,12 +195,10 @@ class Metrics:
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Update the metrics, and return all metrics of the registry as text, with the content
-        type.
+        """Update the metrics, and return all of the registry as text, with the content type.
 
         Args:
-            accept: The value of the ``Accept`` header, which selects Prometheus' own format or
-                OpenMetrics.
+            accept: The ``Accept`` header, which selects Prometheus' own format or OpenMetrics.
 
         Raises:
             Closed: The client is closed.
@@ -287,14 +285,12 @@ async def serve(
 
         worker = delayq.Worker(lifespan=lambda worker: serve(worker.client, 9100))
 
-    ``delayq worker --metrics-port`` does this. A thread answers with the latest values, even while
-    the event loop is blocked.
+    ``delayq worker --metrics-port`` does this. A thread answers even while the loop is blocked.
 
     Args:
         client: The client to observe. It must be open.
         port: The TCP port.
-        host: The address to listen on; ``""`` for all addresses. Anyone who can reach it can read
-            the names of queues.
+        host: The address to listen on; ``""`` for all. Anyone who reaches it can read queue names.
         interval: As for :class:`Metrics`, like all the following.
         registry: The registry to serve.
         buckets: The upper bounds of the lateness histogram, seconds.

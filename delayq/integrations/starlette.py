@@ -39,8 +39,7 @@ def lifespan(
     To use it within a lifespan of your own, write ``async with lifespan(...)(app)``.
 
     Args:
-        address: As for :func:`delayq.connect`; or a client, which then serves one run of the
-            application.
+        address: As for :func:`delayq.connect`; or a client, which serves one run of the app.
         worker: A worker to run in the background, as for :func:`delayq.integrations.asgi.opened`.
     """
 

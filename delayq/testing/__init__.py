@@ -14,10 +14,8 @@ due that would be due by then, leases have ended, times to live have passed, rem
 forgotten, and consumers that wait for messages get them at once. Moments that the server reports
 (``due_at``, ``enqueued_at``, ``died_at``, ``next_at``) are moved back with the rest.
 
-- :func:`running` provides a client on a private server; :mod:`delayq.testing.pytest_plugin`
-  provides it as fixtures.
-- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until the workers have
-  finished their work.
+- :func:`running`: a client on a private server; :mod:`delayq.testing.pytest_plugin`: fixtures.
+- :func:`advance` and :class:`Clock` move time; :func:`settled` waits until work is finished.
 - :class:`ManualClock` and :class:`ManualLoop` are for :class:`~delayq.HashedWheelTimer`, and need
   no server.
 """

@@ -78,8 +78,7 @@ class ManualHandle:
 
 
 class ManualLoop:
-    """The part of an event loop that :class:`~delayq.HashedWheelTimer` needs, on a
-    :class:`ManualClock`.
+    """The part of an event loop that the timer needs, on a :class:`ManualClock`.
 
     It runs callbacks only inside :meth:`advance` and :meth:`stall`. Exceptions propagate from
     there, and the next call runs the remaining callbacks.
@@ -91,9 +90,7 @@ class ManualLoop:
     def __init__(self, clock: ManualClock | None = None) -> None:
         self.clock: ManualClock = clock if clock is not None else ManualClock()
         self.calls_made: int = 0
-        """The number of callbacks that were run: a real loop would have woken up this often for
-        them.
-        """
+        """The number of callbacks that were run, as often as a real loop would have woken up."""
         self._ready: deque[ManualHandle] = deque()
         self._scheduled: list[tuple[float, int, ManualHandle]] = []
         self._sequence = 0

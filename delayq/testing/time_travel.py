@@ -138,8 +138,7 @@ async def settled(target: Target, *, timeout: Duration = 10.0) -> None:
 
     Messages that are due later stay.
 
-    Messages that a consumer has popped from a delayed queue for good cannot be seen, and are not
-    waited for.
+    Messages popped from a delayed queue for good cannot be seen, and are not waited for.
 
     Args:
         target: As for :func:`advance`.

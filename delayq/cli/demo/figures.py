@@ -85,8 +85,7 @@ class Ledger:
     def set_offset(self, offset_us: int) -> None:
         """Record by how much the server's clock is ahead of the consumer's.
 
-        The largest estimate counts: the clocks may drift between two of them, and that must not
-        make a message look early.
+        The largest estimate counts: clocks may drift, and no message must look early by that.
         """
         self._offset_us = offset_us if self._offset_us is None else max(self._offset_us, offset_us)
 

@@ -39,9 +39,7 @@ _EXCHANGES = 10
 
 @dataclass(frozen=True)
 class Plan:
-    """The demo to run: ``messages`` with delays of 0 to ``max_delay`` seconds, on the server at
-    ``url``, shown as ``server``.
-    """
+    """``messages`` with delays of up to ``max_delay`` seconds, at ``url``, shown as ``server``."""
 
     messages: int
     max_delay: float
