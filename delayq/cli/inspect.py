@@ -11,13 +11,13 @@ from delayq.admin.migrate import form_of
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
 from delayq.cli.output import (
-    decoded,
     moment_json,
     moment_text,
-    payload_text,
+    payload_json,
     print_json,
     say,
     show_fields,
+    text_of,
 )
 from delayq.cli.running import clock, with_client
 
@@ -91,19 +91,17 @@ def _is_record(state: str) -> bool:
 
 
 def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
-    value, error = (
-        decoded(codec, record.payload)
-        if record.payload is not None
-        else (None, "not a readable record")
-    )
+    fields: dict[str, Any] = {"value": None, "error": "not a readable record"}
+    if record.payload is not None:
+        fields = payload_json(codec, record.payload)
     return {
         "id": record.id,
         "state": state,
         "form": form_of(record.raw) if _is_record(state) else None,
         "due_at": moment_json(record.due_at) if state != "leased" else None,
         "lease_ends_at": moment_json(record.due_at) if state == "leased" else None,
-        "value": value,
-        "error": error,
+        "value": fields["value"],
+        "error": fields.get("error"),
         "payload": None if record.payload is None else record.payload.hex(),
         "raw": record.raw.hex(),
     }
@@ -118,12 +116,9 @@ def _show(record: Record, state: str, codec: Codec[Any], now: datetime, *, whole
     if _is_record(state):
         lines.append(("form", form_of(record.raw)))
     if record.payload is not None:
-        _, error = decoded(codec, record.payload)
-        lines.append(
-            ("value", payload_text(codec, record.payload))
-            if error is None
-            else ("unreadable", error)
-        )
+        fields = payload_json(codec, record.payload)
+        failed = "error" in fields
+        lines.append(("unreadable", fields["error"]) if failed else ("value", text_of(fields)))
     header = len(record.raw) - len(record.payload) if record.payload is not None else 0
     size = f"{len(record.raw):,}" + (f", of which {header} before the payload" if header else "")
     show_fields([*lines, ("bytes", size)])

@@ -185,15 +185,6 @@ def span(seconds: float) -> str:
     return f"{hours // 24:,} d"
 
 
-def decoded(codec: Codec[Any], payload: bytes) -> tuple[Any, str | None]:
-    """Return the value as in JSON and None, or None and why not, without quoting any bytes."""
-    try:
-        value = codec.decode(payload)
-        return json.loads(json.dumps(value, default=_as_json)), None
-    except Exception as error:  # noqa: BLE001 - a codec may raise anything
-        return None, str(error)
-
-
 def _as_json(value: Any) -> Any:
     # The types that the codecs for Java return in addition to plain values.
     if isinstance(value, bytes | bytearray):
@@ -203,9 +194,11 @@ def _as_json(value: Any) -> Any:
 
 def payload_json(codec: Codec[Any], payload: bytes) -> dict[str, Any]:
     """Return the ``value`` of a payload; also ``hex`` and ``error`` if it cannot be decoded."""
-    value, error = decoded(codec, payload)
-    failed = {} if error is None else {"hex": payload.hex(), "error": error}
-    return {"value": value, **failed}
+    try:
+        value = codec.decode(payload)
+        return {"value": json.loads(json.dumps(value, default=_as_json))}
+    except Exception as error:  # noqa: BLE001 - a codec may raise anything
+        return {"value": None, "hex": payload.hex(), "error": str(error)}
 
 
 def payload_text(codec: Codec[Any], payload: bytes) -> str:
