@@ -24,10 +24,17 @@ if TYPE_CHECKING:
 class OpenDelayedQueue:
     """An open delayed queue: stores its messages and delivers them."""
 
+    kind: Literal["delayed"] = "delayed"
+    unit_us: int = UNIT_US
+
     def __init__(self, keys: DelayedKeys, services: EngineContext, *, listed: bool) -> None:
         self.keys: DelayedKeys = keys
+        self.name: str = keys.name
+        self.whole: str = keys.name
+        self.channels: tuple[str, ...] = (keys.channel, keys.turns)
         self.store: DelayedStore = DelayedStore(services.server, keys, listed=listed)
         self.transfer: TransferTask = TransferTask(self.store, services)
+        self.wakeups: WakeupLoop = self.transfer.wakeups
         self.counts: Counters = self.transfer.counts
         self.offers: DelayedOffers = DelayedOffers(
             self.store, services, self.wakeups.on_due, self.counts
@@ -35,30 +42,6 @@ class OpenDelayedQueue:
         self.hooks: Hooks = services.hooks
         self._clock = services.clock
         self.closed: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.keys.name
-
-    @property
-    def whole(self) -> str:
-        return self.keys.name
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        return (self.keys.channel, self.keys.turns)
-
-    @property
-    def kind(self) -> Literal["delayed"]:
-        return "delayed"
-
-    @property
-    def unit_us(self) -> int:
-        return UNIT_US
-
-    @property
-    def wakeups(self) -> WakeupLoop:
-        return self.transfer.wakeups
 
     def resync_keys(self) -> tuple[str, ...]:
         return self.store.resync_keys if self.transfer.watches else ()
