@@ -37,11 +37,8 @@ def pretty(payload: bytes | None) -> tuple[str, str]:
     whole = len(payload) <= _WHOLE
     try:
         # A part may end within a character.
-        text = (
-            payload.decode()
-            if whole
-            else getincrementaldecoder("utf-8")().decode(payload[: 4 * SHOWN])
-        )
+        part = payload if whole else payload[: 4 * SHOWN]
+        text = getincrementaldecoder("utf-8")().decode(part, final=whole)
     except UnicodeDecodeError:
         return _dump(payload), "binary"
     try:

@@ -71,6 +71,9 @@ class Guard:
             raise ConfigurationError(
                 "token and read_token must differ: otherwise every reader could change queues"
             )
+        # Whether any login may act, and whether reading takes a token.
+        self.writable: bool = token is not None
+        self.private: bool = read_token is not None
         # By whether the token allows actions.
         self._tokens = {
             may_act: each.encode(errors="surrogateescape")
@@ -86,16 +89,6 @@ class Guard:
         }
         # By address. The one with the latest wrong token comes last.
         self._wrong: dict[str, list[float]] = {}
-
-    @property
-    def writable(self) -> bool:
-        """Whether any login may act."""
-        return True in self._tokens
-
-    @property
-    def private(self) -> bool:
-        """Whether reading takes a token."""
-        return False in self._tokens
 
     def is_locked(self, address: str) -> bool:
         """Return whether too many wrong tokens came from this address in the last minute."""

@@ -47,6 +47,7 @@ class Leases:
         counts: Counters,
     ) -> None:
         """Call ``on_due`` with the due time of each message offered again, in microseconds."""
+        self.name: str = store.keys.name
         self._store = store
         self._clock = services.clock
         self._on_due = on_due
@@ -63,10 +64,6 @@ class Leases:
             max_bytes=_ACKS_AT_A_TIME,
             on_outcome=lambda _, outcome: heed(store.keys.name, None, outcome),
         )
-
-    @property
-    def name(self) -> str:
-        return self._store.keys.name
 
     @property
     def backlogged(self) -> bool:
