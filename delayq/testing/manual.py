@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,8 @@ class ManualHandle:
         context: contextvars.Context | None,
     ) -> None:
         self.when = when
-        self._call: tuple[Callable[..., object], tuple[Any, ...], contextvars.Context | None] | None
-        self._call = (callback, args, context)
+        run = callback if context is None else partial(context.run, callback)
+        self._call: Callable[[], object] | None = partial(run, *args)
 
     def cancel(self) -> None:
         """Drop the call."""
@@ -70,11 +71,7 @@ class ManualHandle:
     def _run(self) -> None:
         call, self._call = self._call, None
         if call is not None:
-            callback, args, context = call
-            if context is None:
-                callback(*args)
-            else:
-                context.run(callback, *args)
+            call()
 
 
 class ManualLoop:
