@@ -1,7 +1,4 @@
-"""Notifies observers such as metrics and traces of what a client does.
-
-Costs next to nothing while there are none.
-"""
+"""Notifies observers such as metrics and traces of what a client does, at no cost without them."""
 
 from __future__ import annotations
 
@@ -45,10 +42,8 @@ class OfferEvent:
 class Observer:
     """Override the methods you need, and pass an instance to :meth:`delayq.Client.observe`.
 
-    The others cost nothing.
-
-    Methods are called in the event loop and must not block. Errors that they raise are logged, and
-    harm no message.
+    The others cost nothing. Methods are called in the event loop and must not block. Errors that
+    they raise are logged, and harm no message.
     """
 
     def sending(self, sending: OfferEvent) -> Around:
