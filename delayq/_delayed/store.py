@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from delayq._delayed.listing import paged
 from delayq._delayed.records import any_id_of, id_of, payload_of
-from delayq._engine.store import RESYNC
+from delayq._engine.store import RESYNC, NextDue, Resynced
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
 from delayq.stats import QueueDepth
@@ -535,13 +535,10 @@ class DelayedStore:
         """The keys that the re-check's script examines for a delayed queue."""
         return self.keys.timeout, self.keys.leases, self.keys.ready
 
-    async def resync(self) -> tuple[int, int]:
-        """Return the microseconds until a message is due or a lease ends, and the number ready.
-
-        The time is 0 for now, and -1 for never.
-        """
-        _, wait_us, ready = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
-        return wait_us, ready
+    async def resync(self) -> NextDue:
+        """Look at the queue as the re-check does. The end of a lease counts as a due message."""
+        reply = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
+        return Resynced.of(reply).queues[0]
 
     @property
     def wait_for_ready(self) -> tuple[str | int, ...]:
