@@ -63,11 +63,7 @@ async def work(
     pids: Sequence[int],
 ) -> dict[str, float]:
     async with delayq.connect(url) as client:
-        queue: Any = (
-            client.reliable_queue("jobs")
-            if partitions is None
-            else client.reliable_queue("jobs", partitions=partitions)
-        )
+        queue: Any = client.reliable_queue("jobs", partitions=partitions)
         await queue.stats()
         before, waited = [ticks(pid) for pid in pids], selector.waited
         started, own = time.perf_counter(), time.process_time()

@@ -8,7 +8,6 @@ from delayq._delayed.queue import DelayedQueue, Receipt
 from delayq._reliable.dead_letters import DeadLetter, DeadLetters
 from delayq._reliable.message import Message, Reject, RetryAfter
 from delayq._reliable.offering import Offer
-from delayq._reliable.partitions import PartitionedDeadLetters, PartitionedQueue
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.schedules import Schedule
 from delayq._reliable.settings import QueueSettings
@@ -69,8 +68,6 @@ __all__ = [
     "NotDurable",
     "Offer",
     "OutcomeUnknown",
-    "PartitionedDeadLetters",
-    "PartitionedQueue",
     "PayloadTooLarge",
     "QueueDepth",
     "QueueFull",

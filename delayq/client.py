@@ -18,9 +18,8 @@ from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
 from delayq._embedded import server as embedded
-from delayq._reliable.keys import ReliableKeys, check_partitions
-from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.partitions import PartitionedQueue
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.settings import UNSET, Settings
 from delayq.codecs import JsonCodec
@@ -34,10 +33,10 @@ from delayq.errors import (
     ServerUnavailable,
 )
 from delayq.instrumentation import Hooks
-from delayq.stats import ClientStats, QueueDepth, QueueStats
+from delayq.stats import ClientStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Sequence
+    from collections.abc import Callable, Container
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -45,10 +44,12 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._engine.session import Session
+    from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.settings import Expired, Unset, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
+    from delayq.stats import QueueDepth, QueueStats
 
 T = TypeVar("T")
 
@@ -262,6 +263,7 @@ class Client:
         self,
         name: str,
         *,
+        codec: None = None,
         lease: Duration | None = ...,
         max_attempts: int | Unset | None = ...,
         backoff: Backoff | None = ...,
@@ -271,7 +273,7 @@ class Client:
         when_full: WhenFull | None = ...,
         max_payload: int | None = ...,
         durability: str | None = ...,
-        partitions: None = ...,
+        partitions: int | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -288,41 +290,8 @@ class Client:
         when_full: WhenFull | None = ...,
         max_payload: int | None = ...,
         durability: str | None = ...,
-        partitions: None = ...,
+        partitions: int | None = ...,
     ) -> ReliableQueue[T]: ...
-    @overload
-    def reliable_queue(
-        self,
-        name: str,
-        *,
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int,
-    ) -> PartitionedQueue[Any]: ...
-    @overload
-    def reliable_queue(
-        self,
-        name: str,
-        *,
-        codec: Codec[T],
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int,
-    ) -> PartitionedQueue[T]: ...
     def reliable_queue(
         self,
         name: str,
@@ -338,7 +307,7 @@ class Client:
         max_payload: int | None = None,
         durability: str | None = None,
         partitions: int | None = None,
-    ) -> ReliableQueue[Any] | PartitionedQueue[Any]:
+    ) -> ReliableQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
@@ -372,15 +341,16 @@ class Client:
             durability: How safe an offer must be before it returns: ``"memory"``, the default,
                 ``"fsync"`` or ``"replicas:N"``; see :meth:`delayq.ReliableQueue.offer`.
                 Acknowledgements do not wait for it: at worst a message is redelivered.
-            partitions: The number of cluster slots to spread the queue over, as a
-                :class:`~delayq.PartitionedQueue`. Every process must use the same number.
+            partitions: The number of cluster slots to spread the queue over, so that the servers of
+                a cluster share its work; 1 by default. A message's id determines its partition.
+                Ordering, ``max_size`` and the throughput of one server apply to each partition. A
+                queue can get more partitions at any time.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
             BadInput: A setting is invalid.
             Closed: The client is not open.
-            ConfigurationError: The client was opened in another event loop, or the queue is open on
-                this client with another ``lease`` or ``max_attempts``.
+            ConfigurationError: The client was opened in another event loop.
         """
         session = self._open_session()
         session.check_loop()
@@ -394,14 +364,11 @@ class Client:
             when_full,
             max_payload,
             durability,
+            partitions,
         )
         check_codec(codec)
-        if partitions is None:
-            return ReliableQueue(ReliableKeys.of(name, self._name_mapper), codec, settings, session)
-        check_partitions(partitions)
-        parts = (ReliableKeys.of(name, self._name_mapper, place) for place in range(partitions))
-        return PartitionedQueue(
-            name, [ReliableQueue(keys, codec, settings, session) for keys in parts]
+        return ReliableQueue(
+            name, partial(ReliableKeys.of, name, self._name_mapper), codec, settings, session
         )
 
     async def server_time(self) -> datetime:
@@ -415,7 +382,7 @@ class Client:
     def statistics(self) -> ClientStats:
         """Return what the client holds and has done so far."""
         session = self._open_session()
-        queues = [queue.stats() for parts in self._open_queues().values() for queue in parts]
+        queues = self.queue_statistics()
         timer = session.timer.statistics()
         return ClientStats(
             connections=session.nodes.open,
@@ -434,10 +401,7 @@ class Client:
 
     def queue_statistics(self) -> list[QueueStats]:
         """Return what the client has done with each open queue."""
-        return [
-            QueueStats.total([part.stats() for part in parts])
-            for parts in self._open_queues().values()
-        ]
+        return [queue.stats() for queue in self._open_queues().values()]
 
     async def queue_depths(
         self, *, without: Container[tuple[str, str]] = ()
@@ -447,22 +411,21 @@ class Client:
 
         For a delayed queue, ``delayed`` counts the pending messages, and ``oldest_due_age`` is the
         age of the oldest message that is due but not yet transferred. If the server did not answer,
-        or refused, the value is the error; for a partitioned queue, the error of the first
-        partition that failed.
+        or refused, the value is the error.
 
         Args:
             without: Queues to leave out, about which the server is not asked.
         """
-        queues = {name: parts for name, parts in self._open_queues().items() if name not in without}
-        asked = [part for parts in queues.values() for part in parts]
-        depths = dict(
-            zip(
-                asked,
-                await asyncio.gather(*(part.depth() for part in asked), return_exceptions=True),
-                strict=True,
-            )
+        queues = {name: each for name, each in self._open_queues().items() if name not in without}
+        depths = await asyncio.gather(
+            *(queue.depth() for queue in queues.values()), return_exceptions=True
         )
-        return {name: _total([depths[part] for part in parts]) for name, parts in queues.items()}
+        found: dict[tuple[str, str], QueueDepth | ServerError] = {}
+        for name, depth in zip(queues, depths, strict=True):
+            if isinstance(depth, BaseException) and not isinstance(depth, ServerError):
+                raise depth
+            found[name] = depth
+        return found
 
     def observe(self, observer: Observer) -> None:
         """Notify ``observer`` of what happens to messages, from now on or from when the client
@@ -524,12 +487,14 @@ class Client:
         except EmbeddedServerError as error:
             raise ServerUnavailable(str(error)) from error
 
-    def _open_queues(self) -> dict[tuple[str, str], list[OpenDelayedQueue | OpenReliableQueue]]:
-        """Return the open queues by kind and name: several for a queue that has partitions."""
-        found: dict[tuple[str, str], list[OpenDelayedQueue | OpenReliableQueue]] = {}
-        for queue in self._open_session().scheduler.queues:
-            if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
-                found.setdefault((queue.kind, queue.whole), []).append(queue)
+    def _open_queues(self) -> dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue]:
+        """Return the open queues by kind and name."""
+        found: dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue] = {}
+        for each in self._open_session().scheduler.queues:
+            if isinstance(each, Partition):
+                found[each.kind, each.queue.name] = each.queue
+            elif isinstance(each, OpenDelayedQueue):
+                found[each.kind, each.name] = each
         return found
 
     def _open_session(self) -> Session:
@@ -540,15 +505,3 @@ class Client:
                 else "open the client first: async with connect(...) as client"
             )
         return self._session
-
-
-def _total(depths: Sequence[QueueDepth | BaseException]) -> QueueDepth | ServerError:
-    """Return the figures of a queue from those of its partitions, or the first error among them."""
-    known = []
-    for depth in depths:
-        if isinstance(depth, ServerError):
-            return depth
-        if isinstance(depth, BaseException):
-            raise depth
-        known.append(depth)
-    return QueueDepth.total(known)

@@ -49,7 +49,7 @@ def dashboard(
         read_token: Allows its holder to read. If it is given, reading takes one of the two tokens.
             It has 16 characters or more.
         queues: The only queues to show, by their names on the server: ``"reliable:jobs"``,
-            ``"reliable:jobs/16"`` for one with 16 partitions, ``"delayed:orders"``. Without them,
+            ``"delayed:orders"``. Without them,
             all queues that are found are shown.
         title: The text at the top of each page.
 

@@ -21,7 +21,6 @@ from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
 from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import (
-    MOST_PARTITIONS,
     SECOND,
     DelayedSource,
     Place,
@@ -320,8 +319,7 @@ class _Board:
         if not isinstance(source, ReliableSource):
             raise HTTPException(400, "Delayed queues do not support this action.")
         if name in ("pause", "resume"):
-            partitions = _whole(fields.get("partitions"), MOST_PARTITIONS) or None
-            await (source.pause if name == "pause" else source.resume)(partitions)
+            await (source.pause if name == "pause" else source.resume)()
             return _see("queue", source, done=f"{name}d")
         if name in ("redrive", "purge"):
             chosen: list[Place] | None = [
@@ -550,7 +548,7 @@ def _delay(fields: Mapping[str, str]) -> int:
 def _offset(request: Request, source: AnySource) -> int:
     return _whole(
         request.query_params.get("offset"),
-        _FARTHEST if source.partitions is None else _FARTHEST_IN_PARTITIONS,
+        _FARTHEST if source.partitions == 1 else _FARTHEST_IN_PARTITIONS,
     )
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import TYPE_CHECKING
 
 from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import DelayedSource, ReliableSource
 from delayq._delayed.keys import DelayedKeys
-from delayq._reliable.keys import ReliableKeys, check_partitions
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import find_queues
-from delayq.errors import BadInput
+from delayq.errors import BadInput, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
 
-    Known = dict[tuple[QueueKind, str], set[int | None]]
+    # The number of partitions of each queue.
+    Known = dict[tuple[QueueKind, str], int]
 
 # How long a search counts, in seconds; or _SHARE times as long as it took, if that is longer.
 _FRESH = 2.0
@@ -71,53 +72,56 @@ class Queues:
             self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known
         ]
 
-    def of(
-        self, kind: QueueKind, name: str, partitions: Iterable[int | None]
-    ) -> DelayedSource | ReliableSource:
+    def of(self, kind: QueueKind, name: str, partitions: int) -> DelayedSource | ReliableSource:
         if kind == "delayed":
             return DelayedSource(self._server(), name)
         return ReliableSource(self._server(), name, partitions)
 
     async def _all(self, fresh: float = _FRESH) -> Known:
-        if self._named is not None:
-            return self._named
         return await self._search.at_most(max(fresh, _SHARE * self._took))
 
     async def _find(self) -> Known:
         started = time.monotonic()
-        found = await find_queues(self._server())
+        server = self._server()
+        if self._named is not None:
+            return await _known(server, dict.fromkeys(self._named, 1))
+        found = await find_queues(server)
         if len(self._known) > _REMEMBERED:
             self._known = {}
-        for key, partitions in found.items():
-            # A queue without partitions and one with some may share a name: the second wins.
-            numbers = {each for each in partitions if each is not None}
-            self._known[key] = (
-                (self._known.get(key, set()) | numbers) - {None} if numbers else partitions
-            )
+        self._known |= await _known(server, {key: max(seen) + 1 for key, seen in found.items()})
         self._took = time.monotonic() - started
         return self._known
 
 
-def _named(names: Iterable[str]) -> Known:
+async def _known(server: RedisClient, seen: Known) -> Known:
+    calls = (_partitions(server, *key, least) for key, least in seen.items())
+    numbers = await asyncio.gather(*calls)
+    return dict(zip(seen, numbers, strict=True))
+
+
+async def _partitions(server: RedisClient, kind: QueueKind, name: str, seen: int) -> int:
+    """Return the number of a queue's partitions, of which ``seen`` are known."""
+    if kind == "delayed":
+        return 1
+    try:
+        stored = await ReliableStore(server, ReliableKeys.of(name)).settings()
+    except ServerRefused:
+        return seen
+    return max(seen, stored.partitions, *stored.former)
+
+
+def _named(names: Iterable[str]) -> list[tuple[QueueKind, str]]:
     if isinstance(names, str):
         raise BadInput("queues must be a list of names, not a str")
-    known: Known = {}
+    known: list[tuple[QueueKind, str]] = []
     for each in names:
         kind, colon, name = each.partition(":")
-        if not colon or kind not in ("delayed", "reliable"):
-            raise BadInput(
-                'a queue must be "reliable:NAME", "reliable:NAME/PARTITIONS" or "delayed:NAME",'
-                f" not {each!r}"
-            )
-        if kind == "delayed":
+        if colon and kind == "delayed":
             DelayedKeys.of(name)
-            known["delayed", name] = {None}
-        elif (parted := re.fullmatch(r"(.+)/([0-9]{1,4})", name, re.DOTALL)) is not None:
-            count = int(parted[2])
-            check_partitions(count)
-            ReliableKeys.of(parted[1], partition=0)
-            known["reliable", parted[1]] = set(range(count))
-        else:
+            known.append(("delayed", name))
+        elif colon and kind == "reliable":
             ReliableKeys.of(name)
-            known["reliable", name] = {None}
+            known.append(("reliable", name))
+        else:
+            raise BadInput(f'a queue must be "reliable:NAME" or "delayed:NAME", not {each!r}')
     return known

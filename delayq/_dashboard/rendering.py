@@ -142,8 +142,7 @@ def packed(place: Place) -> str:
 
     Any id is accepted, even one that is not text.
     """
-    partition = "" if place.partition is None else str(place.partition)
-    return f"{partition}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
+    return f"{place.partition or ''}/{quote(place.due, safe='')}/{quote(place.id, safe='')}"
 
 
 def unpacked(word: str) -> Place | None:
@@ -154,7 +153,7 @@ def unpacked(word: str) -> Place | None:
     due = unquote_to_bytes(due).decode(errors="replace")
     if due and not _is_score(due):
         return None
-    return Place(unquote_to_bytes(name), int(partition) if partition else None, due)
+    return Place(unquote_to_bytes(name), int(partition or 0), due)
 
 
 def _is_score(text: str) -> bool:

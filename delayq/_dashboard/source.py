@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, score_of
 from delayq._reliable.bodies import parse, parse_letter
-from delayq._reliable.dead_letters import DeadLetters
+from delayq._reliable.dead_letters import purge_letters, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
-from delayq.codecs import StringCodec
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._delayed.store import PendingRecord
     from delayq._redis.client import RedisClient
@@ -32,7 +31,6 @@ R = TypeVar("R")
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
-MOST_PARTITIONS = 1024
 # Ends of the bars of a histogram. There is another bar beyond the last one.
 HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 
@@ -43,12 +41,12 @@ class Place:
 
     Attributes:
         id: The message's id.
-        partition: The partition that holds the message, if the queue has any.
+        partition: The partition that holds the message.
         due: In a delayed queue, the message's score, as the server writes it.
     """
 
     id: bytes
-    partition: int | None = None
+    partition: int = 0
     due: str = ""
 
 
@@ -77,7 +75,7 @@ class DelayedSource:
 
     kind: QueueKind = "delayed"
     states = ("delayed", "ready", "leased", "unreadable")
-    partitions = None
+    partitions = 1
 
     def __init__(self, server: RedisClient, name: str) -> None:
         self._server = server
@@ -129,35 +127,35 @@ class DelayedSource:
         """Give a message another delay. Return its new place, or None if it is gone."""
         found = await self._store.find_at(place.due, place.id)
         due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
-        return None if due_us is None else Place(place.id, None, score_of(due_us))
+        return None if due_us is None else Place(place.id, 0, score_of(due_us))
 
 
 class ReliableSource:
-    """A reliable queue, or all partitions of one."""
+    """A reliable queue, with all its partitions."""
 
     kind: QueueKind = "reliable"
     states = ("delayed", "ready", "leased")
 
-    def __init__(self, server: RedisClient, name: str, partitions: Iterable[int | None]) -> None:
+    def __init__(self, server: RedisClient, name: str, partitions: int) -> None:
         self._server = server
         self.name = name
-        self._parts = {
-            number: self._store(number) for number in sorted(partitions, key=lambda each: each or 0)
-        }
+        self._parts = [
+            ReliableStore(server, ReliableKeys.of(name, partition=number))
+            for number in range(partitions)
+        ]
 
     @property
-    def partitions(self) -> int | None:
-        numbers = [number for number in self._parts if number is not None]
-        return max(numbers) + 1 if numbers else None
+    def partitions(self) -> int:
+        return len(self._parts)
 
     def has(self, place: Place) -> bool:
-        return place.partition in self._parts
+        return place.partition < len(self._parts)
 
     async def depth(self) -> QueueDepth:
         return QueueDepth.total(await self._each(lambda _, store: store.depth()))
 
     async def settings(self) -> QueueSettings:
-        return (await next(iter(self._parts.values())).settings()).public()
+        return (await self._parts[0].settings()).public()
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]
@@ -172,7 +170,7 @@ class ReliableSource:
         single = len(self._parts) == 1
         first, count = (offset, limit) if single else (0, offset + limit)
 
-        async def rows(number: int | None, store: ReliableStore) -> list[Row]:
+        async def rows(number: int, store: ReliableStore) -> list[Row]:
             if state == "dead":
                 letters = await store.dead_page(first, count)
                 return [_letter(Place(letter.name, number), letter) for letter in letters]
@@ -188,9 +186,9 @@ class ReliableSource:
         return parts[0] if single else [*islice(merged, offset, offset + limit)]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
-        store = self._parts.get(place.partition)
-        if store is None:
+        if not self.has(place):
             return None
+        store = self._parts[place.partition]
         if dead:
             letter = await store.dead_letter(place.id)
             return None if letter is None else _letter(place, letter)
@@ -205,59 +203,42 @@ class ReliableSource:
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""
-        return sum(
-            [await letters.redrive_letters(names) for letters, names in self._letters(places)]
-        )
+        return sum([await redrive_letters(*letters) for letters in self._letters(places)])
 
     async def purge_dead(self, places: Sequence[Place] | None) -> int:
         """Drop dead letters; all of them if None."""
-        return sum([await letters.purge_letters(names) for letters, names in self._letters(places)])
+        return sum([await purge_letters(*letters) for letters in self._letters(places)])
 
-    async def pause(self, partitions: int | None) -> None:
-        """Stop all claims, also of ``partitions`` that have never been seen."""
-        for store in self._all(partitions):
-            await store.pause()
+    async def pause(self) -> None:
+        """Stop all claims."""
+        await self._each(lambda _, store: store.pause())
 
-    async def resume(self, partitions: int | None) -> None:
+    async def resume(self) -> None:
         """End a pause."""
-        for store in self._all(partitions):
-            await store.resume()
+        await self._each(lambda _, store: store.resume())
 
     # Internals
 
-    def _store(self, partition: int | None) -> ReliableStore:
-        return ReliableStore(self._server, ReliableKeys.of(self.name, partition=partition))
-
-    async def _each(self, of: Callable[[int | None, ReliableStore], Awaitable[R]]) -> list[R]:
+    async def _each(self, of: Callable[[int, ReliableStore], Awaitable[R]]) -> list[R]:
         # Wait for all calls, so that none continues behind the page.
         outcomes = await asyncio.gather(
-            *(of(*part) for part in self._parts.items()), return_exceptions=True
+            *(of(*part) for part in enumerate(self._parts)), return_exceptions=True
         )
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
-    def _all(self, partitions: int | None) -> list[ReliableStore]:
-        if self.partitions is None:
-            return [*self._parts.values()]
-        return [
-            self._store(number)
-            for number in range(min(MOST_PARTITIONS, max(partitions or 0, self.partitions)))
-        ]
-
     def _letters(
         self, places: Sequence[Place] | None
-    ) -> list[tuple[DeadLetters[str], list[bytes] | None]]:
-        chosen: dict[int | None, list[bytes]] = {}
-        for place in places or ():
+    ) -> list[tuple[ReliableStore, list[bytes] | None]]:
+        if places is None:
+            return [(store, None) for store in self._parts]
+        chosen: dict[int, list[bytes]] = {}
+        for place in places:
             # By name: ids of other programs may not be text, and letters may share an id.
             chosen.setdefault(place.partition, []).append(place.id)
-        return [
-            (DeadLetters(store, StringCodec()), None if places is None else chosen[number])
-            for number, store in self._parts.items()
-            if places is None or number in chosen
-        ]
+        return [(self._parts[number], names) for number, names in chosen.items()]
 
 
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
@@ -275,7 +256,7 @@ def undeliverable(depth: QueueDepth) -> int:
 
 
 def _record(found: PendingRecord) -> Row:
-    place = Place(found.start, None, found.score.decode(errors="replace"))
+    place = Place(found.start, 0, found.score.decode(errors="replace"))
     payload = found.payload
     state = "unreadable" if payload is None else "delayed"
     return Row(place, state, found.record if payload is None else payload, found.due_us)

@@ -71,7 +71,7 @@ class OpenDelayedQueue:
         """Return what this client has done with the queue."""
         counts, transfer = self.counts, self.transfer
         return QueueStats(
-            name=self.whole,
+            name=self.name,
             kind=self.kind,
             offered=counts.offered,
             delivered=counts.delivered,

@@ -170,7 +170,7 @@ class DelayedQueue(Generic[T]):
             raise ConfigurationError(
                 f"queue {name!r} is open on this client with ordered_list={self._open.store.listed}"
             )
-        self._taker = self._open.transfer.taker
+        self._waiters = self._open.transfer.waiters
         self.ready: Ready[T] = Ready(self._open.store, codec)
         self.pending: Pending[T] = Pending(
             self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of
@@ -318,7 +318,7 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
-        taken = await self._taker.get(1, None)
+        taken = await self._waiters.get(1, None)
         value = self._decode(taken[0][1])
         self._open.counts.delivered += 1
         return value
@@ -334,7 +334,7 @@ class DelayedQueue(Generic[T]):
                 longer poll waits for it as for messages. Otherwise as :meth:`take`.
         """
         self._check_open()
-        taken = await self._taker.get(1, seconds(timeout, "timeout"))
+        taken = await self._waiters.get(1, seconds(timeout, "timeout"))
         value = self._decode(taken[0][1]) if taken else None
         self._open.counts.delivered += len(taken)
         return value
@@ -350,10 +350,10 @@ class DelayedQueue(Generic[T]):
         check_count(max_items, "max_items")
         values: list[T] = []
         # These messages go back if the block ends with an error or the queue closes.
-        with self._taker.at_hand() as taken:
+        with self._waiters.at_hand() as taken:
             most = max_items
             while most is None or len(taken) < most:
-                some = await self._taker.get(
+                some = await self._waiters.get(
                     _AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0
                 )
                 taken.extend(some)
@@ -382,10 +382,10 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
-        return Loop(self._values(reader), partial(self._taker.abandon, reader))
+        return Loop(self._values(reader), partial(self._waiters.abandon, reader))
 
     async def _values(self, reader: Reader[bytes]) -> AsyncGenerator[T, None]:
-        async with aclosing(self._taker.batches(reader)) as batches:
+        async with aclosing(self._waiters.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
                     try:
@@ -427,14 +427,14 @@ class DelayedQueue(Generic[T]):
         # Looked up each time: consumers with leases of this length are forgotten between two loops.
         return Loop(
             self._deliveries(lease_us, retry_us, reader),
-            lambda: self._open.transfer.leased_waiters(lease_us).taker.abandon(reader),
+            lambda: self._open.transfer.leased_waiters(lease_us).waiters.abandon(reader),
         )
 
     async def _deliveries(
         self, lease_us: int, retry_us: int, reader: Reader[Lease]
     ) -> AsyncGenerator[Delivery[T], None]:
         waiters = self._open.transfer.leased_waiters(lease_us)
-        async with aclosing(waiters.taker.batches(reader)) as batches:
+        async with aclosing(waiters.waiters.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
                     if waiters.keeper.is_short(batch[0][1]):
@@ -469,7 +469,7 @@ class DelayedQueue(Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queue(self._open)
+            await self._session.close_queues([self._open])
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from delayq._delayed.ready_watch import ReadyWatch
 from delayq._delayed.store import BATCH
 from delayq._engine.counters import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
-from delayq._engine.waiters import Waiters
+from delayq._engine.waiters import Supply, Waiters
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
@@ -37,20 +37,20 @@ RETURN_WITHIN = 1.0
 class LeasedWaiters:
     """The callers that take under leases of the same length, which ``keeper`` renews."""
 
-    taker: Waiters[Lease]
+    waiters: Waiters[Lease]
     keeper: LeaseKeeper[Lease]
 
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking, and nothing is held or on its way back."""
-        return self.taker.is_idle and not self.keeper.held
+        return self.waiters.is_idle and not self.keeper.held
 
 
 class TransferTask:
     """Asks the server to move the due messages of one queue, and to hand over those wanted here.
 
     Attributes:
-        taker: Hands messages to callers that take for good.
+        waiters: The callers that take for good.
         leases: Messages that are out under a lease.
     """
 
@@ -64,9 +64,11 @@ class TransferTask:
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
-        self.taker: Waiters[bytes] = self._new_taker(self.hand_outs.back_by_value, len)
-        # By the length of their leases (0: for good). First those that had nothing for longest.
-        self._takers: dict[int, Waiters[Any]] = {0: self.taker}
+        supply: Supply[bytes] = self._new_supply(self.hand_outs.back_by_value, len)
+        self.waiters: Waiters[bytes] = supply.waiters
+        # Callers by the length of their leases (0: those that take for good). Those that have had
+        # nothing for longest come first.
+        self._supplies: dict[int, Supply[Any]] = {0: supply}
         self._leased: dict[int, LeasedWaiters] = {}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
@@ -76,18 +78,18 @@ class TransferTask:
     @property
     def waiting(self) -> bool:
         """Whether a caller waits for messages that are still to come."""
-        return any(taker.waiting for taker in self._takers.values())
+        return any(supply.waiters.waiting for supply in self._supplies.values())
 
     def leased_waiters(self, lease_us: int) -> LeasedWaiters:
         """Return the callers that take under a lease of ``lease_us`` microseconds."""
         if lease_us not in self._leased:
             for unused in [each for each, callers in self._leased.items() if callers.is_idle]:
                 self._leased.pop(unused).keeper.close()
-                del self._takers[unused]
-            taker: Waiters[Lease] = self._new_taker(self._release, lambda _: 0)
+                del self._supplies[unused]
+            supply: Supply[Lease] = self._new_supply(self._release, lambda _: 0)
             keeper = LeaseKeeper(self._store.keys.name, lease_us, self.leases, self._services)
-            self._leased[lease_us] = LeasedWaiters(taker, keeper)
-            self._takers = {lease_us: taker, **self._takers}
+            self._leased[lease_us] = LeasedWaiters(supply.waiters, keeper)
+            self._supplies = {lease_us: supply, **self._supplies}
         return self._leased[lease_us]
 
     def resynced(self, due_us: int, ready: int) -> None:
@@ -119,7 +121,9 @@ class TransferTask:
         Raises:
             ServerError: As for :meth:`RedisClient.run_once`. Callers that cannot wait receive it.
         """
-        wanted = any(taker.waiting or taker.wanted for taker in self._takers.values())
+        wanted = any(
+            supply.waiters.waiting or supply.waiters.wanted for supply in self._supplies.values()
+        )
         if self._forbidden and not wanted:
             return NOT_ASKED
         try:
@@ -135,43 +139,43 @@ class TransferTask:
         return due
 
     async def _run_once(self) -> int:
-        takers = [*self._takers.items()]
+        supplies = [*self._supplies.items()]
         try:
             await self.hand_outs.recover()
             # Messages on their way back come first.
-            for _, taker in takers:
-                await taker.returned(RETURN_WITHIN)
+            for _, supply in supplies:
+                await supply.returns.arrived(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
-            wanted = [(lease_us, taker) for lease_us, taker in takers if taker.wanted] or [
-                (0, self.taker)
+            wanted = [each for each in supplies if each[1].waiters.wanted] or [
+                (0, self._supplies[0])
             ]
-            dues = [await self._call(*taker) for taker in wanted]
+            dues = [await self._call(*each) for each in wanted]
         except DelayqError as error:
-            for _, taker in takers:
-                taker.fail(error)
+            for _, supply in supplies:
+                supply.fail(error)
             raise
         finally:
-            for _, taker in takers:
-                taker.over()
+            for _, supply in supplies:
+                supply.over()
         due = 0 if 0 in dues else dues[-1]
         if due and self.waiting:
             self._watch.start()
         return due
 
-    async def _call(self, lease_us: int, taker: Waiters[Any]) -> int:
+    async def _call(self, lease_us: int, supply: Supply[Any]) -> int:
         call, reply = await self.hand_outs.transfer(
-            min(taker.begin(), BATCH), lease_us, self.wakeups.signature()
+            supply.begin(BATCH).take, lease_us, self.wakeups.signature()
         )
         if reply.moved < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
-        if reply.payloads and lease_us in self._takers:
-            self._takers[lease_us] = self._takers.pop(lease_us)
-        taker.end(self.leases.made(call, reply, lease_us) if lease_us else reply.payloads)
+        if reply.payloads and lease_us in self._supplies:
+            self._supplies[lease_us] = self._supplies.pop(lease_us)
+        supply.end(self.leases.made(call, reply, lease_us) if lease_us else reply.payloads)
         self._emptied = not reply.left
         if reply.moved:
             self.wakeups.transferred(reply.listeners)
-        return 0 if reply.left and taker.waiting else due_us(reply.now_us, reply.wait_us)
+        return 0 if reply.left and supply.waiters.waiting else due_us(reply.now_us, reply.wait_us)
 
     def _count(self, reply: Transferred) -> None:
         """Count and log the unreadable records and the ended leases that a call found."""
@@ -198,36 +202,36 @@ class TransferTask:
         self.hand_outs.close(last)
         for callers in self._leased.values():
             callers.keeper.close()
-        for taker in self._takers.values():
-            taker.close(last)
+        for supply in self._supplies.values():
+            supply.waiters.close(last)
 
     async def aclose(self, grace: float) -> None:
         """Wait until the calls written by :meth:`close` have arrived: ``grace`` seconds at most."""
         await asyncio.gather(
-            self.leases.aclose(grace), *(taker.aclose(grace) for taker in self._takers.values())
+            self.leases.aclose(grace),
+            *(supply.returns.aclose(grace) for supply in self._supplies.values()),
         )
         await self.wakeups.aclose(0)
 
-    def _idle(self) -> None:
+    def _unwanted(self) -> None:
         if not self.waiting:
             self._watch.idle()
 
-    def _new_taker(
+    def _new_supply(
         self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]
-    ) -> Waiters[Any]:
-        return Waiters(
-            self._store.keys.name,
-            self._services,
-            push=self.wakeups.wake,
-            wanted=self._wanted,
-            idle=self._idle,
-            hand_back=hand_back,
-            size=size,
+    ) -> Supply[Any]:
+        waiters: Waiters[Any] = Waiters(self._services, ask=self._ask, unwanted=self._unwanted)
+        return waiters.add_source(
+            self._store.keys.name, self.wakeups.wake, hand_back=hand_back, size=size
         )
 
-    def _wanted(self) -> None:
-        """Ask for a waiting caller, unless the ready list was empty and has been watched since."""
-        if self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
+    def _ask(self, insist: bool) -> None:
+        """Ask on behalf of a caller.
+
+        For one that can wait, there is nothing to ask if the ready list was empty and has been
+        watched since.
+        """
+        if not insist and self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
             self._watch.start()
         else:
             self.wakeups.wake()

@@ -75,17 +75,19 @@ class Batcher(Generic[Item, Result]):
         on_outcome: Callable[[Item, Result | BaseException], object] = lambda _item, _outcome: None,
     ) -> None:
         """Args:
-        server: Runs the calls. background: Owns the tasks that retry. request: Returns the call for
-        a batch and the slot that it takes, 0 or 1. A slot has one call in flight at a time. repeat:
-        Makes a call that could not be sent at once or that failed. Its error argument is set if the
-        call may have been
-            carried out, and None if it was not. Returns the reply.
-        results: Returns one result per item, in order, from a reply. max_items: The maximum number
-        of items per batch: one script blocks the whole server while it runs. max_bytes: The maximum
-        size of a batch that has more than one item, bytes. uncancellable: Whether an item is
-        committed even if its caller is cancelled. expires: Whether an item fails if it could not be
-        sent for as long as a call is retried. on_outcome: Called with each item of
-        :meth:`fire_and_forget` and its outcome.
+        server: Runs the calls.
+        background: Owns the tasks that retry.
+        request: Returns the call for a batch and the slot that it takes, 0 or 1. A slot has one
+            call in flight at a time.
+        repeat: Makes a call that could not be sent at once or that failed. Its error argument is
+            set if the call may have been carried out, and None if it was not. Returns the reply.
+        results: Returns one result per item, in order, from a reply.
+        max_items: The maximum number of items per batch: one script blocks the whole server while
+            it runs.
+        max_bytes: The maximum size of a batch that has more than one item, bytes.
+        uncancellable: Whether an item is committed even if its caller is cancelled.
+        expires: Whether an item fails if it could not be sent for as long as a call is retried.
+        on_outcome: Called with each item of :meth:`fire_and_forget` and its outcome.
         """
         # Kept, because on Python 3.11 each lookup asks the system for the process's id.
         self._loop = asyncio.get_running_loop()

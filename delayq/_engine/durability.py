@@ -66,9 +66,9 @@ class DurableBatchers(Generic[Item, Result]):
     ) -> None:
         """Args:
         key: One of the queue's keys. It determines which server is asked whether it can keep a
-        promise. new: Creates a batcher from the server that runs the scripts and a function. That
-        function turns the reader of a
-            plain server's answers into the reader of this server's answers.
+            promise.
+        new: Creates a batcher from the server that runs the scripts and a function. That function
+            turns the reader of a plain server's answers into the reader of this server's answers.
         """
         self._server = server
         self._key = key

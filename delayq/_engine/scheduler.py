@@ -234,6 +234,23 @@ class Scheduler:
             raise error
 
     async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
+        await self.look(queues, lambda queue, due_us, found: queue.resynced(due_us, found))
+
+    async def look(
+        self,
+        queues: Sequence[tuple[Q, tuple[str, ...]]],
+        found: Callable[[Q, int, NextDue], object],
+    ) -> None:
+        """Look at queues of one server.
+
+        Args:
+            queues: The queues, each with the keys to examine.
+            found: Called with each queue that is still open, the time when its next message is due,
+                as :meth:`OpenQueue.resynced` takes it, and what else was found.
+
+        Raises:
+            ServerError: Some of the queues could not be looked at.
+        """
         at_a_time = 1 if self.services.nodes.spread else _AT_A_TIME
         parts = [queues[at : at + at_a_time] for at in range(0, len(queues), at_a_time)]
         calls = [[(queue.kind, keys) for queue, keys in some] for some in parts]
@@ -248,7 +265,7 @@ class Scheduler:
                 # The queue may have been closed in the meantime.
                 if (clock := self._clocks.get(queue)) is not None:
                     clock.observe(reply.now_us, asked_at)
-                    queue.resynced(due_us(reply.now_us, next_due.wait_us), next_due)
+                    found(queue, due_us(reply.now_us, next_due.wait_us), next_due)
         if errors:
             raise errors[0]
 

@@ -15,7 +15,7 @@ from delayq._redis.url import AnyAddress, ClusterAddress
 from delayq._timer.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._engine.scheduler import OpenQueue
     from delayq.instrumentation import Hooks
@@ -71,11 +71,11 @@ class Session:
             self._closing = asyncio.create_task(self._end(end), name="delayq close")
         await _ended(self._closing)
 
-    async def close_queue(self, queue: OpenQueue) -> None:
-        """Close one queue, as :meth:`aclose` does."""
-        end = self.scheduler.close([queue])
+    async def close_queues(self, queues: Sequence[OpenQueue]) -> None:
+        """Close a queue, or all its partitions, as :meth:`aclose` does."""
+        end = self.scheduler.close(queues)
         # Not one of the background tasks: if the client closes meanwhile, it waits for this one.
-        closing = asyncio.create_task(end(), name=f"delayq close {queue.name}")
+        closing = asyncio.create_task(end(), name=f"delayq close {queues[0].name}")
         self._closing_queues.add(closing)
         closing.add_done_callback(self._closing_queues.discard)
         await _ended(closing)

@@ -3,85 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._engine.leaving import Paced
+from delayq._engine.line import Line, Order, Place, Source, Taken
 from delayq._engine.prefetch import fetches_more, next_batch
-from delayq._logging import about
+from delayq._engine.returns import Returns
 from delayq._redis.connection import own_copy
-from delayq._redis.hand_back import send
-from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
+    from collections.abc import (
+        AsyncGenerator,
+        Awaitable,
+        Callable,
+        Collection,
+        Hashable,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
     from typing import Self
 
     from delayq._engine.context import EngineContext
     from delayq._redis.hand_back import HandBack, LastCalls
     from delayq._timer.wheel import Timeout
 
-_log = logging.getLogger("delayq")
-
 Item = TypeVar("Item")
 Value = TypeVar("Value")
 
-Taken = tuple[int, Item]
-"""An item with its place in the order of taking, so that items given back keep that order."""
-
 # Iterations of the event loop until the task that makes the call has started and has sent it.
 _TURNS_TO_LEAVE = 2
-# Maximum number of items that one call gives back, and of bytes, unless it is a single item: a
-# script blocks the whole server.
-_CHUNK = 100
-_CHUNK_BYTES = 256 * 1024
-# Maximum number of give-back calls sent at a time, one behind the other.
-_AT_ONCE = 16
 # How long a caller that does not want to wait for messages waits for the server, in seconds.
 ANSWER_WITHIN = 5.0
-
-
-def shares(count: int, wants: Sequence[int]) -> list[int]:
-    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder
-    going to the first ones.
-    """
-    result = []
-    for place, want in enumerate(wants):
-        others = len(wants) - place
-        share = min(want, -(-count // others))
-        result.append(share)
-        count -= share
-    return result
 
 
 class Batch(deque[Taken[Item]], Paced):
     """The items that one reader has in hand."""
 
 
-class _Waiter(Generic[Item]):
-    __slots__ = ("future", "joined", "limit", "once", "want")
+class _Waiter(Place[Item]):
+    __slots__ = ("future", "limit")
 
-    def __init__(
-        self, future: asyncio.Future[list[Taken[Item]]], want: int, *, once: bool, joined: int
-    ) -> None:
-        self.future: asyncio.Future[list[Taken[Item]]] = future
-        self.want: int = want
-        self.once: bool = once
-        self.joined: int = joined
-        self.limit: Timeout | None = None
+    future: asyncio.Future[list[Taken[Item]]]
+    limit: Timeout | None
 
-    def take_result(self) -> list[Taken[Item]]:
-        """Remove and return the items that the waiter was handed, if any."""
-        future = self.future
-        if not future.done() or future.cancelled() or future.exception() is not None:
-            return []
-        items = future.result()
-        taken = items.copy()
-        items.clear()
-        return taken
+    @property
+    def is_open(self) -> bool:
+        return not self.future.done()
+
+    def fail(self, error: Exception) -> None:
+        """End the call with an error, unless it has ended already."""
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class Reader(Generic[Item]):
@@ -126,88 +102,151 @@ class Loop(Generic[Value]):
         self._left()
 
 
-class _Chunk(Generic[Item]):
-    """Items that go back in one call."""
+class Supply(Source, Generic[Item]):
+    """One of the sources of a line of callers, and the attempts to take from it.
 
-    __slots__ = ("call", "items")
+    Each attempt begins with :meth:`begin` and :meth:`over` must follow; in between, :meth:`end` or
+    :meth:`fail` reports what came of it.
 
-    def __init__(self, call: HandBack, items: list[Taken[Item]]) -> None:
-        self.call = call
-        self.items = items
+    Attributes:
+        waiters: The callers.
+        ask: Requests an attempt.
+        returns: The items that go back to the source.
+    """
+
+    def __init__(
+        self, waiters: Waiters[Item], ask: Callable[[], None], returns: Returns[Item]
+    ) -> None:
+        super().__init__()
+        self.waiters: Waiters[Item] = waiters
+        self.ask: Callable[[], None] = ask
+        self.returns: Returns[Item] = returns
+
+    def begin(self, most: int) -> Order:
+        """Begin an attempt to take up to ``most`` items.
+
+        Returns how many to take: 0 if other attempts take all that is wanted.
+        """
+        self.returns.attempt_begins()
+        return self.waiters.begin(self, most)
+
+    def end(self, items: Collection[Item], *, more: bool = False) -> None:
+        """Report the items that the attempt brought.
+
+        If ``more`` are to come at once, callers need not share.
+        """
+        self.waiters.end(self, items, more=more)
+
+    def fail(self, error: DelayqError) -> None:
+        """Report that the attempt has failed.
+
+        Callers that can wait stay for the next one, unless that is bound to fail too.
+        """
+        self.waiters.fail(self, error)
+
+    def over(self) -> None:
+        """End the attempt, whatever its outcome."""
+        self.returns.attempt_is_over()
+        if self.attempt:
+            self.waiters.over(self)
 
 
 class Waiters(Generic[Item]):
     """The callers of one queue, in order of arrival, and the items they take: payloads or leases.
 
-    Callers never touch the connection themselves: one of the client's tasks takes on their behalf.
-    A cancelled caller thus leaves no half-read answer behind, and items that arrive for a caller
-    that has gone are handed to the next one, or go back.
+    Callers never touch the connection themselves: the client's tasks take on their behalf, from one
+    or more sources. A cancelled caller thus leaves no half-read answer behind, and items that
+    arrive for a caller that has gone are handed to the next one, or go back.
     """
 
     def __init__(
         self,
-        queue: str,
         services: EngineContext,
         *,
-        push: Callable[[], None],
-        wanted: Callable[[], None],
-        idle: Callable[[], None],
-        hand_back: Callable[[Sequence[Item]], HandBack],
-        size: Callable[[Item], int] = lambda _: 0,
-        given_back: Callable[[Sequence[Item]], object] = lambda _: None,
+        ask: Callable[[bool], None],
+        unwanted: Callable[[], None] = lambda: None,
+        supply_of: Callable[[Item], int] = lambda _: 0,
+        policy_of: Callable[[Item], Hashable] = lambda _: None,
     ) -> None:
         """Args:
-        queue: The queue's name, for the log. push: Requests an attempt to take, which begins with
-        :meth:`begin` and ends with :meth:`end` or :meth:`fail`. wanted: Requests the same for a
-        caller that can wait. It may do nothing while it is known that no message is there yet.
-        idle: Called when the last caller that waited for messages has left. hand_back: Builds the
-        call that returns items to the server, in this order, ahead of everything that is there.
-        size: Returns how many bytes an item takes in that call. given_back: Called once with items
-        that went back and will not be handed to a caller here any more.
+        services: The services the queue is built from.
+        ask: Requests attempts to take, for a caller that has joined. Unless its argument is True,
+            it may do nothing while it is known that no message is there yet.
+        unwanted: Called when the last caller that waited for messages has left.
+        supply_of: Returns the number of the source from which an item came.
+        policy_of: Returns the policy of the callers that may have an item.
         """
         self._loop = asyncio.get_running_loop()
-        self._queue = queue
-        self._server = services.server
-        self._timer = services.timer
-        self._background = services.background
-        self._push = push
-        self._wanted = wanted
-        self._idle = idle
-        self._hand_back = hand_back
-        self._size = size
-        self._given_back = given_back
-        self._patient = 0
-        # In order of arrival.
-        self._waiters: dict[_Waiter[Item], None] = {}
+        self._services = services
+        self._ask = ask
+        self._unwanted = unwanted
+        self._supply_of = supply_of
+        self._policy_of = policy_of
+        self._line: Line[Item] = Line()
+        self._supplies: list[Supply[Item]] = []
         # The waiters that their callers await, including those that have been handed items but
         # whose task has yet to run.
         self._awaited: set[_Waiter[Item]] = set()
         self._readers: dict[Reader[Item], None] = {}
-        # Items going back: those not in a call yet, and those in calls, in the order in which they
-        # go back.
-        self._returned: list[Taken[Item]] = []
-        self._chunks: list[_Chunk[Item]] = []
-        self._returning: asyncio.Task[Any] | None = None
-        self._attempts = 0
-        self._attempt: asyncio.Future[None] | None = None
-        self._taken = 0
-        # Set when the taker is closed.
+        # Set when the queue is closed.
         self._last: LastCalls | None = None
-        self._sent_last = False
+        self._alarm: Timeout | None = None
+
+    def add_source(
+        self,
+        name: str,
+        ask: Callable[[], None],
+        *,
+        hand_back: Callable[[Sequence[Item]], HandBack],
+        size: Callable[[Item], int] = lambda _: 0,
+        given_back: Callable[[Sequence[Item]], object] = lambda _: None,
+        services: EngineContext | None = None,
+    ) -> Supply[Item]:
+        """Add a source, whose number is one higher than that of the last.
+
+        Args:
+            name: The source's name, for the log.
+            ask: Requests an attempt to take from it.
+            hand_back: As for :class:`Returns`, like all arguments below.
+            size: Returns an item's size.
+            given_back: Called with items that are back.
+            services: The services that the source is built from.
+        """
+        returns = Returns(
+            name,
+            services or self._services,
+            hand_back=hand_back,
+            size=size,
+            given_back=given_back,
+            hand_out=self._hand_out,
+        )
+        supply = Supply(self, ask, returns)
+        self._supplies.append(supply)
+        self._line.add(supply)
+        return supply
 
     @property
     def waiting(self) -> bool:
         """Whether a caller waits for messages that are still to come."""
-        return self._patient > 0
+        return self._line.patient > 0
+
+    @property
+    def wanted(self) -> int:
+        """Number of items the callers would take now."""
+        return self._line.wanted
 
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking and nothing is on its way back."""
-        return not (
-            self._waiters or self._readers or self._returned or self._chunks or self._attempt
+        return (
+            self._line.is_idle
+            and not self._readers
+            and all(supply.returns.is_idle for supply in self._supplies)
         )
 
-    async def get(self, want: int, timeout: float | None) -> list[Taken[Item]]:
+    async def get(
+        self, want: int, timeout: float | None, policy: Hashable = None
+    ) -> list[Taken[Item]]:
         """Take one to ``want`` items, waiting at most ``timeout`` seconds (None: indefinitely).
 
         Returns [] if none came.
@@ -220,12 +259,13 @@ class Waiters(Generic[Item]):
         """
         if self._last is not None:
             raise Closed("the queue is closed")
-        waiter = self._join(want, timeout)
+        waiter = self._join(want, timeout, policy)
         self._awaited.add(waiter)
         try:
             taken = await waiter.future
-        except asyncio.CancelledError:
-            self.give_back(waiter.take_result())
+        except BaseException:
+            if waiter.items:
+                self.give_back(waiter.take_items())
             raise
         finally:
             self._awaited.discard(waiter)
@@ -234,88 +274,128 @@ class Waiters(Generic[Item]):
             raise Closed("the queue is closed")
         return taken
 
-    def _join(self, want: int, timeout: float | None) -> _Waiter[Item]:
+    def _join(self, want: int, timeout: float | None, policy: Hashable) -> _Waiter[Item]:
         """Add a caller to the line, as :meth:`get` does. Remove it with :meth:`_leave`."""
         once = timeout is not None and timeout <= 0
         # Not _Waiter[Item](...): calling an alias costs more than everything else here.
-        waiter: _Waiter[Item] = _Waiter(
-            asyncio.get_running_loop().create_future(), want, once=once, joined=self._attempts
-        )
-        self._waiters[waiter] = None
-        self._patient += not once
-        if once:
-            self._push()
-        else:
-            self._wanted()
+        waiter: _Waiter[Item] = _Waiter(want, policy, once=once)
+        waiter.future, waiter.limit = self._loop.create_future(), None
+        self._line.join(waiter)
+        self._ask(once)
         if timeout is not None:
-            waiter.limit = self._timer.new_timeout(
+            waiter.limit = self._services.timer.new_timeout(
                 lambda _: self._expired(waiter), ANSWER_WITHIN if once else timeout
             )
         return waiter
 
-    @property
-    def wanted(self) -> int:
-        """Number of items the callers would take now."""
-        return sum(waiter.want for waiter in self._waiters if not waiter.future.done())
+    # Attempts
 
-    def begin(self) -> int:
-        """Start an attempt. Returns how many items to take. :meth:`over` must follow."""
-        self._attempts += 1
-        if self._attempt is None:
-            self._attempt = asyncio.get_running_loop().create_future()
-        return self.wanted
+    def look(self, supplies: Sequence[Supply[Item]]) -> int:
+        """Note that these sources are looked at, and return the number of the look."""
+        return self._line.look(supplies)
 
-    def over(self) -> None:
-        """End the attempt, whatever its outcome."""
-        if self._attempt is not None:
-            self._attempt.set_result(None)
-            self._attempt = None
+    def looked(self, supply: Supply[Item], number: int, *, may_have_items: bool) -> None:
+        """Record what a look has found: whether the source may have items."""
+        self._line.looked(supply, number, may_have_items=may_have_items)
+        self._settle()
 
-    def end(self, items: Iterable[Item], *, more: bool = False) -> None:
-        """Report the items that the attempt brought.
+    def begin(self, supply: Supply[Item], most: int) -> Order:
+        """Begin an attempt, as :meth:`Supply.begin` does."""
+        return self._line.begin(supply, self._loop.time(), most)
 
-        If ``more`` are to come at once, callers need not share.
-        """
-        self.receive(items, more=more)
-        for waiter in list(self._waiters):
-            # While there is more, no caller is told that there is nothing: the next attempt follows
-            # at once.
-            if not more and waiter.once and waiter.joined < self._attempts:
-                self._resolve(waiter, [])
+    def end(self, supply: Supply[Item], items: Collection[Item], *, more: bool) -> None:
+        """End an attempt, as :meth:`Supply.end` does."""
+        self._line.end(supply, len(items), more=more)
+        self.receive(supply, items, more=more)
 
-    def receive(self, items: Iterable[Item], *, more: bool = False) -> None:
-        """Accept items from the server, in this order."""
-        taken = []
-        for item in items:
-            self._taken += 1
-            taken.append((self._taken, item))
-        self.give_back(taken, more=more)
+    def fail(self, supply: Supply[Item], error: DelayqError) -> None:
+        """End an attempt, as :meth:`Supply.fail` does."""
+        self._line.over(supply)
+        self.look_failed(supply, error)
 
-    def fail(self, error: DelayqError) -> None:
-        """Report that the attempt has failed.
-
-        Callers that can wait stay for the next one, unless that is bound to fail too.
-        """
-        for waiter in list(self._waiters):
-            if waiter.once or isinstance(error, ServerRefused | ConfigurationError):
+    def look_failed(self, supply: Supply[Item], error: DelayqError) -> None:
+        """Report that a look has failed, as :meth:`Supply.fail` does for an attempt."""
+        self._line.fail(supply, error)
+        if isinstance(error, ServerRefused | ConfigurationError):
+            for waiter in self._waiters:
                 self._leave(waiter)
-                if not waiter.future.done():
-                    waiter.future.set_exception(own_copy(error))
+                waiter.fail(own_copy(error))
+        self._settle()
 
-    def give_back(self, taken: Iterable[Taken[Item]], *, more: bool = False) -> None:
+    def over(self, supply: Supply[Item]) -> None:
+        """End an attempt that has brought nothing, as :meth:`Supply.over` does."""
+        self._line.over(supply)
+        self._settle()
+
+    def receive(self, supply: Supply[Item], items: Iterable[Item], *, more: bool = False) -> None:
+        """Accept items from the server, in this order."""
+        self._put(supply, self._line.number(items), more=more)
+
+    def give_back(self, taken: Iterable[Taken[Item]]) -> None:
         """Hand items to the waiting callers, and the rest back to the server, in order."""
-        # Items that wait to go back come before those that have just arrived.
-        items, self._returned = sorted([*self._returned, *taken]), []
-        self._returned = self._hand_out(items, more=more)
-        if not self._returned:
-            return
-        if self._last is not None:
-            self._send_last()
-        elif self._returning is None:
-            self._returning = self._background.spawn(self._return(), "give back")
+        for supply, some in self._by_supply(taken):
+            self._put(supply, some)
+
+    def _by_supply(
+        self, taken: Iterable[Taken[Item]]
+    ) -> list[tuple[Supply[Item], list[Taken[Item]]]]:
+        if len(self._supplies) == 1:
+            return [(self._supplies[0], list(taken))]
+        parts: dict[int, list[Taken[Item]]] = {}
+        for each in taken:
+            parts.setdefault(self._supply_of(each[1]), []).append(each)
+        return [(self._supplies[number], some) for number, some in parts.items()]
+
+    def _put(self, supply: Supply[Item], taken: list[Taken[Item]], *, more: bool = False) -> None:
+        if before := supply.returns.withdraw():
+            # Items that wait to go back come before those that have just arrived.
+            taken = sorted([*before, *taken])
+        if left := self._hand_out(taken, more=more):
+            supply.returns.put(left)
+
+    def _hand_out(self, items: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
+        if self._line.mixed:
+            policies: dict[Hashable, list[Taken[Item]]] = {}
+            for each in items:
+                policies.setdefault(self._policy_of(each[1]), []).append(each)
+            left = [
+                each
+                for policy, some in policies.items()
+                for each in self._line.hand_out(some, policy, more=more)
+            ]
+        else:
+            left = self._line.hand_out(items, None, more=more)
+        self._settle(more=more)
+        return left
+
+    def _settle(self, *, more: bool = False) -> None:
+        """Serve the callers whose turn it is, and ask the sources that are still to be asked."""
+        now = self._loop.time()
+        for waiter in self._line.settle(now, more=more):
+            self._resolve(waiter)  # type: ignore[arg-type]  # only waiters join
+        if len(self._supplies) > 1 and self._last is None:
+            for source in self._line.sources_to_ask(now):
+                source.ask()  # type: ignore[attr-defined]  # each is a Supply
+            self._set_alarm(now)
+
+    def _set_alarm(self, now: float) -> None:
+        """Arrange to look again when a source has held up the others for too long."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if (moment := self._line.deadline(now)) is not None:
+            self._alarm = self._services.timer.new_timeout(
+                lambda _: self._settle(), max(0.0, moment - now)
+            )
+
+    @property
+    def _waiters(self) -> list[_Waiter[Item]]:
+        return self._line.places  # type: ignore[return-value]  # only waiters join
+
+    # Loops
 
     async def batches(
-        self, reader: Reader[Item] | None = None
+        self, reader: Reader[Item] | None = None, policy: Hashable = None
     ) -> AsyncGenerator[deque[Taken[Item]], None]:
         """Yield batches without end: one to 100 items, as many as the reader handles in a moment.
 
@@ -327,18 +407,18 @@ class Waiters(Generic[Item]):
         The reader empties each batch. Items that it leaves there when it goes, or when the queue
         closes, go back.
         """
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         reader = Reader() if reader is None else reader
         self._readers[reader] = None
         ahead = reader.ahead
         batch = 1
         try:
-            while await self._fill(reader, batch):
+            while await self._fill(reader, batch, policy):
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
                     # Fetch while these are handled, so that neither we nor the server wait for the
                     # other.
-                    reader.fetching = self._join(batch, 0)
+                    reader.fetching = self._join(batch, 0, policy)
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
@@ -382,12 +462,12 @@ class Waiters(Generic[Item]):
         if (waiter := reader.fetching) is not None:
             reader.fetching = None
             self._leave(waiter)
-            taken += waiter.take_result()
+            taken += waiter.take_items()
             # Its result is not needed any more.
             waiter.future.cancel()
         return taken
 
-    async def _fill(self, reader: Reader[Item], want: int) -> bool:
+    async def _fill(self, reader: Reader[Item], want: int, policy: Hashable) -> bool:
         """Put the next items in front of a reader. Returns False if the queue has closed."""
         if (waiter := reader.fetching) is not None:
             # Items that could not be fetched are requested again.
@@ -396,172 +476,52 @@ class Waiters(Generic[Item]):
             reader.ahead.extend(self._take_all(reader))
         if not reader.ahead:
             with suppress(Closed):
-                reader.ahead.extend(await self.get(want, None))
+                reader.ahead.extend(await self.get(want, None, policy))
         return self._last is None
+
+    # Closing
 
     def close(self, last: LastCalls) -> None:
         """End every waiting call. Before this returns, write back the items that reached no
         caller.
         """
         self._last = last
-        for waiter in list(self._waiters):
+        if self._alarm is not None:
+            self._alarm.cancel()
+        back: list[Taken[Item]] = []
+        for waiter in self._waiters:
             self._leave(waiter)
-            if not waiter.future.done():
-                waiter.future.set_exception(Closed("the queue is closed"))
+            back += waiter.take_items()
+            waiter.fail(Closed("the queue is closed"))
         for waiter in self._awaited:
-            self._returned += waiter.take_result()
+            back += waiter.take_items()
         for reader in self._readers:
-            self._returned += self._take_all(reader)
-        if self._returning is not None:
-            self._returning.cancel()
-        self._send_last()
-
-    async def returned(self, within: float) -> None:
-        """Wait until the items given back are on the server, for at most ``within`` seconds."""
-        if self._returning is not None:
-            await asyncio.wait({self._returning}, timeout=within)
-
-    async def aclose(self, grace: float) -> None:
-        """Wait until everything is back, for at most ``grace`` seconds."""
-        assert self._last is not None, "closed before"
-        try:
-            await self._last.settle(grace)
-        finally:
-            self._report_what_is_left()
-
-    def _report_what_is_left(self) -> None:
-        """Log how many messages are not known to be back."""
-        for unsure, words in (
-            (False, "could not be handed back"),
-            (True, "may not have been handed back"),
-        ):
-            chunks = [
-                chunk
-                for chunk in self._chunks
-                if not chunk.call.is_done and chunk.call.is_unsure is unsure
-            ]
-            if chunks:
-                _log.error(
-                    "%d messages were taken from queue %r and %s: %s",
-                    sum(len(chunk.items) for chunk in chunks),
-                    self._queue,
-                    words,
-                    chunks[0].call.outcome or "the server did not answer in time",
-                    extra=about(self._queue),
-                )
-
-    def _send_last(self) -> None:
-        # Calls that were sent before come first, and are repeated unchanged.
-        assert self._last is not None, "closed before"
-        fresh = self._cut()
-        self._chunks += fresh
-        if not self._sent_last:
-            fresh = self._chunks
-            self._sent_last = True
-        for chunk in fresh:
-            self._given_back([item for _, item in chunk.items])
-        self._last.send(self._queue, [chunk.call for chunk in fresh])
-
-    def _hand_out(self, taken: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
-        waiting = [waiter for waiter in self._waiters if not waiter.future.done()]
-        # The callers for whom the attempt was made come first. Items that one of them gives back
-        # then go to the others, in order.
-        asked = [waiter for waiter in waiting if waiter.joined < self._attempts]
-        for waiters in (asked, [waiter for waiter in waiting if waiter.joined >= self._attempts]):
-            wants = [waiter.want for waiter in waiters]
-            at = 0
-            # If more is on its way, the first callers get all they want, and handle it while the
-            # rest arrives for the others.
-            for waiter, share in zip(
-                waiters, wants if more else shares(len(taken), wants), strict=True
-            ):
-                if share and at < len(taken):
-                    self._resolve(waiter, taken[at : at + share])
-                    at += share
-            taken = taken[at:]
-        return taken
+            back += self._take_all(reader)
+        parts = dict(self._by_supply(back))
+        for supply in self._supplies:
+            supply.returns.close(last, parts.get(supply, []))
 
     def _leave(self, waiter: _Waiter[Item]) -> None:
         if waiter.limit is not None:
             waiter.limit.cancel()
-        if waiter in self._waiters:
-            del self._waiters[waiter]
-            self._patient -= not waiter.once
-            if not waiter.once and not self._patient:
-                self._idle()
+        if self._line.leave(waiter):
+            self._unwanted()
 
-    def _resolve(self, waiter: _Waiter[Item], taken: list[Taken[Item]]) -> None:
+    def _resolve(self, waiter: _Waiter[Item]) -> None:
         self._leave(waiter)
-        if not waiter.future.done():
-            waiter.future.set_result(taken)
+        if waiter.error is not None and not waiter.items:
+            waiter.fail(own_copy(waiter.error))
+        else:
+            # Not a copy: until the caller has run, a close can still take the items out.
+            waiter.future.set_result(waiter.items)
 
     def _expired(self, waiter: _Waiter[Item]) -> None:
         if waiter.future.done():
             return
-        if waiter.once:
-            waiter.future.set_exception(
-                ServerUnavailable(f"the server did not answer within {ANSWER_WITHIN:g} s")
+        if waiter.once and not waiter.items:
+            waiter.fail(
+                waiter.error
+                or ServerUnavailable(f"the server did not answer within {ANSWER_WITHIN:g} s")
             )
         else:
-            waiter.future.set_result([])
-
-    def _cut(self) -> list[_Chunk[Item]]:
-        """Pack the items that go back into calls short enough for one script, beginning with the
-        last items of the order.
-        """
-        items, self._returned = sorted(self._returned), []
-        chunks = []
-        while items:
-            first, size = len(items), 0
-            while first and len(items) - first < _CHUNK:
-                size += self._size(items[first - 1][1])
-                if size > _CHUNK_BYTES and first < len(items):
-                    break
-                first -= 1
-            chunks.append(
-                _Chunk(self._hand_back([item for _, item in items[first:]]), items[first:])
-            )
-            del items[first:]
-        return chunks
-
-    async def _return(self) -> None:
-        failures = 0
-        try:
-            while self._returned or self._chunks:
-                if self._attempt is not None:
-                    # The attempt's items belong behind these, so they have to go back first.
-                    await asyncio.wait({self._attempt})
-                self._chunks += self._cut()
-                if not (chunks := self._chunks[:_AT_ONCE]):
-                    # The items have been handed out in the meantime.
-                    continue
-                await send(self._server, [chunk.call for chunk in chunks])
-                left = []
-                for chunk in chunks:
-                    if chunk.call.is_done:
-                        self._given_back([item for _, item in chunk.items])
-                    else:
-                        left.append(chunk)
-                # Calls that may have been carried out are repeated unchanged. Other items may go to
-                # callers that have arrived since.
-                self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
-                self._returned += [
-                    item for chunk in left if not chunk.call.is_unsure for item in chunk.items
-                ]
-                if not left:
-                    failures = 0
-                    continue
-                failures += 1
-                if failures == 1:
-                    count, error = sum(len(chunk.items) for chunk in left), left[0].call.outcome
-                    _log.warning(
-                        "handing %d messages back to queue %r: %s",
-                        count,
-                        self._queue,
-                        error,
-                        extra=about(self._queue),
-                    )
-                self._returned = self._hand_out(sorted(self._returned))
-                await asyncio.sleep(retry_delay(failures))
-        finally:
-            self._returning = None
+            waiter.future.set_result(waiter.items)

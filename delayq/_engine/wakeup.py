@@ -56,9 +56,10 @@ class WakeupLoop:
         has_demand: Callable[[], bool],
     ) -> None:
         """Args:
-        name: The queue's name, for the log. once: Makes one call. Returns when the next message is
-        due, as :meth:`on_next_due` takes it, or :data:`NOT_ASKED`. has_demand: Returns whether any
-        caller here wants messages as they come due.
+        name: The queue's name, for the log.
+        once: Makes one call. Returns when the next message is due, as :meth:`on_next_due` takes it,
+            or :data:`NOT_ASKED`.
+        has_demand: Returns whether any caller here wants messages as they come due.
         """
         self._name = name
         self._once = once
@@ -108,6 +109,17 @@ class WakeupLoop:
         (0: now, -1: no message).
         """
         self._act(self.plan.on_next_due(due_us, self._now()))
+
+    @property
+    def knowledge(self) -> int:
+        """Identifies what we know: another number if that may be out of date."""
+        return self.plan.knowledge
+
+    def looked(self, due_us: int, knowledge: int) -> None:
+        """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
+        :meth:`on_next_due` takes it.
+        """
+        self._act(self.plan.on_look(due_us, knowledge, self._now()))
 
     def forget(self) -> None:
         """Treat what we know as possibly out of date."""

@@ -81,6 +81,7 @@ class WakeupPlan:
         up_to_date: Whether everything due has been handed out, and we will be woken for the next
             message.
         failures: Number of calls that have failed since the last one that succeeded.
+        knowledge: Changes whenever what we know may be out of date.
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class WakeupPlan:
         self.stagger: Stagger = stagger
         self.up_to_date: bool = False
         self.failures: int = 0
+        self.knowledge: int = 0
+        self._known_by_call = 0
         self._clock = clock
         self._has_demand = has_demand
         self._retry_delay = retry_delay
@@ -172,8 +175,17 @@ class WakeupPlan:
         return self.wake() if due_us == 0 else ()
 
     def forget(self) -> None:
-        """Treat what we know as possibly out of date."""
+        """Treat what we know as possibly out of date, and what a call in flight will find."""
         self.up_to_date = False
+        self.knowledge += 1
+
+    def on_look(self, due_us: int, knowledge: int, now: float) -> Actions:
+        """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
+        :meth:`on_next_due` takes it.
+        """
+        if knowledge == self.knowledge:
+            self.up_to_date = True
+        return self.on_next_due(due_us, now)
 
     def close(self) -> Actions:
         """Make no further call after the one in flight."""
@@ -192,6 +204,7 @@ class WakeupPlan:
         if requested is None or requested < self._handed_out_us:
             return False
         self._too_late = requested != math.inf
+        self._known_by_call = self.knowledge
         return True
 
     def signature(self, now: float) -> str:
@@ -230,7 +243,7 @@ class WakeupPlan:
         :data:`NOT_ASKED`.
         """
         self.failures = 0
-        self.up_to_date = due_us > 0 or due_us == -1
+        self.up_to_date = (due_us > 0 or due_us == -1) and self._known_by_call == self.knowledge
         actions = self.on_next_due(due_us, now)
         self._end_call()
         return actions

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from delayq._engine.counters import Counters
     from delayq._redis.scripts import Request
     from delayq._reliable.replies import Claim
-    from delayq._reliable.settings import Policy
     from delayq._reliable.store import ReliableStore
 
 
@@ -31,12 +30,9 @@ class Acknowledger:
         done: Number of claims settled, or found lost, so far.
     """
 
-    def __init__(
-        self, store: ReliableStore, policy: Policy, services: EngineContext, counters: Counters
-    ) -> None:
+    def __init__(self, store: ReliableStore, services: EngineContext, counters: Counters) -> None:
         self._store = store
         self._counters = counters
-        self._policy = policy
         self._clock = services.clock
         self._suspects = services.suspects
         self._closed = False
@@ -136,9 +132,8 @@ class Acknowledger:
             for claim, mine in zip(some, ours, strict=True):
                 if mine:
                     claim.ends_us = now_us + lease_us
-                    claim.fresh_until = fresh_until(
-                        self._clock, claim.ends_us, self._policy.lease_us
-                    )
+                    own_us = lease_us if claim.policy is None else claim.policy.lease_us
+                    claim.fresh_until = fresh_until(self._clock, claim.ends_us, own_us)
                 elif claim.is_suspect:
                     self._suspects.over(claim)
                 held.append(mine)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import heapq
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Generic, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
@@ -15,7 +18,7 @@ from delayq._reliable.ids import checked_id
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
     from delayq._reliable.replies import StoredLetter
@@ -77,13 +80,19 @@ class DeadLetters(Generic[T]):
     Every method may raise the errors of :class:`~delayq.errors.ServerError`.
     """
 
-    def __init__(self, store: ReliableStore, codec: Codec[T]) -> None:
-        self._store = store
+    def __init__(
+        self, places: Callable[[str | None], Awaitable[Sequence[ReliableStore]]], codec: Codec[T]
+    ) -> None:
+        """Args:
+        places: Returns the partitions in which the letter with an id may be; all if that is None.
+        codec: Decodes the values.
+        """
+        self._places = places
         self._codec = codec
 
     async def size(self) -> int:
         """Return the number of dead letters."""
-        return await self._store.count_dead()
+        return sum([await store.count_dead() for store in await self._places(None)])
 
     async def list(self, *, offset: int = 0, limit: int = 100) -> list[DeadLetter[T]]:
         """List dead letters, oldest first.
@@ -93,11 +102,15 @@ class DeadLetters(Generic[T]):
             limit: The largest number of letters to return.
         """
         check_page(offset, limit)
-        return (
-            [self._letter(letter) for letter in await self._store.dead_page(offset, limit)]
-            if limit
-            else []
-        )
+        if not limit:
+            return []
+        stores = await self._places(None)
+        if len(stores) == 1:
+            return [self._letter(letter) for letter in await stores[0].dead_page(offset, limit)]
+        # Each partition may have all the letters that come first.
+        parts = await asyncio.gather(*(store.dead_page(0, offset + limit) for store in stores))
+        oldest = heapq.merge(*parts, key=lambda letter: letter.died_us)
+        return [self._letter(letter) for letter in islice(oldest, offset, offset + limit)]
 
     async def redrive(
         self,
@@ -120,31 +133,7 @@ class DeadLetters(Generic[T]):
         Raises:
             OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
         """
-        return await self.redrive_letters(checked_ids(ids), progress)
-
-    async def redrive_letters(
-        self,
-        chosen: Sequence[str] | Sequence[bytes] | None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> int:
-        """Redrive as :meth:`redrive`, by ids or by the names of letters as stored on the server."""
-        total = await self.size() if chosen is None else len(chosen)
-        done = looked_at = stayed = 0
-        while looked_at < total:
-            step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
-            try:
-                some = await self._some(chosen, stayed if chosen is None else looked_at)
-                requeued, left = await self._store.redrive(some) if some else (0, 0)
-            except ServerError as error:
-                raise half_way(error, done) from error.__cause__
-            if chosen is None and not some:
-                break
-            done += requeued
-            stayed += left
-            looked_at += step
-            if progress is not None:
-                progress(min(looked_at, total), total)
-        return done
+        return await self._of_each(redrive_letters, checked_ids(ids), progress)
 
     async def purge(
         self,
@@ -164,43 +153,49 @@ class DeadLetters(Generic[T]):
         Raises:
             OutcomeUnknown: Some were dropped, or may have been. With any other error, none was.
         """
-        return await self.purge_letters(checked_ids(ids), progress)
+        return await self._of_each(purge_letters, checked_ids(ids), progress)
 
-    async def purge_letters(
+    async def _of_each(
         self,
-        chosen: Sequence[str] | Sequence[bytes] | None,
-        progress: Callable[[int, int], None] | None = None,
+        act: Callable[..., Awaitable[int]],
+        ids: Sequence[str] | None,
+        progress: Callable[[int, int], None] | None,
     ) -> int:
-        """Purge as :meth:`purge`, by ids or by the names of letters as stored on the server."""
-        dropped = looked_at = 0
-        # Needed only to report progress.
-        total = (
-            (await self.size() if chosen is None else len(chosen)) if progress is not None else 0
-        )
-        while True:
-            try:
-                some = await self._some(chosen, 0 if chosen is None else looked_at)
-                if some:
-                    await self._store.drop_dead(some)
-            except ServerError as error:
-                raise half_way(error, dropped) from error.__cause__
-            dropped += len(some)
-            looked_at += _AT_A_TIME
-            if progress is not None:
-                # Other clients may add letters meanwhile.
-                progress(min(looked_at, total), total)
-            if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
-                return dropped
-
-    async def _some(
-        self, chosen: Sequence[str] | Sequence[bytes] | None, offset: int
-    ) -> Sequence[str | bytes]:
-        """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each
-        once.
+        """Apply ``act`` to the partitions, one after the other, and return the sum of its
+        results.
         """
-        if chosen is None:
-            return await self._store.dead_names(offset, _AT_A_TIME)
-        return await self._store.find_dead(chosen[offset : offset + _AT_A_TIME])
+        parts: dict[ReliableStore, Any] = {}
+        if ids is None:
+            parts = dict.fromkeys(await self._places(None))
+        else:
+            for each in ids:
+                for store in await self._places(each):
+                    parts.setdefault(store, []).append(each)
+        if len(parts) == 1:
+            ((store, some),) = parts.items()
+            return await act(store, some, progress)
+        totals = (
+            {
+                store: len(some) if some is not None else await store.count_dead()
+                for store, some in parts.items()
+            }
+            if progress is not None
+            else {}
+        )
+        done = looked_at = 0
+        for store, some in parts.items():
+
+            def tell(here: int, _: int, before: int = looked_at) -> None:
+                total = sum(totals.values())
+                assert progress is not None
+                progress(min(before + here, total), total)
+
+            try:
+                done += await act(store, some, None if progress is None else tell)
+            except ServerError as error:
+                raise half_way(error, done) from error.__cause__
+            looked_at += totals.get(store, 0)
+        return done
 
     def _letter(self, stored: StoredLetter) -> DeadLetter[T]:
         name, letter, died_us = stored
@@ -222,6 +217,73 @@ class DeadLetters(Generic[T]):
                 _decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload
             ),
         )
+
+
+async def redrive_letters(
+    store: ReliableStore,
+    chosen: Sequence[str] | Sequence[bytes] | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Redrive letters of one partition as :meth:`DeadLetters.redrive` does, by ids or by the names
+    of letters as stored on the server.
+    """
+    total = await store.count_dead() if chosen is None else len(chosen)
+    done = looked_at = stayed = 0
+    while looked_at < total:
+        step = _AT_A_TIME if chosen is None else len(chosen[looked_at : looked_at + _AT_A_TIME])
+        try:
+            some = await _some(store, chosen, stayed if chosen is None else looked_at)
+            requeued, left = await store.redrive(some) if some else (0, 0)
+        except ServerError as error:
+            raise half_way(error, done) from error.__cause__
+        if chosen is None and not some:
+            break
+        done += requeued
+        stayed += left
+        looked_at += step
+        if progress is not None:
+            progress(min(looked_at, total), total)
+    return done
+
+
+async def purge_letters(
+    store: ReliableStore,
+    chosen: Sequence[str] | Sequence[bytes] | None,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Purge letters of one partition as :meth:`DeadLetters.purge` does, by ids or by the names of
+    letters as stored on the server.
+    """
+    dropped = looked_at = 0
+    # Needed only to report progress.
+    total = (
+        (await store.count_dead() if chosen is None else len(chosen)) if progress is not None else 0
+    )
+    while True:
+        try:
+            some = await _some(store, chosen, 0 if chosen is None else looked_at)
+            if some:
+                await store.drop_dead(some)
+        except ServerError as error:
+            raise half_way(error, dropped) from error.__cause__
+        dropped += len(some)
+        looked_at += _AT_A_TIME
+        if progress is not None:
+            # Other clients may add letters meanwhile.
+            progress(min(looked_at, total), total)
+        if len(some) < _AT_A_TIME if chosen is None else looked_at >= len(chosen):
+            return dropped
+
+
+async def _some(
+    store: ReliableStore, chosen: Sequence[str] | Sequence[bytes] | None, offset: int
+) -> Sequence[str | bytes]:
+    """Return a page of the existing letters, or the existing ones of a page of ``chosen``; each
+    once.
+    """
+    if chosen is None:
+        return await store.dead_names(offset, _AT_A_TIME)
+    return await store.find_dead(chosen[offset : offset + _AT_A_TIME])
 
 
 def _decoded(codec: Codec[T], letter: bytes, *, readable: bool, payload: bytes) -> T:

@@ -56,9 +56,7 @@ class ReliableKeys:
     """
 
     name: str
-    """The queue's name in this process; for one of its partitions, ``name/number``."""
-    whole: str
-    """The name of the queue with all its partitions."""
+    """The queue's name in this process; for a partition but the first, ``name/number``."""
     messages: tuple[str, ...]
     """Ten sorted sets of ids, one for each priority, then the facts about each message, in the
     order that all scripts use.
@@ -83,18 +81,17 @@ class ReliableKeys:
 
     @classmethod
     def of(
-        cls, name: str, mapper: Callable[[str], str] | None = None, partition: int | None = None
+        cls, name: str, mapper: Callable[[str], str] | None = None, partition: int = 0
     ) -> ReliableKeys:
-        """Derive the keys of queue ``name``, or of one of its partitions.
+        """Derive the keys of one partition of queue ``name``. The first one has the queue's own.
 
         Otherwise the same as :meth:`DelayedKeys.of`.
         """
         mapped = checked_name(checked_name(name) if mapper is None else mapper(checked_name(name)))
-        if partition is not None:
+        if partition:
             return cls.below(
                 f"{name}/{partition}",
                 partition_prefix(mapped, str(partition), salt(mapped, partition)),
-                name,
             )
         # All have the same prefix and therefore the same hash tag: the part before the first
         # closing brace, unless it is empty.
@@ -106,12 +103,11 @@ class ReliableKeys:
         return cls.below(name, f"{RELIABLE}{mapped}}}:")
 
     @classmethod
-    def below(cls, name: str, prefix: str, whole: str | None = None) -> ReliableKeys:
+    def below(cls, name: str, prefix: str) -> ReliableKeys:
         """Return the keys that begin with ``prefix``."""
         live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
         return cls(
             name=name,
-            whole=name if whole is None else whole,
             messages=(*live, *(prefix + fact for fact in MESSAGES[PRIORITIES:])),
             wake=f"{prefix}wake",
             done=f"{prefix}done",
@@ -189,9 +185,9 @@ def salt(name: str, partition: int) -> str:
     """Return the salt that spreads the partitions' keys evenly over a cluster's slots, however many
     partitions there are.
 
-    The first places are 0, 1/2, 1/4, 3/4, 1/8 of all slots (van der Corput's sequence). So the
-    first partitions lie evenly, whatever their number, and adding more moves none. Each has a
-    stretch of a 64th of all slots, or as many stretches as are needed.
+    The first one has the queue's own keys, and no salt. The next ones lie at 1/2, 1/4, 3/4, 1/8 of
+    all slots (van der Corput's sequence). So they lie evenly, whatever their number, and adding
+    more moves none. Each has a stretch of a 64th of all slots, or as many stretches as are needed.
     """
     bits = max(6, partition.bit_length())
     stretch = int(f"{partition:0{bits}b}"[::-1], 2)
@@ -203,14 +199,14 @@ def salt(name: str, partition: int) -> str:
     return found
 
 
-def name_in(key: str) -> tuple[str, int | None] | None:
-    """Return the name of the reliable queue that has a key, and the partition if it has several;
-    None if it is another key.
+def name_in(key: str) -> tuple[str, int] | None:
+    """Return the name of the reliable queue that has a key, and the partition; None if it is
+    another key.
     """
     if found := _OF_PARTITION.match(key):
         return found[2], int(found[1])
     if found := _WHOLE.match(key):
-        return found[1], None
+        return found[1], 0
     return None
 
 

@@ -92,7 +92,10 @@ class KnownSettings:
             ConfigurationError: Other settings are stored; or another release has written them.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
-        if self.stored is not None and not declared:
+        if self.stored is not None and all(
+            self.stored.fields.get(name) == text for name, text in declared.items()
+        ):
+            self._declared = {**declared, **self._declared}
             return
         with _before_a_call():
             stored = await self.read()
@@ -160,6 +163,11 @@ class KnownSettings:
         else:
             await self._copy(self.stored, partition, epoch)
             self._differences.pop(partition, None)
+
+    @property
+    def placement(self) -> int:
+        """The number of partitions among which messages are placed."""
+        return 1 if self.stored is None else self.stored.partitions
 
     def on_epoch(self, epoch: str) -> None:
         """Act on the epoch that the server has now."""

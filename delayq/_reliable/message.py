@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._engine.lease_keeper import LeaseKeeper
+    from delayq._reliable.acks import Acknowledger
+    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.instrumentation import Observation
+    from delayq.instrumentation import Hooks, Observation
 
 T = TypeVar("T")
 
@@ -104,15 +106,23 @@ class QueueHandle(Generic[T]):
 
     Attributes:
         codec: Decodes their values.
-        queue: The queue they come from.
+        partition: The partition they come from.
+        settling: Settles them.
         backoff: Decides when a failed message is retried.
         max_attempts: The number of attempts after which a message dies; 0 for no limit.
+        keeper: Renews their leases.
+        loop: The client's event loop.
+        hooks: The observers to notify.
     """
 
     codec: Codec[T]
-    queue: OpenReliableQueue
+    partition: Partition
+    settling: Acknowledger
     backoff: Backoff
     max_attempts: int
+    keeper: LeaseKeeper[Claim]
+    loop: asyncio.AbstractEventLoop
+    hooks: Hooks
 
 
 class Message(Generic[T]):
@@ -257,7 +267,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         try:
-            await self._settle(self._origin.queue.settling.ack(self._claim))
+            await self._settle(self._origin.settling.ack(self._claim))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
@@ -287,7 +297,7 @@ class Message(Generic[T]):
         delay_us = microseconds(
             self._origin.backoff.delay(self.attempt) if delay is None else delay
         )
-        await self._settle(self._origin.queue.settling.nack(self._claim, delay_us, text))
+        await self._settle(self._origin.settling.nack(self._claim, delay_us, text))
 
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
@@ -297,9 +307,7 @@ class Message(Generic[T]):
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
-        (mine,) = await self._origin.queue.settling.extend(
-            [self._claim], microseconds(duration, "lease")
-        )
+        (mine,) = await self._origin.settling.extend([self._claim], microseconds(duration, "lease"))
         if not mine:
             self._lose()
             raise LeaseLost(LOST)
@@ -320,23 +328,23 @@ class Message(Generic[T]):
         Raises as :meth:`ack`.
         """
         self._demand_lease()
-        await self._settle(self._origin.queue.settling.release(self._claim))
+        await self._settle(self._origin.settling.release(self._claim))
 
     async def __aenter__(self) -> Self:
         self._demand_lease()
-        queue = self._origin.queue
-        keeper = queue.keeper
+        origin = self._origin
+        keeper = origin.keeper
         if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
             self._lose()
             raise LeaseLost(LOST)
         # The loop is passed explicitly, so that current_task() need not look it up.
-        self._task = asyncio.current_task(queue.loop)
+        self._task = asyncio.current_task(origin.loop)
         assert self._task is not None, "an async with block must run in a task"
         self._cancelled = False
         self._cancelling = self._task.cancelling()
         keeper.hold(self._claim, self._lose)
-        if queue.hooks.handling:
-            self._observation = queue.hooks.begin_handling(queue.whole, self)
+        if origin.hooks.handling:
+            self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
         return self
 
     async def __aexit__(
@@ -345,7 +353,7 @@ class Message(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        self._origin.queue.keeper.let_go(self._claim)
+        self._origin.keeper.let_go(self._claim)
         task, self._task = self._task, None
         if self._observation is not None:
             self._end_observation(error)
@@ -363,7 +371,7 @@ class Message(Generic[T]):
             return is_instruction(error)
         if error is None:
             # Needs no shield: the ack is carried out even if this task is cancelled.
-            if self._ahead and not self._origin.queue.settling.backlogged:
+            if self._ahead and not self._origin.settling.backlogged:
                 self._ack_and_forget()
             else:
                 await paced(self._ahead, self.ack())
@@ -373,7 +381,7 @@ class Message(Generic[T]):
             with anyio.CancelScope(shield=True):
                 await self._settle_failed(error)
             return True
-        await settle_quietly(self._settle_failed(error), self._origin.queue.name, self.id)
+        await settle_quietly(self._settle_failed(error), self._origin.partition.name, self.id)
         return False
 
     def __repr__(self) -> str:
@@ -408,7 +416,7 @@ class Message(Generic[T]):
             Closed: As :meth:`ack`.
         """
         self._demand_lease()
-        self._origin.queue.settling.ack_and_forget(self._claim)
+        self._origin.settling.ack_and_forget(self._claim)
         self._done()
 
     async def _die(self, reason: str, error: str) -> None:
@@ -419,7 +427,7 @@ class Message(Generic[T]):
             "error": error,
         }
         await self._settle(
-            self._origin.queue.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+            self._origin.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
         )
 
     async def _settle(self, call: Awaitable[None]) -> None:
@@ -427,7 +435,7 @@ class Message(Generic[T]):
 
         A renewal that arrived after it would find no lease, and report it as lost.
         """
-        keeper = self._origin.queue.keeper
+        keeper = self._origin.keeper
         keeper.let_go(self._claim)
         try:
             await call
@@ -456,7 +464,7 @@ class Message(Generic[T]):
 
     def _done(self) -> None:
         self._settled = True
-        self._origin.queue.keeper.let_go(self._claim)
+        self._origin.keeper.let_go(self._claim)
 
     def _lose(self) -> None:
         self._lost = self._settled = True

@@ -30,7 +30,7 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import MutableSequence, Sequence
+    from collections.abc import Awaitable, Callable, MutableSequence, Sequence
     from datetime import datetime
 
     from delayq._engine.batcher import Batcher
@@ -44,8 +44,8 @@ T = TypeVar("T")
 OnDuplicate = Literal["raise", "ignore", "replace"]
 
 # The outcomes of offer.lua.
-_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL = 1, 2, 0, -1, -2
-THERE = (_STORED, _REPLACED, _IGNORED)
+_STORED, _REPLACED, IGNORED, DUPLICATE, _FULL = 1, 2, 0, -1, -2
+THERE = (_STORED, _REPLACED, IGNORED)
 _LARGEST_HEADERS = 16 * 1024
 
 
@@ -146,11 +146,12 @@ class OfferEncoder(Generic[T]):
 
     async def store(
         self,
-        commits: Commits,
+        send: Callable[[Sequence[int]], Awaitable[Sequence[Any]]],
         messages: MutableSequence[NewMessage],
         outcomes: MutableSequence[Any],
         *,
         made_up: Sequence[bool],
+        new_id: Callable[[], str],
     ) -> Sequence[NewMessage]:
         """Resubmit messages that hit a full queue or a generated id that was taken, until all are
         stored.
@@ -158,10 +159,11 @@ class OfferEncoder(Generic[T]):
         Raises as :meth:`delayq.ReliableQueue.offer_many`.
 
         Args:
-            commits: Sends the messages.
+            send: Sends some of the messages again, by their places in the list.
             messages: The messages.
             outcomes: The outcome so far of each message.
             made_up: For each message, whether its id is generated.
+            new_id: Generates an id.
         """
         tries = 0
         unconfirmed: dict[int, str] = {}
@@ -170,7 +172,7 @@ class OfferEncoder(Generic[T]):
             for place, outcome in enumerate(outcomes):
                 if isinstance(outcome, Unconfirmed):
                     outcomes[place], unconfirmed[place] = outcome
-                if outcome == _DUPLICATE and made_up[place]:
+                if outcome == DUPLICATE and made_up[place]:
                     # Another process has generated the same id.
                     messages[place] = messages[place]._replace(id=new_id())
                     again.append(place)
@@ -187,11 +189,7 @@ class OfferEncoder(Generic[T]):
                         ids,
                     )
                 return messages
-            for place, outcome in zip(
-                again,
-                await self.outcomes(commits, [messages[place] for place in again]),
-                strict=True,
-            ):
+            for place, outcome in zip(again, await send(again), strict=True):
                 unconfirmed.pop(place, None)
                 outcomes[place] = outcome
 
@@ -217,11 +215,11 @@ class OfferEncoder(Generic[T]):
         refused = {
             name: outcome
             for name, outcome in zip(ids, outcomes, strict=True)
-            if outcome in (_DUPLICATE, _FULL)
+            if outcome in (DUPLICATE, _FULL)
         }
         if refused:
             kinds = Counter(refused.values())
-            kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
+            kind = DuplicateMessage if kinds[DUPLICATE] else QueueFull
             raise kind(tuple(refused), stored)
 
 

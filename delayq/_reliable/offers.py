@@ -1,4 +1,4 @@
-"""Stores the messages of one reliable queue, batching those of concurrent callers."""
+"""Stores the messages of one partition, batching those of concurrent callers."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.counters import Counters
     from delayq._engine.durability import Results, Unconfirmed
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import Durability, WaitingServer
     from delayq._redis.scripts import Request
-    from delayq._reliable.known_settings import KnownSettings
-    from delayq._reliable.store import ReliableStore
+    from delayq._reliable.partition import Partition
     from delayq.errors import OutcomeUnknown
 
 # Maximum number of messages, and of bytes, that share one script call: a script blocks the whole
@@ -57,29 +55,16 @@ class NewMessage(NamedTuple):
 
 
 class ReliableOffers:
-    """Stores the messages offered to one queue.
+    """Stores the messages offered to one partition.
 
     Attributes:
         commits: The batcher that stores messages without a further promise. Each message is as
             large as its content; the result is the status that ``offer.lua`` returns for it.
     """
 
-    def __init__(
-        self,
-        store: ReliableStore,
-        settings: KnownSettings,
-        services: EngineContext,
-        counters: Counters,
-        unannounced: Callable[[], None],
-    ) -> None:
-        """Args:
-        unannounced: Called after storing a new head that the user may not announce, so that at
-        least this client looks.
-        """
-        self._store = store
-        self._unannounced = unannounced
-        self._counters = counters
-        self._settings = settings
+    def __init__(self, partition: Partition, services: EngineContext) -> None:
+        self._partition = partition
+        self._store = partition.store
         self._background = services.background
         self._used: list[str] = []
         self._warned_of_refusal = False
@@ -87,7 +72,7 @@ class ReliableOffers:
         # and expire by themselves.
         self._unsure: set[str] = set()
         self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(
-            store.client, store.keys.wake, self._new_commits
+            self._store.client, self._store.keys.wake, self._new_commits
         )
         self.commits: Batcher[NewMessage, int] = self._promised.plain
 
@@ -117,17 +102,20 @@ class ReliableOffers:
             if not number:
                 self._used += [each[-1] for each in keys]
             number += 1
-            return self._store.offer_request(keys[slot], number, self._settings.epoch, messages)
+            return self._store.offer_request(
+                keys[slot], number, self._partition.queue.settings.epoch, messages
+            )
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
             if len(answer) > len(messages):
-                self._unannounced()
+                # A new head that the user may not announce: at least this client looks.
+                self._partition.wake()
                 if not self._warned_of_refusal:
                     self._warned_of_refusal = True
                     warn_of_refusal(self._store.keys.name)
             # Stored as a new message, or in place of an earlier one.
-            self._counters.offered += outcomes.count(1) + outcomes.count(2)
+            self._partition.counters.offered += outcomes.count(1) + outcomes.count(2)
             return outcomes
 
         return Batcher(
@@ -153,14 +141,18 @@ class ReliableOffers:
             self._unsure.add(call)
             if request.until is not None and asyncio.get_running_loop().time() >= request.until:
                 raise lost
+        settings = self._partition.queue.settings
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             while True:
-                epoch = self._settings.epoch
+                epoch, placement = settings.epoch, settings.placement
                 try:
                     return await server.run(*self._store.with_epoch(request, epoch))
                 except SettingsChanged:
-                    await self._settings.after_refusal(0, epoch)
+                    await settings.after_refusal(self._partition.index, epoch)
+                    if settings.placement != placement:
+                        # Nothing was stored, and the messages may belong elsewhere now.
+                        raise
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__

@@ -5,172 +5,223 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, Literal
 
-from delayq._engine.counters import Counters
-from delayq._engine.lease_keeper import LeaseKeeper
-from delayq._reliable.acks import Acknowledger
-from delayq._reliable.claims import Claims
+from delayq._engine.waiters import Waiters
+from delayq._reliable.ids import new_id
 from delayq._reliable.known_settings import KnownSettings
-from delayq._reliable.offers import ReliableOffers
-from delayq._reliable.recurrence import Recurrence
-from delayq._reliable.settings import DEFAULTS
+from delayq._reliable.looks import Looks
+from delayq._reliable.partition import Partition
+from delayq._reliable.placement import home_of, partition_of
+from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.store import ReliableStore
-from delayq.stats import QueueStats
+from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container
+
     from delayq._engine.context import EngineContext
-    from delayq._engine.server_clock import ServerClock
-    from delayq._engine.stagger import TransferNotice
-    from delayq._engine.store import NextDue
-    from delayq._engine.wakeup import WakeupLoop
+    from delayq._engine.line import Taken
+    from delayq._engine.scheduler import Scheduler
     from delayq._redis.hand_back import LastCalls
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy, Settings, StoredSettings
     from delayq.codecs import Codec
-    from delayq.instrumentation import Hooks
-    from delayq.stats import QueueDepth
 
 
 class OpenReliableQueue:
-    """An open reliable queue: stores its messages, claims them and settles them.
+    """An open reliable queue, in one or more partitions.
 
     Attributes:
-        keys: The queue's keys.
-        store: The queue's data on the server.
-        offers: Stores messages.
+        name: The queue's name.
+        partitions: The partitions that are known, in order. The first one has the queue's own keys.
+        waiters: The callers that wait for messages, whichever partition they come from.
         settings: The queue's settings on the server, as far as this client knows them.
         given: The settings that handles on this client were given, each by the first that has it.
         codec: The first codec that a handle on this client was given.
-        policy: The settings with which this client claims messages.
-        claims: Claims due messages and hands them out.
-        settling: Settles the messages that were handed out.
-        keeper: Renews the leases of messages that are being handled.
-        recurrence: Puts recurring messages in place.
+        services: The services the queue is built from.
         loop: The client's event loop.
-        clock: The clock of the queue's server.
-        counters: Counts of what was done.
-        hooks: The observers to notify.
-        closed: Whether the queue was closed.
-        closing: A future that is done from then on.
-        retry_most: Longest wait before a failed call is tried again, in seconds.
+        closing: A future that is done from the moment when the queue is closed.
     """
 
-    def __init__(self, keys: ReliableKeys, given: Settings, services: EngineContext) -> None:
-        self.keys: ReliableKeys = keys
-        self.store: ReliableStore = ReliableStore(services.server, keys)
-        self.settings: KnownSettings = KnownSettings(
-            keys.name, lambda _: self.store, services, self._settings_changed
-        )
+    def __init__(
+        self,
+        name: str,
+        keys_of: Callable[[int], ReliableKeys],
+        given: Settings,
+        scheduler: Scheduler,
+        services: EngineContext,
+    ) -> None:
+        self.name: str = name
+        self._keys_of = keys_of
+        self._scheduler = scheduler
+        self.services: EngineContext = services
         self.given: Settings = given
         self.codec: Codec[Any] | None = None
-        self.policy: Policy = given.inherit(DEFAULTS).policy()
-        policy = self.policy
-        self.counters: Counters = Counters()
-        self.settling: Acknowledger = Acknowledger(self.store, policy, services, self.counters)
-        self.keeper: LeaseKeeper[Claim] = LeaseKeeper(
-            keys.name, policy.lease_us, self.settling, services
-        )
-        self.recurrence: Recurrence = Recurrence(self, services)
-        self.claims: Claims = Claims(
-            self.store,
-            policy,
-            self.settings,
-            services,
-            settled=lambda: self.settling.done + self.keeper.lost,
-            recurring=self.recurrence.follow_up,
-        )
         self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.closed: bool = False
         self.closing: asyncio.Future[None] = self.loop.create_future()
-        self.retry_most: float = services.retry_most
-        self.offers: ReliableOffers = ReliableOffers(
-            self.store, self.settings, services, self.counters, self.wake
+        self.settings: KnownSettings = KnownSettings(
+            name,
+            lambda number: ReliableStore(services.server, keys_of(number)),
+            services,
+            self._settings_changed,
         )
-        self.clock: ServerClock = services.clock
-        self.hooks: Hooks = services.hooks
+        self.waiters: Waiters[Claim] = Waiters(
+            services,
+            ask=self._ask,
+            supply_of=lambda claim: claim.partition,
+            policy_of=lambda claim: claim.policy,
+        )
+        self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
+        self._looks = Looks(self, scheduler)
 
     @property
-    def name(self) -> str:
-        return self.keys.name
-
-    @property
-    def whole(self) -> str:
-        return self.keys.whole
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        return (self.keys.wake,)
+    def closed(self) -> bool:
+        """Whether the queue was closed."""
+        return self.partitions[0].closed
 
     @property
     def kind(self) -> Literal["reliable"]:
         return "reliable"
 
+    # Placement
+
+    def place(self, id: str) -> Partition:  # noqa: A002
+        """Return the partition for a new message."""
+        if not self.is_spread:
+            return self.partitions[0]
+        return self.partitions[partition_of(id, self.settings.placement)]
+
+    def placements(self, id: str) -> list[Partition]:  # noqa: A002
+        """Return the partitions in which a message may lie: the one for new messages comes first,
+        then those of the numbers of partitions that the queue had before.
+        """
+        return self._places(lambda number: partition_of(id, number))
+
+    def homes(self, schedule: str) -> list[Partition]:
+        """Return the partitions in which a schedule may lie, as :meth:`placements` does."""
+        return self._places(lambda number: home_of(schedule, number))
+
+    def _places(self, place: Callable[[int], int]) -> list[Partition]:
+        stored = self.settings.stored
+        if stored is None:
+            return [self.partitions[0]]
+        places = (place(number) for number in (stored.partitions, *stored.former))
+        return [self.partitions[each] for each in dict.fromkeys(places)]
+
     @property
-    def wakeups(self) -> WakeupLoop:
-        return self.claims.wakeups
-
-    def resync_keys(self) -> tuple[str, ...]:
-        if self.claims.taker.waiting:
-            return self.keys.re_checked
-        # The re-check skips this queue now, so the next caller has to look for itself.
-        self.claims.wakeups.forget()
-        return ()
-
-    def resynced(self, due_us: int, found: NextDue) -> None:
-        self.settings.on_epoch(found.epoch.decode(errors="replace"))
-        if found.extra:
-            # Every consumer keeps the recurring messages going, whichever process scheduled them.
-            self.recurrence.learn()
-        self.claims.wakeups.on_next_due(due_us)
+    def is_spread(self) -> bool:
+        """Whether new messages are placed in more than one partition."""
+        return self.settings.stored is not None and self.settings.stored.partitions > 1
 
     @property
-    def unit_us(self) -> int:
-        return 1
+    def is_grown(self) -> bool:
+        """Whether messages may still lie where a former number of partitions has placed them."""
+        return self.settings.stored is not None and bool(self.settings.stored.former)
 
-    def on_due(self, due_us: int) -> None:
-        self.claims.announced(due_us)
+    def new_id(self, failed: Container[Partition] = ()) -> str:
+        """Generate an id whose partition is on a server that is available, as far as we know.
 
-    def on_notice(self, notice: TransferNotice) -> None:
-        self.claims.noticed(notice)
+        Of ``failed`` partitions, it is known that they are not.
+        """
+        chosen = new_id()
+        for _ in range(10 * len(self.partitions)):
+            if not self._is_away(self.place(chosen), failed):
+                break
+            chosen = new_id()
+        return chosen
 
-    def on_settings(self) -> None:
-        self.settings.on_change()
+    def is_away(self, failed: Container[Partition]) -> bool:
+        """Return whether no partition is available, as far as we know."""
+        return all(self._is_away(partition, failed) for partition in self.partitions)
 
-    def wake(self) -> None:
-        self.claims.wakeups.wake()
+    def _is_away(self, partition: Partition, failed: Container[Partition]) -> bool:
+        return partition in failed or self.services.nodes.failed_lately(partition.keys.wake)
 
-    def _settings_changed(self, _: StoredSettings) -> None:
-        if self.claims.taker.waiting:
-            self.wake()
+    # Taking
+
+    async def take(self, count: int, wait: float | None, policy: Policy) -> list[Taken[Claim]]:
+        """Take due messages, as :meth:`Waiters.get` does, and follow up those that recur."""
+        until = None if wait is None else self.loop.time() + wait
+        while True:
+            left = None if until is None else max(0.0, until - self.loop.time()) if wait else 0.0
+            taken = await self.waiters.get(count, left, policy)
+            kept = await self.follow_up(taken)
+            if kept or not taken:
+                return kept
+
+    async def follow_up(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+        """Put the next occurrences in place for messages that are about to be handed out.
+
+        Returns the messages to hand out.
+        """
+        for place in {claim.partition for _, claim in taken if is_occurrence(claim.id)}:
+            taken = await self.partitions[place].recurrence.begin(taken)
+        return taken
+
+    def _ask(self, insist: bool) -> None:
+        """Look for messages for a caller that has joined."""
+        if len(self.partitions) == 1:
+            wakeups = self.partitions[0].wakeups
+            if insist:
+                wakeups.wake()
+            else:
+                wakeups.demand()
+            return
+        unknown = [
+            each
+            for each in self.partitions
+            if insist or not (each.wakeups.up_to_date or each.claims.supply.is_pending)
+        ]
+        if unknown:
+            self._looks.request(unknown)
+
+    async def flush(self) -> None:
+        """Wait for the answers to all acknowledgements sent before now."""
+        for partition in self.partitions:
+            await partition.flush()
+
+    async def quiet(self, within: float) -> None:
+        """Wait until no claim is in flight and everything given back has arrived, for at most
+        ``within`` seconds each.
+        """
+        await asyncio.gather(*(each.claims.quiet(within) for each in self.partitions))
+
+    @property
+    def unanswered(self) -> int:
+        """Number of acknowledgements in flight."""
+        return sum(partition.settling.unanswered for partition in self.partitions)
+
+    # The partitions
+
+    def _settings_changed(self, stored: StoredSettings) -> None:
+        if self.closed:
+            return
+        for place in range(len(self.partitions), stored.partitions):
+            self.partitions.append(self._open_partition(place))
+        if self.waiters.waiting:
+            self._ask(False)
+
+    def _open_partition(self, place: int) -> Partition:
+        keys = self._keys_of(place)
+        return self._scheduler.open(
+            keys.wake, lambda services: Partition(self, place, keys, services)
+        )
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""
-        return await self.store.depth()
+        await self.settings.learn({})
+        return QueueDepth.total(
+            await asyncio.gather(*(each.store.depth() for each in self.partitions))
+        )
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""
-        counters = self.counters
-        return QueueStats(
-            name=self.whole,
-            kind=self.kind,
-            offered=counters.offered,
-            delivered=counters.delivered,
-            acked=counters.acked,
-            retried=counters.retried,
-            dead=counters.buried + self.claims.died,
-            released=counters.released,
-            expired=self.claims.expired,
-            errors=self.wakeups.errors,
-            waiting=self.claims.taker.waiting,
-        )
+        return QueueStats.total([partition.stats() for partition in self.partitions])
 
     def close(self, last: LastCalls) -> None:
-        self.closing.set_result(None)
-        self.keeper.close()
-        self.recurrence.close()
-        self.claims.close(last)
-
-    async def aclose(self, grace: float) -> None:
-        await asyncio.gather(
-            self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
-        )
+        """Start nothing new, and end every waiting call, when the first partition is closed."""
+        if not self.closing.done():
+            self.closing.set_result(None)
+            for partition in self.partitions:
+                partition.claims.close()
+            self.waiters.close(last)

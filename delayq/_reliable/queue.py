@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 from contextlib import aclosing
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
@@ -11,32 +13,44 @@ import anyio
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
 from delayq._redis.connection import own_copy
+from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
-from delayq._reliable.offering import THERE, Offer, OfferEncoder, OnDuplicate, merged, with_headers
+from delayq._reliable.offering import (
+    DUPLICATE,
+    IGNORED,
+    THERE,
+    Offer,
+    OfferEncoder,
+    OnDuplicate,
+    merged,
+    with_headers,
+)
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
-from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare, differing
+from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare
 from delayq.codecs import JsonCodec
 from delayq.errors import (
     BadDelay,
     BadInput,
     Closed,
-    ConfigurationError,
     DelayqError,
     ServerError,
     ServerRefused,
+    ServerUnavailable,
 )
 from delayq.instrumentation import OfferEvent
+from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import (
         AsyncIterator,
+        Awaitable,
         Callable,
         Iterable,
         Mapping,
@@ -48,17 +62,19 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._engine.line import Taken
     from delayq._engine.session import Session
-    from delayq._engine.waiters import Taken
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offering import Commits
-    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.offers import NewMessage, ReliableOffers
+    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
+    from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
-    from delayq.stats import QueueDepth
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class ReliableQueue(Recurring[T], Generic[T]):
@@ -74,45 +90,45 @@ class ReliableQueue(Recurring[T], Generic[T]):
     """
 
     def __init__(
-        self, keys: ReliableKeys, codec: Codec[T] | None, given: Settings, session: Session
+        self,
+        name: str,
+        keys_of: Callable[[int], ReliableKeys],
+        codec: Codec[T] | None,
+        given: Settings,
+        session: Session,
     ) -> None:
         given.check()
-        self._keys = keys
         self._session = session
-        self._open = session.scheduler.open(
-            keys.wake, lambda services: OpenReliableQueue(keys, given, services)
+        scheduler = session.scheduler
+        first = scheduler.open(
+            keys_of(0).wake,
+            lambda services: OpenReliableQueue(
+                name, keys_of, given, scheduler, services
+            ).partitions[0],
         )
-        # What this handle was not given comes from the others on this client.
+        self._open = first.queue
+        # Settings that this handle was not given come from the others on this client.
         settings = given.inherit(self._open.given).inherit(DEFAULTS)
-        if (policy := settings.policy()) != self._open.policy:
-            raise ConfigurationError(
-                f"queue {keys.name!r} is open on this client with other settings: "
-                f"{differing(self._open.policy, policy)}"
-            )
         self._open.given = self._open.given.inherit(given)
         self._open.codec = self._open.codec or codec
-        codec = codec or self._open.codec or JsonCodec()
-        self._codec = codec
+        self._codec = codec or self._open.codec or JsonCodec()
+        self._policy = settings.policy()
+        self._backoff = settings.backoff or RETRIES
         self._promise = durabilities.parse(settings.durability or "")
         self._declared = given.declared()
         # Until the settings on the server are known, and agree with what this handle declares.
         self._is_declared = False
         self._declaring: asyncio.Task[DelayqError | None] | None = None
-        self._known = self._open.settings
-        self._store = self._open.store
-        self._counters = self._open.counters
-        self._hooks = self._open.hooks
-        self._origin = QueueHandle(
-            codec, self._open, settings.backoff or RETRIES, policy.max_attempts
-        )
+        self._hooks = self._open.services.hooks
+        self._origins: dict[int, QueueHandle[T]] = {}
         self._offering: OfferEncoder[T] = OfferEncoder(
-            codec, settings.max_payload or 0, waits=settings.when_full == "wait"
+            self._codec, settings.max_payload or 0, waits=settings.when_full == "wait"
         )
-        self.dead: DeadLetters[T] = DeadLetters(self._store, codec)
+        self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
 
     @property
     def name(self) -> str:
-        return self._keys.name
+        return self._open.name
 
     # Offering
 
@@ -162,12 +178,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
             NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
-        if not (hooks := self._open.hooks).sending:
+        if not (hooks := self._hooks).sending:
             return await self._offer(
                 value, delay, at, id, headers, priority, ttl, on_duplicate, durability
             )
         sending = OfferEvent(
-            self._keys.whole, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
+            self.name, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
         )
         with hooks.around_sending(sending):
             headers = merged(headers, sending.headers)
@@ -190,24 +206,28 @@ class ReliableQueue(Recurring[T], Generic[T]):
         durability: str | None,
     ) -> str:
         """Offer as :meth:`offer`, without notifying observers."""
-        plain = durability is None and self._promise is None
-        commits = self._open.offers.commits if plain else await self._commits(durability)
-        since = await commits.wait_for_capacity() if commits.is_full else None
         message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
         if not self._is_declared:
             await self._declare()
-        if id is not None or self._known.max_size:
+        queue = self._open
+        if queue.is_spread:
+            return (await self._store([message], [id is None], durability))[0].id
+        offers = queue.partitions[0].offers
+        plain = durability is None and self._promise is None
+        commits = offers.commits if plain else await self._commits(offers, durability)
+        since = await commits.wait_for_capacity() if commits.is_full else None
+        if id is not None or queue.settings.max_size:
             await self._settled()
         try:
             outcome = await commits.submit(message, len(message.content), since)
+        except SettingsChanged as error:
+            outcome = error
         except DelayqError as error:
             self._offering.raise_for((message.id,), (error,))
             raise
         if outcome not in THERE:
             # Rare enough to be handled like a batch of one.
-            (message,) = await self._offering.store(
-                commits, [message], [outcome], made_up=[id is None]
-            )
+            (message,) = await self._store([message], [id is None], durability, [outcome])
         return message.id
 
     async def offer_many(
@@ -230,9 +250,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         offered = list(offers)
-        if not (hooks := self._open.hooks).sending:
+        if not (hooks := self._hooks).sending:
             return await self._offer_all(offered, durability)
-        sending = OfferEvent(self._keys.whole, "reliable", len(offered), batch=True, delay=None)
+        sending = OfferEvent(self.name, "reliable", len(offered), batch=True, delay=None)
         with hooks.around_sending(sending):
             sending.ids = stored = await self._offer_all(
                 with_headers(offered, sending.headers), durability
@@ -241,9 +261,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
         """Offer as :meth:`offer_many`, without notifying observers."""
-        stored = await self._offer_messages(
-            self._messages(offers), [offer.id is None for offer in offers], durability
-        )
+        messages = self._messages(offers)
+        if not self._is_declared:
+            await self._declare()
+        if self._open.settings.max_size or not all(offer.id is None for offer in offers):
+            await self._settled()
+        stored = await self._store(messages, [offer.id is None for offer in offers], durability)
         return [message.id for message in stored]
 
     # Taking
@@ -285,16 +308,17 @@ class ReliableQueue(Recurring[T], Generic[T]):
             await self._declare_within(None)
         except Closed:
             return
-        keeper = self._open.keeper
-        async with aclosing(self._open.claims.taker.batches()) as batches:
+        queue, now = self._open, self._open.loop.time
+        async with aclosing(queue.waiters.batches(policy=self._policy)) as batches:
             async for batch in batches:
                 while batch:
-                    if keeper.is_short(batch[0][1]):
+                    # Less than half of its lease is left: it has waited for a slow handler.
+                    if now() > batch[0][1].fresh_until:
                         await self._drop_lost(batch)
                         if not batch:
                             break
                     taken = batch.popleft()
-                    if not is_occurrence(taken[1].id) or await self._open.recurrence.begin([taken]):
+                    if not is_occurrence(taken[1].id) or await queue.follow_up([taken]):
                         yield self._leased(taken[1], batch)
 
     # By id
@@ -311,7 +335,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 was not.
         """
         await self._ready()
-        return await self._store.cancel(checked_id(id))
+        for partition in self._open.placements(checked_id(id)):
+            if await partition.store.cancel(id):
+                return True
+        return False
 
     async def reschedule(
         self,
@@ -333,16 +360,22 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
+        wait_us = delay_us(delay, at)
         await self._ready()
-        return await self._store.reschedule(checked_id(id), delay_us(delay, at))
+        for partition in self._open.placements(checked_id(id)):
+            if await partition.store.reschedule(id, wait_us):
+                return True
+        return False
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message without leasing it to you; None if there is no message with that
         id.
         """
         await self._settled()
-        found = await self._store.get(checked_id(id))
-        return None if found is None else self._seen(found)
+        for partition in self._open.placements(checked_id(id)):
+            if (found := await partition.store.get(id)) is not None:
+                return self._seen(partition, found)
+        return None
 
     # Inspection and cleanup
 
@@ -352,7 +385,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Costs the server next to nothing, however many there are.
         """
         await self._settled()
-        return await self._store.depth()
+        return QueueDepth.total(await self._of_each(lambda partition: partition.store.depth()))
 
     async def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due.
@@ -382,7 +415,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._settled()
-        return [self._seen(stored) for stored in await self._store.page(state, offset, limit)]
+        if len(self._open.partitions) == 1:
+            return [*await self._page(self._open.partitions[0], state, offset, limit)]
+        # Each partition may have all the messages that come first.
+        parts = await self._of_each(
+            lambda partition: self._page(partition, state, 0, offset + limit)
+        )
+        merged = heapq.merge(
+            *parts,
+            key=lambda message: (-message.priority if state == "ready" else 0, message.due_at),
+        )
+        return [*islice(merged, offset, offset + limit)]
+
+    async def _page(
+        self, partition: Partition, state: State, offset: int, limit: int
+    ) -> Sequence[Message[T]]:
+        stored = await partition.store.page(state, offset, limit)
+        return [self._seen(partition, each) for each in stored]
 
     async def purge(
         self,
@@ -408,24 +457,20 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if state not in ("delayed", "ready", "all"):
             raise BadInput(f'state must be "delayed", "ready" or "all", not {state!r}')
         await self._settled()
-        total = 0
+        total = dropped = 0
         if progress is not None:
-            there = await self._store.depth()
+            there = await self.stats()
             every = there.delayed + there.ready + there.leased
             total = {"delayed": there.delayed, "ready": there.ready}.get(state, every)
-        dropped = passed_over = 0
-        while True:
-            try:
-                step = await self._store.purge(state, passed_over)
-            except ServerError as error:
-                raise half_way(error, dropped) from error.__cause__
-            dropped += step.dropped
-            passed_over += step.passed_over
+
+        def tell(count: int) -> None:
+            nonlocal dropped
+            dropped += count
             if progress is not None:
                 # Other clients may add messages meanwhile.
                 progress(dropped, max(dropped, total))
-            if step.is_last:
-                return dropped
+
+        return sum(await self._of_each(lambda each: _purge(each.store, state, tell)))
 
     async def pause(self) -> None:
         """Stop all claims, in every process, until :meth:`resume`.
@@ -433,19 +478,19 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Leased messages are not affected.
         """
         await self._ready()
-        await self._store.pause()
+        await self._of_each(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         await self._ready()
-        return await self._store.resume()
+        return any(await self._of_each(lambda partition: partition.store.resume()))
 
     # Settings
 
     async def settings(self) -> QueueSettings:
         """Return the queue's settings, which all its clients share."""
         self._check_open()
-        return (await self._known.read()).public()
+        return (await self._open.settings.read()).public()
 
     async def configure(
         self,
@@ -481,7 +526,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             partitions=partitions, max_size=max_size, expired=expired, dedup_window=dedup_window
         )
         self._check_open()
-        settings = await self._known.configure(changes)
+        settings = await self._open.settings.configure(changes)
         # This handle does not declare what it has just changed.
         self._declared |= {name: changes[name] for name in self._declared.keys() & changes.keys()}
         return settings.public()
@@ -498,7 +543,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queue(self._open)
+            await self._session.close_queues(self._open.partitions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -516,11 +561,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     # Internals
 
-    async def _commits(self, durability: str | None) -> Commits:
+    async def _commits(self, offers: ReliableOffers, durability: str | None) -> Commits:
         promise = self._promise if durability is None else durabilities.parse(durability)
-        return (
-            self._open.offers.commits if promise is None else await self._open.offers.under(promise)
-        )
+        return offers.commits if promise is None else await offers.under(promise)
 
     def keep_codec(self) -> None:
         """Keep other handles of this client from inheriting this handle's codec."""
@@ -556,7 +599,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _learn(self) -> DelayqError | None:
         try:
-            await self._known.learn(self._declared)
+            await self._open.settings.learn(self._declared)
         except DelayqError as error:
             return error
         else:
@@ -589,7 +632,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                     if wait == 0:
                         raise
                     tries += 1
-                    pause = retry_delay(tries, most=self._open.retry_most)
+                    pause = retry_delay(tries, most=self._open.services.retry_most)
                     await asyncio.wait({self._open.closing}, timeout=pause)
                     self._check_open()
         return wait if until is None else max(until - loop.time(), 0.001)
@@ -616,11 +659,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
             for offer in offers
         ]
 
-    async def _offer_messages(
+    async def _store(
         self,
         messages: MutableSequence[NewMessage],
         made_up: Sequence[bool],
         durability: str | None,
+        outcomes: MutableSequence[Any] | None = None,
     ) -> Sequence[NewMessage]:
         """Store the messages that :meth:`_messages` made. Raises as :meth:`offer_many`.
 
@@ -628,14 +672,97 @@ class ReliableQueue(Recurring[T], Generic[T]):
             messages: The messages.
             made_up: For each message, whether its id is generated.
             durability: Overrides the queue's own setting.
+            outcomes: The outcome of each message, if it was sent before.
         """
-        if not self._is_declared:
-            await self._declare()
-        if self._known.max_size or not all(made_up):
-            await self._settled()
-        commits = await self._commits(durability)
-        outcomes = await self._offering.outcomes(commits, messages)
-        return await self._offering.store(commits, messages, outcomes, made_up=made_up)
+        if self._open.is_spread:
+            for place, message in enumerate(messages):
+                if made_up[place]:
+                    messages[place] = message._replace(id=self._open.new_id())
+
+        async def send(places: Sequence[int]) -> Sequence[Any]:
+            return await self._send(messages, made_up, places, durability)
+
+        if outcomes is None:
+            outcomes = [*await send(range(len(messages)))]
+        elif isinstance(outcomes[0], SettingsChanged):
+            outcomes = [*await send([0])]
+        return await self._offering.store(
+            send, messages, outcomes, made_up=made_up, new_id=self._open.new_id
+        )
+
+    async def _send(
+        self,
+        messages: MutableSequence[NewMessage],
+        made_up: Sequence[bool],
+        places: Sequence[int],
+        durability: str | None,
+    ) -> Sequence[Any]:
+        """Send some of the messages to their partitions, and return the outcome of each."""
+        queue = self._open
+        outcomes: dict[int, Any] = {}
+        failed: set[Partition] = set()
+        left: Sequence[int] = places
+        while left:
+            parts: dict[Partition, list[int]] = {}
+            for place in left:
+                name = messages[place].id
+                if queue.is_grown and not made_up[place]:
+                    outcome = await self._at_former_places(messages[place])
+                    if outcome is not None:
+                        outcomes[place] = outcome
+                        continue
+                parts.setdefault(queue.place(name), []).append(place)
+            calls = [
+                self._send_to(partition, [messages[place] for place in some], durability)
+                for partition, some in parts.items()
+            ]
+            results = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
+            again = []
+            for (partition, some), result in zip(parts.items(), results, strict=True):
+                if any(isinstance(outcome, ServerUnavailable) for outcome in result):
+                    failed.add(partition)
+                for place, outcome in zip(some, result, strict=True):
+                    if isinstance(outcome, SettingsChanged):
+                        # It may belong elsewhere now.
+                        again.append(place)
+                    elif (
+                        isinstance(outcome, ServerUnavailable)
+                        and made_up[place]
+                        and not queue.is_away(failed)
+                    ):
+                        # It is not stored there. Other partitions are on other servers.
+                        messages[place] = messages[place]._replace(id=queue.new_id(failed))
+                        again.append(place)
+                    else:
+                        outcomes[place] = outcome
+            left = again
+        return [outcomes[place] for place in places]
+
+    async def _send_to(
+        self, partition: Partition, messages: Sequence[NewMessage], durability: str | None
+    ) -> Sequence[Any]:
+        try:
+            commits = await self._commits(partition.offers, durability)
+        except DelayqError as error:
+            return [error] * len(messages)
+        return await self._offering.outcomes(commits, messages)
+
+    async def _at_former_places(self, message: NewMessage) -> Any:
+        """Look for a message with the same id where it was placed before the queue got more
+        partitions.
+
+        Returns the outcome of the offer, if it is not to be stored.
+        """
+        try:
+            for partition in self._open.placements(message.id)[1:]:
+                replaces = message.on_duplicate == "replace"
+                if replaces and await partition.store.cancel(message.id):
+                    continue
+                if await partition.store.knows(message.id, handled=not replaces):
+                    return IGNORED if message.on_duplicate == "ignore" else DUPLICATE
+        except DelayqError as error:
+            return error
+        return None
 
     async def _take(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
         self._check_open()
@@ -644,16 +771,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 wait = await self._declare_within(wait)
             except TimeoutError:
                 return ()
-        return await self._open.recurrence.claim(count, wait)
+        return await self._open.take(count, wait, self._policy)
 
     async def _settled(self) -> None:
         """Flush the acknowledgements that this client has not waited for, so that the next call
         sees their effect.
         """
         await self._ready()
-        if self._open.settling.unanswered:
-            await self._open.settling.flush()
-            self._check_open()
+        await self._open.flush()
+        self._check_open()
 
     def _occurrence(
         self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
@@ -664,23 +790,93 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Drop messages that were claimed ahead and may have waited for a slow handler until
         another worker got them.
         """
-        lost = await self._open.keeper.freshen([claim for _, claim in batch])
+        place = batch[0][1].partition
+        claims = [claim for _, claim in batch if claim.partition == place]
+        lost = await self._origin_of(claims[0]).keeper.freshen(claims)
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
 
     def _leased(self, claim: Claim, ahead: Sized = ()) -> Message[T]:
         """Count a claimed message as delivered, and hand it out."""
-        self._counters.delivered += 1
+        origin = self._origins.get(claim.partition) or self._origin_of(claim)
+        partition = origin.partition
+        partition.counters.delivered += 1
         if self._hooks.delivered:
             self._hooks.tell_delivered(
-                self._keys.whole, max(0.0, -self._open.clock.seconds_from_now(claim.due_us))
+                self.name, max(0.0, -partition.clock.seconds_from_now(claim.due_us))
             )
         # Positional arguments: keyword arguments would cost more than the rest of this function.
-        return Message(claim, self._origin, "leased", ahead)
+        return Message(claim, origin, "leased", ahead)
 
-    def _seen(self, stored: StoredMessage) -> Message[T]:
+    def _origin_of(self, claim: Claim) -> QueueHandle[T]:
+        place = claim.partition
+        if place not in self._origins:
+            partition = self._open.partitions[place]
+            self._origins[place] = QueueHandle(
+                self._codec,
+                partition,
+                partition.settling,
+                self._backoff,
+                self._policy.max_attempts,
+                partition.keeper(self._policy.lease_us),
+                self._open.loop,
+                self._hooks,
+            )
+        return self._origins[place]
+
+    def _seen(self, partition: Partition, stored: StoredMessage) -> Message[T]:
         at_us = stored.moment_us
         claim = Claim(
-            stored.id, "", stored.priority, stored.attempt, at_us, stored.body, at_us, 0.0
+            stored.id,
+            "",
+            stored.priority,
+            stored.attempt,
+            at_us,
+            stored.body,
+            at_us,
+            0.0,
+            partition=partition.index,
         )
-        return Message(claim, self._origin, stored.state, error=stored.error)
+        return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
+
+    async def _of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
+        """Call ``of`` for every partition concurrently, and return the results.
+
+        Waits for all calls, then raises the first error.
+        """
+        partitions = self._open.partitions
+        if len(partitions) == 1:
+            return [await of(partitions[0])]
+        outcomes = await asyncio.gather(
+            *(of(partition) for partition in partitions), return_exceptions=True
+        )
+        if (
+            error := next((each for each in outcomes if isinstance(each, BaseException)), None)
+        ) is not None:
+            raise error
+        return outcomes  # type: ignore[return-value]  # none is an error
+
+    async def _letters_at(self, id: str | None) -> Sequence[ReliableStore]:  # noqa: A002
+        """Return the partitions in which a dead letter may be; all if no id is given."""
+        await self._ready()
+        partitions = self._open.partitions if id is None else self._open.placements(id)
+        return [partition.store for partition in partitions]
+
+
+async def _purge(
+    store: ReliableStore,
+    state: Literal["delayed", "ready", "all"],
+    tell: Callable[[int], None],
+) -> int:
+    """Drop the messages of one partition, and call ``tell`` with the number of each step."""
+    total = passed_over = 0
+    while True:
+        try:
+            step = await store.purge(state, passed_over)
+        except ServerError as error:
+            raise half_way(error, total) from error.__cause__
+        total += step.dropped
+        passed_over += step.passed_over
+        tell(step.dropped)
+        if step.is_last:
+            return total

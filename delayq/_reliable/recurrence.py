@@ -21,7 +21,6 @@ is still being handled or waiting for another attempt is skipped.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import re
@@ -38,9 +37,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.waiters import Taken
+    from delayq._engine.line import Taken
     from delayq._reliable.offers import NewMessage
-    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
     from delayq._timer.wheel import Timeout
 
@@ -69,11 +68,11 @@ def schedule_of(occurrence: bytes) -> bytes:
 
 
 class Recurrence:
-    """The recurring messages of one queue that is open on this client."""
+    """The recurring messages of one partition of a queue that is open on this client."""
 
-    def __init__(self, queue: OpenReliableQueue, services: EngineContext) -> None:
-        self._open = queue
-        self._store = queue.store
+    def __init__(self, partition: Partition, services: EngineContext) -> None:
+        self._open = partition
+        self._store = partition.store
         self._timer = services.timer
         self._background = services.background
         # How often each process looks at the schedules it knows, if any.
@@ -97,32 +96,26 @@ class Recurrence:
         self._names.discard(name)
         return await self._store.unschedule(name)
 
-    async def claim(self, count: int, wait: float | None) -> list[Taken[Claim]]:
-        """Take due messages, as :meth:`Waiters.get` does, and follow up those that recur."""
-        loop = asyncio.get_running_loop()
-        until = None if wait is None else loop.time() + wait
-        while True:
-            left = None if until is None else max(0.0, until - loop.time()) if wait else 0.0
-            taken = await self._open.claims.taker.get(count, left)
-            kept = await self.begin(taken)
-            if kept or not taken:
-                return kept
-
     async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
-        Returns the messages to hand out.
+        Returns the messages to hand out. Those of other partitions are not touched.
         """
-        claims = [claim for _, claim in taken if is_occurrence(claim.id)]
-        if not claims:
+        recurring = [
+            each
+            for each in taken
+            if each[1].partition == self._open.index and is_occurrence(each[1].id)
+        ]
+        if not recurring:
             return taken
+        claims = [claim for _, claim in recurring]
         try:
             outcomes = await self._store.occur(claims)
         except ServerError as error:
             if isinstance(error, OutcomeUnknown):
                 # The server may have dropped some of them. Those it has not dropped come again.
-                self._open.claims.taker.give_back(one for one in taken if is_occurrence(one[1].id))
-                return [one for one in taken if not is_occurrence(one[1].id)]
+                self._open.queue.waiters.give_back(recurring)
+                return [one for one in taken if one not in recurring]
             # Nothing was changed. The messages are handed out all the same: the next look finds
             # what is missing.
             _log.warning(
@@ -134,7 +127,7 @@ class Recurrence:
             )
             outcomes = [Occurrence(handed_out=True, left=-1)] * len(claims)
         except BaseException:
-            self._open.claims.taker.give_back(taken)
+            self._open.queue.waiters.give_back(taken)
             raise
         dropped = set()
         for claim, (handed_out, left) in zip(claims, outcomes, strict=True):

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from delayq._reliable.settings import Policy
+
 State = Literal["delayed", "ready", "leased"]
 """The state of a live message: not due yet, due, or leased to a worker."""
 
@@ -40,6 +42,8 @@ class Claim:
         forgiven: Number of attempts that do not count towards the message's death, because its
             worker died, perhaps of another message.
         is_suspect: Whether the message may have killed its last worker.
+        policy: The settings with which it was claimed; None if it was only read.
+        partition: The number of the partition that holds it.
     """
 
     id: bytes
@@ -52,6 +56,8 @@ class Claim:
     fresh_until: float
     forgiven: int = 0
     is_suspect: bool = False
+    policy: Policy | None = None
+    partition: int = 0
 
     @property
     def name(self) -> tuple[bytes, str, int]:
@@ -87,7 +93,9 @@ class ClaimReply(NamedTuple):
     more_suspects: int
     dropped: list[bytes]
 
-    def claims(self, token: str, ends_us: int, fresh_until: float) -> list[Claim]:
+    def claims(
+        self, token: str, ends_us: int, fresh_until: float, policy: Policy, partition: int
+    ) -> list[Claim]:
         """Return the messages that were handed out under the lease of that token."""
         parts, is_suspect = iter(self.messages), self.is_suspect == 1
         return [
@@ -104,6 +112,8 @@ class ClaimReply(NamedTuple):
                 fresh_until,
                 0 if type(attempt) is int else int(attempt.partition(b"-")[2]),
                 is_suspect,
+                policy,
+                partition,
             )
             for message, priority, attempt, due, body in zip(
                 parts, parts, parts, parts, parts, strict=True

@@ -14,13 +14,15 @@ from delayq._reliable.timing import timing_of
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, tzinfo
 
     from delayq._reliable.offers import NewMessage
     from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.partition import Partition
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 _log = logging.getLogger("delayq")
 
@@ -136,7 +138,12 @@ class Recurring(Generic[T]):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
         message = self._occurrence(value, headers, priority, ttl)
         await self._ready()
-        return await self._open.recurrence.schedule(name, timing, version, message)
+        current, *former = self._open.homes(name)
+        for partition in former:
+            # It stays where it is when the queue gets more partitions.
+            if await partition.store.schedule_record(name) is not None:
+                return await partition.recurrence.schedule(name, timing, version, message)
+        return await current.recurrence.schedule(name, timing, version, message)
 
     async def unschedule(self, name: str) -> bool:
         """Delete a schedule, and drop its waiting message.
@@ -152,7 +159,10 @@ class Recurring(Generic[T]):
         """
         _check_name(name)
         await self._ready()
-        return await self._open.recurrence.unschedule(name)
+        stopped = [
+            await partition.recurrence.unschedule(name) for partition in self._open.homes(name)
+        ]
+        return any(stopped)
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.
@@ -160,9 +170,13 @@ class Recurring(Generic[T]):
         Schedules that cannot be read are left out and logged.
         """
         await self._ready()
-        stored, shift_us = await self._open.store.schedules()
+        parts = await self._of_each(self._schedules_in)
+        return sorted((each for part in parts for each in part), key=lambda each: each.name)
+
+    async def _schedules_in(self, partition: Partition) -> Sequence[Schedule]:
+        stored, shift_us = await partition.store.schedules()
         known = []
-        for raw, record in sorted(stored.items()):
+        for raw, record in stored.items():
             name = raw.decode(errors="replace")
             try:
                 known.append(to_schedule(name, record, shift_us))
@@ -180,6 +194,9 @@ class Recurring(Generic[T]):
         raise NotImplementedError
 
     async def _ready(self) -> None:
+        raise NotImplementedError
+
+    async def _of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
         raise NotImplementedError
 
     def _occurrence(

@@ -157,16 +157,6 @@ class Settings:
         return Policy(microseconds(self.lease or 0, "lease"), max(_number(self.max_attempts), 0))
 
 
-def differing(there: Policy, wanted: Policy) -> str:
-    """Name the settings in which two policies differ, with both values."""
-    pairs = (
-        ("lease", f"{there.lease_us / 1_000_000:g}", f"{wanted.lease_us / 1_000_000:g}"),
-        ("max_attempts", there.max_attempts or None, wanted.max_attempts or None),
-    )
-    shown = [f"{name}={old} there, {name}={new} here" for name, old, new in pairs if old != new]
-    return ", ".join(shown)
-
-
 _OF_HANDLE = ("lease", "max_attempts", "backoff", "when_full", "max_payload", "durability")
 _NOTHING = Settings()
 DEFAULTS = Settings(

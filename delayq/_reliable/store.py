@@ -12,7 +12,6 @@ import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
-from delayq._engine.store import resync
 from delayq._redis.scripts import Request, Script
 from delayq._reliable.replies import (
     ClaimReply,
@@ -262,6 +261,15 @@ class ReliableStore:
             if facts is None
             else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
         )
+
+    async def knows(self, id: str, *, handled: bool) -> bool:  # noqa: A002
+        """Return whether there is a message with that id, or there was one whose id still counts as
+        taken, if ``handled`` ones count.
+        """
+        if await self.get(id) is not None:
+            return True
+        until = await self.client.command("ZSCORE", self.keys.done, id) if handled else None
+        return until is not None and parse_us(until) > await self.client.time_us(self.keys.done)
 
     async def times(self, id: bytes) -> MessageTimes:  # noqa: A002
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""
@@ -551,14 +559,3 @@ class ReliableStore:
             yield dict(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
                 return
-
-
-async def which_are_due(stores: Sequence[ReliableStore]) -> list[bool]:
-    """Return which of these queues, all on one server, have a message that is due."""
-    calls = [[("reliable", store.keys.re_checked)] for store in stores]
-    due = []
-    for reply in await resync(stores[0].client, calls):
-        if isinstance(reply, BaseException):
-            raise reply
-        due.append(reply.queues[0].wait_us == 0)
-    return due

@@ -108,7 +108,7 @@ def acl_rules(
     reliable: Iterable[str] = (),
     prefix: bool = False,
     database: int = 0,
-    partitions: int | None = None,
+    partitions: int = 1,
     servers: Servers = "one",
     durability: str = "memory",
 ) -> list[str]:
@@ -129,8 +129,7 @@ def acl_rules(
         prefix: Whether the names are prefixes. For delayed queues, a prefix then covers only names
             without braces, unless it contains a complete hash tag.
         database: The database, if it is not the first.
-        partitions: The number of partitions of the reliable queues; None if they are not
-            partitioned.
+        partitions: The largest number of partitions that the reliable queues have, or will get.
         servers: ``"cluster"`` or ``"sentinel"``, if there are several servers. The Sentinels
             themselves require ``+sentinel|get-master-addr-by-name`` of a user.
         durability: The durability that offers ask for, as in :meth:`~delayq.ReliableQueue.offer`.
@@ -179,16 +178,18 @@ def acl_rules(
     ]
 
 
-def _of_partitions(name: str, partitions: int | None) -> list[ReliableKeys]:
-    """Return the keys of a queue; for a partitioned one, for each number of digits that its
-    partitions have.
+def _of_partitions(name: str, partitions: int) -> list[ReliableKeys]:
+    """Return the keys of a queue's first partition, and of the others for each number of digits
+    that their numbers have.
     """
-    if partitions is None:
-        return [ReliableKeys.of(name)]
     check_partitions(partitions)
+    others = range(1, len(str(partitions - 1)) + 1) if partitions > 1 else ()
     return [
-        ReliableKeys.below(name, partition_prefix(name, digits * _DIGIT, SALT_LENGTH * _ONE))
-        for digits in range(1, len(str(partitions - 1)) + 1)
+        ReliableKeys.of(name),
+        *(
+            ReliableKeys.below(name, partition_prefix(name, digits * _DIGIT, SALT_LENGTH * _ONE))
+            for digits in others
+        ),
     ]
 
 

@@ -19,19 +19,18 @@ QUEUE_KEYS = "[dr]e[dl][ai]*"
 """A pattern that matches every key by which a queue can be recognised, and few others."""
 
 
-async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int | None]]:
+async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int]]:
     """Return every queue that has a key, by kind and name on the server, with its partitions seen.
 
-    A partition of None stands for keys that belong to no partition. A queue has keys as long as it
-    has messages, dead letters or schedules, or is paused. A delayed queue that has only its ready
-    list left is not found, because such a list looks like any other. Reads the names of all keys,
-    page by page.
+    A queue has keys as long as it has messages, dead letters or schedules, or is paused. A delayed
+    queue that has only its ready list left is not found, because such a list looks like any other.
+    Reads the names of all keys, page by page.
 
     Raises:
         ServerUnavailable, OutcomeUnknown: The server does not answer.
         ServerRefused: The user may not run SCAN.
     """
-    found: dict[tuple[QueueKind, str], set[int | None]] = {}
+    found: dict[tuple[QueueKind, str], set[int]] = {}
     async for key in server.scan(QUEUE_KEYS):
         try:
             queue = known_queue(key.decode())
@@ -43,7 +42,7 @@ async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[in
     return found
 
 
-def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
+def known_queue(key: str) -> tuple[QueueKind, str, int] | None:
     """Return the same as :func:`queue_of`, but only for a key that such a queue really has."""
     queue = queue_of(key)
     if queue is None:
@@ -53,17 +52,16 @@ def known_queue(key: str) -> tuple[QueueKind, str, int | None] | None:
         if kind == "delayed":
             DelayedKeys.of(name)
             return queue
-        if partition is not None:
-            check_partitions(partition + 1)
+        check_partitions(partition + 1)
         keys = ReliableKeys.of(name, partition=partition)
     except (BadInput, BadName):
         return None
     return queue if key.startswith(keys.wake.removesuffix("wake")) else None
 
 
-def queue_of(key: str) -> tuple[QueueKind, str, int | None] | None:
+def queue_of(key: str) -> tuple[QueueKind, str, int] | None:
     """Return the queue and partition that have a key; None if none has, or it is unclear."""
     if (reliable := reliable_name_in(key)) is not None:
         return "reliable", *reliable
     name = delayed_name_in(key)
-    return None if name is None else ("delayed", name, None)
+    return None if name is None else ("delayed", name, 0)

@@ -233,7 +233,7 @@ async def _rights(
     lacks: dict[str, str] = {}
     # One queue of each kind represents all. No user has rules for names that rules cannot have.
     names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
-    names = names or {"reliable": FoundQueue("reliable", _NOBODYS, None)}
+    names = names or {"reliable": FoundQueue("reliable", _NOBODYS)}
     try:
         for each in ROLES if role is None else (role,):
             missing = []
@@ -280,7 +280,7 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
     """Yield the rights that the user lacks. Raises ServerRefused if the server does not tell."""
     server = client._open_session().server
     if queue.kind == "reliable":
-        keys = ReliableKeys.of(queue.name, None, None if queue.partitions is None else 0)
+        keys = ReliableKeys.of(queue.name)
         key, channel = keys.messages[0], keys.wake
     else:
         delayed = DelayedKeys.of(queue.name)
@@ -309,15 +309,14 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
 async def _reliable(
     client: Client, queue: FoundQueue, overdue: float, option: str
 ) -> tuple[Level, str, str]:
-    stats = await inspection.reliable_stats(client, queue.name, queue.partitions)
-    more = "" if queue.partitions is None else f" --partitions {queue.partitions}"
+    stats = await inspection.reliable_stats(client, queue.name)
     text = (
         f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
         " dead"
     )
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
-        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}{more}"
+        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}"
     age = _ago(int(stats.oldest_due_age))
     if late and not stats.leased:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
@@ -326,7 +325,7 @@ async def _reliable(
         advice = "start more workers, or raise their concurrency"
         return "note", f"{text}: behind by {age}", advice
     if stats.dead:
-        return "note", text, f"delayq dead list {option}{more}"
+        return "note", text, f"delayq dead list {option}"
     return "ok", text, ""
 
 

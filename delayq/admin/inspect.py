@@ -41,13 +41,12 @@ class FoundQueue:
     Attributes:
         kind: ``"delayed"`` or ``"reliable"``.
         name: Its name on the server.
-        partitions: The smallest number of partitions it can have, as only those with messages are
-            seen; None if it is not partitioned.
+        partitions: The number of its partitions, as far as it is known.
     """
 
     kind: QueueKind
     name: str
-    partitions: int | None
+    partitions: int = 1
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,16 @@ async def queues(client: Client) -> list[FoundQueue]:
     A delayed queue is found while it has pending, leased or quarantined messages: a ready list by
     itself could belong to any program.
     """
-    found: list[FoundQueue] = []
-    for (kind, name), seen in sorted((await find_queues(_server(client))).items()):
-        if None in seen:
-            found.append(FoundQueue(kind, name, None))
-        if partitions := seen - {None}:
-            found.append(
-                FoundQueue(kind, name, max(partition or 0 for partition in partitions) + 1)
-            )
+    server, found = _server(client), []
+    for (kind, name), seen in sorted((await find_queues(server)).items()):
+        if kind == "delayed":
+            found.append(FoundQueue(kind, name))
+            continue
+        try:
+            stored = (await ReliableStore(server, ReliableKeys.of(name)).settings()).partitions
+        except ServerRefused:
+            stored = 1
+        found.append(FoundQueue(kind, name, max(stored, max(seen) + 1)))
     return found
 
 
@@ -112,17 +113,17 @@ async def next_due_at(client: Client, name: str) -> datetime | None:
     return first[0].due_at if first else None
 
 
-async def reliable_stats(client: Client, name: str, partitions: int | None = None) -> QueueDepth:
+async def reliable_stats(client: Client, name: str) -> QueueDepth:
     """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue."""
-    return QueueDepth.total([await store.depth() for store in _stores(client, name, partitions)])
+    return QueueDepth.total([await store.depth() for store in await _stores(client, name)])
 
 
-async def settings(client: Client, name: str, partitions: int | None = None) -> QueueSettings:
+async def settings(client: Client, name: str) -> QueueSettings:
     """Return the settings of a reliable queue without opening it.
 
     Raises as :func:`queues`.
     """
-    return (await _stores(client, name, partitions)[0].settings()).public()
+    return (await _partition(client, name, 0).settings()).public()
 
 
 async def records(
@@ -207,14 +208,14 @@ async def purge(
     return await _store(client, name).purge(state)
 
 
-async def remove(client: Client, kind: QueueKind, name: str, partitions: int | None = None) -> int:
+async def remove(client: Client, kind: QueueKind, name: str) -> int:
     """Remove every key of a queue that is no longer used, and return how many there were.
 
     Use it only if no other client uses the name: calls made meanwhile may bring keys back.
     """
     if kind == "delayed":
         return await _store(client, name).remove()
-    return sum([await store.remove() for store in _stores(client, name, partitions)])
+    return sum([await store.remove() for store in reversed(await _stores(client, name))])
 
 
 def _server(client: Client) -> RedisClient:
@@ -227,13 +228,19 @@ def _store(client: Client, name: str) -> DelayedStore:
     return DelayedStore(_server(client), DelayedKeys.of(name, client._name_mapper))
 
 
-def _stores(client: Client, name: str, partitions: int | None) -> list[ReliableStore]:
-    """Return a reliable queue's data, or that of its partitions."""
-    places = [None] if partitions is None else [*range(partitions)]
-    return [
-        ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, place))
-        for place in places
-    ]
+async def _stores(client: Client, name: str) -> list[ReliableStore]:
+    """Return the data of a reliable queue's partitions."""
+    try:
+        settings = await _partition(client, name, 0).settings()
+        partitions = max(settings.partitions, *settings.former, 1)
+    except ServerRefused:
+        # A user that may not read the settings sees what the queue's own keys hold.
+        partitions = 1
+    return [_partition(client, name, number) for number in range(partitions)]
+
+
+def _partition(client: Client, name: str, number: int) -> ReliableStore:
+    return ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, number))
 
 
 def _record(raw: bytes, due_us: int | None) -> Record:

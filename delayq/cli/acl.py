@@ -26,8 +26,8 @@ def acl(
     ] = False,
     database: Annotated[int, typer.Option(min=0, help="The number of the database.")] = 0,
     partitions: Annotated[
-        int | None, typer.Option(min=1, help="The number of partitions of the reliable queues.")
-    ] = None,
+        int, typer.Option(min=1, help="The most partitions that the reliable queues have or get.")
+    ] = 1,
     servers: Annotated[
         str, typer.Option(help='The kind of deployment: "one", "cluster" or "sentinel".')
     ] = "one",

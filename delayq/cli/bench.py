@@ -14,7 +14,7 @@ from delayq import Offer
 from delayq.admin import inspect as inspection
 from delayq.cli.demo.figures import percentile
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Partitions, Url, duration
+from delayq.cli.options import AsJson, Url, duration
 from delayq.cli.output import print_json, progress, show_fields, tell
 from delayq.cli.running import with_client
 
@@ -52,9 +52,7 @@ class _Bench:
     def open(self) -> Any:
         if self.kind == "delayed":
             return self.client.delayed_queue(self.name)
-        if self.partitions is not None:
-            return self.client.reliable_queue(self.name, partitions=self.partitions)
-        return self.client.reliable_queue(self.name)
+        return self.client.reliable_queue(self.name, partitions=self.partitions)
 
     async def offers(self, show: Show) -> None:
         """Measure the offers of many callers, each offering one message after the other."""
@@ -152,7 +150,10 @@ def bench(
     size: Annotated[
         int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")
     ] = 100,
-    partitions: Partitions = None,
+    partitions: Annotated[
+        int | None,
+        typer.Option(min=1, help="The number of partitions.", show_default=False),
+    ] = None,
     timeout: Annotated[
         str,
         typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m."),
@@ -235,4 +236,4 @@ async def _shielded_removal(client: Client, run: _Bench) -> None:
 
 async def _remove(client: Client, run: _Bench) -> None:
     await run.open().aclose()
-    await inspection.remove(client, run.kind, run.name, run.partitions)
+    await inspection.remove(client, run.kind, run.name)

@@ -55,10 +55,7 @@ def dashboard(
         list[str] | None,
         typer.Option(
             "--queue",
-            help=(
-                'Show only this queue: "reliable:NAME", "reliable:NAME/PARTITIONS" or'
-                ' "delayed:NAME". Repeatable.'
-            ),
+            help='Show only this queue: "reliable:NAME" or "delayed:NAME". Repeatable.',
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",

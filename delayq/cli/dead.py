@@ -12,7 +12,6 @@ from delayq.cli.options import (
     CodecName,
     Limit,
     Offset,
-    Partitions,
     Reliable,
     Target,
     Url,
@@ -57,7 +56,6 @@ Ids = Annotated[
 @dead.command("list")
 def list_dead(
     reliable: Reliable = None,
-    partitions: Partitions = None,
     limit: Limit = 20,
     offset: Offset = 0,
     long: Annotated[
@@ -72,7 +70,7 @@ def list_dead(
 
     Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, None, partitions)
+    target = Target.of(reliable, None)
     how = codec_of(codec)
 
     async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int, datetime]:
@@ -111,7 +109,6 @@ def list_dead(
 def redrive(
     ids: Ids = None,
     reliable: Reliable = None,
-    partitions: Partitions = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -122,14 +119,13 @@ def redrive(
 
     Exit status: 0; 1 if none was redriven; 130 after Ctrl-C.
     """
-    _each("redriven", "redriven", ids, Target.of(reliable, None, partitions), url, as_json=as_json)
+    _each("redriven", "redriven", ids, Target.of(reliable, None), url, as_json=as_json)
 
 
 @dead.command()
 def purge(
     ids: Ids = None,
     reliable: Reliable = None,
-    partitions: Partitions = None,
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -138,7 +134,7 @@ def purge(
 
     Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
     """
-    target = Target.of(reliable, None, partitions)
+    target = Target.of(reliable, None)
     confirm(
         f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes
     )

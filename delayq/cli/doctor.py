@@ -12,7 +12,7 @@ from delayq.admin.acl import ROLES
 from delayq.admin.doctor import diagnose
 from delayq.admin.inspect import FoundQueue
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Partitions, Url, duration
+from delayq.cli.options import AsJson, Url, duration
 from delayq.cli.output import print_json, say, show_fields
 from delayq.cli.running import with_client
 
@@ -38,7 +38,6 @@ def doctor(
             "--delayed", "-d", metavar="NAME", help="A delayed queue to check. Repeatable."
         ),
     ] = None,
-    partitions: Partitions = None,
     role: Annotated[
         str | None,
         typer.Option(
@@ -66,8 +65,8 @@ def doctor(
     """
     if role is not None and role not in ROLES:
         raise CommandFailed(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
-    named = [FoundQueue("reliable", name, partitions) for name in reliable or ()]
-    named += [FoundQueue("delayed", name, None) for name in delayed or ()]
+    named = [FoundQueue("reliable", name) for name in reliable or ()]
+    named += [FoundQueue("delayed", name) for name in delayed or ()]
     seconds = duration(overdue, "--overdue") or 0.0
     findings: list[Finding] = []
 

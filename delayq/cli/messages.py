@@ -16,7 +16,6 @@ from delayq.cli.options import (
     Delayed,
     Limit,
     Offset,
-    Partitions,
     Reliable,
     RequiredUrl,
     Target,
@@ -62,7 +61,6 @@ def offer(
     ],
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     text: Annotated[
         bool,
         typer.Option("--text", help="Offer the value as a string, without parsing it as JSON."),
@@ -116,7 +114,7 @@ def offer(
 
     Exit status: 0; 1 if the id is taken; 2 if the message was not stored.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
@@ -161,7 +159,6 @@ def offer(
 def peek(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     limit: Limit = 10,
     codec: CodecName = "json",
     url: Url = None,
@@ -171,7 +168,7 @@ def peek(
 
     Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
 
     how = codec_of(codec)
 
@@ -198,7 +195,6 @@ def peek(
 def list_messages(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     state: Annotated[
         str, typer.Option(help='The state of the messages: "delayed", "ready" or "leased".')
     ] = "delayed",
@@ -212,7 +208,7 @@ def list_messages(
 
     Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     if state not in _STATES:
         raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
     chosen = cast("PendingState", state)
@@ -239,7 +235,6 @@ def get(
     id: Id,  # noqa: A002
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
@@ -250,7 +245,7 @@ def get(
 
     Exit status: 0, or 1 if there is no message with that id.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
 
     how = codec_of(codec)
 
@@ -273,7 +268,6 @@ def cancel(
     id: Id,  # noqa: A002
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -281,7 +275,7 @@ def cancel(
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
 
     async def act(client: Client) -> bool:
         if target.is_reliable:
@@ -299,7 +293,6 @@ def reschedule(
     id: Id,  # noqa: A002
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     delay: Delay = None,
     at: At = None,
     url: Url = None,
@@ -309,7 +302,7 @@ def reschedule(
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     wait, moment = duration(delay), instant(at)
     if (wait is None) == (moment is None):
         raise CommandFailed("no due time given: pass --delay or --at")
@@ -334,7 +327,6 @@ def reschedule(
 def take(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     wait: Annotated[
         str,
         typer.Option(
@@ -352,7 +344,7 @@ def take(
 
     Exit status: 0, or 1 if no message was due.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     seconds = duration(wait, "--wait") or 0.0
     how = codec_of(codec)
 

@@ -21,7 +21,7 @@ from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
 
 if TYPE_CHECKING:
-    from delayq import Client, DelayedQueue, PartitionedQueue, ReliableQueue
+    from delayq import Client, DelayedQueue, ReliableQueue
     from delayq.codecs import Codec
 
 Url = Annotated[
@@ -47,15 +47,6 @@ Delayed = Annotated[
     str | None,
     typer.Option(
         "--delayed", "-d", metavar="NAME", help="The name of a delayed queue.", show_default=False
-    ),
-]
-Partitions = Annotated[
-    int | None,
-    typer.Option(
-        "--partitions",
-        min=1,
-        help="The number of partitions of the reliable queue.",
-        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
@@ -108,17 +99,15 @@ class Target:
     queue: FoundQueue
 
     @classmethod
-    def of(cls, reliable: str | None, delayed: str | None, partitions: int | None = None) -> Target:
+    def of(cls, reliable: str | None, delayed: str | None) -> Target:
         """Return the queue that the options name.
 
         Raises CommandFailed unless they name exactly one.
         """
         if reliable is not None and delayed is None:
-            return cls(FoundQueue("reliable", reliable, partitions))
-        if delayed is not None and reliable is None and partitions is None:
-            return cls(FoundQueue("delayed", delayed, None))
+            return cls(FoundQueue("reliable", reliable))
         if delayed is not None and reliable is None:
-            raise CommandFailed("a delayed queue has no partitions")
+            return cls(FoundQueue("delayed", delayed))
         raise CommandFailed(
             "no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a"
             " delayed one"
@@ -135,12 +124,9 @@ class Target:
     @property
     def options(self) -> str:
         """The options that name it, for use in advice."""
-        more = "" if self.queue.partitions is None else f" --partitions {self.queue.partitions}"
-        return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}{more}"
+        return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}"
 
-    def reliable(
-        self, client: Client, doing: str = "do this"
-    ) -> ReliableQueue[bytes] | PartitionedQueue[bytes]:
+    def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes]:
         """Return the reliable queue. Raises CommandFailed for a delayed one.
 
         Its values are bytes, so that one that cannot be decoded can still be shown. Its settings
@@ -150,12 +136,7 @@ class Target:
             raise CommandFailed(
                 f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME"
             )
-        if self.queue.partitions is None:
-            return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
-        partitions = self.queue.partitions
-        return client.reliable_queue(
-            self.name, codec=BytesCodec(), max_attempts=None, partitions=partitions
-        )
+        return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:
         """Return the delayed queue, of bytes."""

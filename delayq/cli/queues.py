@@ -13,7 +13,7 @@ from rich.live import Live
 
 from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Delayed, Partitions, Reliable, Target, Url, Yes, duration
+from delayq.cli.options import AsJson, Delayed, Reliable, Target, Url, Yes, duration
 from delayq.cli.output import (
     clean,
     console,
@@ -78,7 +78,6 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
 def stats(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     url: Url = None,
@@ -88,7 +87,7 @@ def stats(
 
     Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     with_client(
         url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json)
     )
@@ -152,7 +151,6 @@ def configure(
 def pause(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -160,7 +158,7 @@ def pause(
 
     Leased messages are not affected.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
 
     async def act(client: Client) -> None:
         await target.reliable(client, "be paused").pause()
@@ -176,7 +174,6 @@ def pause(
 def resume(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -184,7 +181,7 @@ def resume(
 
     Exit status: 0, or 1 if it was not paused.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
 
     async def act(client: Client) -> bool:
         return await target.reliable(client, "be paused").resume()
@@ -201,7 +198,6 @@ def resume(
 def purge(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    partitions: Partitions = None,
     state: Annotated[
         str, typer.Option(help='The state of the messages: "delayed", "ready" or "all".')
     ] = "all",
@@ -216,7 +212,7 @@ def purge(
 
     Exit status: 0; 1 if you decline; 130 after Ctrl-C.
     """
-    target = Target.of(reliable, delayed, partitions)
+    target = Target.of(reliable, delayed)
     if state not in ("delayed", "ready", "all"):
         raise CommandFailed(f'--state must be "delayed", "ready" or "all", not {state!r}')
     confirm(
@@ -282,7 +278,7 @@ async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
 
 async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     if queue.kind == "reliable":
-        return await inspection.reliable_stats(client, queue.name, queue.partitions), None
+        return await inspection.reliable_stats(client, queue.name), None
     return await inspection.delayed_stats(client, queue.name), await inspection.next_due_at(
         client, queue.name
     )
@@ -308,7 +304,7 @@ def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
 async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
     if queue.kind == "delayed":
         return None
-    return await inspection.settings(client, queue.name, queue.partitions)
+    return await inspection.settings(client, queue.name)
 
 
 async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
@@ -317,7 +313,7 @@ async def _once(client: Client, target: Target, interval: float, *, as_json: boo
     settings = await _settings(client, target.queue)
     if as_json:
         more = {} if settings is None else asdict(settings)
-        print_json({**more, **_figures(target.queue, *found)})
+        print_json({**_figures(target.queue, *found), **more})
     else:
         show_fields(_lines(target.queue, *found, now, settings))
 
@@ -358,13 +354,12 @@ def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None)
 
 
 def _about(queue: FoundQueue) -> dict[str, Any]:
-    return {"kind": queue.kind, "queue": queue.name, "partitions": queue.partitions}
+    partitions = None if queue.kind == "delayed" else queue.partitions
+    return {"kind": queue.kind, "queue": queue.name, "partitions": partitions}
 
 
 def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
-    name = (
-        queue.name if queue.partitions is None else f"{queue.name} ({queue.partitions} partitions)"
-    )
+    name = f"{queue.name} ({queue.partitions} partitions)" if queue.partitions > 1 else queue.name
     if isinstance(depth, str):
         return [queue.kind, name, *"----", "see doctor"]
     dead = depth.dead + (depth.quarantined or 0)

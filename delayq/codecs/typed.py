@@ -54,7 +54,20 @@ def codec_for(kind: Any, /) -> Codec[Any]: ...
 def codec_for(kind: Any, /) -> Codec[Any]:
     """Return a codec whose values have the type ``kind``, for a producer's queue or a listener's.
 
-    ===================================  ===================================================
+    =====================================================  =========================================
+    ``Any``, ``object``, no annotation                     :class:`~delayq.JsonCodec`: whatever
+                                                           JSON there is
+    ``dict``, ``list``, ``str``, ``int``, ``float``,       JSON of that type and no other
+    ``bool``, ``None``, ``dict[str, Any]``, ``list[Any]``
+    ``bytes``                                              :class:`~delayq.codecs.BytesCodec`: the
+                                                           payload as it is
+    pydantic models and dataclasses                        pydantic, by alias where there is one
+    ``msgspec.Struct``                                     msgspec
+    anything else                                          msgspec or pydantic, whichever is
+                                                           installed and knows it; without either,
+                                                           the standard library
+    =====================================================  =========================================
+
     Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says
     what is wrong without quoting a value. Its ``encode`` raises :class:`~delayq.EncodeError`.
 

@@ -118,8 +118,7 @@ class Metrics:
     ) -> None:
         """Args:
         client: The client to observe.
-        interval: How often to ask the server for the number of messages, seconds; 0: only in
-            :meth:`render` and :meth:`refresh`.
+        interval: Seconds between counts of messages; 0: only in :meth:`render` and :meth:`refresh`.
         registry: The registry to use; prometheus_client's own if None. Each client needs its own.
         buckets: Upper bounds of the lateness histogram, seconds, in ascending order.
 

@@ -19,7 +19,7 @@ from delayq._durations import Duration, microseconds, moment_us, seconds
 from delayq._embedded.server import EmbeddedServer
 from delayq._redis.scripts import Script
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.open_queue import OpenReliableQueue
+from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import find_queues
@@ -163,12 +163,15 @@ def _session(target: Target) -> Session:
 
 
 async def _keys_of(target: Target) -> list[Keys]:
-    if not isinstance(target, Client):
+    if isinstance(target, DelayedQueue):
         return [target._keys]
+    if isinstance(target, ReliableQueue):
+        await target._ready()
+        return [partition.keys for partition in target._open.partitions]
     session = _session(target)
     found: dict[str, Keys] = {}
     for queue in session.scheduler.queues:
-        if isinstance(queue, OpenDelayedQueue | OpenReliableQueue):
+        if isinstance(queue, OpenDelayedQueue | Partition):
             found[queue.channels[0]] = queue.keys
     if target in _private:
         for (kind, name), partitions in (await find_queues(session.server)).items():
@@ -187,9 +190,9 @@ async def _wake(session: Session) -> None:
     tasks: set[asyncio.Task[Any]] = set()
     for queue in session.scheduler.queues:
         queue.wake()
-        if isinstance(queue, OpenReliableQueue):
+        if isinstance(queue, Partition):
             await queue.recurrence.look()
-        if isinstance(queue, OpenDelayedQueue | OpenReliableQueue) and queue.wakeups._task:
+        if isinstance(queue, OpenDelayedQueue | Partition) and queue.wakeups._task:
             tasks.add(queue.wakeups._task)
     if tasks:
         await asyncio.wait(tasks, timeout=5.0)

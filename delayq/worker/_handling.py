@@ -54,11 +54,13 @@ class Handling:
         is_cancelled: Callable[[], bool],
     ) -> None:
         """Args:
-        listener: The listener whose messages are handled. middleware: The middleware around the
-        handler, outermost first. makers: How dependencies are made, by type. made: The dependencies
-        that exist for the whole run. threads: Runs handlers that are not coroutine functions.
+        listener: The listener whose messages are handled.
+        middleware: The middleware around the handler, outermost first.
+        makers: How dependencies are made, by type.
+        made: The dependencies that exist for the whole run.
+        threads: Runs handlers that are not coroutine functions.
         is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation
-        is the handler's own doing.
+            is the handler's own doing.
         """
         self._queue = listener.queue
         self._listener = listener
@@ -109,7 +111,7 @@ class Handling:
                 elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
                     # The next message need not wait for the answer, unless too many are
                     # outstanding.
-                    if message._origin.queue.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
+                    if message._origin.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
                         message._ack_and_forget()  # noqa: SLF001
                     else:
                         await message.ack()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
-from delayq._reliable.keys import ReliableKeys, check_partitions
+from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, BadName, ConfigurationError
@@ -33,7 +33,6 @@ class Listener:
         concurrency: Maximum number of handlers at a time.
         timeout: How long a handler may take, in seconds.
         on_error: How to treat errors.
-        partitions: Number of partitions of the queue; None if it is not partitioned.
         reads_type: Whether the codec comes from the type that the handler takes.
     """
 
@@ -45,7 +44,6 @@ class Listener:
     concurrency: int
     timeout: float | None
     on_error: OnError
-    partitions: int | None
     reads_type: bool
 
 
@@ -61,7 +59,6 @@ class ListenerSettings:
     concurrency: int
     timeout: float | None
     on_error: OnError
-    partitions: int | None
 
     def of(self, handler: Callable[..., Any], known: Collection[Any]) -> Listener:
         """Return the listener with this handler.
@@ -88,7 +85,6 @@ class ListenerSettings:
             self.concurrency,
             self.timeout,
             self.on_error,
-            self.partitions,
             self.codec is None,
         )
 
@@ -101,7 +97,6 @@ def check_settings(
     concurrency: int,
     timeout: Duration | None,
     on_error: OnError | None,
-    partitions: int | None,
 ) -> ListenerSettings:
     """Check everything that can be checked before the handler is known.
 
@@ -120,14 +115,10 @@ def check_settings(
     check_codec(codec)
     settings.check()
     check_count("concurrency", concurrency)
-    if partitions is not None:
-        check_partitions(partitions)
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
-    return ListenerSettings(
-        queue, codec, settings, concurrency, limit, checked(on_error), partitions
-    )
+    return ListenerSettings(queue, codec, settings, concurrency, limit, checked(on_error))
 
 
 def check_count(name: str, count: int) -> None:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from delayq._logging import about
 from delayq._redis.retry import retry_delay
-from delayq.errors import Closed, ServerError
+from delayq.errors import Closed, ConfigurationError, ServerError
 from delayq.worker import _pace
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class Pool:
             try:
                 await self._wait_for_room(lane)
                 await self._fill(lane)
-            except Closed as error:
+            except (Closed, ConfigurationError) as error:
                 self._stop(error)
                 return
             except ServerError as error:

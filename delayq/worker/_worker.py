@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
 from delayq._reliable.message import Message
-from delayq._reliable.partitions import PartitionedQueue
 from delayq._reliable.settings import UNSET, Settings
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
@@ -179,8 +178,7 @@ class Worker:
             max_size: The largest number of live messages that the queue may hold.
             when_full: Applies to messages that are offered through the worker's client.
             max_payload: Applies to the same messages.
-            partitions: Number of partitions of the queue, as for
-                :meth:`delayq.Client.reliable_queue`. The handlers serve all of them in turn.
+            partitions: Number of partitions of the queue. The handlers serve all of them in turn.
 
         Raises:
             BadName, BadInput: A setting is invalid.
@@ -199,11 +197,11 @@ class Worker:
                 max_size,
                 when_full,
                 max_payload,
+                partitions=partitions,
             ),
             concurrency=self._concurrency if concurrency is None else concurrency,
             timeout=timeout,
             on_error=on_error,
-            partitions=partitions,
         )
 
         def register(handler: F) -> F:
@@ -449,20 +447,15 @@ class Worker:
         lanes = []
         for listener in self._listeners.values():
             settings = {
-                name: getattr(listener.settings, name)
-                for name in Settings.__dataclass_fields__
-                if name != "partitions"
+                name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__
             }
-            name, codec, count = listener.queue, listener.codec, listener.partitions
-            queue: ReliableQueue[Any] | PartitionedQueue[Any] = (
-                self._client.reliable_queue(name, codec=codec, **settings)
-                if count is None
-                else self._client.reliable_queue(name, codec=codec, partitions=count, **settings)
+            name = listener.queue
+            queue: ReliableQueue[Any] = self._client.reliable_queue(
+                name, codec=listener.codec, **settings
             )
             if listener.reads_type:
                 # The codec is for this handler: producers on this client may offer any JSON.
-                for part in queue.partitions if isinstance(queue, PartitionedQueue) else (queue,):
-                    part.keep_codec()
+                queue.keep_codec()
             # No more than the worker's own concurrency ever run.
             concurrency = min(listener.concurrency, self._concurrency)
             threads = Threads(name, concurrency)

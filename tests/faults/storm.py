@@ -306,7 +306,7 @@ class Storm:
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
         key = (
-            open_reliable(self._producers[0])._keys.named("bodies")
+            open_reliable(self._producers[0])._open.partitions[0].keys.named("bodies")
             if self._plan.kind == "reliable"
             else QUEUE
         )

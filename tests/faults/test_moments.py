@@ -38,7 +38,7 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     """Otherwise trials without flaws would prove nothing."""
     monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
-    monkeypatch.setattr(Waiters, "give_back", lambda *_args, **_options: None)
+    monkeypatch.setattr(Waiters, "_put", lambda *_args, **_options: None)
     plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
     outcomes: list[Outcome] = []
     await run_all(

@@ -92,9 +92,9 @@ def every(nth: int) -> Callable[[], bool]:
 def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     receive, now = Waiters.receive, every(20)
 
-    def forgetful(taker: Any, items: Any, *, more: bool = False) -> None:
+    def forgetful(waiters: Any, supply: Any, items: Any, *, more: bool = False) -> None:
         items = list(items)
-        receive(taker, items[1:] if items and now() else items, more=more)
+        receive(waiters, supply, items[1:] if items and now() else items, more=more)
 
     monkeypatch.setattr(Waiters, "receive", forgetful)
 

@@ -17,8 +17,8 @@ import pytest
 
 from delayq._delayed import store as delayed_store
 from delayq._engine import last_timeout
+from delayq._engine.returns import Returns
 from delayq._engine.scheduler import Scheduler
-from delayq._engine.waiters import Waiters
 from delayq._reliable import store as reliable_store
 from delayq._reliable.claims import Claims
 from tests.faults import consumers
@@ -46,16 +46,7 @@ ANSWERS = ("reply lost", "cut")
 
 
 def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    give_back = Waiters.give_back
-
-    def keep(taker: Any, taken: Any, *, more: bool = False) -> None:
-        returning = taker._returning
-        taker._returning = True
-        give_back(taker, taken, more=more)
-        taker._returning = returning
-        taker._returned.clear()
-
-    monkeypatch.setattr(Waiters, "give_back", keep)
+    monkeypatch.setattr(Returns, "put", lambda _returns, _items: None)
 
 
 def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

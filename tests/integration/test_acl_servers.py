@@ -41,23 +41,15 @@ def as_user(url: str, user: str) -> str:
     return url.replace("://", f"://{user}:secret@", 1)
 
 
-async def work(url: str, partitions: int | None) -> list[Any]:
+async def work(url: str) -> list[Any]:
     """Let a producer and a consumer work, each as its own user."""
     got: list[Any] = []
     async with (
         delayq.connect(as_user(url, "producer")) as producer,
         delayq.connect(as_user(url, "consumer")) as consumer,
     ):
-        offered: Any = (
-            producer.reliable_queue(NAME, partitions=partitions)
-            if partitions
-            else producer.reliable_queue(NAME)
-        )
-        taken: Any = (
-            consumer.reliable_queue(NAME, partitions=partitions)
-            if partitions
-            else consumer.reliable_queue(NAME)
-        )
+        offered: Any = producer.reliable_queue(NAME)
+        taken: Any = consumer.reliable_queue(NAME)
         await offered.offer_many([Offer(n, delay=0.05, priority=n % 3) for n in range(60)])
         async for message in taken:
             async with message:
@@ -67,20 +59,22 @@ async def work(url: str, partitions: int | None) -> list[Any]:
     return got
 
 
-@pytest.mark.parametrize("partitions", [None, 1, 12])
+@pytest.mark.parametrize("partitions", [1, 12])
 async def test_on_a_cluster_each_role_does_its_work_with_its_rules(
-    cluster: TestCluster, partitions: int | None
+    cluster: TestCluster, partitions: int
 ) -> None:
+    async with delayq.connect(cluster.url) as client:
+        await client.reliable_queue(NAME).configure(partitions=partitions)
     for role in ("producer", "consumer"):
         grant(
             cluster.nodes,
             role,
             acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions),
         )
-    assert sorted(await work(cluster.url, partitions)) == [*range(60)]
+    assert sorted(await work(cluster.url)) == [*range(60)]
 
 
-async def test_rules_for_partitions_reach_no_queue_of_that_name_without_them_and_no_other_one(
+async def test_rules_for_partitions_reach_no_other_queue(
     cluster: TestCluster,
 ) -> None:
     grant(
@@ -89,14 +83,9 @@ async def test_rules_for_partitions_reach_no_queue_of_that_name_without_them_and
         acl_rules("producer", reliable=[NAME], servers="cluster", partitions=12),
     )
     async with delayq.connect(as_user(cluster.url, "producer")) as client:
-        for name, partitions in ((NAME, None), ("other", 12), (f"{NAME}2", 12)):
-            queue: Any = (
-                client.reliable_queue(name, partitions=partitions)
-                if partitions
-                else client.reliable_queue(name)
-            )
+        for name in ("other", f"{NAME}2"):
             with pytest.raises(delayq.ServerRefused):
-                await queue.offer(1)
+                await client.reliable_queue(name).offer(1)
 
 
 async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) -> None:

@@ -187,7 +187,7 @@ async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
             await asyncio.sleep(60)
 
     monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 0.01)
-    monkeypatch.setattr("delayq._reliable.open_queue.OpenReliableQueue.aclose", takes_long)
+    monkeypatch.setattr("delayq._reliable.partition.Partition.aclose", takes_long)
     async with delayq.connect(server.url) as client:
         client.reliable_queue("jobs")
         client.reliable_queue("mails")

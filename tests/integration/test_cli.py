@@ -109,9 +109,9 @@ def test_queues_are_found_with_their_counts(cli: Cli) -> None:
     seed(cli.url)
     status, found = cli("queues")
     assert status == 0
-    assert [(one["kind"], one["queue"], one["partitions"]) for one in found] == [
+    assert [(one["kind"], one["queue"], one.get("partitions")) for one in found] == [
         ("delayed", "closing", None),
-        ("reliable", "mails", None),
+        ("reliable", "mails", 1),
         ("reliable", "orders", 4),
     ]
     closing, mails, orders = found
@@ -181,7 +181,7 @@ def test_stats_of_both_kinds(cli: Cli) -> None:
     }
     _, (closing,) = cli("stats", "--delayed", "closing")
     assert (closing["kind"], closing["delayed"]) == ("delayed", 2)
-    _, (orders,) = cli("stats", "--queue", "orders", "--partitions", "4")
+    _, (orders,) = cli("stats", "--queue", "orders")
     assert orders["delayed"] == 40
     _, (nobody,) = cli("stats", "--queue", "nobody")
     assert nobody["ready"] == 0
@@ -251,7 +251,7 @@ def test_purge(cli: Cli) -> None:
         [{"queue": "mails", "state": "delayed", "dropped": 3}],
     )
     assert cli("purge", "--queue", "mails", "--yes")[1][0]["dropped"] == 2
-    assert cli("purge", "--queue", "orders", "--partitions", "4", "--yes")[1][0]["dropped"] == 40
+    assert cli("purge", "--queue", "orders", "--yes")[1][0]["dropped"] == 40
     assert cli("purge", "--delayed", "closing", "--yes")[1][0]["dropped"] == 2
     assert [one["queue"] for one in cli("queues")[1]] == ["mails"]  # only its dead letter is left
 
@@ -340,7 +340,7 @@ def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
 
 @pytest.mark.parametrize(
     "queue",
-    [("--queue", "mails"), ("--queue", "mails", "--partitions", "3"), ("--delayed", "closing")],
+    [("--queue", "mails"), ("--delayed", "closing")],
 )
 def test_cancel(cli: Cli, queue: tuple[str, ...]) -> None:
     _, (offered,) = cli("offer", "1", *queue, "--delay", "1h")
@@ -443,7 +443,7 @@ def test_leased_ones_are_listed_with_the_end_of_the_lease(cli: Cli) -> None:
         )
         <= 2
     )
-    assert len(cli("list", "--queue", "orders", "--partitions", "4", "--limit", "7")[1]) == 7
+    assert len(cli("list", "--queue", "orders", "--limit", "7")[1]) == 7
 
 
 # Dead letters
@@ -682,7 +682,6 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
     [
         (("stats",), "no queue given"),
         (("stats", "--queue", "a", "--delayed", "b"), "no queue given"),
-        (("stats", "--delayed", "b", "--partitions", "2"), "no partitions"),
         (("stats", "--queue", ""), "non-empty"),
         (("offer", "{", "--queue", "a"), "not JSON"),
         (("offer", "1", "--queue", "a", "--delay", "soon"), "--delay must be a duration"),

@@ -102,7 +102,7 @@ SCREENS = (
     Case("list --queue mails", ("welcome-3", "in 28h", "…")),
     Case("list --queue mails --state leased", ("lease ends", "busy")),
     Case("list --delayed closing", ("in 50m", "…")),
-    Case("list --queue orders --partitions 4 --limit 3", ("in 8m",)),
+    Case("list --queue orders --limit 3", ("in 8m",)),
     Case("get welcome-2 --queue mails", ("header tenant: acme", "value:         {")),
     Case(
         "get nobody --queue mails",
@@ -434,7 +434,7 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize(
     "line",
-    ["list --queue orders --partitions 4", "doctor --json", "acl admin --queue mails", "--help"],
+    ["list --queue orders", "doctor --json", "acl admin --queue mails", "--help"],
 )
 def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(
     seeded: dict[str, Any], line: str

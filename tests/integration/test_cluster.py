@@ -5,6 +5,7 @@ moves or its master dies.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import Counter
@@ -17,6 +18,7 @@ from redis.asyncio import RedisCluster
 import delayq
 from delayq import Offer
 from delayq._redis.cluster import Cluster, read_place, read_slots
+from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from tests.conftest import FOUND
 from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
@@ -534,16 +536,28 @@ async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(
     await client.reliable_queue(name, lease=LEASE).offer(2)
 
 
+async def spread_with_settings_elsewhere(cluster: TestCluster, hanging: PrivateServer) -> str:
+    """Store the settings of a queue in partitions on another server than ``hanging``."""
+    # The first partition has the queue's own keys.
+    names = (f"spread{number}" for number in itertools.count())
+    name = next(name for name in names if cluster.owner(ReliableKeys.of(name).wake) is not hanging)
+    async with delayq.connect(cluster.url) as other:
+        await other.reliable_queue(name).configure(partitions=12)
+    return name
+
+
 async def test_offers_without_an_id_go_to_partitions_that_answer(cluster: TestCluster) -> None:
+    name = await spread_with_settings_elsewhere(cluster, cluster.nodes[2])
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.PartitionedQueue[int] = client.reliable_queue(
-            "spread", lease=LEASE, partitions=12
-        )
+        queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=LEASE)
+        await queue.settings()
         with cluster.nodes[2].paused():
             ids = await asyncio.gather(*(queue.offer(number, 3600) for number in range(40)))
             nodes = client._open_session().nodes
-            assert any(nodes.failed_lately(partition._keys.wake) for partition in queue.partitions)
-            assert not any(nodes.failed_lately(queue.partition(each)._keys.wake) for each in ids)
+            assert any(
+                nodes.failed_lately(partition.keys.wake) for partition in queue._open.partitions
+            )
+            assert not any(nodes.failed_lately(queue._open.place(each).keys.wake) for each in ids)
             # From now on offers go straight to the partitions that answer.
             async with asyncio.timeout(4):
                 ids += await queue.offer_many([Offer(number) for number in range(40)])
@@ -553,13 +567,13 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(cluster: TestCl
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
 async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
+    hanging = cluster.nodes[2]
+    name = await spread_with_settings_elsewhere(cluster, hanging)
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.PartitionedQueue[int] = client.reliable_queue(
-            "spread", lease=LEASE, partitions=12
-        )
+        queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=LEASE)
         worker = delayq.Worker(client, concurrency=2)
 
-        @worker.listener("spread", lease=LEASE, partitions=12)
+        @worker.listener(name, lease=LEASE)
         async def handle(value: int) -> None:
             got.put_nowait(value)
 
@@ -574,27 +588,35 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
                     async with message:
                         got.put_nowait(message.value)
 
-        hanging = cluster.nodes[2]
-        here = next(part for part in queue.partitions if cluster.owner(part._keys.wake) is hanging)
-        elsewhere = next(
-            part for part in queue.partitions if cluster.owner(part._keys.wake) is not hanging
-        )
+        def ids(*, here: bool) -> Iterator[str]:
+            """Generate ids of messages that lie on the server that hangs, or elsewhere."""
+            for name in (f"m{number}" for number in itertools.count()):
+                is_here = cluster.owner(queue._open.place(name).keys.wake) is hanging
+                if is_here is here:
+                    yield name
+
+        # Subscribed while the server hangs: one that hangs later takes the notifications with it
+        # until that is found out.
         with hanging.paused():
+            await queue.settings()
+            elsewhere = ids(here=False)
+            parts = queue._open.partitions
+            here = next(part for part in parts if cluster.owner(part.keys.wake) is hanging)
             taking = asyncio.create_task(
                 {"loop": loop, "claim": claim, "worker": worker.run}[way]()
             )
             # It takes 5 s to find out that a server hangs. Nothing else waits for that.
             async with asyncio.timeout(4):
                 for number in range(3):
-                    await elsewhere.offer(number, 0.2)
+                    await queue.offer(number, 0.2, id=next(elsewhere))
                     assert await got.get() == number
             # The others are still served afterwards.
             with pytest.raises(delayq.ServerError):
-                await here.stats()
-            await elsewhere.offer(3)
+                await here.store.depth()
+            await queue.offer(3, id=next(elsewhere))
             assert await asyncio.wait_for(got.get(), 4) == 3
             assert not taking.done()
-        await here.offer(4)
+        await queue.offer(4, id=next(ids(here=True)))
         assert await asyncio.wait_for(got.get(), 15) == 4
         taking.cancel()
         await asyncio.wait({taking})

@@ -254,7 +254,7 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         (last,) = await inspection.records(client, "orders:unpaid", "delayed", offset=38)
         assert b"1001" in last.raw
         parts = client.reliable_queue("thumbnails", partitions=8)
-        assert [(await part.stats()).paused for part in parts.partitions] == [True] * 8
+        assert [(await part.store.depth()).paused for part in parts._open.partitions] == [True] * 8
 
 
 def _click_through(address: str) -> None:

@@ -16,12 +16,12 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._background import Background
-from delayq._engine.waiters import Waiters
+from delayq._engine.waiters import Supply, Waiters
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 
     from delayq import Client
     from tests.support.servers import PrivateServer
@@ -385,15 +385,15 @@ class Callers:
             timer = None
 
         services: Any = Services()
-        nothing: Callable[[], None] = lambda: None
-        self.taker: Waiters[int] = Waiters(
-            "jobs", services, push=nothing, wanted=nothing, idle=nothing, hand_back=self._hand_back
+        self.waiters: Waiters[int] = Waiters(services, ask=lambda _insist: None)
+        self.supply: Supply[int] = self.waiters.add_source(
+            "jobs", lambda: None, hand_back=self._hand_back
         )
 
     def answer(self, items: Sequence[int]) -> None:
-        self.taker.begin()
-        self.taker.end(items)
-        self.taker.over()
+        self.supply.begin(100)
+        self.supply.end(items)
+        self.supply.over()
 
     def _hand_back(self, items: Sequence[int]) -> Any:
         self.back += items
@@ -402,7 +402,7 @@ class Callers:
     def close(self) -> None:
         """Close with calls that the server answers at once."""
         last: Any = SimpleNamespace(send=lambda _queue, calls: list(calls))
-        self.taker.close(last)
+        self.waiters.close(last)
 
 
 @pytest.fixture
@@ -416,7 +416,7 @@ async def callers() -> AsyncIterator[Callers]:
 async def test_what_came_in_the_turn_in_which_the_queue_closed_goes_back(
     callers: Callers, goes_on: bool
 ) -> None:
-    batches = callers.taker.batches()
+    batches = callers.waiters.batches()
     batch = asyncio.ensure_future(anext(batches, None))
     await turns(3)
     callers.answer([1])

@@ -9,7 +9,7 @@ import pytest
 
 import delayq
 from delayq._delayed.store import GIVE_BACK
-from delayq._engine.waiters import Waiters
+from delayq._engine.waiters import Supply
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack, LastCalls, send_one
 from delayq._redis.pool import ConnectionPool
@@ -68,11 +68,11 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     queue = client.delayed_queue("orders")
     await queue.offer_many([(n, 0) for n in range(20)])
     scheduler = client._open_session().scheduler
-    end = Waiters.end
+    end = Supply.end
     written: list[HandBack] = []
     ending: list[Any] = []
 
-    def end_and_close(self: Waiters[Any], items: Any, *, more: bool = False) -> None:
+    def end_and_close(self: Supply[Any], items: Any, *, more: bool = False) -> None:
         end(self, items := list(items), more=more)
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
@@ -83,7 +83,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
         written.extend(calls := list(calls))
         send(self, name, calls)
 
-    monkeypatch.setattr(Waiters, "end", end_and_close)
+    monkeypatch.setattr(Supply, "end", end_and_close)
     monkeypatch.setattr(LastCalls, "send", note)
     drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
     for drain in drains:
@@ -167,7 +167,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             async for _ in queue:
                 break
             # Messages that were fetched ahead are back.
-            await until(lambda: queue._taker.is_idle)
+            await until(lambda: queue._waiters.is_idle)
             assert len(await queue.drain()) == 47
         finally:
             server.call("CONFIG", "SET", "maxmemory", "0")
@@ -283,20 +283,20 @@ async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
     async with delayq.connect(own_server.unix_url) as client:
         jobs = client.reliable_queue("jobs")
         await jobs.offer_many([delayq.Offer(n) for n in range(3)])
-        claims = jobs._open.claims
-        taken = await claims.taker.get(3, None)
+        claims = jobs._open.partitions[0].claims
+        taken = await jobs._open.waiters.get(3, None, jobs._policy)
         assert claims.has_some_out
         # The server refuses the call, so it is repeated until the server accepts it.
         refused = "EVAL EVALSHA"
         for command in refused.split():
             own_server.call("ACL", "SETUSER", "default", f"-{command.lower()}")
-        claims.taker.give_back(taken)
+        jobs._open.waiters.give_back(taken)
         await until(lambda: client.statistics().errors > 3)
         assert claims._claimed == 3
         assert claims.has_some_out
         for command in refused.split():
             own_server.call("ACL", "SETUSER", "default", f"+{command.lower()}")
-        await until(lambda: claims.taker.is_idle)
+        await until(lambda: jobs._open.waiters.is_idle)
         assert claims._claimed == 0
 
 

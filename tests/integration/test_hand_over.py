@@ -290,9 +290,9 @@ async def test_what_went_back_is_not_confirmed_once_more(
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await filled(raw, "orders", 300)
         async for _ in queue:
-            if any(reader.ahead for reader in queue._taker._readers):
+            if any(reader.ahead for reader in queue._waiters._readers):
                 break
-        await until(lambda: queue._taker.is_idle)
+        await until(lambda: queue._waiters.is_idle)
         await until(lambda: raw.exists(LEASED, LEASES), equals=0)
         await raw.hset(LEASED, tokens[-1], "1:0")
         await raw.zadd(LEASES, {tokens[-1]: int(time.time() * 1000) + 300_000})

@@ -56,6 +56,12 @@ class Kind:
             else client.delayed_queue("jobs")
         )
 
+    def keys(self, queue: Any) -> Any:
+        return queue._open.partitions[0].keys if self.reliable else queue._keys
+
+    def wakeups(self, queue: Any) -> Any:
+        return (queue._open.partitions[0] if self.reliable else queue._open).wakeups
+
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
         if self.reliable:
             await queue.offer_many(
@@ -145,7 +151,7 @@ class Crowd:
 
     async def subscribed(self, raw: Any, others: int = 0) -> None:
         """Wait until all clients hear what is published."""
-        keys = self.queues[0]._keys
+        keys = self.kind.keys(self.queues[0])
         channel = keys.wake if self.kind.reliable else keys.turns
 
         async def all_hear() -> bool:
@@ -213,7 +219,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
         # This client only offers.
-        queue._open.wakeups.close()
+        kind.wakeups(queue).close()
         await crowd.subscribed(raw, others=1)
         alive = set(range(4))
         at = 0
@@ -227,12 +233,12 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             first = [
                 place
                 for place in sorted(alive)
-                if not crowd.queues[place]._open.wakeups.plan.stagger.delay(demand=True)
+                if not kind.wakeups(crowd.queues[place]).plan.stagger.delay(demand=True)
             ]
             for place in first[: len(alive) - 1]:
                 alive.remove(place)
                 if fate == "silent":
-                    crowd.queues[place]._open.wakeups.close()
+                    kind.wakeups(crowd.queues[place]).close()
                 elif fate == "closed":
                     await crowd.queues[place].aclose()
                 else:
@@ -373,7 +379,7 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
         assert await kind.take(queue) == 0
         for value in range(1, 30):
             taking = asyncio.create_task(kind.take(queue))
-            await until(lambda: client.statistics().waiting and queue._open.wakeups.up_to_date)
+            await until(lambda: client.statistics().waiting and kind.wakeups(queue).up_to_date)
             made = calls[queue._session.server]
             await kind.offer(theirs, {value: 0})
             assert await asyncio.wait_for(taking, 20) == value
@@ -465,9 +471,9 @@ async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any)
         theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
         await theirs.pause()
         claim = asyncio.create_task(queue.claim(wait=60))
-        await until(lambda: queue._open.wakeups.up_to_date)
+        await until(lambda: queue._open.partitions[0].wakeups.up_to_date)
         # The client is subscribed, so it will hear when the pause ends.
-        await until(lambda: raw.publish(queue._keys.wake, "1"))
+        await until(lambda: raw.publish(queue._open.partitions[0].keys.wake, "1"))
         await theirs.offer(1)
         await theirs.resume()
         (message,) = await asyncio.wait_for(claim, 20)

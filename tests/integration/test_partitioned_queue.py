@@ -1,12 +1,14 @@
-"""A partitioned queue does what a single queue does: ids decide where a message lies, and consumers
-take from all in turn.
+"""A queue in partitions does what any other queue does: ids decide where a message lies, and
+consumers take from all partitions in turn.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from contextlib import AsyncExitStack
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
@@ -20,7 +22,7 @@ from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.partitions import partition_of
+from delayq._reliable.placement import partition_of
 from delayq._reliable.recurrence import is_occurrence
 from delayq.errors import OutcomeUnknown
 from tests.support.clusters import TestCluster, admin
@@ -30,18 +32,24 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from delayq import Client, PartitionedQueue
+    from delayq import Client, ReliableQueue
     from tests.support.servers import Kind, PrivateServer
 
 PARTITIONS = 5
 
 
 @pytest.fixture
-async def jobs(client: delayq.Client) -> PartitionedQueue[int]:
+async def jobs(client: delayq.Client) -> ReliableQueue[int]:
     return client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
 
 
-async def handled(jobs: PartitionedQueue[int], count: int) -> list[int]:
+def ids_in(partition: int, count: int, partitions: int = PARTITIONS) -> list[str]:
+    """Return ids of messages that lie in this partition."""
+    names = (f"p{partition}-{n}" for n in itertools.count())
+    return list(islice((n for n in names if partition_of(n, partitions) == partition), count))
+
+
+async def handled(jobs: ReliableQueue[int], count: int) -> list[int]:
     got = []
     async for message in jobs:
         async with message:
@@ -72,11 +80,12 @@ class TestRouting:
         self, name: str, masters: int
     ) -> None:
         on: Counter[int] = Counter(dict.fromkeys(range(masters), 0))
-        for partition in range(40):
+        for partition in range(1, 41):
             keys = ReliableKeys.of(name, partition=partition)
             on[key_slot(keys.wake.encode()) * masters // SLOTS] += 1
-            if partition + 1 >= masters * 2:
-                # The boundaries between masters fall inside the partitions' ranges of slots.
+            if partition >= masters * 2:
+                # The boundaries between masters fall inside the partitions' ranges of slots. The
+                # first partition has the queue's own keys, which lie anywhere.
                 assert max(on.values()) - min(on.values()) <= 3
         assert (
             len(
@@ -89,6 +98,7 @@ class TestRouting:
         )
 
     def test_where_one_lies_never_changes(self) -> None:
+        assert ReliableKeys.of("jobs", partition=0) == ReliableKeys.of("jobs")
         assert ReliableKeys.of("jobs", partition=3).wake == "delayq:part:{3:027:jobs}:wake"
         assert (
             ReliableKeys.of("Aufträge", partition=12).wake == "delayq:part:{12:021:Aufträge}:wake"
@@ -99,12 +109,16 @@ class TestRouting:
         self, one: str, other: str, here: int, there: int
     ) -> None:
         def keys(of: Any) -> set[str]:
-            facts = [getattr(of, name) for name in of.__slots__ if name not in ("name", "whole")]
+            facts = [
+                getattr(of, name) for name in of.__slots__ if name not in ("name", "_of_scripts")
+            ]
             return {key for fact in facts for key in ([fact] if isinstance(fact, str) else fact)}
 
         try:
             mine = keys(ReliableKeys.of(one, partition=here))
-            others = keys(ReliableKeys.of(other)) | keys(DelayedKeys.of(other))
+            others = keys(DelayedKeys.of(other))
+            if here or one != other:
+                others |= keys(ReliableKeys.of(other))
         except delayq.BadName:
             return
         assert len({hash_tag(key) for key in mine}) == 1
@@ -115,21 +129,21 @@ class TestRouting:
 
 
 async def test_messages_spread_over_all_partitions_and_come_all_once(
-    jobs: PartitionedQueue[int],
+    jobs: ReliableQueue[int],
 ) -> None:
     assert len(await jobs.offer_many([Offer(n) for n in range(500)])) == 500
-    stored = [(await queue.stats()).ready for queue in jobs.partitions]
+    stored = [(await partition.store.depth()).ready for partition in jobs._open.partitions]
+    assert len(stored) == PARTITIONS
     assert sum(stored) == 500
     assert min(stored) > 0
     assert sorted(await handled(jobs, 500)) == list(range(500))
     assert (await jobs.stats()).ready == 0
 
 
-async def test_every_partition_gets_its_turn(jobs: PartitionedQueue[int]) -> None:
+async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
     """A partition with a long backlog must not delay another partition's message."""
-    full, small = jobs.partitions[0], jobs.partitions[3]
-    await full.offer_many([Offer(n) for n in range(300)])
-    await small.offer(-1)
+    await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(ids_in(0, 300))])
+    await jobs.offer(-1, id=ids_in(3, 1)[0])
     got = []
     async for message in jobs:
         async with message:
@@ -139,7 +153,7 @@ async def test_every_partition_gets_its_turn(jobs: PartitionedQueue[int]) -> Non
     assert len(got) < 150
 
 
-async def test_order_holds_within_a_partition(jobs: PartitionedQueue[int]) -> None:
+async def test_order_holds_within_a_partition(jobs: ReliableQueue[int]) -> None:
     ids = [f"m{n}" for n in range(200)]
     await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(ids)])
     got = await handled(jobs, 200)
@@ -148,7 +162,7 @@ async def test_order_holds_within_a_partition(jobs: PartitionedQueue[int]) -> No
         assert mine == sorted(mine)
 
 
-async def test_ids_find_their_message(jobs: PartitionedQueue[int]) -> None:
+async def test_ids_find_their_message(jobs: ReliableQueue[int]) -> None:
     for n in range(20):
         assert (
             await jobs.offer(n, 3600, id=f"m{n}", priority=n % 3, headers={"n": str(n)}) == f"m{n}"
@@ -171,7 +185,7 @@ async def test_ids_find_their_message(jobs: PartitionedQueue[int]) -> None:
 
 
 async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
-    jobs: PartitionedQueue[int],
+    jobs: ReliableQueue[int],
 ) -> None:
     await jobs.offer_many([Offer(n) for n in range(100)])
     for _ in range(4):
@@ -189,13 +203,13 @@ async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
 
 @pytest.mark.parametrize("turns", range(12))
 async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(
-    jobs: PartitionedQueue[int], turns: int
+    jobs: ReliableQueue[int], turns: int
 ) -> None:
     claiming = asyncio.create_task(jobs.claim(20, wait=60))
-    await until(lambda: all(queue._open.claims.taker.waiting for queue in jobs.partitions))
+    await until(lambda: jobs._open.waiters.waiting)
     await jobs.offer_many([Offer(n) for n in range(20)])
     # Messages of some partitions are here already, others are on their way.
-    await until(lambda: not all(queue._open.claims.taker.waiting for queue in jobs.partitions))
+    await until(lambda: jobs._open.waiters.wanted < 20)
     for _ in range(turns):
         await asyncio.sleep(0)
     claiming.cancel()
@@ -211,24 +225,22 @@ async def test_what_came_for_a_caller_who_is_cancelled_goes_back_untried(
 
 
 async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have_messages(
-    jobs: PartitionedQueue[int], monkeypatch: pytest.MonkeyPatch
+    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(*_: Any) -> Any:
+    async def refused(*_: Any, **__: Any) -> Any:
         raise delayq.ServerRefused("planned")
 
     await jobs.offer_many([Offer(n) for n in range(1000)])
-    monkeypatch.setattr(jobs.partitions[2]._open.claims.taker, "get", refused)
+    monkeypatch.setattr(jobs._open.partitions[2].store, "claim", refused)
     with pytest.raises(delayq.ServerRefused, match="planned"):
-        await handled(jobs, 800)
+        await handled(jobs, 1000)
 
 
 async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_say_so(
     own_server: PrivateServer,
 ) -> None:
     async with delayq.connect(own_server.url) as client:
-        jobs: PartitionedQueue[int] = client.reliable_queue(
-            "jobs", lease=LEASE, partitions=PARTITIONS
-        )
+        jobs: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
         await jobs.offer(0)
         assert await handled(jobs, 1) == [0]
         own_server.kill()
@@ -243,7 +255,7 @@ async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_sa
 
 
 async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_others(
-    jobs: PartitionedQueue[int], server: PrivateServer
+    jobs: ReliableQueue[int], server: PrivateServer
 ) -> None:
     """By then each partition has a message at hand for the loop.
 
@@ -260,10 +272,9 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
                 began.set()
                 await done.wait()
 
-    home = jobs.partitions[0]
-    here = [name for name in (f"h{n}" for n in range(5000)) if jobs.partition(name) is home]
+    here = ids_in(0, 1000)
     elsewhere, again = (
-        [name for name in (f"{kind}{n}" for n in range(50)) if jobs.partition(name) is not home]
+        [name for name in (f"{kind}{n}" for n in range(50)) if partition_of(name, PARTITIONS)]
         for kind in "ea"
     )
     await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(elsewhere)])
@@ -271,7 +282,7 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
     await began.wait()
     attempts = []
     async with delayq.connect(server.url) as other:
-        others: PartitionedQueue[int] = other.reliable_queue(
+        others: ReliableQueue[int] = other.reliable_queue(
             "jobs", lease=LEASE, partitions=PARTITIONS
         )
         async for message in others:
@@ -284,7 +295,7 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
     # message at hand since then, and always has more.
     await jobs.offer_many([Offer(1000 + n, id=name) for n, name in enumerate(here)])
     await jobs.offer_many([Offer(100 + n, id=name) for n, name in enumerate(again)])
-    await until(lambda: home._open.claims.taker.wanted == 0)
+    await until(lambda: jobs._open.waiters.wanted == 0)
     done.set()
     values = {100 + n for n in range(len(again))}
     await until(lambda: values <= set(first))
@@ -294,7 +305,7 @@ async def test_a_loop_that_handles_one_message_for_long_leaves_the_others_to_oth
 
 
 async def test_closing_while_a_message_is_handled_ends_the_loop_and_gives_back_what_it_had_at_hand(
-    client: delayq.Client, jobs: PartitionedQueue[int]
+    client: delayq.Client, jobs: ReliableQueue[int]
 ) -> None:
     await jobs.offer_many([Offer(n) for n in range(50)])
     got = []
@@ -303,7 +314,7 @@ async def test_closing_while_a_message_is_handled_ends_the_loop_and_gives_back_w
             got.append(message.value)
         if len(got) == 5:
             await jobs.aclose()
-    again: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+    again: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
     rest: list[delayq.Message[int]] = []
     while len(got) + len(rest) < 50:
         rest += await asyncio.wait_for(again.claim(100, wait=10), 15)
@@ -311,7 +322,7 @@ async def test_closing_while_a_message_is_handled_ends_the_loop_and_gives_back_w
     assert sorted([*got, *(message.value for message in rest)]) == [*range(50)]
 
 
-async def test_claiming_waits_for_whichever_comes_first(jobs: PartitionedQueue[int]) -> None:
+async def test_claiming_waits_for_whichever_comes_first(jobs: ReliableQueue[int]) -> None:
     claiming = asyncio.create_task(jobs.claim(5, wait=20))
     await asyncio.sleep(0.05)
     await jobs.offer(1, 0.05)
@@ -324,7 +335,7 @@ async def test_claiming_waits_for_whichever_comes_first(jobs: PartitionedQueue[i
 
 
 async def test_what_is_fetched_ahead_goes_back_when_a_loop_is_left(
-    jobs: PartitionedQueue[int],
+    jobs: ReliableQueue[int],
 ) -> None:
     await jobs.offer_many([Offer(n) for n in range(400)])
     await handled(jobs, 100)
@@ -332,7 +343,7 @@ async def test_what_is_fetched_ahead_goes_back_when_a_loop_is_left(
     assert sorted(await handled(jobs, 300))
 
 
-async def until_ready(jobs: PartitionedQueue[int], count: int) -> None:
+async def until_ready(jobs: ReliableQueue[int], count: int) -> None:
     async def all_back() -> bool:
         stats = await jobs.stats()
         return stats.ready == count and stats.leased == 0
@@ -340,7 +351,7 @@ async def until_ready(jobs: PartitionedQueue[int], count: int) -> None:
     await until(all_back)
 
 
-async def test_stats_lists_and_purges_are_of_all_partitions(jobs: PartitionedQueue[int]) -> None:
+async def test_stats_lists_and_purges_are_of_all_partitions(jobs: ReliableQueue[int]) -> None:
     await jobs.offer_many([Offer(n, delay=1000 + n, id=f"d{n}") for n in range(30)])
     await jobs.offer_many([Offer(100 + n, id=f"r{n}", priority=n % 2) for n in range(10)])
     stats = await jobs.stats()
@@ -365,7 +376,7 @@ async def test_stats_lists_and_purges_are_of_all_partitions(jobs: PartitionedQue
     assert await jobs.purge() == 10
 
 
-async def test_dead_letters_are_of_all_partitions(jobs: PartitionedQueue[int]) -> None:
+async def test_dead_letters_are_of_all_partitions(jobs: ReliableQueue[int]) -> None:
     await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(20)])
     for message in await jobs.claim(20):
         await message.bury(f"reason {message.value}")
@@ -383,7 +394,7 @@ async def test_dead_letters_are_of_all_partitions(jobs: PartitionedQueue[int]) -
     assert sorted(await handled(jobs, 18)) == [n for n in range(20) if n not in (4, 5)]
 
 
-async def test_what_recurs_does_so_in_one_partition(jobs: PartitionedQueue[int]) -> None:
+async def test_what_recurs_does_so_in_one_partition(jobs: ReliableQueue[int]) -> None:
     for name in ("a", "b", "c"):
         await jobs.schedule(name, every=0.05, value=1)
     assert [each.name for each in await jobs.schedules()] == ["a", "b", "c"]
@@ -400,7 +411,7 @@ async def test_what_recurs_does_so_in_one_partition(jobs: PartitionedQueue[int])
 
 
 async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(
-    jobs: PartitionedQueue[int],
+    jobs: ReliableQueue[int],
 ) -> None:
     await jobs.offer_many([Offer(n, delay=3600, id=f"m{n}") for n in range(5)])
     with pytest.raises(delayq.DuplicateMessage) as caught:
@@ -413,21 +424,27 @@ async def test_what_was_refused_and_what_is_stored_is_told_of_all_partitions(
 
 
 async def test_an_answer_that_is_lost_leaves_open_only_what_it_concerns(
-    jobs: PartitionedQueue[int], monkeypatch: pytest.MonkeyPatch
+    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def lost(*_: Any) -> Any:
-        raise OutcomeUnknown("planned", ("x",))
+    await jobs.stats()
+    place = partition_of("m1", PARTITIONS)
 
-    monkeypatch.setattr(jobs.partition("m1"), "_offer_messages", lost)
+    async def lost(*_: Any) -> Any:
+        raise OutcomeUnknown("planned")
+
+    commits = jobs._open.partitions[place].offers.commits
+    monkeypatch.setattr(
+        commits, "submit_many", lambda items: [asyncio.ensure_future(lost()) for _ in items]
+    )
     names = [f"m{n}" for n in range(20)]
     with pytest.raises(OutcomeUnknown) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=name) for n, name in enumerate(names)])
-    elsewhere = {name for name in names if jobs.partition(name) is not jobs.partition("m1")}
-    assert set(caught.value.stored) == elsewhere | {"x"}
+    elsewhere = {name for name in names if partition_of(name, PARTITIONS) != place}
+    assert set(caught.value.stored) == elsewhere
 
 
 async def test_closing_ends_loops_and_waiting_claims(
-    client: delayq.Client, jobs: PartitionedQueue[int]
+    client: delayq.Client, jobs: ReliableQueue[int]
 ) -> None:
     looping = asyncio.create_task(handled(jobs, 1))
     claiming = asyncio.create_task(jobs.claim(1, wait=60))
@@ -436,15 +453,14 @@ async def test_closing_ends_loops_and_waiting_claims(
     assert await asyncio.wait_for(looping, 10) == []
     with pytest.raises(delayq.Closed):
         await asyncio.wait_for(claiming, 10)
-    again: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
+    again: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
     async with again:
         await again.offer(1)
         assert await handled(again, 1) == [1]
-    assert "5 partitions" in repr(again)
 
 
 async def test_a_worker_handles_all_partitions(
-    client: delayq.Client, jobs: PartitionedQueue[int]
+    client: delayq.Client, jobs: ReliableQueue[int]
 ) -> None:
     worker, got, running, most = delayq.Worker(client, concurrency=7), [], 0, 0
 
@@ -477,7 +493,7 @@ async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(
         got.append(value)
         running -= 1
 
-    queue: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
+    queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
     await queue.offer_many([Offer(n) for n in range(100)])
     await worker.run(burst=True)
     assert sorted(got) == list(range(100))
@@ -485,7 +501,7 @@ async def test_a_worker_with_fewer_hands_than_partitions_handles_all_of_them(
 
 
 async def test_all_hands_of_a_worker_serve_the_one_busy_partition(
-    client: delayq.Client, jobs: PartitionedQueue[int]
+    client: delayq.Client, jobs: ReliableQueue[int]
 ) -> None:
     worker, together = delayq.Worker(client), asyncio.Barrier(7)
 
@@ -493,7 +509,7 @@ async def test_all_hands_of_a_worker_serve_the_one_busy_partition(
     async def handle(value: int) -> None:
         await together.wait()
 
-    await jobs.partitions[0].offer_many([Offer(n) for n in range(7)])
+    await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(ids_in(0, 7))])
     await worker.run(burst=True)
     stats = await jobs.stats()
     assert (stats.ready, stats.leased, stats.delayed) == (0, 0, 0)
@@ -521,7 +537,7 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(
             return int(redis.dbsize())
 
     async with delayq.connect(cluster.url) as client:
-        jobs: PartitionedQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
+        jobs: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=16)
         got: list[int] = []
 
         async def consume() -> None:
@@ -534,7 +550,7 @@ async def test_on_a_cluster_every_master_has_a_share_and_slots_may_move(
         consuming = asyncio.create_task(consume())
         offered = 0
         for moves in range(6):
-            key = jobs.partitions[moves]._keys.wake
+            key = jobs._open.partitions[moves].keys.wake
             target = next(node for node in cluster.nodes if node is not cluster.owner(key))
             moving = asyncio.create_task(asyncio.to_thread(cluster.move, key, target))
             while not moving.done():
@@ -561,8 +577,8 @@ async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_clai
         clients = [await stack.enter_async_context(delayq.connect(server.url)) for _ in range(6)]
         queues = [client.reliable_queue("jobs", partitions=6) for client in clients]
         for _ in range(5):
-            for partition in queues[0].partitions:
-                await partition.offer(1)
+            for partition in range(6):
+                await queues[0].offer(1, id=ids_in(partition, 1, 6)[0])
             claims = await asyncio.gather(*(queue.claim(1) for queue in queues))
             assert [len(messages) for messages in claims] == [1] * 6
             for (message,) in claims:
@@ -570,7 +586,7 @@ async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_clai
 
 
 async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Client) -> None:
-    queue: PartitionedQueue[int] = client.reliable_queue("jobs", partitions=12)
+    queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=12)
     await queue.offer_many([Offer(n) for n in range(200)])
     before, handled = client.statistics().round_trips, 0
     async for message in queue:
@@ -581,3 +597,150 @@ async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Clie
             break
     # A look, a claim, an acknowledgement, and occasionally a re-check.
     assert client.statistics().round_trips - before <= 4 * 5
+
+
+class TestTheServerKeepsTheNumber:
+    async def test_a_handle_that_names_only_the_queue_finds_all_partitions(
+        self, server: PrivateServer, jobs: ReliableQueue[int]
+    ) -> None:
+        ids = await jobs.offer_many([Offer(n) for n in range(100)])
+        async with delayq.connect(server.url) as other:
+            queue: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
+            assert (await queue.stats()).ready == 100
+            assert await queue.cancel(ids[0])
+            assert sorted(await handled(queue, 99)) == list(range(1, 100))
+
+    async def test_another_number_is_an_error_that_names_both(
+        self, server: PrivateServer, jobs: ReliableQueue[int]
+    ) -> None:
+        await jobs.offer(1)
+        async with delayq.connect(server.url) as other:
+            worker = delayq.Worker(other)
+
+            @worker.listener("jobs", partitions=8)
+            async def handle(value: int) -> None:
+                raise AssertionError
+
+            with pytest.raises(delayq.ConfigurationError, match=r"partitions is 5 .* 8 here"):
+                await worker.run(burst=True)
+
+    async def test_all_messages_of_a_queue_that_grows_are_handled_once(
+        self, client: Client, server: PrivateServer
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
+        await queue.offer_many([Offer(n, id=f"m{n}") for n in range(50)])
+        async with delayq.connect(server.url) as other:
+            theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
+            handling = asyncio.create_task(handled(theirs, 250))
+            for at, partitions in ((50, 4), (150, 16)):
+                await queue.configure(partitions=partitions)
+                await queue.offer_many([Offer(n, id=f"m{n}") for n in range(at, at + 100)])
+            assert sorted(await asyncio.wait_for(handling, 20)) == list(range(250))
+        stats = await queue.stats()
+        assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 0)
+
+    async def test_offers_during_the_growth_are_stored_once_and_found(
+        self, client: Client, server: PrivateServer
+    ) -> None:
+        async with delayq.connect(server.url) as other:
+            producer: ReliableQueue[int] = other.reliable_queue("jobs")
+            await producer.offer(-1, 3600)
+            offers = asyncio.gather(*(producer.offer(n, 3600, id=f"m{n}") for n in range(200)))
+            await client.reliable_queue("jobs").configure(partitions=7)
+            ids = await offers
+            assert (await producer.stats()).delayed == 201
+            for name in ids:
+                assert await producer.get(name) is not None
+
+    async def test_what_was_placed_by_a_former_number_is_found_by_its_id(
+        self, client: Client
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
+        names = [f"m{n}" for n in range(40)]
+        await queue.offer_many([Offer(n, delay=3600, id=name) for n, name in enumerate(names)])
+        await queue.schedule("nightly", every=3600, value=0)
+        await queue.configure(partitions=9)
+        for name in names[:5]:
+            assert await queue.get(name) is not None
+            assert await queue.reschedule(name, 7200)
+            with pytest.raises(delayq.DuplicateMessage):
+                await queue.offer(1, id=name)
+            assert await queue.offer(1, id=name, on_duplicate="ignore") == name
+        assert await queue.offer(-1, 3600, id="m5", on_duplicate="replace") == "m5"
+        found = await queue.get("m5")
+        assert found is not None
+        assert found.value == -1
+        with pytest.raises(delayq.DuplicateMessage) as caught:
+            await queue.offer_many([Offer(1, delay=3600, id=name) for name in ("m6", "new", "m7")])
+        assert (caught.value.ids, caught.value.stored) == (("m6", "m7"), ("new",))
+        for name in names:
+            assert await queue.cancel(name)
+            assert await queue.get(name) is None
+        # A schedule stays where it is, too.
+        await queue.schedule("nightly", every=3600, value=0)
+        assert len(await queue.schedules()) == 1
+        assert (await queue.stats()).delayed == 2
+        assert await queue.unschedule("nightly")
+
+    async def test_what_was_handled_under_a_former_number_still_counts_as_taken(
+        self, client: Client
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", dedup_window=60)
+        for n in range(10):
+            await queue.offer(n, id=f"m{n}")
+        for message in await queue.claim(10):
+            await message.ack()
+        await queue.offer(1, 3600)
+        await queue.configure(partitions=9)
+        for n in range(10):
+            with pytest.raises(delayq.DuplicateMessage):
+                await queue.offer(n, id=f"m{n}")
+
+    async def test_the_dead_letters_of_a_former_number_are_found_by_id(
+        self, client: Client
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs")
+        await queue.offer_many([Offer(n, id=f"m{n}") for n in range(10)])
+        for message in await queue.claim(10):
+            await message.bury("no")
+        await queue.configure(partitions=9)
+        assert await queue.dead.redrive([f"m{n}" for n in range(4)]) == 4
+        assert await queue.dead.purge(["m4"]) == 1
+        assert await queue.dead.size() == 5
+        assert (await queue.stats()).ready == 4
+
+
+class TestHandles:
+    async def test_each_handle_claims_with_its_own_lease_and_attempts(self, client: Client) -> None:
+        short: ReliableQueue[int] = client.reliable_queue("jobs", lease=5, max_attempts=1)
+        long: ReliableQueue[int] = client.reliable_queue("jobs", lease=500, max_attempts=None)
+        await short.offer_many([Offer(1), Offer(2)])
+        (first,) = await short.claim()
+        (second,) = await long.claim()
+        apart = (second.lease_ends_at - first.lease_ends_at).total_seconds()
+        assert apart == pytest.approx(495, abs=2)
+        await first.nack(error="no")
+        await second.nack(0, error="no")
+        assert await long.dead.size() == 1
+        assert (await long.stats()).ready == 1
+
+    async def test_handles_that_wait_together_get_messages_of_their_own_policy(
+        self, client: Client
+    ) -> None:
+        queues = [client.reliable_queue("jobs", lease=lease) for lease in (10, 1000)]
+        claims = [asyncio.create_task(queue.claim(wait=10)) for queue in queues * 3]
+        await until(lambda: queues[0]._open.waiters.wanted == 6)
+        await queues[0].offer_many([Offer(n) for n in range(6)])
+        now = await client.server_time()
+        for queue, claim in zip(queues * 3, claims, strict=True):
+            (message,) = await claim
+            left = (message.lease_ends_at - now).total_seconds()
+            assert left == pytest.approx(queue._policy.lease_us / 1e6, rel=0.2)
+            await message.ack()
+
+    async def test_a_handle_that_leaves_a_setting_out_inherits_it(self, client: Client) -> None:
+        client.reliable_queue("jobs", lease=77, max_attempts=3)
+        bare: ReliableQueue[int] = client.reliable_queue("jobs")
+        assert (bare._policy.lease_us, bare._policy.max_attempts) == (77_000_000, 3)
+        await bare.offer(1, 3600, id="order-1")
+        assert await client.reliable_queue("jobs", max_attempts=5).cancel("order-1")

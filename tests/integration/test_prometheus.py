@@ -86,7 +86,7 @@ async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metri
     await jobs.offer_many([Offer(number, delay=3600 * (number % 2)) for number in range(16)])
     (message,) = await jobs.claim(1, wait=5)
     await message.ack()
-    await jobs.partitions[2].pause()
+    await jobs._open.partitions[2].store.pause()
     seen, stats = await samples(metrics), await jobs.stats()
     assert (stats.delayed, stats.ready) == (8, 7)
     for state in ("delayed", "ready", "leased", "dead"):

@@ -590,7 +590,7 @@ async def test_a_damaged_record_disturbs_no_other_one_and_is_mended_by_its_next_
     await jobs.schedule("bad", every=HOUR, value=2)
     await raw.hset(SCHEDULES, "bad", record)
     assert [each.name for each in await jobs.schedules()] == ["good"]
-    await jobs._open.recurrence.look()
+    await jobs._open.partitions[0].recurrence.look()
     await advance(client, HOUR)
     for message in await jobs.claim(10):
         await message.ack()
@@ -654,7 +654,7 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
 ) -> None:
     await jobs.schedule("tick", every=60, value="tick")
     await advance(jobs, 60)
-    run, asked = jobs._store.client.run, asyncio.Event()
+    run, asked = jobs._open.partitions[0].store.client.run, asyncio.Event()
 
     async def stalled(script: Any, *args: Any) -> Any:
         if script is OCCUR and not asked.is_set():
@@ -662,7 +662,7 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
             await asyncio.sleep(3600)
         return await run(script, *args)
 
-    monkeypatch.setattr(jobs._store.client, "run", stalled)
+    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", stalled)
     claim = asyncio.create_task(jobs.claim())
     await asked.wait()
     claim.cancel()
@@ -797,7 +797,7 @@ async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside
     await jobs.schedule("tick", every=5, value=1)
     await advance(jobs, 5)
     (message,) = await jobs.claim()
-    run = jobs._store.client.run
+    run = jobs._open.partitions[0].store.client.run
 
     async def lost(script: Any, *args: Any) -> Any:
         answer = await run(script, *args)
@@ -805,7 +805,7 @@ async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside
             raise delayq.OutcomeUnknown("planned")
         return answer
 
-    monkeypatch.setattr(jobs._store.client, "run", lost)
+    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", lost)
     await advance(jobs, 5)
     assert await jobs.claim() == []
     monkeypatch.undo()

@@ -273,11 +273,13 @@ async def test_a_call_that_arrives_after_later_ones_stores_nothing(
     """The call was given up and repeated; then the first try arrives."""
     for n in range(2):
         await jobs.offer(n, HOUR)
-    session = jobs._open.offers._used[0].rpartition(":")[2]
+    session = jobs._open.partitions[0].offers._used[0].rpartition(":")[2]
     late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
     with pytest.raises(delayq.ServerRefused, match="LATE"):
-        await jobs._store.client.run(
-            *jobs._store.offer_request(jobs._store.offer_keys(session), 1, "0", [late])
+        await jobs._open.partitions[0].store.client.run(
+            *jobs._open.partitions[0].store.offer_request(
+                jobs._open.partitions[0].store.offer_keys(session), 1, "0", [late]
+            )
         )
     assert len((await store.look()).bodies) == 2
 

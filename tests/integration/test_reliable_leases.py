@@ -22,6 +22,8 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
+    from delayq._engine.lease_keeper import LeaseKeeper
+    from delayq._reliable.replies import Claim
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -31,6 +33,10 @@ pytestmark = pytest.mark.every_server
 
 # Short enough to wait for, yet long enough for a busy machine.
 SHORT = 0.3
+
+
+def keeper_of(queue: ReliableQueue[Any]) -> LeaseKeeper[Claim]:
+    return queue._open.partitions[0].keeper(queue._policy.lease_us)
 
 
 async def leases_are(store: Store, count: int) -> bool:
@@ -194,7 +200,7 @@ async def test_one_call_renews_all_leases_of_a_queue(client: Client, faults: Fau
             await until(lambda: faults.calls.count(EXTEND.name) >= 3)
 
     await asyncio.gather(*(handle(message) for message in await queue.claim(100)))
-    assert queue._open.keeper.held == 0
+    assert keeper_of(queue).held == 0
     before, renewals = client.statistics().timers, faults.calls.count(EXTEND.name)
     # One by one, it would be three hundred.
     assert renewals < 30
@@ -294,7 +300,7 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
     assert task is not None
     assert task.cancelling() == 0
     await asyncio.sleep(0)  # no trace of the cancellation is left
-    assert queue._open.keeper.lost == 1
+    assert keeper_of(queue).lost == 1
 
 
 async def test_a_handler_that_takes_no_notice_is_told_at_its_end(client: Client, raw: Any) -> None:
@@ -412,17 +418,17 @@ async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_i
     """
     await jobs.offer(1)
     (message,) = await jobs.claim()
-    settle = getattr(jobs._open.settling, how)
+    settle = getattr(jobs._open.partitions[0].settling, how)
 
     async def slowly(*args: object) -> None:
         await settle(*args)
-        assert await jobs._open.keeper.renew()
+        assert await keeper_of(jobs).renew()
         await asyncio.sleep(0)
 
-    monkeypatch.setattr(jobs._open.settling, how, slowly)
+    monkeypatch.setattr(jobs._open.partitions[0].settling, how, slowly)
     async with message:
         await (message.bury("no good") if how == "bury" else getattr(message, how)())
-    assert jobs._open.keeper.lost == 0
+    assert keeper_of(jobs).lost == 0
 
 
 async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
@@ -437,8 +443,8 @@ async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
             with pytest.raises(delayq.ServerUnavailable):
                 await message.ack()
             faults.plan = lambda _name, _n: None
-        assert jobs._open.keeper.held == 1
-    assert jobs._open.keeper.held == 0
+        assert keeper_of(jobs).held == 1
+    assert keeper_of(jobs).held == 0
 
 
 async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(

@@ -389,7 +389,7 @@ class ReliableMachine(RuleBasedStateMachine):
     @property
     def company(self) -> bool:
         """Whether the client has messages at hand, so that its next claim is not alone."""
-        return self.queue._open.claims.has_some_out
+        return self.queue._open.partitions[0].claims.has_some_out
 
     @rule(count=st.integers(1, 5))
     def claim(self, count: int) -> None:
@@ -437,7 +437,7 @@ class ReliableMachine(RuleBasedStateMachine):
         async def loop() -> list[Message[int]]:
             taken: list[Message[int]] = []
             # Time has passed without the client being told.
-            self.queue._open.claims.wakeups.forget()
+            self.queue._open.partitions[0].claims.wakeups.forget()
             async with aclosing(self.queue.__aiter__()) as messages:  # type: ignore[type-var]
                 if expected:
                     async for message in messages:
@@ -446,7 +446,7 @@ class ReliableMachine(RuleBasedStateMachine):
                             break
                 else:
                     assert await self.queue.claim(100) == []
-            await self.queue._open.claims.taker.returned(10)
+            await self.queue._open.partitions[0].claims.supply.returns.arrived(10)
             # The number claimed ahead depends on the speed of the machine, so claim and release the
             # rest too.
             rest = await self.queue.claim(100)
@@ -829,7 +829,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
 
     Machine.runner, Machine.raw = runner, raw
     Machine.queues = runner.run(opened())
-    Machine.suspects = Machine.queues["plain"]._open.claims.suspects
+    Machine.suspects = Machine.queues["plain"]._open.services.suspects
     Machine.stores = {name: Store(raw, name) for name in KINDS}
     yield Machine
     runner.run(client.aclose())

@@ -57,7 +57,7 @@ async def test_no_script_looks_at_more_than_a_page(
         await jobs.claim(100)
     await jobs.offer_many([Offer(n) for n in range(500)])
     asked: list[tuple[str, int]] = []
-    run = jobs._store.client.run
+    run = jobs._open.partitions[0].store.client.run
 
     async def counted(script: Any, keys: Any, args: Any = ()) -> Any:
         if script in (LIST, PURGE):
@@ -66,7 +66,7 @@ async def test_no_script_looks_at_more_than_a_page(
             asked.append((script.name, len(args)))
         return await run(script, keys, args)
 
-    monkeypatch.setattr(jobs._store.client, "run", counted)
+    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", counted)
     for state, count in (("delayed", 500), ("ready", 500), ("leased", 500)):
         assert len(await jobs.list(state, limit=1_000_000)) == count  # type: ignore[arg-type]
         assert len(await jobs.list(state, offset=450, limit=1_000_000)) == 50  # type: ignore[arg-type]
@@ -142,13 +142,13 @@ async def test_a_claim_whose_answer_cannot_be_read_is_made_again(
     jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await jobs.offer(1)
-    run_once, failures = jobs._store.client.run_once, iter([True, False])
+    run_once, failures = jobs._open.partitions[0].store.client.run_once, iter([True, False])
 
     async def broken(script: Any, *args: Any) -> Any:
         answer = await run_once(script, *args)
         return ["?"] if script is CLAIM and next(failures, False) else answer
 
-    monkeypatch.setattr(jobs._store.client, "run_once", broken)
+    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run_once", broken)
     (message,) = await asyncio.wait_for(jobs.claim(wait=60), 30)
     # The messages claimed by the first call went back, and its attempt does not count.
     assert (message.value, message.attempt) == (1, 1)

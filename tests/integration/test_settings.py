@@ -421,7 +421,7 @@ class TestHearing:
     @staticmethod
     def known(client: Client) -> QueueSettings:
         (queue,) = client._open_session().scheduler.queues
-        return queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
+        return queue.queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
 
     async def test_a_notification_is_enough(self, server: PrivateServer, client: Client) -> None:
         async with delayq.connect(server.url, resync_interval=60) as idle:
@@ -441,7 +441,7 @@ class TestHearing:
         jobs = other.reliable_queue("jobs")
         claiming = asyncio.create_task(jobs.claim(wait=30))
         await until(lambda: other.statistics().waiting == 1)
-        await until(lambda: other._open_session().scheduler.queues[0].settings.stored)  # type: ignore[attr-defined]
+        await until(lambda: other._open_session().scheduler.queues[0].queue.settings.stored)  # type: ignore[attr-defined]
         # As if it had been published while the link was down.
         await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
         await until(lambda: self.known(other).max_size == 3)
@@ -454,7 +454,7 @@ class TestHearing:
             jobs = client.reliable_queue("jobs")
             claiming = asyncio.create_task(jobs.claim(wait=30))
             await until(lambda: client.statistics().waiting == 1)
-            await until(lambda: client._open_session().scheduler.queues[0].settings.stored)  # type: ignore[attr-defined]
+            await until(lambda: client._open_session().scheduler.queues[0].queue.settings.stored)  # type: ignore[attr-defined]
             await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
             await raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await until(lambda: self.known(client).max_size == 3)
@@ -518,7 +518,7 @@ class TestLosingAndBreaking:
         await raw.flushall()
         await other.reliable_queue("jobs", max_size=7).stats()
         await jobs.offer(1)
-        assert jobs._known.max_size == 7
+        assert jobs._open.settings.max_size == 7
 
     @pytest.mark.parametrize(
         ("layout", "why"), [("2", "a newer release"), ("0", "another release")]
@@ -617,7 +617,7 @@ class TestPartitions:
 
     @staticmethod
     def keys(partition: int) -> ReliableKeys:
-        return ReliableKeys.of("jobs", partition=partition or None)
+        return ReliableKeys.of("jobs", partition=partition)
 
     def known(
         self, context: EngineContext, changed: Callable[[StoredSettings], object] = print

@@ -37,7 +37,7 @@ async def fill(queue: ReliableQueue[int], count: int = MANY) -> None:
 
 
 def unanswered(queue: ReliableQueue[int]) -> int:
-    return queue._open.settling.unanswered
+    return queue._open.partitions[0].settling.unanswered
 
 
 def loop(queue: ReliableQueue[int]) -> AsyncGenerator[Message[int], None]:
@@ -306,7 +306,7 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
         handled += 1
         if unwatched == 10:
             break
-    await queue._open.settling.flush()
+    await queue._open.partitions[0].settling.flush()
     failing = False
     failed = set(
         re.findall(r"message '(job \d+)' was handled, but may be redelivered", caplog.text)

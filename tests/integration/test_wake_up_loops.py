@@ -219,7 +219,7 @@ async def test_a_notification_whose_handling_raises_is_logged_and_the_next_one_i
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         await subscribed(raw, CHANNEL.format("orders"), TURNS.format("orders"))
         with monkeypatch.context() as broken:
-            broken.setattr(queue._open.transfer, "on_due", lambda _moment: 1 / 0)
+            broken.setattr(queue._open.transfer.wakeups, "on_due", lambda _moment: 1 / 0)
             await raw.publish(CHANNEL.format("orders"), "5")
             await until(lambda: "ZeroDivisionError" in caplog.text)
         await hears(queue, own_server)
@@ -305,15 +305,15 @@ async def test_draining_ends_though_producers_are_faster(own_server: PrivateServ
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(n, 0) for n in range(250)])
-        get, offered = queue._taker.get, 250
+        get, offered = queue._waiters.get, 250
 
-        async def slower(want: int, timeout: float | None) -> Any:
+        async def slower(want: int, timeout: float | None, policy: Any = None) -> Any:
             nonlocal offered
             await queue.offer_many([(n, 0) for n in range(offered, offered + 200)])
             offered += 200
-            return await get(want, timeout)
+            return await get(want, timeout, policy)
 
-        queue._taker.get = slower  # type: ignore[method-assign]
+        queue._waiters.get = slower  # type: ignore[method-assign]
         values = await asyncio.wait_for(queue.drain(), 20)
         assert values[:250] == list(range(250))
         assert len(values) < 1000

@@ -325,7 +325,7 @@ async def test_an_error_that_nothing_foresees_ends_neither_the_worker_nor_its_fe
         seen.append(value)
 
     queue: Any = jobs
-    get, calls = queue._open.claims.taker.get, 0
+    get, calls = queue._open.waiters.get, 0
 
     async def fails_once(*args: Any) -> Any:
         nonlocal calls
@@ -334,7 +334,7 @@ async def test_an_error_that_nothing_foresees_ends_neither_the_worker_nor_its_fe
             raise ValueError("a score that is no number")
         return await get(*args)
 
-    monkeypatch.setattr(queue._open.claims.taker, "get", fails_once)
+    monkeypatch.setattr(queue._open.waiters, "get", fails_once)
     async with worker:
         await jobs.offer(1)
         await until(lambda: seen == [1])

@@ -112,7 +112,7 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
         await asyncio.sleep(0.1)
         await hand_back.send(server, calls)
 
-    monkeypatch.setattr("delayq._engine.waiters.send", slowly)
+    monkeypatch.setattr("delayq._engine.returns.send", slowly)
     worker = Worker(client, concurrency=1, shutdown_timeout=5)
     stopped_at: list[int] = []
     handled: list[int] = []
@@ -574,18 +574,6 @@ async def test_it_runs_once_at_a_time_and_takes_no_listener_meanwhile(client: Cl
                 await call()
         with pytest.raises(delayq.ConfigurationError, match="already running"):
             worker.listener("others")(Gate())
-
-
-async def test_a_queue_that_is_open_with_other_settings_is_an_error_at_once(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
-    worker = Worker(client)
-    worker.listener(jobs.name, lease=7, max_attempts=9)(Gate())
-    with pytest.raises(
-        delayq.ConfigurationError,
-        match=r"other settings: lease=3600 there, lease=7 here, max_attempts=3 there, .*9 here",
-    ):
-        await worker.run()
 
 
 async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer) -> None:

@@ -398,7 +398,7 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     (message,) = await queue.claim(wait=place.within)
     await queue.schedule("often", every=0.05, value=3)
     assert await queue.unschedule("cron")
-    await queue._open.recurrence.look()
+    await queue._open.partitions[0].recurrence.look()
     await message.nack(0)
     (message,) = await queue.claim(wait=place.within)
     assert await queue.unschedule("often")
@@ -406,15 +406,15 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     # Another worker has the message, and has not put the next one in place yet.
     await queue.schedule("taken", every=0.05, value=1)
     theirs = place.helper.reliable_queue(NAME, lease=60)
-    ((_, claim),) = await theirs._open.claims.taker.get(1, place.within)
+    ((_, claim),) = await theirs._open.waiters.get(1, place.within, theirs._policy)
     await queue.schedule("taken", every=0.05, value=2)
     assert await queue.unschedule("taken")
-    await theirs._open.settling.ack(claim)
+    await theirs._open.partitions[0].settling.ack(claim)
     # The same as when a schedule runs out of planned occurrences.
     await queue.schedule("again", cron="* * * * * *", value=1)
     await place.helper.reliable_queue(NAME, lease=60).purge()
-    await queue._open.recurrence.look()
-    await queue._open.recurrence._refill("again")
+    await queue._open.partitions[0].recurrence.look()
+    await queue._open.partitions[0].recurrence._refill("again")
     assert await queue.unschedule("again")
 
 
@@ -430,7 +430,7 @@ async def reliable_dashboard(place: Place) -> None:
         assert await queue.get(found.id)
     assert await queue.dead.size() == 1
     assert (await queue.dead.list())[0].reason == "why"
-    await show(ReliableSource(place.client._open_session().server, NAME, [None]))
+    await show(ReliableSource(place.client._open_session().server, NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
     # A message whose lease has ended is a suspect, and sorts before all others.
     (ready, *_) = await place.raw.zrangebyscore(keys.messages[0], 0, "+inf", start=0, num=1)

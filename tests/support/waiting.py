@@ -45,6 +45,6 @@ async def fetch_ahead(
     consumed.
     """
     values, taken = aiter(queue), list[int]()
-    while not any(len(reader.ahead) >= at_least for reader in queue._taker._readers):
+    while not any(len(reader.ahead) >= at_least for reader in queue._waiters._readers):
         taken.append(await anext(values))
     return values, taken

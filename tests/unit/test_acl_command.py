@@ -35,10 +35,11 @@ def test_several_servers_partitions_and_promises_need_more(
         "+cluster|slots",
         "+asking",
         "+wait",
+        # The first partition has the queue's own keys.
+        "~delayq:{mails}:live",
         "~delayq:part:{[0-9]:???:mails}:live",
         pattern,
     } <= set(printed)
-    assert "~delayq:{mails}:live" not in printed
     assert (
         run(
             [

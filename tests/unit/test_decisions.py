@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from delayq._engine.last_timeout import Armed, LastTimeout, gives_way
+from delayq._engine.line import shares
 from delayq._engine.prefetch import MOST, next_batch
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.waiters import shares
 from delayq._redis.retry import retry_delay
 
 

@@ -15,7 +15,6 @@ import delayq
 from delayq import errors, testing
 from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
-from delayq._reliable.partitions import PartitionedDeadLetters
 from delayq.admin import inspect as admin_inspect
 from delayq.admin import migrate
 
@@ -97,7 +96,6 @@ def test_the_source_of_every_public_name_can_be_found() -> None:
 OTHER_WORDS = {
     "DelayedQueue.drain.max_items",
     "Pending.poll_many.n",
-    "PartitionedQueue.claim.wait",
     "ReliableQueue.claim.wait",
 }
 
@@ -105,7 +103,7 @@ OTHER_WORDS = {
 def public_parameters() -> dict[str, list[inspect.Parameter]]:
     """Return the parameters of every public method and function, by its name."""
     classes = [value for value in vars(delayq).values() if inspect.isclass(value)]
-    classes += [Pending, Ready, PartitionedDeadLetters]
+    classes += [Pending, Ready]
     found = {
         f"{owner.__name__}.{name}": method
         for owner in classes

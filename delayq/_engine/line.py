@@ -1,0 +1,413 @@
+"""Decides which waiting caller gets which items, and how many items to ask each source for. Pure.
+
+The items of one queue come from one or more *sources*: its partitions. Callers wait in one line,
+whichever source serves them. An attempt to take from a source reserves a part of what the callers
+want, so that two attempts at a time do not take twice as much. A source that finds everything
+reserved is asked later, if anything is still wanted by then.
+
+A caller whose items come from several sources gets them together: when it has all it wants, when
+every source has answered that was being asked at the time of its first item, or after a moment.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+Item = TypeVar("Item")
+
+Taken = tuple[int, Item]
+"""An item with its place in the order of taking, so that items given back keep that order."""
+
+MOMENT = 0.05
+"""How long a source that does not answer may hold up the others, in seconds."""
+
+
+def shares(count: int, wants: Sequence[int]) -> list[int]:
+    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder
+    going to the first ones.
+    """
+    result = []
+    for place, want in enumerate(wants):
+        others = len(wants) - place
+        share = min(want, -(-count // others))
+        result.append(share)
+        count -= share
+    return result
+
+
+class Order(NamedTuple):
+    """How many items an attempt takes, and for callers of which policy."""
+
+    take: int
+    policy: Any
+
+
+class Source:
+    """One source, as the line knows it.
+
+    Attributes:
+        attempt: The number of the attempt in progress; 0 if there is none.
+        order: The items that this attempt takes.
+        asked: Whether it was asked to begin one, and has not yet.
+        since: When that was, or when the attempt began, in seconds.
+        look: The number of the last look, until that has found something; 0 if there is none.
+    """
+
+    def __init__(self) -> None:
+        self.attempt: int = 0
+        self.order: Order = Order(0, None)
+        self.asked: bool = False
+        self.since: float = 0.0
+        self.look: int = 0
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it may bring items soon."""
+        return self.asked or self.attempt > 0 or self.look > 0
+
+
+class Place(Generic[Item]):
+    """A caller in line.
+
+    Attributes:
+        want: The largest number of items it takes.
+        once: Whether it leaves as soon as every source has answered.
+        policy: Only items of the same policy are for this caller.
+        joined: The number of the last attempt before it joined.
+        items: The items it has so far.
+        unanswered: For a caller that takes once: the sources that have not answered it.
+        gathers: Once it has an item: the sources whose answers it still waits for.
+        until: How long it waits for them, in seconds.
+        error: The first error of a source, for a caller that takes once.
+    """
+
+    unanswered: set[Source]
+    until: float
+
+    __slots__ = (
+        "error",
+        "gathers",
+        "items",
+        "joined",
+        "once",
+        "policy",
+        "unanswered",
+        "until",
+        "want",
+    )
+
+    def __init__(self, want: int, policy: Hashable = None, *, once: bool = False) -> None:
+        self.want: int = want
+        self.once: bool = once
+        self.policy: Any = policy
+        self.joined: int = 0
+        self.items: list[Taken[Item]] = []
+        self.gathers: set[Source] | None = None
+        self.error: Exception | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the caller still takes items."""
+        return True
+
+    def take_items(self) -> list[Taken[Item]]:
+        """Remove and return the items that the caller was handed, if any."""
+        taken = self.items.copy()
+        self.items.clear()
+        return taken
+
+
+class Line(Generic[Item]):
+    """The waiting callers in order of arrival, and the attempts to take for them.
+
+    Attributes:
+        patient: Number of callers that wait for items that are still to come.
+        mixed: Whether callers of more than one policy have joined so far.
+    """
+
+    def __init__(self) -> None:
+        self._places: dict[Place[Item], None] = {}
+        self._sources: list[Source] = []
+        # Sources that may have items, and have not been asked because everything was reserved. The
+        # first one is asked first.
+        self._candidates: dict[Source, None] = {}
+        self._attempts = 0
+        self._policy: Any = _NONE_YET
+        self._taken = 0
+        self.patient: int = 0
+        self.mixed: bool = False
+
+    @property
+    def places(self) -> list[Place[Item]]:
+        """The callers, in order of arrival."""
+        return list(self._places)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no caller is in line and no attempt is in progress."""
+        return not self._places and not any(source.attempt for source in self._sources)
+
+    @property
+    def wanted(self) -> int:
+        """Number of items the callers would take now."""
+        wanted = 0
+        for place in self._places:
+            if place.is_open:
+                wanted += place.want - len(place.items)
+        return wanted
+
+    def add(self, source: Source) -> None:
+        """Add a source."""
+        self._sources.append(source)
+
+    def join(self, place: Place[Item]) -> None:
+        """Add a caller at the end of the line."""
+        if place.policy is not self._policy and place.policy != self._policy:
+            self.mixed = self._policy is not _NONE_YET
+            self._policy = place.policy
+        place.joined = self._attempts
+        if place.once:
+            place.unanswered = set(self._sources)
+        else:
+            self.patient += 1
+        self._places[place] = None
+
+    def leave(self, place: Place[Item]) -> bool:
+        """Remove a caller, and return whether that was the last patient one."""
+        if place not in self._places:
+            return False
+        del self._places[place]
+        self.patient -= not place.once
+        return not place.once and not self.patient
+
+    # Attempts
+
+    def look(self, sources: Iterable[Source]) -> int:
+        """Look at sources before asking them. Returns the number of the look."""
+        self._attempts += 1
+        for source in sources:
+            source.look = self._attempts
+        return self._attempts
+
+    def looked(self, source: Source, number: int, *, may_have_items: bool) -> None:
+        """Record what a look has found."""
+        if source.look == number:
+            source.look = 0
+        if may_have_items:
+            self._candidates.setdefault(source)
+        else:
+            self._answer(source, number, None)
+
+    def begin(self, source: Source, now: float, most: int) -> Order:
+        """Begin an attempt to take up to ``most`` items.
+
+        It takes nothing if everything that is wanted is reserved.
+        """
+        self._attempts += 1
+        source.attempt = self._attempts
+        source.asked, source.since = False, now
+        if len(self._sources) == 1 and not self.mixed:
+            order = Order(min(self.wanted, most), self._policy)
+            source.order = order
+            return order
+        order = self._unreserved(now, source)
+        if order.take and len(self._sources) > 1:
+            self._candidates.pop(source, None)
+            # The others that are about to begin take their shares.
+            order = Order(-(-order.take // (1 + self._asked(now))), order.policy)
+        elif not order.take and self.wanted:
+            self._candidates.setdefault(source)
+        if order.take > most:
+            order = Order(most, order.policy)
+        source.order = order
+        return order
+
+    def end(self, source: Source, got: int, *, more: bool) -> None:
+        """End an attempt that brought items, to be handed out next.
+
+        If there are ``more``, it has not answered any caller yet.
+        """
+        number, order = source.attempt, source.order
+        self.over(source)
+        is_full = got >= order.take
+        if is_full and got and len(self._sources) > 1:
+            # It may have more, for callers whose shares of other sources were too large.
+            self._candidates.setdefault(source)
+        if not more and number:
+            self._answer(source, number, order if is_full else None)
+
+    def over(self, source: Source) -> None:
+        """End an attempt, whatever its outcome."""
+        source.attempt = 0
+        source.order = _NOTHING
+
+    def fail(self, source: Source, error: Exception) -> None:
+        """Note that an attempt or a look has failed."""
+        source.asked, source.look = False, 0
+        # It is asked again when its next call is due.
+        self._candidates.pop(source, None)
+        for place in self._places:
+            if place.once:
+                place.error = place.error or error
+                place.unanswered.discard(source)
+            if place.gathers is not None:
+                place.gathers.discard(source)
+
+    def _answer(self, source: Source, number: int, order: Order | None) -> None:
+        """Note that an attempt has answered the callers that joined before it.
+
+        If it brought all that was ordered, that is an answer only to callers of the same policy.
+        """
+        for place in self._places:
+            if place.gathers is not None:
+                place.gathers.discard(source)
+            if (
+                place.once
+                and place.joined < number
+                and (order is None or place.policy == order.policy)
+            ):
+                place.unanswered.discard(source)
+
+    # Items
+
+    def number(self, items: Iterable[Item]) -> list[Taken[Item]]:
+        """Give items that have just arrived their places in the order of taking."""
+        taken = []
+        for item in items:
+            self._taken += 1
+            taken.append((self._taken, item))
+        return taken
+
+    def hand_out(
+        self, taken: list[Taken[Item]], policy: Hashable, *, more: bool
+    ) -> list[Taken[Item]]:
+        """Give items of one policy to the callers, in order, and return those that are left.
+
+        If ``more`` are to come at once, callers need not share: the first ones get all they want,
+        and handle it while the rest arrives for the others.
+        """
+        waiting = [
+            place
+            for place in self._places
+            if place.is_open and (not self.mixed or place.policy == policy)
+        ]
+        # The callers for whom the attempt was made come first. Items that one of them gives back
+        # then go to the others, in order.
+        asked = [place for place in waiting if place.joined < self._attempts]
+        for places in (asked, [place for place in waiting if place.joined >= self._attempts]):
+            if not taken or not places:
+                continue
+            wants = [place.want - len(place.items) for place in places]
+            at = 0
+            for place, share in zip(
+                places, wants if more else shares(len(taken), wants), strict=True
+            ):
+                if share and at < len(taken):
+                    place.items += taken[at : at + share]
+                    at += share
+            taken = taken[at:]
+        return taken
+
+    def settle(self, now: float, *, more: bool = False) -> list[Place[Item]]:
+        """Return the callers to serve now: with their items, an error, or nothing."""
+        served = []
+        pending = (
+            {source for source in self._sources if source.is_pending or source in self._candidates}
+            if len(self._sources) > 1
+            else ()
+        )
+        for place in self._places:
+            if not place.is_open:
+                continue
+            if len(place.items) >= place.want:
+                served.append(place)
+            elif place.items:
+                if place.gathers is None:
+                    place.gathers, place.until = set(pending), now + MOMENT
+                place.gathers.intersection_update(pending)
+                if not place.gathers or now >= place.until:
+                    served.append(place)
+            elif place.once and not more and not place.unanswered:
+                # While there is more, no caller is told that there is nothing: the next attempt
+                # follows at once.
+                served.append(place)
+        return served
+
+    # Demand
+
+    def sources_to_ask(self, now: float) -> list[Source]:
+        """Return the sources to ask now for what is wanted and not reserved.
+
+        Each of them begins an attempt soon.
+        """
+        if not self._candidates:
+            return []
+        if not (count := self._unreserved(now).take):
+            if not self.wanted:
+                self._candidates.clear()
+            return []
+        chosen = [source for source in self._candidates if not (source.attempt or source.asked)][
+            : max(0, count - self._asked(now))
+        ]
+        for source in chosen:
+            del self._candidates[source]
+            source.asked, source.since = True, now
+        return chosen
+
+    def deadline(self, now: float) -> float | None:
+        """Return when to call :meth:`settle` and :meth:`sources_to_ask` again; None if only an
+        event changes anything.
+        """
+        moments = [
+            place.until for place in self._places if place.gathers is not None and place.is_open
+        ]
+        if self._candidates:
+            lapses = (
+                source.since + MOMENT for source in self._sources if source.attempt or source.asked
+            )
+            moments += [moment for moment in lapses if moment > now]
+        return min(moments, default=None)
+
+    def _asked(self, now: float) -> int:
+        """Return how many sources are about to begin."""
+        return sum(source.asked and now < source.since + MOMENT for source in self._sources)
+
+    def _unreserved(self, now: float, source: Source | None = None) -> Order:
+        """Return how much is wanted and not reserved, for the first policy of which there is
+        any.
+        """
+        orders = self._orders()
+        if len(self._sources) > 1:
+            # A server that does not answer must not keep the others from serving.
+            reserved = [
+                other.order
+                for other in self._sources
+                if other.attempt and other is not source and now < other.since + MOMENT
+            ]
+            orders = [
+                Order(
+                    order.take - sum(each.take for each in reserved if each.policy == order.policy),
+                    order.policy,
+                )
+                for order in orders
+            ]
+        return next((order for order in orders if order.take > 0), _NOTHING)
+
+    def _orders(self) -> list[Order]:
+        """Return how much is wanted by the callers of each policy, in order of arrival."""
+        if not self.mixed:
+            return [Order(self.wanted, self._policy)]
+        wanted: dict[Any, int] = {}
+        for place in self._places:
+            if place.is_open:
+                want = place.want - len(place.items)
+                wanted[place.policy] = wanted.get(place.policy, 0) + want
+        return [Order(want, policy) for policy, want in wanted.items()]
+
+
+_NOTHING = Order(0, None)
+# The policy of the last caller before the first one.
+_NONE_YET = object()

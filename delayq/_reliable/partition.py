@@ -1,0 +1,158 @@
+"""One partition of an open reliable queue: the part of it that lies in one cluster slot."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Literal
+
+from delayq._engine.counters import Counters
+from delayq._engine.lease_keeper import LeaseKeeper
+from delayq._reliable.acks import Acknowledger
+from delayq._reliable.claims import Claims
+from delayq._reliable.offers import ReliableOffers
+from delayq._reliable.recurrence import Recurrence
+from delayq._reliable.store import ReliableStore
+from delayq.stats import QueueStats
+
+if TYPE_CHECKING:
+    from delayq._engine.context import EngineContext
+    from delayq._engine.server_clock import ServerClock
+    from delayq._engine.stagger import TransferNotice
+    from delayq._engine.store import NextDue
+    from delayq._engine.wakeup import WakeupLoop
+    from delayq._redis.hand_back import LastCalls
+    from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.replies import Claim
+
+
+class Partition:
+    """A partition: stores its messages, claims them and settles them.
+
+    Attributes:
+        queue: The queue that it belongs to.
+        index: Its number, from 0.
+        keys: Its keys.
+        store: Its data on the server.
+        counters: Counts of what was done.
+        settling: Settles the messages that were handed out.
+        recurrence: Puts recurring messages in place.
+        claims: Claims due messages for the callers that wait.
+        offers: Stores messages.
+        closed: Whether the queue was closed.
+    """
+
+    def __init__(
+        self, queue: OpenReliableQueue, index: int, keys: ReliableKeys, services: EngineContext
+    ) -> None:
+        self.queue: OpenReliableQueue = queue
+        self.index: int = index
+        self.keys: ReliableKeys = keys
+        self.store: ReliableStore = ReliableStore(services.server, keys)
+        self.counters: Counters = Counters()
+        self.settling: Acknowledger = Acknowledger(self.store, services, self.counters)
+        self._services = services
+        # By the length of the leases, in microseconds.
+        self._keepers: dict[int, LeaseKeeper[Claim]] = {}
+        self.recurrence: Recurrence = Recurrence(self, services)
+        self.claims: Claims = Claims(self, services)
+        self.offers: ReliableOffers = ReliableOffers(self, services)
+        self.closed: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.keys.name
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        return (self.keys.wake,)
+
+    @property
+    def kind(self) -> Literal["reliable"]:
+        return "reliable"
+
+    @property
+    def clock(self) -> ServerClock:
+        """The clock of the partition's server."""
+        return self._services.clock
+
+    @property
+    def wakeups(self) -> WakeupLoop:
+        """Decides when to claim."""
+        return self.claims.wakeups
+
+    @property
+    def ended(self) -> int:
+        """Number of claims that were settled or lost so far."""
+        return self.settling.done + sum(keeper.lost for keeper in self._keepers.values())
+
+    def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
+        """Return the keeper of leases of this length."""
+        if lease_us not in self._keepers:
+            self._keepers[lease_us] = LeaseKeeper(
+                self.name, lease_us, self.settling, self._services
+            )
+        return self._keepers[lease_us]
+
+    def resync_keys(self) -> tuple[str, ...]:
+        if self.queue.waiters.waiting:
+            return self.keys.re_checked
+        # The re-check skips this queue now, so the next caller has to look for itself.
+        self.wakeups.forget()
+        return ()
+
+    def resynced(self, due_us: int, found: NextDue) -> None:
+        self.queue.settings.on_epoch(found.epoch.decode(errors="replace"))
+        if found.extra:
+            # Every consumer keeps the recurring messages going, whichever process scheduled them.
+            self.recurrence.learn()
+        self.wakeups.on_next_due(due_us)
+
+    @property
+    def unit_us(self) -> int:
+        return 1
+
+    def on_due(self, due_us: int) -> None:
+        self.claims.announced(due_us)
+
+    def on_notice(self, notice: TransferNotice) -> None:
+        self.claims.noticed(notice)
+
+    def on_settings(self) -> None:
+        self.queue.settings.on_change()
+
+    def wake(self) -> None:
+        self.wakeups.wake()
+
+    async def flush(self) -> None:
+        """Wait for the answers to all acknowledgements sent before now."""
+        if self.settling.unanswered:
+            await self.settling.flush()
+
+    def stats(self) -> QueueStats:
+        """Return what this client has done with the partition."""
+        counters = self.counters
+        return QueueStats(
+            name=self.queue.name,
+            kind=self.kind,
+            offered=counters.offered,
+            delivered=counters.delivered,
+            acked=counters.acked,
+            retried=counters.retried,
+            dead=counters.buried + self.claims.died,
+            released=counters.released,
+            expired=self.claims.expired,
+            errors=self.wakeups.errors,
+            waiting=self.queue.waiters.waiting,
+        )
+
+    def close(self, last: LastCalls) -> None:
+        self.queue.close(last)
+        for keeper in self._keepers.values():
+            keeper.close()
+        self.recurrence.close()
+
+    async def aclose(self, grace: float) -> None:
+        await asyncio.gather(
+            self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
+        )

@@ -1,0 +1,366 @@
+"""Who gets which items, and how many each source is asked for: on manual time, and against a plain
+model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from delayq._engine.line import MOMENT, Line, Order, Place, Source
+
+
+class Callers:
+    """A line with some sources, and what was handed to whom."""
+
+    def __init__(self, sources: int = 3) -> None:
+        self.line: Line[str] = Line()
+        self.sources = [Source() for _ in range(sources)]
+        for source in self.sources:
+            self.line.add(source)
+        self.now = 0.0
+
+    def join(self, want: int = 1, policy: Any = "p", *, once: bool = False) -> Place[str]:
+        place: Place[str] = Place(want, policy, once=once)
+        self.line.join(place)
+        return place
+
+    def begin(self, source: int, most: int = 100) -> Order:
+        return self.line.begin(self.sources[source], self.now, most)
+
+    def end(self, source: int, *items: str, more: bool = False) -> list[str]:
+        """Return the items that nobody takes."""
+        policy = self.sources[source].order.policy
+        self.line.end(self.sources[source], len(items), more=more)
+        taken = self.line.number(items)
+        return [item for _, item in self.line.hand_out(taken, policy, more=more)]
+
+    def served(self, *, more: bool = False) -> list[Place[str]]:
+        places = self.line.settle(self.now, more=more)
+        for place in places:
+            self.line.leave(place)
+        return places
+
+    def asked(self) -> list[int]:
+        return [self.sources.index(each) for each in self.line.sources_to_ask(self.now)]
+
+    def look(self, **due: bool) -> None:
+        """Look at the sources named ``s0``, ``s1``, ..."""
+        sources = [self.sources[int(name[1:])] for name in due]
+        number = self.line.look(sources)
+        for source, is_due in zip(sources, due.values(), strict=True):
+            self.line.looked(source, number, may_have_items=is_due)
+
+
+def of(place: Place[str]) -> list[str]:
+    return [item for _, item in place.items]
+
+
+class TestOneSource:
+    def test_a_caller_is_served_as_soon_as_the_attempt_ends(self) -> None:
+        callers = Callers(1)
+        first, second = callers.join(5), callers.join(5)
+        assert callers.begin(0) == (10, "p")
+        assert callers.end(0, "a", "b", "c") == []
+        assert callers.served() == [first, second]
+        assert (of(first), of(second)) == (["a", "b"], ["c"])
+
+    def test_nothing_is_news_only_to_callers_that_do_not_wait(self) -> None:
+        callers = Callers(1)
+        callers.join()
+        once = callers.join(once=True)
+        callers.begin(0)
+        late = callers.join(once=True)
+        callers.end(0)
+        assert callers.served() == [once]
+        callers.begin(0)
+        callers.end(0)
+        assert callers.served() == [late]
+
+    def test_while_there_is_more_the_first_callers_get_all_they_want(self) -> None:
+        callers = Callers(1)
+        first, second = callers.join(3), callers.join(3, once=True)
+        callers.begin(0)
+        callers.end(0, "a", "b", "c", more=True)
+        assert callers.served(more=True) == [first]
+        assert of(first) == ["a", "b", "c"]
+        callers.begin(0)
+        callers.end(0)
+        assert callers.served() == [second]
+
+    def test_what_is_too_much_is_left(self) -> None:
+        callers = Callers(1)
+        place = callers.join(1)
+        callers.begin(0)
+        assert callers.end(0, "a", "b") == ["b"]
+        assert callers.served() == [place]
+
+    def test_an_error_reaches_callers_that_do_not_wait(self) -> None:
+        callers = Callers(1)
+        callers.join()
+        once = callers.join(once=True)
+        callers.begin(0)
+        error = ValueError("no")
+        callers.line.over(callers.sources[0])
+        callers.line.fail(callers.sources[0], error)
+        assert callers.served() == [once]
+        assert once.error is error
+
+    def test_no_more_is_taken_at_once_than_one_call_may(self) -> None:
+        callers = Callers(1)
+        callers.join(500)
+        assert callers.begin(0, most=100).take == 100
+
+
+class TestPolicies:
+    def test_an_attempt_serves_the_policy_of_the_first_in_line(self) -> None:
+        callers = Callers(1)
+        first, second, third = callers.join(2, "a"), callers.join(2, "b"), callers.join(2, "a")
+        assert callers.begin(0) == (4, "a")
+        assert callers.end(0, "x", "y", "z") == []
+        assert callers.served() == [first, third]
+        assert callers.begin(0) == (2, "b")
+        callers.end(0, "w")
+        assert callers.served() == [second]
+
+    def test_a_caller_of_another_policy_is_not_told_that_there_is_nothing(self) -> None:
+        callers = Callers(1)
+        callers.join(1, "a")
+        once = callers.join(1, "b", once=True)
+        callers.begin(0)
+        callers.end(0, "x")
+        assert once not in callers.served()
+        assert callers.begin(0) == (1, "b")
+        callers.end(0)
+        assert callers.served() == [once]
+
+    def test_nothing_is_left_for_any_policy_when_less_came_than_was_ordered(self) -> None:
+        callers = Callers(1)
+        callers.join(2, "a")
+        once = callers.join(1, "b", once=True)
+        callers.begin(0)
+        callers.end(0, "x")
+        assert once in callers.served()
+
+
+class TestSeveralSources:
+    def test_an_attempt_reserves_what_it_takes(self) -> None:
+        callers = Callers()
+        callers.join(10)
+        assert callers.begin(0, most=6).take == 6
+        assert callers.begin(1).take == 4
+        assert callers.begin(2).take == 0
+        assert callers.asked() == []
+        callers.line.over(callers.sources[2])
+        callers.end(0, "a")
+        callers.served()
+        # Five of what the first one had reserved are wanted from the third one now.
+        assert callers.asked() == [2]
+        assert callers.begin(2).take == 5
+
+    def test_sources_that_have_something_share_what_is_wanted(self) -> None:
+        callers = Callers()
+        callers.join(10, once=True)
+        callers.look(s0=True, s1=True, s2=True)
+        assert callers.asked() == [0, 1, 2]
+        assert [callers.begin(n).take for n in range(3)] == [4, 3, 3]
+
+    def test_no_more_sources_are_asked_than_items_are_wanted(self) -> None:
+        callers = Callers()
+        place = callers.join(1)
+        callers.look(s0=True, s1=True, s2=True)
+        assert callers.asked() == [0]
+        callers.begin(0)
+        callers.end(0)
+        assert callers.served() == []
+        assert callers.asked() == [1]
+        callers.begin(1)
+        callers.end(1, "a")
+        assert callers.served() == [place]
+        assert callers.asked() == []
+
+    def test_a_server_that_does_not_answer_keeps_nothing_reserved_for_long(self) -> None:
+        callers = Callers()
+        place = callers.join(1)
+        assert callers.begin(0).take == 1
+        assert callers.begin(1).take == 0
+        callers.line.over(callers.sources[1])
+        assert callers.line.deadline(callers.now) == MOMENT
+        callers.now = MOMENT
+        assert callers.asked() == [1]
+        assert callers.begin(1).take == 1
+        callers.end(1, "a")
+        assert callers.served() == [place]
+        # What the slow one brings then goes back.
+        assert callers.end(0, "b") == ["b"]
+
+    def test_items_of_several_sources_are_gathered(self) -> None:
+        callers = Callers()
+        place = callers.join(10)
+        callers.begin(0, most=5)
+        callers.begin(1)
+        callers.end(0, "a")
+        assert callers.served() == []
+        callers.end(1, "b")
+        assert callers.served() == [place]
+        assert of(place) == ["a", "b"]
+
+    def test_items_wait_for_no_source_that_is_asked_later(self) -> None:
+        callers = Callers()
+        place = callers.join(10)
+        callers.begin(0, most=3)
+        callers.begin(1, most=3)
+        callers.end(0, "a")
+        assert callers.served() == []
+        callers.begin(2)
+        callers.end(1)
+        assert callers.served() == [place]
+
+    def test_items_wait_only_for_a_moment(self) -> None:
+        callers = Callers()
+        place = callers.join(10)
+        callers.begin(0, most=5)
+        callers.begin(1)
+        callers.end(0, "a")
+        assert callers.served() == []
+        assert callers.line.deadline(callers.now) == MOMENT
+        callers.now = MOMENT
+        assert callers.served() == [place]
+
+    def test_there_is_nothing_only_when_every_source_has_said_so(self) -> None:
+        callers = Callers()
+        place = callers.join(once=True)
+        callers.look(s0=False, s1=False)
+        assert callers.served() == []
+        callers.begin(2)
+        callers.end(2)
+        assert callers.served() == [place]
+
+    def test_an_error_counts_only_if_nothing_came(self) -> None:
+        callers = Callers(2)
+        place = callers.join(3, once=True)
+        callers.begin(0, most=1)
+        callers.begin(1)
+        callers.line.over(callers.sources[0])
+        callers.line.fail(callers.sources[0], ValueError())
+        assert callers.served() == []
+        callers.end(1, "a")
+        assert callers.served() == [place]
+        assert of(place) == ["a"]
+
+    def test_a_source_that_failed_is_not_asked_again_by_the_line(self) -> None:
+        callers = Callers(2)
+        callers.join(1)
+        callers.look(s0=True, s1=False)
+        callers.line.fail(callers.sources[0], ValueError())
+        assert callers.asked() == []
+
+    def test_nobody_is_asked_once_nothing_is_wanted(self) -> None:
+        callers = Callers()
+        place = callers.join(1)
+        callers.look(s0=True, s1=True, s2=True)
+        callers.line.leave(place)
+        assert callers.asked() == []
+        callers.join(1)
+        assert callers.asked() == []
+
+
+@st.composite
+def events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    place = st.tuples(st.just("join"), st.integers(1, 8), st.sampled_from("ab"), st.booleans())
+    other = st.one_of(
+        st.tuples(st.just("begin"), st.integers(0, 2), st.integers(1, 5)),
+        st.tuples(st.just("end"), st.integers(0, 2), st.integers(0, 5), st.booleans()),
+        st.tuples(st.just("fail"), st.integers(0, 2)),
+        st.tuples(st.just("look"), st.integers(0, 2), st.booleans()),
+        st.tuples(st.just("leave"), st.integers(0, 5)),
+        st.tuples(st.just("wait"), st.sampled_from([0.01, MOMENT])),
+    )
+    return draw(st.lists(st.one_of(place, other), max_size=60))
+
+
+@settings(max_examples=300)
+@given(events())
+def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch for each event
+    plan: list[tuple[Any, ...]],
+) -> None:
+    """The model: what came, in order; every item is with one caller of its policy, or left."""
+    callers = Callers()
+    line = callers.line
+    places: list[Place[str]] = []
+    came: dict[str, Any] = {}
+    left: list[str] = []
+    given_to: dict[str, Place[str]] = {}
+
+    def serve() -> None:
+        for place in callers.served():
+            if not place.items and not place.error:
+                # Every source has answered since it joined.
+                assert place.once
+                assert not place.unanswered
+            assert len(place.items) <= place.want
+            for item in of(place):
+                assert item not in given_to
+                given_to[item] = place
+
+    for kind, *args in plan:
+        if kind == "join":
+            want, policy, once = args
+            places.append(callers.join(want, policy, once=once))
+        elif kind == "begin":
+            place, most = args
+            source = callers.sources[place]
+            if source.attempt:
+                continue
+            others = [
+                each.order
+                for each in callers.sources
+                if each.attempt and callers.now < each.since + MOMENT
+            ]
+            order = callers.begin(place, most)
+            # Together, attempts that are fresh take no more than the callers of a policy want.
+            wanted = sum(
+                each.want - len(each.items) for each in line.places if each.policy == order.policy
+            )
+            reserved = sum(each.take for each in others if each.policy == order.policy)
+            assert order.take <= most
+            assert not order.take or order.take + reserved <= wanted
+            if not order.take:
+                line.over(source)
+        elif kind == "end":
+            place, count, more = args
+            source = callers.sources[place]
+            if not source.attempt:
+                continue
+            policy = source.order.policy
+            items = [f"{len(came) + n}" for n in range(min(count, source.order.take))]
+            came |= dict.fromkeys(items, policy)
+            left += callers.end(place, *items, more=more)
+        elif kind == "fail":
+            source = callers.sources[args[0]]
+            line.over(source)
+            line.fail(source, ValueError())
+        elif kind == "look":
+            callers.look(**{f"s{args[0]}": args[1]})
+        elif kind == "leave" and args[0] < len(line.places):
+            gone = line.places[args[0]]
+            line.leave(gone)
+            left += [item for _, item in gone.take_items()]
+        elif kind == "wait":
+            callers.now += args[0]
+        serve()
+        callers.asked()
+        serve()
+    with_callers = [item for place in line.places for item in of(place)]
+    assert sorted([*given_to, *with_callers, *left]) == sorted(came)
+    for item, place in given_to.items():
+        assert came[item] == place.policy
+    for place in places:
+        numbers = [number for number, _ in place.items]
+        assert numbers == sorted(numbers)
+    # Nobody who has an item waits longer than a moment.
+    callers.now += MOMENT
+    serve()
+    assert not any(place.items for place in line.places)
