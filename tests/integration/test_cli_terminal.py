@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -424,7 +425,11 @@ def interrupted(*arguments: str) -> tuple[int, str]:
     Returns its status and everything that it wrote.
     """
     command = [sys.executable, "-m", "delayq", *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ) as process:
+    # As in tests.support.terminal: it must not ignore what stops it.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(  # noqa: PLW1509 - no other thread is running
+        command, stdout=subprocess.PIPE, text=True, env=os.environ, preexec_fn=hears
+    ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)

@@ -6,6 +6,7 @@ import fcntl
 import os
 import pty
 import re
+import signal
 import struct
 import sys
 import termios
@@ -161,6 +162,8 @@ def _command(
 ) -> None:
     # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
     os.setsid()
+    # A job that a shell runs in the background ignores Ctrl-C, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fcntl.ioctl(terminal.fileno(), termios.TIOCSCTTY, 0)
     for stream in range(3):
         os.dup2(terminal.fileno(), stream)
