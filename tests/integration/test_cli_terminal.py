@@ -427,8 +427,12 @@ def interrupted(*arguments: str) -> tuple[int, str]:
     command = [sys.executable, "-m", "delayq", *arguments]
     # As in tests.support.terminal: it must not ignore what stops it.
     hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    with subprocess.Popen(  # noqa: PLW1509 - no other thread is running
-        command, stdout=subprocess.PIPE, text=True, env=os.environ, preexec_fn=hears
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ,
+        preexec_fn=hears,  # noqa: PLW1509 - no other thread is running
     ) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
