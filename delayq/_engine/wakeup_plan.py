@@ -185,7 +185,7 @@ class WakeupPlan:
         """
         if knowledge == self.knowledge:
             self.up_to_date = True
-        return self.on_next_due(due_us, now)
+        return self.on_next_due(due_us, now) + self._again(knowledge)
 
     def close(self) -> Actions:
         """Make no further call after the one in flight."""
@@ -244,7 +244,7 @@ class WakeupPlan:
         """
         self.failures = 0
         self.up_to_date = (due_us > 0 or due_us == -1) and self._known_by_call == self.knowledge
-        actions = self.on_next_due(due_us, now)
+        actions = self.on_next_due(due_us, now) + self._again(self._known_by_call)
         self._end_call()
         return actions
 
@@ -255,6 +255,10 @@ class WakeupPlan:
         actions = self._wake_in(self._retry_delay(self.failures), now)
         self._end_call()
         return actions
+
+    def _again(self, known: int) -> Actions:
+        """Call again if a reply may be out of date while callers rely on it."""
+        return self.wake() if known != self.knowledge and self._has_demand() else ()
 
     def _end_call(self) -> None:
         if self._too_late:

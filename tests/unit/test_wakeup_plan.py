@@ -353,6 +353,20 @@ class TestDemand:
         desk.plan.forget()
         assert desk.demand() == 2
 
+    def test_a_reply_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
+        desk.plan.wake()
+        assert desk.plan.begin_call()
+        # A message is announced while no caller wants one. The call was carried out before that.
+        desk.plan.forget()
+        assert desk.plan.on_reply(-1, 0.0) == (Call(),)
+        assert not desk.plan.up_to_date
+
+    def test_a_look_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
+        before = desk.plan.knowledge
+        desk.plan.forget()
+        assert desk.plan.on_look(-1, before, 0.0) == (Call(),)
+        assert desk.plan.on_look(-1, desk.plan.knowledge, 0.0) == ()
+
     @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
     def test_a_call_without_a_result_leaves_the_queue_out_of_date(
         self, desk: Desk, reply: int | None
