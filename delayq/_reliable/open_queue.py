@@ -106,7 +106,9 @@ class OpenReliableQueue:
         if stored is None:
             return [self.partitions[0]]
         places = (place(number) for number in (stored.partitions, *stored.former))
-        return [self.partitions[each] for each in dict.fromkeys(places)]
+        # Partitions that are gone were empty.
+        there = len(self.partitions)
+        return [self.partitions[each] for each in dict.fromkeys(places) if each < there]
 
     @property
     def is_spread(self) -> bool:

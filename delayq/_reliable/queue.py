@@ -790,9 +790,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Drop messages that were claimed ahead and may have waited for a slow handler until
         another worker got them.
         """
-        place = batch[0][1].partition
-        claims = [claim for _, claim in batch if claim.partition == place]
-        lost = await self._origin_of(claims[0]).keeper.freshen(claims)
+        parts: dict[int, list[Claim]] = {}
+        for _, claim in batch:
+            parts.setdefault(claim.partition, []).append(claim)
+        fresh = (self._origin_of(claims[0]).keeper.freshen(claims) for claims in parts.values())
+        lost = {claim for part in await asyncio.gather(*fresh) for claim in part}
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
 
