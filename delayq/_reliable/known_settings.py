@@ -241,12 +241,14 @@ class KnownSettings:
             expected = found
 
     async def _forget_former(self, stored: StoredSettings) -> StoredSettings:
-        """Forget former numbers of partitions if no message can be placed by them."""
+        """Forget former numbers of partitions if no message or remembered id was placed by them."""
         if not stored.former:
             return stored
         # A user that may not count messages leaves this to another one.
         with suppress(ServerRefused):
-            if await self._are_empty(range(max(stored.partitions, *stored.former))):
+            places = range(max(stored.partitions, *stored.former))
+            remembered = [await self._store_of(place).remembers() for place in places]
+            if not any(remembered) and await self._are_empty(places):
                 return await self._change(stored, {"former": ""}) or stored
         return stored
 
@@ -255,16 +257,17 @@ class KnownSettings:
             raise ConfigurationError(
                 f"queue {self._name!r} is not empty, and would lose messages of some partitions:"
                 f" before you configure {new.partitions} partitions, let its workers finish, or "
-                "purge it, and purge or redrive its dead letters"
+                "purge it, purge or redrive its dead letters, and unschedule what recurs"
             )
 
     async def _are_empty(self, partitions: Iterable[int]) -> bool:
         depths = await asyncio.gather(
             *(self._store_of(partition).depth() for partition in partitions)
         )
-        return not any(
-            depth.delayed or depth.ready or depth.leased or depth.dead for depth in depths
-        )
+        if any(depth.delayed or depth.ready or depth.leased or depth.dead for depth in depths):
+            return False
+        scheduled = [await self._store_of(partition).has_schedules() for partition in partitions]
+        return not any(scheduled)
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from delayq._reliable.offering import (
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
+from delayq._reliable.partition import Partition
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
@@ -67,7 +68,6 @@ if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.offering import Commits
     from delayq._reliable.offers import NewMessage, ReliableOffers
-    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
     from delayq._reliable.store import ReliableStore
@@ -705,13 +705,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         while left:
             parts: dict[Partition, list[int]] = {}
             for place in left:
-                name = messages[place].id
+                found = None
                 if queue.is_grown and not made_up[place]:
-                    outcome = await self._at_former_places(messages[place])
-                    if outcome is not None:
-                        outcomes[place] = outcome
-                        continue
-                parts.setdefault(queue.place(name), []).append(place)
+                    found = await self._at_former_places(messages[place])
+                if found is None or isinstance(found, Partition):
+                    parts.setdefault(found or queue.place(messages[place].id), []).append(place)
+                else:
+                    outcomes[place] = found
             calls = [
                 self._send_to(partition, [messages[place] for place in some], durability)
                 for partition, some in parts.items()
@@ -751,14 +751,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Look for a message with the same id where it was placed before the queue got more
         partitions.
 
-        Returns the outcome of the offer, if it is not to be stored.
+        Returns the outcome of the offer, if it is not to be stored, or the partition in which the
+        message is to be replaced: one script does that, so none is lost in between.
         """
         try:
             for partition in self._open.placements(message.id)[1:]:
                 replaces = message.on_duplicate == "replace"
-                if replaces and await partition.store.cancel(message.id):
-                    continue
                 if await partition.store.knows(message.id, handled=not replaces):
+                    if replaces:
+                        return partition
                     return IGNORED if message.on_duplicate == "ignore" else DUPLICATE
         except DelayqError as error:
             return error

@@ -318,6 +318,14 @@ class ReliableStore:
         """End a pause, and return whether there was one."""
         return bool(await self._run(RESUME))
 
+    async def remembers(self) -> bool:
+        """Return whether ids of handled messages may still count as duplicates."""
+        return bool(await self.client.command("ZCARD", self.keys.done))
+
+    async def has_schedules(self) -> bool:
+        """Return whether any message recurs."""
+        return any([bool(some) async for some in self._scan(self.keys.schedules, PAGE)])
+
     async def count_due(self, after_us: int, until_us: int | None) -> int:
         """Count the messages that come due after one moment, and by another one if it is not None.
 

@@ -690,11 +690,33 @@ class TestTheServerKeepsTheNumber:
             await queue.offer(n, id=f"m{n}")
         for message in await queue.claim(10):
             await message.ack()
-        await queue.offer(1, 3600)
+        # Also if nothing else is left.
         await queue.configure(partitions=9)
         for n in range(10):
             with pytest.raises(delayq.DuplicateMessage):
                 await queue.offer(n, id=f"m{n}")
+
+    async def test_a_message_that_cannot_be_replaced_stays(self, client: Client) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", max_size=1)
+        await queue.offer(1, 3600, id="m")
+        await queue.configure(partitions=4)
+        others = (f"o{n}" for n in range(1000))
+        full = next(name for name in others if queue._open.place(name) is queue._open.place("m"))
+        if queue._open.place("m").index:
+            await queue.offer(2, 3600, id=full)
+        assert await queue.offer(3, 3600, id="m", on_duplicate="replace") == "m"
+        found = await queue.get("m")
+        assert found is not None
+        assert found.value == 3
+
+    async def test_a_queue_with_schedules_is_not_empty(self, client: Client) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=4)
+        await queue.schedule("nightly", every=3600, value=0)
+        await queue.purge("all")
+        with pytest.raises(delayq.ConfigurationError, match="unschedule what recurs"):
+            await queue.configure(partitions=1)
+        assert await queue.unschedule("nightly")
+        await queue.configure(partitions=1)
 
     async def test_the_dead_letters_of_a_former_number_are_found_by_id(
         self, client: Client
