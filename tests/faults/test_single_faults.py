@@ -154,6 +154,7 @@ async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     await orders.offer_many([(n, 0) for n in range(3)])
+    await until(lambda: raw.llen("orders"), equals=3)
     held = await jobs.claim(1)
     before = {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name}
     await raw.config_set("maxmemory-policy", "noeviction")
