@@ -227,10 +227,24 @@ class KnownSettings:
                 for partition in range(1, stored.partitions):
                     await self._copy(stored, partition, new.epoch)
                 raise
+        await self._take_over_pause(range(stored.partitions, new.partitions))
         if await self._store_of(0).configure(stored.epoch, new) != new.epoch:
             return None
         self._adopt(new, next(self._reads))
         return new
+
+    async def _take_over_pause(self, partitions: Iterable[int]) -> None:
+        """Pause new partitions if the queue is paused; otherwise resume them, in case they were
+        part of the queue before.
+        """
+        if not partitions:
+            return
+        # A user that may not look, or not pause, leaves them as they are.
+        with suppress(ServerRefused):
+            is_paused = (await self._store_of(0).depth()).paused
+            for partition in partitions:
+                store = self._store_of(partition)
+                await (store.pause() if is_paused else store.resume())
 
     async def _copy(self, settings: StoredSettings, partition: int, expected: str) -> None:
         """Write a partition's copy, which probably has the expected epoch."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from delayq.errors import DelayqError, ServerError
+from delayq._logging import about
+from delayq.errors import DelayqError, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from delayq._engine.store import NextDue
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
+
+_log = logging.getLogger("delayq")
 
 
 class Looks:
@@ -72,9 +76,15 @@ class Looks:
             await self._scheduler.look(
                 [(partition, partition.keys.re_checked) for partition in left], found
             )
-        except DelayqError as error:
+        except Exception as error:  # noqa: BLE001 - partitions must not stay pending, whatever fails
+            if isinstance(error, DelayqError):
+                failure: DelayqError = error
+            else:
+                name = self._queue.name
+                _log.exception("queue %r: a look failed", name, extra=about(name))
+                failure = ServerUnavailable(f"a look failed: {type(error).__name__}")
             for partition in left:
-                waiters.look_failed(partition.claims.supply, error)
+                waiters.look_failed(partition.claims.supply, failure)
                 if waiters.waiting:
                     # Its own calls are repeated until one succeeds.
                     partition.wake()

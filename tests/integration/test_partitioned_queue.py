@@ -709,6 +709,42 @@ class TestTheServerKeepsTheNumber:
         assert found is not None
         assert found.value == 3
 
+    async def test_a_paused_queue_that_grows_stays_paused(self, client: Client) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=2)
+        await queue.pause()
+        await queue.configure(partitions=8)
+        await queue.offer_many([Offer(n) for n in range(50)])
+        assert await queue.claim(50) == []
+        assert await queue.resume()
+        assert sorted(await handled(queue, 50)) == list(range(50))
+
+    async def test_a_partition_that_was_paused_once_is_resumed_with_growth(
+        self, client: Client, server: PrivateServer
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=4)
+        await queue.pause()
+        await queue.configure(partitions=1)
+        async with delayq.connect(server.url) as other:
+            assert await other.reliable_queue("jobs").resume()
+        await queue.configure(partitions=4)
+        await queue.offer_many([Offer(n) for n in range(50)])
+        assert sorted(await handled(queue, 50)) == list(range(50))
+
+    async def test_a_look_that_fails_unforeseen_leaves_nothing_pending(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=4)
+        await queue.offer(1)
+
+        async def fail(*_: object) -> None:
+            raise RuntimeError("unforeseen")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(client._open_session().scheduler, "look", fail)
+            with pytest.raises(delayq.ServerUnavailable, match="a look failed: RuntimeError"):
+                await queue.claim(1)
+        assert await handled(queue, 1) == [1]
+
     async def test_a_queue_with_schedules_is_not_empty(self, client: Client) -> None:
         queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=4)
         await queue.schedule("nightly", every=3600, value=0)
