@@ -3,7 +3,7 @@
 One client has 1 to 1,000 open queues, each with a message that is due in an hour. A caller waits on
 every queue (``claim`` on a reliable one, ``take`` on a delayed one), but on 100 delayed queues at
 most, because each of those blocks a connection. Once all is quiet, the benchmark counts everything
-for 20 s. "nobody" is the same process without a client. Every sample is a process of its own.
+for 20 s. "no client" is the same process without a client. Every sample is a process of its own.
 Samples are interleaved, and the medians of the runs are shown. A run takes four minutes with the
 defaults.
 
@@ -31,7 +31,7 @@ from benchmarks._samples import be_sample, medians, new_parser, result, start
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-NOBODY = "nobody"
+NO_CLIENT = "no client"
 LOOKS = {"DelayedQueue": (BLUE, "o", "-"), "ReliableQueue": (GREEN, "s", "--")}
 FAR = 3600.0
 WAITING = 100
@@ -87,7 +87,7 @@ async def counted(server: Any, seconds: float, client: delayq.Client | None) -> 
 
 async def idle(url: str, kind: str, queues: int, seconds: float) -> dict[str, float]:
     with Redis.from_url(url) as server:
-        if kind == NOBODY:
+        if kind == NO_CLIENT:
             await asyncio.sleep(SETTLE)
             return await counted(server, seconds, None) | {"waiting": 0}
         async with delayq.connect(url) as client:
@@ -161,7 +161,7 @@ def main() -> None:
         be_sample(options.sample, {"idle": idle})
         return
     plt = plotter() if options.plot else None
-    samples = [(NOBODY, 0), *((kind, queues) for queues in options.queues for kind in LOOKS)]
+    samples = [(NO_CLIENT, 0), *((kind, queues) for queues in options.queues for kind in LOOKS)]
     runs: dict[tuple[str, int], list[dict[str, float]]] = {sample: [] for sample in samples}
     with measured_server(options.server) as server:
         url = address(server, options.server)
