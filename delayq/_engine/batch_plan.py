@@ -281,11 +281,18 @@ class BatchPlan(Generic[Item, Waiter]):
 
         :meth:`settle` must follow for each.
         """
-        in_flight, unsent = self.in_flight, [*self.waiting]
-        self.in_flight = []
+        in_flight, self.in_flight = self.in_flight, []
+        return in_flight, self.recall()
+
+    def recall(self) -> list[Batch[Item, Waiter]]:
+        """Remove and return the batches that were never sent.
+
+        :meth:`settle` must follow for each.
+        """
+        unsent = [*self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0
-        return in_flight, unsent
+        return unsent
 
     def _count(self, done: int) -> Sequence[Waiter]:
         self.unanswered -= done

@@ -192,6 +192,13 @@ class Batcher(Generic[Item, Result]):
         self._leave()
         return futures
 
+    def recall(self, error: Exception) -> None:
+        """Fail all items that have not left."""
+        for batch in self._plan.recall():
+            self._fail(batch, error)
+        while self._held_up and not self.is_full:
+            self._let_in()
+
     async def aclose(self, grace: float) -> None:
         """Accept no more items, give those that wait ``grace`` seconds, then fail them as unsent or
         unknown.

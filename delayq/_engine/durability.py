@@ -77,6 +77,11 @@ class DurableBatchers(Generic[Item, Result]):
         self._closed = False
         self.plain: Batcher[Item, Result] = new(server, lambda results: results)
 
+    @property
+    def all(self) -> Sequence[Batcher[Item, Any]]:
+        """Every batcher, whatever it promises."""
+        return (self.plain, *self._promised.values())
+
     async def under(self, promise: Durability) -> Batcher[Item, Result | Unconfirmed[Result]]:
         """Return the batcher that stores messages under a promise.
 
@@ -96,8 +101,7 @@ class DurableBatchers(Generic[Item, Result]):
     async def aclose(self, grace: float) -> None:
         """Accept no more items, and give those in flight ``grace`` seconds."""
         self._closed = True
-        promised = (commits.aclose(grace) for commits in self._promised.values())
-        await asyncio.gather(self.plain.aclose(grace), *promised)
+        await asyncio.gather(*(commits.aclose(grace) for commits in self.all))
 
 
 def _confirming(promise: Durability, results: Results) -> Results:

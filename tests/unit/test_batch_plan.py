@@ -189,6 +189,18 @@ class TestSettling:
         assert [batch.items for batch in (*in_flight, *unsent)] == [[1], [2]]
         assert (closing.in_flight, [*closing.waiting], closing.waiting_bytes) == ([], [], 0)
 
+    def test_what_was_not_sent_can_be_recalled(self) -> None:
+        recalling = plan()
+        add(recalling, [1])
+        (sent,) = left(recalling)
+        add(recalling, [2, 3])
+        (unsent,) = recalling.recall()
+        assert unsent.items == [2, 3]
+        assert (recalling.in_flight, [*recalling.waiting]) == ([sent], [])
+        assert recalling.settle(unsent)[1] == ["2", "3"]
+        add(recalling, [4])
+        assert recalling.unanswered == 2
+
 
 class Model:
     """Everything that a plan was told, and checks of what it decides: a driver as plain as the
@@ -328,6 +340,12 @@ class Model:
             self.settle(batch)
         assert self.plan.next_expiry(NEVER) > self.now
 
+    def recall(self) -> None:
+        for batch in self.plan.recall():
+            self.waiting = [item for item in self.waiting if item not in batch.items]
+            self.settle(batch)
+        assert not self.waiting
+
     def check(self) -> None:
         assert self.plan.waiting_bytes == sum(self.sizes[item] for item in self.waiting)
         assert self.plan.unanswered == len(self.sizes) - sum(self.outcomes.values())
@@ -355,7 +373,7 @@ _EVENTS = st.lists(
         st.tuples(st.just("refuse"), _PLACES),
         st.tuples(st.just("fail"), _PLACES, st.booleans()),
         st.tuples(st.just("pass_by"), st.sampled_from([0.3, 0.6, 2.0, 6.0])),
-        st.tuples(st.sampled_from(["flush", "leave"])),
+        st.tuples(st.sampled_from(["flush", "leave", "recall"])),
     ),
     max_size=40,
 )
