@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
@@ -18,7 +18,7 @@ from delayq._reliable.ids import checked_id
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime
 
     from delayq._reliable.replies import StoredLetter
@@ -81,10 +81,15 @@ class DeadLetters(Generic[T]):
     """
 
     def __init__(
-        self, places: Callable[[str | None], Awaitable[Sequence[ReliableStore]]], codec: Codec[T]
+        self,
+        places: Callable[
+            [Sequence[str] | None], Awaitable[Mapping[ReliableStore, Sequence[str] | None]]
+        ],
+        codec: Codec[T],
     ) -> None:
         """Args:
-        places: Returns the partitions in which the letter with an id may be; all if that is None.
+        places: Returns the partitions in which letters with these ids may be, each with those
+            ids; all partitions if it gets None.
         codec: Decodes the values.
         """
         self._places = places
@@ -104,7 +109,7 @@ class DeadLetters(Generic[T]):
         check_page(offset, limit)
         if not limit:
             return []
-        stores = await self._places(None)
+        stores = [*await self._places(None)]
         if len(stores) == 1:
             return [self._letter(letter) for letter in await stores[0].dead_page(offset, limit)]
         # Each partition may have all the letters that come first.
@@ -164,13 +169,7 @@ class DeadLetters(Generic[T]):
         """Apply ``act`` to the partitions, one after the other, and return the sum of its
         results.
         """
-        parts: dict[ReliableStore, Any] = {}
-        if ids is None:
-            parts = dict.fromkeys(await self._places(None))
-        else:
-            for each in ids:
-                for store in await self._places(each):
-                    parts.setdefault(store, []).append(each)
+        parts = await self._places(ids)
         if len(parts) == 1:
             ((store, some),) = parts.items()
             return await act(store, some, progress)

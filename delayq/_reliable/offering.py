@@ -1,18 +1,12 @@
-"""Offers to a reliable queue: the checks before they are sent, and the meaning of their
-outcomes.
-"""
+"""Offers to a reliable queue, and the checks before they are sent."""
 
 from __future__ import annotations
 
-import asyncio
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
-from delayq._engine.durability import Unconfirmed
-from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import content
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
@@ -20,32 +14,20 @@ from delayq._reliable.offers import NewMessage
 from delayq.errors import (
     BadDelay,
     BadInput,
-    Closed,
-    DuplicateMessage,
     EncodeError,
-    NotDurable,
-    OutcomeUnknown,
     PayloadTooLarge,
-    QueueFull,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, MutableSequence, Sequence
+    from collections.abc import Sequence
     from datetime import datetime
 
-    from delayq._engine.batcher import Batcher
     from delayq.codecs import Codec
-
-    # The outcome of each message is a number from offer.lua, possibly inside Unconfirmed.
-    Commits = Batcher[NewMessage, Any]
 
 T = TypeVar("T")
 
 OnDuplicate = Literal["raise", "ignore", "replace"]
 
-# The outcomes of offer.lua.
-_STORED, _REPLACED, IGNORED, DUPLICATE, _FULL = 1, 2, 0, -1, -2
-THERE = (_STORED, _REPLACED, IGNORED)
 _LARGEST_HEADERS = 16 * 1024
 
 
@@ -71,17 +53,15 @@ class Offer(Generic[T]):
 
 
 class OfferEncoder(Generic[T]):
-    """Checks, encodes and stores the messages offered through one queue handle."""
+    """Checks and encodes the messages offered through one queue handle."""
 
-    def __init__(self, codec: Codec[T], max_payload: int, *, waits: bool) -> None:
+    def __init__(self, codec: Codec[T], max_payload: int) -> None:
         """Args:
         codec: Encodes the values.
         max_payload: The largest encoded value allowed, bytes.
-        waits: Whether offers wait for room if the queue is full.
         """
         self._codec = codec
         self._max_payload = max_payload
-        self._waits = waits
 
     def message(
         self,
@@ -134,93 +114,27 @@ class OfferEncoder(Generic[T]):
             content(_checked_headers(headers), payload),
         )
 
-    async def outcomes(
-        self, commits: Commits, messages: Sequence[NewMessage]
-    ) -> MutableSequence[Any]:
-        """Send the messages, and return the outcome of each."""
-        try:
-            futures = commits.submit_many((message, len(message.content)) for message in messages)
-            return await asyncio.gather(*futures, return_exceptions=True)
-        except Closed as error:
-            return [error] * len(messages)
-
-    async def store(
-        self,
-        send: Callable[[Sequence[int]], Awaitable[Sequence[Any]]],
-        messages: MutableSequence[NewMessage],
-        outcomes: MutableSequence[Any],
-        *,
-        made_up: Sequence[bool],
-        new_id: Callable[[], str],
-    ) -> Sequence[NewMessage]:
-        """Resubmit messages that hit a full queue or a generated id that was taken, until all are
-        stored.
-
-        Raises as :meth:`delayq.ReliableQueue.offer_many`.
-
-        Args:
-            send: Sends some of the messages again, by their places in the list.
-            messages: The messages.
-            outcomes: The outcome so far of each message.
-            made_up: For each message, whether its id is generated.
-            new_id: Generates an id.
-        """
-        tries = 0
-        unconfirmed: dict[int, str] = {}
-        while True:
-            again = []
-            for place, outcome in enumerate(outcomes):
-                if isinstance(outcome, Unconfirmed):
-                    outcomes[place], unconfirmed[place] = outcome
-                if outcome == DUPLICATE and made_up[place]:
-                    # Another process has generated the same id.
-                    messages[place] = messages[place]._replace(id=new_id())
-                    again.append(place)
-            if not again and self._waits and _FULL in outcomes:
-                tries += 1
-                await asyncio.sleep(retry_delay(tries, most=1.0))
-                again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
-            if not again:
-                self.raise_for([message.id for message in messages], outcomes)
-                if unconfirmed:
-                    ids = tuple(messages[place].id for place in unconfirmed)
-                    raise NotDurable(
-                        f"{len(ids)} messages are stored, but {next(iter(unconfirmed.values()))}",
-                        ids,
-                    )
-                return messages
-            for place, outcome in zip(again, await send(again), strict=True):
-                unconfirmed.pop(place, None)
-                outcomes[place] = outcome
-
-    def raise_for(self, ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
-        """Raise the error for messages that are not stored; return if all of them are."""
-        # Each id once: a list may contain the same id twice.
-        stored = tuple(
-            dict.fromkeys(
-                name for name, outcome in zip(ids, outcomes, strict=True) if outcome in THERE
+    def messages(self, offers: Sequence[Offer[T]]) -> list[NewMessage]:
+        """Check and encode offers as :meth:`message` does."""
+        for offer in offers:
+            if not isinstance(offer, Offer):
+                raise BadInput(
+                    f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass"
+                    " Offer(value, ...)"
+                )
+        return [
+            self.message(
+                offer.value,
+                offer.delay,
+                offer.at,
+                offer.id,
+                offer.headers,
+                offer.priority,
+                offer.ttl,
+                offer.on_duplicate,
             )
-        )
-        errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if errors:
-            unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
-            if stored or unknown:
-                error = unknown or errors[0]
-                raise OutcomeUnknown(
-                    f"{len(stored)} of {len(ids)} messages are stored, and the others may be:"
-                    f" {error}",
-                    stored,
-                ) from error
-            raise errors[0]
-        refused = {
-            name: outcome
-            for name, outcome in zip(ids, outcomes, strict=True)
-            if outcome in (DUPLICATE, _FULL)
-        }
-        if refused:
-            kinds = Counter(refused.values())
-            kind = DuplicateMessage if kinds[DUPLICATE] else QueueFull
-            raise kind(tuple(refused), stored)
+            for offer in offers
+        ]
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:

@@ -40,6 +40,7 @@ class NewMessage(NamedTuple):
         delay_us: Time until the message is due, in microseconds.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
+            ``swap`` replaces an earlier message, and stores nothing if there is none.
         content: Headers and payload, as :func:`delayq._reliable.bodies.content` builds them.
     """
 
@@ -71,6 +72,8 @@ class ReliableOffers:
         # A try of these calls that we gave up may still arrive. Their records keep it from storing,
         # and expire by themselves.
         self._unsure: set[str] = set()
+        # Among how many partitions the messages of the calls in flight were placed.
+        self._placements: dict[str, int] = {}
         self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(
             self._store.client, self._store.keys.wake, self._new_commits
         )
@@ -79,6 +82,11 @@ class ReliableOffers:
     async def under(self, promise: Durability) -> Batcher[NewMessage, int | Unconfirmed[int]]:
         """Return the batcher for a promise, as :meth:`DurableBatchers.under` does."""
         return await self._promised.under(promise)
+
+    def recall(self) -> None:
+        """Fail what was not sent yet with :class:`SettingsChanged`: it may belong elsewhere now."""
+        for commits in self._promised.all:
+            commits.recall(SettingsChanged("the settings of the queue have changed"))
 
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
@@ -102,9 +110,9 @@ class ReliableOffers:
             if not number:
                 self._used += [each[-1] for each in keys]
             number += 1
-            return self._store.offer_request(
-                keys[slot], number, self._partition.queue.settings.epoch, messages
-            )
+            settings = self._partition.queue.settings
+            self._placements[keys[slot][-1]] = settings.stored.partitions
+            return self._store.offer_request(keys[slot], number, settings.epoch, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
             outcomes: list[int] = answer[: len(messages)]
@@ -145,14 +153,15 @@ class ReliableOffers:
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             while True:
-                epoch, placement = settings.epoch, settings.placement
+                epoch = settings.epoch
+                if settings.stored.partitions != self._placements[call]:
+                    # The messages may belong elsewhere now. Unless they are stored already, the old
+                    # epoch is refused.
+                    return await server.run(*request)
                 try:
                     return await server.run(*self._store.with_epoch(request, epoch))
                 except SettingsChanged:
                     await settings.after_refusal(self._partition.index, epoch)
-                    if settings.placement != placement:
-                        # Nothing was stored, and the messages may belong elsewhere now.
-                        raise
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__

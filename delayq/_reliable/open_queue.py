@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Literal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.waiters import Waiters
 from delayq._reliable.ids import new_id
@@ -13,10 +14,11 @@ from delayq._reliable.partition import Partition
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.store import ReliableStore
+from delayq.errors import Closed, DelayqError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Awaitable, Callable, Container, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy, Settings, StoredSettings
     from delayq.codecs import Codec
+
+R = TypeVar("R")
 
 
 class OpenReliableQueue:
@@ -83,17 +87,23 @@ class OpenReliableQueue:
     def kind(self) -> Literal["reliable"]:
         return "reliable"
 
+    def check_open(self) -> None:
+        """Raise :class:`~delayq.Closed` if the queue was closed."""
+        if self.closed:
+            raise Closed("the queue is closed")
+
     # Placement
 
     def place(self, id: str) -> Partition:  # noqa: A002
         """Return the partition for a new message."""
-        if not self.is_spread:
-            return self.partitions[0]
-        return self.partitions[partition_of(id, self.settings.placement)]
+        number = self.settings.stored.partitions
+        return self.partitions[partition_of(id, number) if number > 1 else 0]
 
     def placements(self, id: str) -> list[Partition]:  # noqa: A002
-        """Return the partitions in which a message may lie: the one for new messages comes first,
-        then those of the numbers of partitions that the queue had before.
+        """Return the partitions in which a message may lie, the one for new messages last.
+
+        The others are those of the numbers of partitions that the queue had before. No message is
+        ever stored there any more, so a search in this order misses none.
         """
         return self._places(lambda number: partition_of(id, number))
 
@@ -103,22 +113,50 @@ class OpenReliableQueue:
 
     def _places(self, place: Callable[[int], int]) -> list[Partition]:
         stored = self.settings.stored
-        if stored is None:
+        if stored.is_whole:
             return [self.partitions[0]]
-        places = (place(number) for number in (stored.partitions, *stored.former))
+        places = dict.fromkeys(place(number) for number in (stored.partitions, *stored.former))
         # Partitions that are gone were empty.
         there = len(self.partitions)
-        return [self.partitions[each] for each in dict.fromkeys(places) if each < there]
+        return [self.partitions[each] for each in reversed(places) if each < there]
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether new messages are placed in more than one partition."""
-        return self.settings.stored is not None and self.settings.stored.partitions > 1
+    async def search(
+        self,
+        places: Callable[[str], list[Partition]],
+        name: str,
+        of: Callable[[Partition], Awaitable[R]],
+    ) -> R | None:
+        """Ask the partitions in which something may lie, one after the other.
 
-    @property
-    def is_grown(self) -> bool:
-        """Whether messages may still lie where a former number of partitions has placed them."""
-        return self.settings.stored is not None and bool(self.settings.stored.former)
+        Returns the first answer that is not false; None if there is none.
+        """
+        while True:
+            epoch = self.settings.epoch
+            for partition in places(name):
+                if found := await of(partition):
+                    return found
+            # A client that was not told of a change may have asked the wrong partitions.
+            await self.settings.read()
+            if self.settings.epoch == epoch:
+                return None
+
+    async def of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
+        """Call ``of`` for every partition concurrently, and return the results.
+
+        If the queue has got other partitions meanwhile, call it for all of them again, so that none
+        is missed. Waits for all calls, then raises the first error.
+        """
+        while True:
+            epoch = self.settings.epoch
+            outcomes = await asyncio.gather(*map(of, self.partitions), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            # The calls were made, whatever becomes of this one.
+            with suppress(DelayqError):
+                await self.settings.read()
+            if self.settings.epoch == epoch:
+                return outcomes  # type: ignore[return-value]  # none is an error
 
     def new_id(self, failed: Container[Partition] = ()) -> str:
         """Generate an id whose partition is on a server that is available, as far as we know.
@@ -200,6 +238,8 @@ class OpenReliableQueue:
             return
         for place in range(len(self.partitions), stored.partitions):
             self.partitions.append(self._open_partition(place))
+        for partition in self.partitions:
+            partition.offers.recall()
         if self.waiters.waiting:
             self._ask(False)
 

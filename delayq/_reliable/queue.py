@@ -6,43 +6,29 @@ import asyncio
 import heapq
 from contextlib import aclosing
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
-from delayq._redis.connection import own_copy
-from delayq._redis.error_reader import SettingsChanged
-from delayq._redis.retry import retry_delay
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
+from delayq._reliable.declaration import Declaration
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
-from delayq._reliable.offering import (
-    DUPLICATE,
-    IGNORED,
-    THERE,
-    Offer,
-    OfferEncoder,
-    OnDuplicate,
-    merged,
-    with_headers,
-)
+from delayq._reliable.offering import Offer, OfferEncoder, OnDuplicate, merged, with_headers
 from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.partition import Partition
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
+from delayq._reliable.sending import Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare
 from delayq.codecs import JsonCodec
 from delayq.errors import (
     BadDelay,
     BadInput,
     Closed,
-    DelayqError,
     ServerError,
-    ServerRefused,
-    ServerUnavailable,
 )
 from delayq.instrumentation import OfferEvent
 from delayq.stats import QueueDepth
@@ -55,7 +41,6 @@ if TYPE_CHECKING:
         Callable,
         Iterable,
         Mapping,
-        MutableSequence,
         Sequence,
         Sized,
     )
@@ -66,8 +51,8 @@ if TYPE_CHECKING:
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.offering import Commits
-    from delayq._reliable.offers import NewMessage, ReliableOffers
+    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
     from delayq._reliable.store import ReliableStore
@@ -114,15 +99,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._codec = codec or self._open.codec or JsonCodec()
         self._policy = settings.policy()
         self._backoff = settings.backoff or RETRIES
-        self._promise = durabilities.parse(settings.durability or "")
-        self._declared = given.declared()
-        # Until the settings on the server are known, and agree with what this handle declares.
-        self._is_declared = False
-        self._declaring: asyncio.Task[DelayqError | None] | None = None
+        self._declaration = Declaration(self._open, given.declared())
         self._hooks = self._open.services.hooks
         self._origins: dict[int, QueueHandle[T]] = {}
-        self._offering: OfferEncoder[T] = OfferEncoder(
-            self._codec, settings.max_payload or 0, waits=settings.when_full == "wait"
+        self._encoder: OfferEncoder[T] = OfferEncoder(self._codec, settings.max_payload or 0)
+        self._sender = Sender(
+            self._open,
+            self._declaration,
+            durabilities.parse(settings.durability or ""),
+            waits=settings.when_full == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
 
@@ -193,7 +178,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             sending.ids = (stored,)
         return stored
 
-    async def _offer(
+    def _offer(
         self,
         value: T,
         delay: Duration | None,
@@ -204,31 +189,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         ttl: Duration | None,
         on_duplicate: OnDuplicate,
         durability: str | None,
-    ) -> str:
+    ) -> Awaitable[str]:
         """Offer as :meth:`offer`, without notifying observers."""
-        message = self._offering.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
-        if not self._is_declared:
-            await self._declare()
-        queue = self._open
-        if queue.is_spread:
-            return (await self._store([message], [id is None], durability))[0].id
-        offers = queue.partitions[0].offers
-        plain = durability is None and self._promise is None
-        commits = offers.commits if plain else await self._commits(offers, durability)
-        since = await commits.wait_for_capacity() if commits.is_full else None
-        if id is not None or queue.settings.max_size:
-            await self._settled()
-        try:
-            outcome = await commits.submit(message, len(message.content), since)
-        except SettingsChanged as error:
-            outcome = error
-        except DelayqError as error:
-            self._offering.raise_for((message.id,), (error,))
-            raise
-        if outcome not in THERE:
-            # Rare enough to be handled like a batch of one.
-            (message,) = await self._store([message], [id is None], durability, [outcome])
-        return message.id
+        message = self._encoder.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
+        return self._sender.send(message, id is None, durability)
 
     async def offer_many(
         self, offers: Iterable[Offer[T]], *, durability: str | None = None
@@ -261,13 +225,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _offer_all(self, offers: Sequence[Offer[T]], durability: str | None) -> list[str]:
         """Offer as :meth:`offer_many`, without notifying observers."""
-        messages = self._messages(offers)
-        if not self._is_declared:
-            await self._declare()
-        if self._open.settings.max_size or not all(offer.id is None for offer in offers):
-            await self._settled()
-        stored = await self._store(messages, [offer.id is None for offer in offers], durability)
-        return [message.id for message in stored]
+        messages = self._encoder.messages(offers)
+        made_up = [offer.id is None for offer in offers]
+        return await self._sender.send_many(messages, made_up, durability)
 
     # Taking
 
@@ -305,7 +265,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         self._check_open()
         try:
-            await self._declare_within(None)
+            if not self._declaration.is_made:
+                await self._declaration.make_within(None)
         except Closed:
             return
         queue, now = self._open, self._open.loop.time
@@ -335,10 +296,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 was not.
         """
         await self._ready()
-        for partition in self._open.placements(checked_id(id)):
-            if await partition.store.cancel(id):
-                return True
-        return False
+        return await self._search(id, lambda store: store.cancel(id))
 
     async def reschedule(
         self,
@@ -362,20 +320,20 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadDelay("pass delay or at")
         wait_us = delay_us(delay, at)
         await self._ready()
-        for partition in self._open.placements(checked_id(id)):
-            if await partition.store.reschedule(id, wait_us):
-                return True
-        return False
+        return await self._search(id, lambda store: store.reschedule(id, wait_us))
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message without leasing it to you; None if there is no message with that
         id.
         """
         await self._settled()
-        for partition in self._open.placements(checked_id(id)):
-            if (found := await partition.store.get(id)) is not None:
-                return self._seen(partition, found)
-        return None
+        queue = self._open
+
+        async def find(partition: Partition) -> Message[T] | None:
+            found = await partition.store.get(id)
+            return None if found is None else self._seen(partition, found)
+
+        return await queue.search(queue.placements, checked_id(id), find)
 
     # Inspection and cleanup
 
@@ -385,7 +343,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Costs the server next to nothing, however many there are.
         """
         await self._settled()
-        return QueueDepth.total(await self._of_each(lambda partition: partition.store.depth()))
+        return QueueDepth.total(await self._open.of_each(lambda partition: partition.store.depth()))
 
     async def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due.
@@ -415,12 +373,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
             raise BadInput(f'state must be "delayed", "ready" or "leased", not {state!r}')
         check_page(offset, limit)
         await self._settled()
-        if len(self._open.partitions) == 1:
-            return [*await self._page(self._open.partitions[0], state, offset, limit)]
-        # Each partition may have all the messages that come first.
-        parts = await self._of_each(
-            lambda partition: self._page(partition, state, 0, offset + limit)
-        )
+
+        def page(partition: Partition) -> Awaitable[Sequence[Message[T]]]:
+            if len(self._open.partitions) == 1:
+                return self._page(partition, state, offset, limit)
+            # Each partition may have all the messages that come first.
+            return self._page(partition, state, 0, offset + limit)
+
+        parts = await self._open.of_each(page)
+        if len(parts) == 1:
+            return [*parts[0]]
         merged = heapq.merge(
             *parts,
             key=lambda message: (-message.priority if state == "ready" else 0, message.due_at),
@@ -470,7 +432,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 # Other clients may add messages meanwhile.
                 progress(dropped, max(dropped, total))
 
-        return sum(await self._of_each(lambda each: _purge(each.store, state, tell)))
+        await self._open.of_each(lambda each: _purge(each.store, state, tell))
+        return dropped
 
     async def pause(self) -> None:
         """Stop all claims, in every process, until :meth:`resume`.
@@ -478,12 +441,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Leased messages are not affected.
         """
         await self._ready()
-        await self._of_each(lambda partition: partition.store.pause())
+        await self._open.of_each(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         await self._ready()
-        return any(await self._of_each(lambda partition: partition.store.resume()))
+        return any(await self._open.of_each(lambda partition: partition.store.resume()))
 
     # Settings
 
@@ -527,8 +490,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         )
         self._check_open()
         settings = await self._open.settings.configure(changes)
-        # This handle does not declare what it has just changed.
-        self._declared |= {name: changes[name] for name in self._declared.keys() & changes.keys()}
+        self._declaration.give_way(changes)
         return settings.public()
 
     # Closing
@@ -561,10 +523,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     # Internals
 
-    async def _commits(self, offers: ReliableOffers, durability: str | None) -> Commits:
-        promise = self._promise if durability is None else durabilities.parse(durability)
-        return offers.commits if promise is None else await offers.under(promise)
-
     def keep_codec(self) -> None:
         """Keep other handles of this client from inheriting this handle's codec."""
         if self._open.codec is self._codec:
@@ -572,204 +530,19 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _check_open(self) -> None:
         self._session.check_loop()
-        if self._open.closed:
-            raise Closed("the queue is closed")
+        self._open.check_open()
 
     async def _ready(self) -> None:
         """Check that the queue is open, and declare the settings that this handle was given."""
         self._check_open()
-        if not self._is_declared:
-            await self._declare()
-
-    async def _declare(self) -> None:
-        """Learn the settings on the server, and declare those that this handle was given.
-
-        Concurrent callers share one call. Raises as :meth:`KnownSettings.learn`.
-        """
-        if self._declaring is None:
-            self._declaring = self._session.background.spawn(
-                self._learn(), f"settings of {self.name}"
-            )
-        learning = self._declaring
-        either: set[asyncio.Future[Any]] = {learning, self._open.closing}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        self._check_open()
-        if (error := learning.result()) is not None:
-            raise own_copy(error)
-
-    async def _learn(self) -> DelayqError | None:
-        try:
-            await self._open.settings.learn(self._declared)
-        except DelayqError as error:
-            return error
-        else:
-            self._is_declared = True
-            return None
-        finally:
-            self._declaring = None
-
-    async def _declare_within(self, wait: float | None) -> float | None:
-        """Declare as :meth:`_declare`, for a caller that waits ``wait`` seconds for messages.
-
-        A caller that waits for messages waits for the server as well.
-
-        Returns:
-            How long the caller still waits.
-
-        Raises:
-            TimeoutError: The time is over.
-        """
-        loop = asyncio.get_running_loop()
-        until = loop.time() + wait if wait else None
-        tries = 0
-        async with asyncio.timeout_at(until):
-            while not self._is_declared:
-                try:
-                    await self._declare()
-                except ServerRefused:
-                    raise
-                except ServerError:
-                    if wait == 0:
-                        raise
-                    tries += 1
-                    pause = retry_delay(tries, most=self._open.services.retry_most)
-                    await asyncio.wait({self._open.closing}, timeout=pause)
-                    self._check_open()
-        return wait if until is None else max(until - loop.time(), 0.001)
-
-    def _messages(self, offers: Sequence[Offer[T]]) -> MutableSequence[NewMessage]:
-        """Check offers, and encode them as they are stored."""
-        for offer in offers:
-            if not isinstance(offer, Offer):
-                raise BadInput(
-                    f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass"
-                    " Offer(value, ...)"
-                )
-        return [
-            self._offering.message(
-                offer.value,
-                offer.delay,
-                offer.at,
-                offer.id,
-                offer.headers,
-                offer.priority,
-                offer.ttl,
-                offer.on_duplicate,
-            )
-            for offer in offers
-        ]
-
-    async def _store(
-        self,
-        messages: MutableSequence[NewMessage],
-        made_up: Sequence[bool],
-        durability: str | None,
-        outcomes: MutableSequence[Any] | None = None,
-    ) -> Sequence[NewMessage]:
-        """Store the messages that :meth:`_messages` made. Raises as :meth:`offer_many`.
-
-        Args:
-            messages: The messages.
-            made_up: For each message, whether its id is generated.
-            durability: Overrides the queue's own setting.
-            outcomes: The outcome of each message, if it was sent before.
-        """
-        if self._open.is_spread:
-            for place, message in enumerate(messages):
-                if made_up[place]:
-                    messages[place] = message._replace(id=self._open.new_id())
-
-        async def send(places: Sequence[int]) -> Sequence[Any]:
-            return await self._send(messages, made_up, places, durability)
-
-        if outcomes is None:
-            outcomes = [*await send(range(len(messages)))]
-        elif isinstance(outcomes[0], SettingsChanged):
-            outcomes = [*await send([0])]
-        return await self._offering.store(
-            send, messages, outcomes, made_up=made_up, new_id=self._open.new_id
-        )
-
-    async def _send(
-        self,
-        messages: MutableSequence[NewMessage],
-        made_up: Sequence[bool],
-        places: Sequence[int],
-        durability: str | None,
-    ) -> Sequence[Any]:
-        """Send some of the messages to their partitions, and return the outcome of each."""
-        queue = self._open
-        outcomes: dict[int, Any] = {}
-        failed: set[Partition] = set()
-        left: Sequence[int] = places
-        while left:
-            parts: dict[Partition, list[int]] = {}
-            for place in left:
-                found = None
-                if queue.is_grown and not made_up[place]:
-                    found = await self._at_former_places(messages[place])
-                if found is None or isinstance(found, Partition):
-                    parts.setdefault(found or queue.place(messages[place].id), []).append(place)
-                else:
-                    outcomes[place] = found
-            calls = [
-                self._send_to(partition, [messages[place] for place in some], durability)
-                for partition, some in parts.items()
-            ]
-            results = [await calls[0]] if len(calls) == 1 else await asyncio.gather(*calls)
-            again = []
-            for (partition, some), result in zip(parts.items(), results, strict=True):
-                if any(isinstance(outcome, ServerUnavailable) for outcome in result):
-                    failed.add(partition)
-                for place, outcome in zip(some, result, strict=True):
-                    if isinstance(outcome, SettingsChanged):
-                        # It may belong elsewhere now.
-                        again.append(place)
-                    elif (
-                        isinstance(outcome, ServerUnavailable)
-                        and made_up[place]
-                        and not queue.is_away(failed)
-                    ):
-                        # It is not stored there. Other partitions are on other servers.
-                        messages[place] = messages[place]._replace(id=queue.new_id(failed))
-                        again.append(place)
-                    else:
-                        outcomes[place] = outcome
-            left = again
-        return [outcomes[place] for place in places]
-
-    async def _send_to(
-        self, partition: Partition, messages: Sequence[NewMessage], durability: str | None
-    ) -> Sequence[Any]:
-        try:
-            commits = await self._commits(partition.offers, durability)
-        except DelayqError as error:
-            return [error] * len(messages)
-        return await self._offering.outcomes(commits, messages)
-
-    async def _at_former_places(self, message: NewMessage) -> Any:
-        """Look for a message with the same id where it was placed before the queue got more
-        partitions.
-
-        Returns the outcome of the offer, if it is not to be stored, or the partition in which the
-        message is to be replaced: one script does that, so none is lost in between.
-        """
-        try:
-            for partition in self._open.placements(message.id)[1:]:
-                replaces = message.on_duplicate == "replace"
-                if await partition.store.knows(message.id, handled=not replaces):
-                    if replaces:
-                        return partition
-                    return IGNORED if message.on_duplicate == "ignore" else DUPLICATE
-        except DelayqError as error:
-            return error
-        return None
+        if not self._declaration.is_made:
+            await self._declaration.make()
 
     async def _take(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
         self._check_open()
-        if not self._is_declared:
+        if not self._declaration.is_made:
             try:
-                wait = await self._declare_within(wait)
+                wait = await self._declaration.make_within(wait)
             except TimeoutError:
                 return ()
         return await self._open.take(count, wait, self._policy)
@@ -785,7 +558,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def _occurrence(
         self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
     ) -> NewMessage:
-        return self._offering.message(value, None, None, None, headers, priority, ttl, "raise")
+        return self._encoder.message(value, None, None, None, headers, priority, ttl, "raise")
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """Drop messages that were claimed ahead and may have waited for a slow handler until
@@ -842,28 +615,28 @@ class ReliableQueue(Recurring[T], Generic[T]):
         )
         return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
 
-    async def _of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
-        """Call ``of`` for every partition concurrently, and return the results.
-
-        Waits for all calls, then raises the first error.
-        """
-        partitions = self._open.partitions
-        if len(partitions) == 1:
-            return [await of(partitions[0])]
-        outcomes = await asyncio.gather(
-            *(of(partition) for partition in partitions), return_exceptions=True
+    async def _search(self, id: str, of: Callable[[ReliableStore], Awaitable[bool]]) -> bool:  # noqa: A002
+        queue = self._open
+        return bool(
+            await queue.search(queue.placements, checked_id(id), lambda each: of(each.store))
         )
-        if (
-            error := next((each for each in outcomes if isinstance(each, BaseException)), None)
-        ) is not None:
-            raise error
-        return outcomes  # type: ignore[return-value]  # none is an error
 
-    async def _letters_at(self, id: str | None) -> Sequence[ReliableStore]:  # noqa: A002
-        """Return the partitions in which a dead letter may be; all if no id is given."""
+    async def _letters_at(
+        self, ids: Sequence[str] | None
+    ) -> Mapping[ReliableStore, Sequence[str] | None]:
+        """Return the partitions in which dead letters with these ids may be, each with those ids;
+        all partitions if it gets None.
+        """
         await self._ready()
-        partitions = self._open.partitions if id is None else self._open.placements(id)
-        return [partition.store for partition in partitions]
+        queue = self._open
+        await queue.settings.read()
+        if ids is None:
+            return dict.fromkeys(partition.store for partition in queue.partitions)
+        parts: dict[ReliableStore, list[str]] = {}
+        for id in ids:  # noqa: A001
+            for partition in queue.placements(id):
+                parts.setdefault(partition.store, []).append(id)
+        return parts
 
 
 async def _purge(

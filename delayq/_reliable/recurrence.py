@@ -83,11 +83,14 @@ class Recurrence:
         self._timeout: Timeout | None = None
 
     async def schedule(
-        self, name: str, timing: Timing, version: int, message: NewMessage
+        self, epoch: str, name: str, timing: Timing, version: int, message: NewMessage
     ) -> datetime:
-        """Make ``message`` recur. Returns when it is due next."""
+        """Make ``message`` recur, and return when it is due next.
+
+        Raises SettingsChanged if the settings have another epoch.
+        """
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
-        due_us = await self._store.schedule(name, timing, version, message, moments)
+        due_us = await self._store.schedule(epoch, name, timing, version, message, moments)
         self._know(name)
         return moment_us(due_us)
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._durations import Duration, moment_us
 from delayq._logging import about
+from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.recurrence import DIGITS, Unreadable, read
 from delayq._reliable.timing import timing_of
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime, tzinfo
 
     from delayq._reliable.offers import NewMessage
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from delayq._reliable.partition import Partition
 
 T = TypeVar("T")
-R = TypeVar("R")
 
 _log = logging.getLogger("delayq")
 
@@ -138,12 +138,18 @@ class Recurring(Generic[T]):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
         message = self._occurrence(value, headers, priority, ttl)
         await self._ready()
-        current, *former = self._open.homes(name)
-        for partition in former:
-            # It stays where it is when the queue gets more partitions.
-            if await partition.store.schedule_record(name) is not None:
-                return await partition.recurrence.schedule(name, timing, version, message)
-        return await current.recurrence.schedule(name, timing, version, message)
+        settings = self._open.settings
+        while True:
+            epoch = settings.epoch
+            *former, partition = self._open.homes(name)
+            for each in former:
+                # It stays where it is when the queue gets more partitions.
+                if await each.store.schedule_record(name) is not None:
+                    partition = each
+            try:
+                return await partition.recurrence.schedule(epoch, name, timing, version, message)
+            except SettingsChanged:
+                await settings.after_refusal(partition.index, epoch)
 
     async def unschedule(self, name: str) -> bool:
         """Delete a schedule, and drop its waiting message.
@@ -159,10 +165,10 @@ class Recurring(Generic[T]):
         """
         _check_name(name)
         await self._ready()
-        stopped = [
-            await partition.recurrence.unschedule(name) for partition in self._open.homes(name)
-        ]
-        return any(stopped)
+        queue = self._open
+        return bool(
+            await queue.search(queue.homes, name, lambda each: each.recurrence.unschedule(name))
+        )
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.
@@ -170,7 +176,7 @@ class Recurring(Generic[T]):
         Schedules that cannot be read are left out and logged.
         """
         await self._ready()
-        parts = await self._of_each(self._schedules_in)
+        parts = await self._open.of_each(self._schedules_in)
         return sorted((each for part in parts for each in part), key=lambda each: each.name)
 
     async def _schedules_in(self, partition: Partition) -> Sequence[Schedule]:
@@ -194,9 +200,6 @@ class Recurring(Generic[T]):
         raise NotImplementedError
 
     async def _ready(self) -> None:
-        raise NotImplementedError
-
-    async def _of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
         raise NotImplementedError
 
     def _occurrence(

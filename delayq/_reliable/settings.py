@@ -10,6 +10,7 @@ Everything here decides without asking a server: :mod:`delayq._reliable.known_se
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -203,6 +204,11 @@ class StoredSettings:
         )
 
     @property
+    def is_whole(self) -> bool:
+        """Whether every message is in the one partition."""
+        return self.partitions == 1 and not self.former
+
+    @property
     def is_new(self) -> bool:
         """Whether neither a message nor a setting was ever stored."""
         return "layout" not in self.fields
@@ -271,10 +277,10 @@ class StoredSettings:
         return StoredSettings(fields)
 
     def next_epoch(self, now_us: int) -> str:
-        """Return an epoch for the next change: higher than this one, and than any that was lost
-        with the server's data.
+        """Return an epoch for the next change: higher than this one, probably higher than any that
+        was lost with the server's data, and different from that of any other change.
         """
-        return str(max(_number(self.epoch) + 1, now_us))
+        return str(max(_number(self.epoch), now_us) + 1 + secrets.randbelow(1_000_000))
 
 
 def declare(

@@ -459,13 +459,22 @@ class ReliableStore:
         return await self.client.time_us() + int(shift or 0)
 
     async def schedule(
-        self, name: str, timing: Timing, version: int, message: NewMessage, moments: Sequence[int]
+        self,
+        epoch: str,
+        name: str,
+        timing: Timing,
+        version: int,
+        message: NewMessage,
+        moments: Sequence[int],
     ) -> int:
-        """Make a message recur, and return when it is due next; ``moments`` are the next ones if
-        there is no period.
+        """Make a message recur, and return when it is due next.
+
+        ``moments`` are the next ones if there is no period. Raises SettingsChanged if the settings
+        have another epoch.
         """
         due_us, _ = await self._run(
             SCHEDULE,
+            epoch,
             name,
             timing.text,
             version,
@@ -516,8 +525,7 @@ class ReliableStore:
 
         Returns:
             For each schedule, how many moments are known beyond its next one: -1 if that does not
-                matter, -2 if there is no such
-            schedule.
+                matter, -2 if there is no such schedule.
         """
         left: list[int] = await self._run(RECUR, *names)
         return left

@@ -349,7 +349,7 @@ async def scheduled(at: Prepared, every: float = 0.001) -> None:
 
 
 def definition(value: bytes = b"\n2") -> list[Any]:
-    return ["often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, value]
+    return ["0", "often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, value]
 
 
 async def schedule_anew(at: Prepared) -> Any:

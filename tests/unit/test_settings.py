@@ -166,12 +166,14 @@ def test_a_change_keeps_everything_else_and_has_a_later_epoch() -> None:
     changed = stored.changed({"expired": "dead"}, stored.next_epoch(100))
     assert changed.fields == {
         "layout": "1",
-        "epoch": "100",
+        "epoch": changed.epoch,
         "max_size": "5",
         "other": "x",
         "expired": "dead",
     }
-    assert changed.next_epoch(50) == "101"
+    assert int(changed.epoch) > 100
+    assert int(changed.next_epoch(50)) > int(changed.epoch)
+    assert changed.next_epoch(50) != changed.next_epoch(50)
 
 
 def test_former_numbers_of_partitions_are_kept() -> None:

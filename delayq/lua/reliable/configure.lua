@@ -22,6 +22,8 @@ local fields = {'layout', LAYOUT, 'epoch', epoch}
 for at = FIRST, #ARGV, STRIDE do
   fields[#fields + 1], fields[#fields + 2] = ARGV[at + FIELD], ARGV[at + VALUE]
 end
+-- Fields of settings that are withdrawn must not stay.
+redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window')
 redis.call('HSET', settings, unpack(fields))
 -- A hint: a client that does not hear it is refused, and reads the settings then.
 redis.pcall('PUBLISH', wake, 'settings')

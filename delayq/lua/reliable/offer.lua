@@ -14,14 +14,14 @@
 --   priority...      int   0 to 9
 --   delay_us...      int   time from now, microseconds
 --   ttl_us...        int   time to live, microseconds; 0: no end
---   on_duplicate...  text  "ignore", "replace" or "raise"
+--   on_duplicate...  text  "ignore", "replace" or "raise"; "swap": replace, if there is one
 --   content...       text  headers, newline, payload
 -- Roles: producer
 -- Repeatable: yes
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
--- is one already, -2 full. And behind these -3, if the user may not announce a new head. An error,
--- DELAYQ_SETTINGS, if other settings are stored.
+-- is one already, -2 full, -4 there is none to swap. And behind these -3, if the user may not
+-- announce a new head. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: queue
 -- include: settings
@@ -111,7 +111,7 @@ for at = FIRST, #ARGV, STRIDE do
   local status = 1
   if in_use[id] then
     status = on_duplicate == 'ignore' and 0 or -1
-    if on_duplicate == 'replace' then
+    if on_duplicate == 'replace' or on_duplicate == 'swap' then
       write()
       new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
       local found = find_message(id, now)
@@ -121,6 +121,8 @@ for at = FIRST, #ARGV, STRIDE do
         status = 2
       end
     end
+  elseif on_duplicate == 'swap' then
+    status = -4
   elseif remembers and on_duplicate ~= 'replace' and number_or(0, redis.call('ZSCORE', done, id)) > now then
     status = on_duplicate == 'ignore' and 0 or -1
   end

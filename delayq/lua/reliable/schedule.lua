@@ -6,6 +6,7 @@
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 --   settings   HASH     see include/settings.lua
 -- Arguments:
+--   epoch      text  of the settings that the caller knows
 --   name       text  of the schedule
 --   timing     text  its times, as the caller writes them: while this stays the same, so does the
 --                    next moment
@@ -19,13 +20,14 @@
 -- Repeatable: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
--- the number of moments known beyond it.
+-- the number of moments known beyond it. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: queue
 -- include: schedule
 -- include: settings
 
-local layout = redis.call('HGET', settings, 'layout')
+local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
+if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local shift = clock_shift()
 local shifted_now = now + shift

@@ -1,0 +1,318 @@
+"""Sends messages to the partitions in which they belong, and acts on the outcome of each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from delayq._engine import durability as durabilities
+from delayq._engine.durability import Unconfirmed
+from delayq._redis.error_reader import SettingsChanged
+from delayq._redis.retry import retry_delay
+from delayq.errors import (
+    DelayqError,
+    DuplicateMessage,
+    NotDurable,
+    OutcomeUnknown,
+    QueueFull,
+    ServerUnavailable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Iterable, MutableSequence, Sequence
+
+    from delayq._engine.batcher import Batcher
+    from delayq._redis.durability import Durability
+    from delayq._reliable.declaration import Declaration
+    from delayq._reliable.offers import NewMessage, ReliableOffers
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.partition import Partition
+
+    # The outcome of each message is a number from offer.lua, possibly inside Unconfirmed.
+    Commits = Batcher[NewMessage, Any]
+
+# The outcomes of offer.lua.
+_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP = 1, 2, 0, -1, -2, -4
+_THERE = (_STORED, _REPLACED, _IGNORED)
+
+
+class Sender:
+    """Sends the messages that are offered through one queue handle.
+
+    A message is submitted in the same step of the event loop in which its partition is chosen, and
+    comes back as :class:`SettingsChanged` if the queue gets other partitions before it is stored.
+    So no message is ever stored where clients with newer settings would not look for it.
+    """
+
+    def __init__(
+        self,
+        queue: OpenReliableQueue,
+        declaration: Declaration,
+        promise: Durability | None,
+        *,
+        waits: bool,
+    ) -> None:
+        """Args:
+        queue: The queue.
+        declaration: Made before anything is sent.
+        promise: How safe messages must be, unless an offer says otherwise.
+        waits: Whether offers wait for room if the queue is full.
+        """
+        self._queue = queue
+        self._declaration = declaration
+        self._promise = promise
+        self._waits = waits
+
+    async def send(self, message: NewMessage, made_up: bool, durability: str | None) -> str:
+        """Store one message, and return its id. Raises as :meth:`delayq.ReliableQueue.offer`.
+
+        Args:
+            message: The message.
+            made_up: Whether its id is generated.
+            durability: Overrides the handle's own setting.
+        """
+        if not self._declaration.is_made:
+            await self._declaration.make()
+        queue = self._queue
+        offers = queue.partitions[0].offers
+        plain = durability is None and self._promise is None
+        commits = offers.commits if plain else await self._commits(offers, durability)
+        since = await commits.wait_for_capacity() if commits.is_full else None
+        if not made_up or queue.settings.stored.max_size:
+            await queue.flush()
+        if not queue.settings.stored.is_whole:
+            return (await self._send_all([message], [made_up], durability))[0].id
+        try:
+            outcome = await commits.submit(message, len(message.content), since)
+        except SettingsChanged as error:
+            outcome = error
+        except DelayqError as error:
+            raise_for((message.id,), (error,))
+            raise
+        if outcome not in _THERE:
+            # Rare enough to be handled like a batch of one.
+            (message,) = await self._send_all([message], [made_up], durability, outcome)
+        return message.id
+
+    async def send_many(
+        self,
+        messages: MutableSequence[NewMessage],
+        made_up: Sequence[bool],
+        durability: str | None,
+    ) -> list[str]:
+        """Store messages, and return their ids. Raises as :meth:`delayq.ReliableQueue.offer_many`.
+
+        Args:
+            messages: The messages.
+            made_up: For each message, whether its id is generated.
+            durability: Overrides the handle's own setting.
+        """
+        if not self._declaration.is_made:
+            await self._declaration.make()
+        if self._queue.settings.stored.max_size or not all(made_up):
+            await self._queue.flush()
+        return [message.id for message in await self._send_all(messages, made_up, durability)]
+
+    async def _send_all(
+        self,
+        messages: MutableSequence[NewMessage],
+        made_up: Sequence[bool],
+        durability: str | None,
+        first: Any = None,
+    ) -> Sequence[NewMessage]:
+        """Send messages until all are stored, or one cannot be.
+
+        Args:
+            messages: The messages. Those whose generated id cannot be used get another one.
+            made_up: For each message, whether its id is generated.
+            durability: Overrides the handle's own setting.
+            first: The outcome of a single message that was sent before.
+        """
+        queue = self._queue
+        if queue.settings.stored.partitions > 1:
+            for place, message in enumerate(messages):
+                if made_up[place]:
+                    messages[place] = message._replace(id=queue.new_id())
+        outcomes = [first] * len(messages)
+        again: Sequence[int] = range(len(messages))
+        if first is None:
+            await self._send_some(messages, made_up, again, durability, outcomes)
+        failed: set[Partition] = set()
+        unconfirmed: dict[int, str] = {}
+        tries = 0
+        while again:
+            _note_unconfirmed(outcomes, again, unconfirmed)
+            again = self._to_send_again(messages, made_up, outcomes, failed)
+            if not again and self._waits and _FULL in outcomes:
+                tries += 1
+                await asyncio.sleep(retry_delay(tries, most=1.0))
+                again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
+            if again:
+                await self._send_some(messages, made_up, again, durability, outcomes)
+        raise_for([message.id for message in messages], outcomes)
+        if unconfirmed:
+            ids = tuple(messages[place].id for place in unconfirmed)
+            raise NotDurable(
+                f"{len(ids)} messages are stored, but {next(iter(unconfirmed.values()))}", ids
+            )
+        return messages
+
+    def _to_send_again(
+        self,
+        messages: MutableSequence[NewMessage],
+        made_up: Sequence[bool],
+        outcomes: Sequence[Any],
+        failed: set[Partition],
+    ) -> list[int]:
+        """Return the messages to send again at once, by their places in the list.
+
+        Adds to ``failed`` the partitions whose server was not available.
+        """
+        queue = self._queue
+        again: list[int] = []
+        unavailable: list[int] = []
+        for place, outcome in enumerate(outcomes):
+            if outcome in _THERE:
+                continue
+            if outcome == _NONE_TO_SWAP or isinstance(outcome, SettingsChanged):
+                # It belongs elsewhere now.
+                again.append(place)
+            elif outcome == _DUPLICATE and made_up[place]:
+                # Another process has generated the same id.
+                messages[place] = messages[place]._replace(id=queue.new_id())
+                again.append(place)
+            elif isinstance(outcome, ServerUnavailable):
+                failed.add(queue.place(messages[place].id))
+                unavailable.append(place)
+        for place in unavailable:
+            if made_up[place] and not queue.is_away(failed):
+                # It is not stored there. Other partitions are on other servers.
+                messages[place] = messages[place]._replace(id=queue.new_id(failed))
+                again.append(place)
+        return again
+
+    async def _send_some(
+        self,
+        messages: Sequence[NewMessage],
+        made_up: Sequence[bool],
+        places: Sequence[int],
+        durability: str | None,
+        outcomes: MutableSequence[Any],
+    ) -> None:
+        """Send the messages at these places of the list, and set the outcome of each."""
+        settings = self._queue.settings
+        while True:
+            epoch = settings.epoch
+            parts = await self._parts(messages, made_up, places, outcomes)
+            batchers = [await self._commits_of(each, durability) for each in parts]
+            if settings.epoch == epoch:
+                break
+        sent: list[int] = []
+        futures: list[Awaitable[Any]] = []
+        for some, commits in zip(parts.values(), batchers, strict=True):
+            try:
+                if isinstance(commits, DelayqError):
+                    raise commits
+                futures += commits.submit_many(
+                    (message, len(message.content)) for _, message in some
+                )
+                sent += [place for place, _ in some]
+            except DelayqError as error:
+                for place, _ in some:
+                    outcomes[place] = error
+        results = await asyncio.gather(*futures, return_exceptions=True)
+        for place, outcome in zip(sent, results, strict=True):
+            outcomes[place] = outcome
+
+    async def _parts(
+        self,
+        messages: Sequence[NewMessage],
+        made_up: Sequence[bool],
+        places: Sequence[int],
+        outcomes: MutableSequence[Any],
+    ) -> dict[Partition, list[tuple[int, NewMessage]]]:
+        """Return the messages to send to each partition, with their places in the list.
+
+        Sets the outcome of the others.
+        """
+        queue = self._queue
+        parts: dict[Partition, list[tuple[int, NewMessage]]] = {}
+        is_grown = bool(queue.settings.stored.former)
+        for place in places:
+            partition, message = queue.place(messages[place].id), messages[place]
+            if is_grown and not made_up[place]:
+                try:
+                    former = await self._former_place(message)
+                except DelayqError as error:
+                    outcomes[place] = error
+                    continue
+                if former is not None and message.on_duplicate != "replace":
+                    ignored = message.on_duplicate == "ignore"
+                    outcomes[place] = _IGNORED if ignored else _DUPLICATE
+                    continue
+                if former is not None:
+                    # One script replaces it where it is, so that neither is lost in between.
+                    partition, message = former, message._replace(on_duplicate="swap")
+            parts.setdefault(partition, []).append((place, message))
+        return parts
+
+    async def _former_place(self, message: NewMessage) -> Partition | None:
+        """Return the partition in which a message with the same id was placed before the queue got
+        other partitions; None if there is none.
+        """
+        for partition in self._queue.placements(message.id)[:-1]:
+            if await partition.store.knows(message.id, handled=message.on_duplicate != "replace"):
+                return partition
+        return None
+
+    async def _commits(self, offers: ReliableOffers, durability: str | None) -> Commits:
+        promise = self._promise if durability is None else durabilities.parse(durability)
+        return offers.commits if promise is None else await offers.under(promise)
+
+    async def _commits_of(
+        self, partition: Partition, durability: str | None
+    ) -> Commits | DelayqError:
+        try:
+            return await self._commits(partition.offers, durability)
+        except DelayqError as error:
+            return error
+
+
+def _note_unconfirmed(
+    outcomes: MutableSequence[Any], places: Iterable[int], unconfirmed: dict[int, str]
+) -> None:
+    """Replace unconfirmed outcomes by plain ones, and collect the reasons by place."""
+    for place in places:
+        unconfirmed.pop(place, None)
+        if isinstance(outcome := outcomes[place], Unconfirmed):
+            outcomes[place], unconfirmed[place] = outcome
+
+
+def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
+    """Raise the error for messages that are not stored; return if all of them are."""
+    # Each id once: a list may contain the same id twice.
+    stored = tuple(
+        dict.fromkeys(
+            name for name, outcome in zip(ids, outcomes, strict=True) if outcome in _THERE
+        )
+    )
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if errors:
+        unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
+        if stored or unknown:
+            error = unknown or errors[0]
+            raise OutcomeUnknown(
+                f"{len(stored)} of {len(ids)} messages are stored, and the others may be: {error}",
+                stored,
+            ) from error
+        raise errors[0]
+    refused = {
+        name: outcome
+        for name, outcome in zip(ids, outcomes, strict=True)
+        if outcome in (_DUPLICATE, _FULL)
+    }
+    if refused:
+        kinds = Counter(refused.values())
+        kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
+        raise kind(tuple(refused), stored)

@@ -1,0 +1,327 @@
+"""The number of partitions changes at the worst moment: between two steps of another call."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._reliable import known_settings
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.placement import home_of, partition_of
+from delayq._reliable.store import ReliableStore
+from tests.support.reliable_fixtures import raw
+from tests.support.reliable_store import HOUR
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from delayq import Client, ReliableQueue
+    from delayq._reliable.settings import StoredSettings
+    from tests.support.servers import PrivateServer
+
+__all__ = ["raw"]
+
+
+@pytest.fixture
+async def jobs(client: Client) -> ReliableQueue[int]:
+    return client.reliable_queue("jobs")
+
+
+@pytest.fixture
+async def theirs(server: PrivateServer) -> AsyncIterator[ReliableQueue[int]]:
+    """The queue as another process sees it."""
+    async with delayq.connect(server.url) as client:
+        yield client.reliable_queue("jobs")
+
+
+@pytest.fixture
+async def stale(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[ReliableQueue[int]]:
+    """The queue as a process sees it that knows one partition and hears of no change."""
+    async with delayq.connect(server.url, resync_interval=HOUR) as client:
+        queue: ReliableQueue[int] = client.reliable_queue("jobs")
+        await queue.stats()
+        monkeypatch.setattr(queue._open.settings, "on_change", lambda: None)
+        yield queue
+
+
+def ids_that_move(before: int, after: int) -> list[str]:
+    """Return ids that are placed in other partitions after the change."""
+    return [
+        name
+        for name in (f"m{n}" for n in range(100))
+        if partition_of(name, before) != partition_of(name, after)
+    ]
+
+
+async def copies(raw: Any, count: int) -> list[dict[bytes, bytes]]:
+    return [await raw.hgetall(ReliableKeys.of("jobs", partition=n).settings) for n in range(count)]
+
+
+def before_next(
+    monkeypatch: pytest.MonkeyPatch, target: Any, method: str, step: Callable[[], Awaitable[object]]
+) -> None:
+    """Take a step right before the next call of a method carries on, once."""
+    original = getattr(target, method)
+
+    async def wrapped(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(target, method, original)
+        await step()
+        return await original(*args, **more)
+
+    monkeypatch.setattr(target, method, wrapped)
+
+
+def after_next(
+    monkeypatch: pytest.MonkeyPatch, target: Any, method: str, step: Callable[[], Awaitable[object]]
+) -> None:
+    """Take a step right after the next call of a method, once."""
+    original = getattr(target, method)
+
+    async def wrapped(*args: Any, **more: Any) -> Any:
+        monkeypatch.setattr(target, method, original)
+        result = await original(*args, **more)
+        await step()
+        return result
+
+    monkeypatch.setattr(target, method, wrapped)
+
+
+class TestOffersDuringGrowth:
+    @pytest.mark.parametrize("call", ["offer", "offer_many"])
+    async def test_messages_that_wait_to_be_sent_are_placed_again(
+        self, jobs: ReliableQueue[int], stale: ReliableQueue[int], call: str
+    ) -> None:
+        await jobs.configure(partitions=4)
+        if call == "offer":
+            # The first one leaves alone, and is refused. The others wait behind it.
+            await asyncio.gather(*(stale.offer(n, HOUR, id=f"m{n}") for n in range(1000)))
+        else:
+            await stale.offer_many([Offer(n, delay=HOUR, id=f"m{n}") for n in range(1000)])
+        depths = [await each.store.depth() for each in stale._open.partitions]
+        assert sum(depth.delayed for depth in depths) == 1000
+        for n in range(1000):
+            name = f"m{n}"
+            assert await stale._open.partitions[partition_of(name, 4)].store.get(name)
+
+    async def test_a_search_in_former_places_is_repeated(
+        self,
+        client: Client,
+        jobs: ReliableQueue[int],
+        theirs: ReliableQueue[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Another client stores a message where the search had not looked."""
+        await jobs.offer(0, HOUR)
+        await jobs.configure(partitions=2)
+        name = ids_that_move(2, 8)[0]
+
+        async def grow() -> None:
+            await theirs.configure(partitions=8)
+            await theirs.offer(1, HOUR, id=name)
+            await jobs.settings()
+
+        after_next(monkeypatch, jobs._open.partitions[0].store, "knows", grow)
+        with pytest.raises(delayq.DuplicateMessage):
+            await jobs.offer(2, HOUR, id=name)
+        found = await theirs.get(name)
+        assert found is not None
+        assert found.value == 1
+        assert (await theirs.stats()).delayed == 2
+
+    async def test_a_message_that_ends_while_it_is_replaced_makes_room_for_the_new_one(
+        self,
+        jobs: ReliableQueue[int],
+        theirs: ReliableQueue[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        name = ids_that_move(1, 4)[0]
+        await jobs.offer_many([Offer(0, delay=HOUR), Offer(1, delay=HOUR, id=name)])
+        await jobs.configure(partitions=4)
+        after_next(
+            monkeypatch,
+            jobs._open.partitions[0].store,
+            "knows",
+            lambda: theirs.cancel(name),
+        )
+        await jobs.offer(2, HOUR, id=name, on_duplicate="replace")
+        stored = await jobs._open.place(name).store.get(name)
+        assert stored is not None
+        assert (await jobs.stats()).delayed == 2
+
+    async def test_a_schedule_is_stored_where_all_clients_look_for_it(
+        self, jobs: ReliableQueue[int], stale: ReliableQueue[int]
+    ) -> None:
+        name = next(name for name in map(str, itertools.count()) if home_of(name, 4))
+        await jobs.configure(partitions=4)
+        await jobs.schedule(name, every=HOUR, value=1)
+        await stale.schedule(name, every=HOUR, value=1)
+        assert [each.name for each in await jobs.schedules()] == [name]
+        assert (await jobs.stats()).delayed == 1
+
+
+class TestClientsThatWereNotTold:
+    async def test_calls_by_id_find_the_message(
+        self, jobs: ReliableQueue[int], stale: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each of them asks the wrong partition first, whatever was learnt by the one before."""
+        name = ids_that_move(1, 4)[0]
+        settings = stale._open.settings
+        old = settings.stored
+        await jobs.configure(partitions=4)
+        await jobs.offer(1, HOUR, id=name)
+        await jobs.schedule("s", every=HOUR, value=1)
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: stale.get(name),
+            lambda: stale.reschedule(name, HOUR),
+            lambda: stale.cancel(name),
+            lambda: stale.unschedule("s"),
+        ]
+        for call in calls:
+            monkeypatch.setattr(settings, "stored", old)
+            assert await call()
+        assert await stale.get(name) is None
+
+    async def test_calls_for_all_messages_reach_every_partition(
+        self, jobs: ReliableQueue[int], stale: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        settings = stale._open.settings
+        old = settings.stored
+        await jobs.configure(partitions=4)
+        await jobs.offer_many([Offer(n) for n in range(40)])
+        calls: list[tuple[Callable[[], Awaitable[Any]], Callable[[Any], bool]]] = [
+            (stale.stats, lambda depth: depth.ready == 40),
+            (lambda: stale.list("ready"), lambda found: len(found) == 40),
+            (stale.purge, lambda dropped: dropped == 40),
+        ]
+        for call, is_right in calls:
+            monkeypatch.setattr(settings, "stored", old)
+            monkeypatch.setattr(stale._open, "partitions", stale._open.partitions[:1])
+            assert is_right(await call())
+        assert (await jobs.stats()).ready == 0
+
+    async def test_a_pause_reaches_every_partition(
+        self, jobs: ReliableQueue[int], stale: ReliableQueue[int]
+    ) -> None:
+        await jobs.configure(partitions=4)
+        await stale.pause()
+        await jobs.offer_many([Offer(n) for n in range(40)])
+        assert await jobs.claim(40) == []
+
+    @pytest.mark.parametrize("paused", [True, False])
+    async def test_a_pause_in_the_moment_of_growth_reaches_the_new_partitions(
+        self,
+        jobs: ReliableQueue[int],
+        theirs: ReliableQueue[int],
+        monkeypatch: pytest.MonkeyPatch,
+        paused: bool,
+    ) -> None:
+        await theirs.stats()
+        if not paused:
+            await theirs.pause()
+
+        async def change() -> None:
+            await (theirs.pause() if paused else theirs.resume())
+
+        writer = jobs._open.settings._writer
+        after_next(monkeypatch, writer, "_take_over_pause", change)
+        await jobs.configure(partitions=4)
+        await jobs.offer_many([Offer(n) for n in range(40)])
+        assert len(await jobs.claim(40, wait=0.2 if paused else 5)) == (0 if paused else 40)
+
+
+class TestChangesThatStopHalfWay:
+    async def test_a_configurer_that_stood_still_does_not_drop_messages(
+        self,
+        jobs: ReliableQueue[int],
+        theirs: ReliableQueue[int],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """It has found the partitions empty, and others go on without it meanwhile."""
+        monkeypatch.setattr(known_settings, "_DIFFERS_FOR", 0.1)
+        await jobs.configure(partitions=4)
+        await theirs.stats()
+        name = next(name for name in ids_that_move(1, 4) if partition_of(name, 4) == 2)
+
+        async def offer() -> None:
+            await theirs.offer(1, HOUR, id=name)
+
+        writer = jobs._open.settings._writer
+        # Between the last look at the partitions and the change.
+        before_next(monkeypatch, writer, "_take_over_pause", offer)
+        with pytest.raises(delayq.ConfigurationError, match="is not empty"):
+            await jobs.configure(partitions=1)
+        assert (await jobs.settings()).partitions == 4
+        assert await theirs.cancel(name)
+
+    async def test_a_change_that_is_cancelled_leaves_nothing_behind(
+        self, jobs: ReliableQueue[int], raw: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await jobs.configure(partitions=4, max_size=100)
+        before = await copies(raw, 8)
+        changing = asyncio.ensure_future(asyncio.sleep(0))
+        await changing
+
+        async def cancel() -> None:
+            changing.cancel()
+            await asyncio.sleep(0)
+
+        store = ReliableStore
+        configure = store.configure
+        calls = itertools.count()
+
+        async def counted(self: ReliableStore, expected: str, new: StoredSettings) -> str:
+            if next(calls) == 3:
+                await cancel()
+            return await configure(self, expected, new)
+
+        monkeypatch.setattr(store, "configure", counted)
+        changing = asyncio.ensure_future(jobs.configure(partitions=8, dedup_window=60))  # type: ignore[arg-type]
+        with pytest.raises(asyncio.CancelledError):
+            await changing
+        async with asyncio.timeout(5):
+            while (await copies(raw, 4)) != before[:4]:
+                await asyncio.sleep(0.01)
+        await jobs.offer_many([Offer(n) for n in range(100)])
+
+    async def test_two_first_declarations_at_once_agree_without_a_pause(
+        self, server: PrivateServer, raw: Any
+    ) -> None:
+        async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
+            queues = [each.reliable_queue("jobs", partitions=8) for each in (one, two)]
+            for _ in range(20):
+                await asyncio.gather(*(queue.settings() for queue in queues))
+                await asyncio.gather(*(queue.offer_many([Offer(1)]) for queue in queues))
+                epochs = {copy.get(b"epoch") for copy in await copies(raw, 8)}
+                assert len(epochs) == 1
+                await raw.flushall()
+
+    async def test_settings_that_were_withdrawn_leave_no_field_behind(
+        self, jobs: ReliableQueue[int], raw: Any
+    ) -> None:
+        await jobs.configure(partitions=4)
+        await jobs.offer(1, HOUR)
+        before = await copies(raw, 4)
+        with pytest.raises(delayq.ConfigurationError, match="is not empty"):
+            await jobs.configure(partitions=2, max_size=1)
+        assert await copies(raw, 4) == before
+
+    async def test_changes_under_one_clock_have_different_epochs(
+        self, jobs: ReliableQueue[int], theirs: ReliableQueue[int], raw: Any
+    ) -> None:
+        """A client whose clock was an hour ahead has made the last change."""
+        await jobs.configure(max_size=1)
+        ahead = b"9000000000000000"
+        await raw.hset(ReliableKeys.of("jobs").settings, "epoch", ahead)
+        await asyncio.gather(jobs.settings(), theirs.settings())
+        await asyncio.gather(jobs.configure(max_size=5), theirs.configure(partitions=4))
+        assert await jobs.settings() == await theirs.settings()
+        assert jobs._open.settings.epoch == theirs._open.settings.epoch
+        settings = await jobs.settings()
+        assert (settings.partitions, settings.max_size) == (4, 5)
