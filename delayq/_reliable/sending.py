@@ -79,9 +79,10 @@ class Sender:
         plain = durability is None and self._promise is None
         commits = offers.commits if plain else await self._commits(offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
-        if not made_up or queue.settings.stored.max_size:
+        settings = queue.settings
+        if not made_up or settings.stored.max_size:
             await queue.flush()
-        if not queue.settings.stored.is_whole:
+        if not settings.stored.is_whole:
             return (await self._send_all([message], [made_up], durability))[0].id
         try:
             outcome = await commits.submit(message, len(message.content), since)

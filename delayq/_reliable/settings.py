@@ -180,10 +180,11 @@ class StoredSettings:
         partitions: The number of partitions.
         former: Numbers of partitions that the queue had before, by which messages may still be
             placed.
+        is_whole: Whether every message is in the one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
     """
 
-    __slots__ = ("epoch", "fields", "former", "max_size", "partitions")
+    __slots__ = ("epoch", "fields", "former", "is_whole", "max_size", "partitions")
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields: Mapping[str, str] = fields
@@ -193,6 +194,7 @@ class StoredSettings:
         self.former: tuple[int, ...] = tuple(
             number for number in former if 0 < number <= MOST_PARTITIONS
         )
+        self.is_whole: bool = self.partitions == 1 and not self.former
         self.max_size: int = max(_number(fields.get("max_size")), 0)
 
     @classmethod
@@ -202,11 +204,6 @@ class StoredSettings:
         return cls(
             {name: value.decode(errors="replace") for name, value in found if value is not None}
         )
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every message is in the one partition."""
-        return self.partitions == 1 and not self.former
 
     @property
     def is_new(self) -> bool:
