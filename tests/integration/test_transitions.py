@@ -99,7 +99,7 @@ class Bench:
         self.raw.hset(KEYS.schedules, "daily", json.dumps({**facts, **moments}) + "\n\n1")
 
     def define(self, moment: int) -> None:
-        self.run("schedule", "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
+        self.run("schedule", "0", "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
 
     def reach(self, state: State) -> None:
         """Bring the message into a state, by scripts and time alone."""
