@@ -44,8 +44,8 @@ def dashboard(
         client: A client of this event loop, open by the time of the first request. To read, it
             needs the role ``dashboard`` of ``delayq acl``, and ``SCAN`` unless ``queues`` is given;
             to act, it needs the role ``admin``.
-        token: Allows its holder to cancel, reschedule, redrive, purge, pause and resume. It has 16
-            characters or more. Without a token, the dashboard is read-only.
+        token: Allows its holder to cancel, reschedule, redrive, purge, pause, resume and change
+            settings. It has 16 characters or more. Without a token, the dashboard is read-only.
         read_token: Allows its holder to read. If it is given, reading takes one of the two tokens.
             It has 16 characters or more.
         queues: The only queues to show, by their names on the server: ``"reliable:jobs"``,

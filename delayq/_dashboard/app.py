@@ -28,7 +28,9 @@ from delayq._dashboard.source import (
     late_us,
     undeliverable,
 )
-from delayq._durations import MAX_MS
+from delayq._durations import microseconds
+from delayq._reliable.keys import MOST_PARTITIONS
+from delayq._reliable.settings import declare
 from delayq.errors import Closed, DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
     from delayq._dashboard.security import Login
-    from delayq._redis.client import RedisClient
+    from delayq._engine.session import Session
     from delayq.admin.catalog import QueueKind
     from delayq.client import Client
     from delayq.stats import QueueDepth
@@ -62,7 +64,7 @@ _EVERY = 1.0
 _FRESH = 0.9 * _EVERY
 # Maximum number of queues whose figures are kept.
 _MOST_WATCHED = 1000
-_UNITS = {"seconds": SECOND, "minutes": 60 * SECOND, "hours": 3600 * SECOND, "days": 86400 * SECOND}
+_UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 _BARS = ("next minute", "next hour", "next day", "later")
 
 # The text that a page shows after an action comes from here, never from the address.
@@ -72,6 +74,9 @@ DONE = {
     "gone": "Nothing changed: the message no longer exists, or a worker is handling it.",
     "paused": "Queue paused. No messages are delivered until you resume it.",
     "resumed": "Queue resumed.",
+    "configured": "Settings changed. All clients use the new ones from their next call on.",
+    "unchanged": "Nothing changed: the queue already has these settings.",
+    "unsure": "Nothing changed: confirm that you want another number of partitions.",
     "unchosen": (
         "Nothing changed: select messages, or confirm that the action applies to all of them."
     ),
@@ -84,7 +89,7 @@ _COUNTED = {
     "redriven": ("message re-queued.", "messages re-queued."),
     "purged": ("dead letter dropped.", "dead letters dropped."),
 }
-_BAD = ("gone", "unchosen")
+_BAD = ("gone", "unchanged", "unchosen", "unsure")
 
 
 def make(
@@ -118,7 +123,7 @@ class _Board:
         self._client = client
         self._guard = guard
         self._title = title
-        self._queues = Queues(self._server, queues)
+        self._queues = Queues(self._session, queues)
         self._templates = environment()
         self._streams = 0
         self._watched: dict[tuple[str, str], _Watched] = {}
@@ -127,6 +132,7 @@ class _Board:
                 Route("/", self._readers(self._overview)),
                 Route("/queue", self._readers(self._queue)),
                 Route("/dead", self._readers(self._dead)),
+                Route("/settings", self._readers(self._settings)),
                 Route("/message", self._readers(self._message)),
                 Route("/events", self._readers(self._events)),
                 Route("/login", self._login_page),
@@ -212,6 +218,21 @@ class _Board:
             limit=PAGE,
             total=depth.dead,
             now=now,
+        )
+
+    async def _settings(self, request: Request) -> Response:
+        source = await self._reliable(request.query_params)
+        settings = await source.settings()
+        window, unit = _in_units(settings.dedup_window)
+        return await self._page(
+            request,
+            "settings.html",
+            source=source,
+            settings=settings,
+            window=window,
+            unit=unit,
+            units=tuple(_UNITS),
+            most_partitions=MOST_PARTITIONS,
         )
 
     async def _message(self, request: Request) -> Response:
@@ -321,6 +342,8 @@ class _Board:
         if name in ("pause", "resume"):
             await (source.pause if name == "pause" else source.resume)()
             return _see("queue", source, done=f"{name}d")
+        if name == "configure":
+            return await self._configure(source, fields)
         if name in ("redrive", "purge"):
             chosen: list[Place] | None = [
                 place for place in map(unpacked, form.get("at", [])) if place is not None
@@ -343,10 +366,20 @@ class _Board:
             raise HTTPException(400, "Unknown message.")
         if name == "cancel":
             return _see("queue", source, done="cancelled" if await source.cancel(place) else "gone")
-        there = await source.reschedule(place, _delay(fields))
+        there = await source.reschedule(place, microseconds(_seconds(fields, "delay")))
         if there is None:
             return _see("queue", source, done="gone")
         return _see("message", source, at=packed(there), done="rescheduled")
+
+    async def _configure(self, source: ReliableSource, fields: Mapping[str, str]) -> Response:
+        changes = _changes(fields)
+        if not changes:
+            return _see("queue", source, done="unchanged")
+        if "partitions" in changes and fields.get("sure") != "1":
+            return _see("settings", source, done="unsure")
+        await source.configure(changes)
+        self._queues.search_again()
+        return _see("queue", source, done="configured")
 
     async def _allowed(self, request: Request) -> dict[str, list[str]]:
         """Return the form of a request that may act."""
@@ -378,11 +411,11 @@ class _Board:
 
     # Internals
 
-    def _server(self) -> RedisClient:
-        return self._client._open_session().server  # noqa: SLF001 - a part of the library
+    def _session(self) -> Session:
+        return self._client._open_session()  # noqa: SLF001 - a part of the library
 
     async def _now(self) -> int:
-        return await self._server().time_us()
+        return await self._session().server.time_us()
 
     async def _source(self, fields: Mapping[str, str]) -> AnySource:
         source = await self._queues.source(fields.get("kind", ""), fields.get("name", ""))
@@ -395,7 +428,7 @@ class _Board:
     async def _reliable(self, fields: Mapping[str, str]) -> ReliableSource:
         source = await self._source(fields)
         if not isinstance(source, ReliableSource):
-            raise HTTPException(404, "A delayed queue has no dead letters.")
+            raise HTTPException(404, "A delayed queue has neither dead letters nor settings.")
         return source
 
     async def _page(
@@ -529,20 +562,52 @@ def _see(page: str, source: AnySource | None = None, **more: str) -> Response:
     return RedirectResponse(link(page, source, None, **more), 303)
 
 
-def _delay(fields: Mapping[str, str]) -> int:
-    """Return the delay that a form asks for, in microseconds."""
-    unit = _UNITS.get(fields.get("unit", ""))
+def _seconds(fields: Mapping[str, str], name: str) -> float:
+    """Return the duration that a form asks for, in seconds."""
     try:
-        amount = float(fields.get("delay", ""))
-    except ValueError:
-        amount = -1.0
-    if unit is None or not 0 <= amount * unit <= MAX_MS * 1000:
-        raise HTTPException(
-            400,
-            "The delay must be a number, 0 or more, and the due time must be within 2**53 ms after"
-            " 1970.",
-        )
-    return round(amount * unit)
+        return float(fields.get(name, "")) * _UNITS[fields.get("unit", "")]
+    except (ValueError, KeyError):
+        what = name.replace("_", " ")
+        raise HTTPException(400, f"The {what} must be a number of {', '.join(_UNITS)}.") from None
+
+
+def _in_units(seconds: float) -> tuple[str, str]:
+    """Return a duration as a form shows it: an amount, and the largest unit that divides it."""
+    units = (unit for unit, size in reversed(_UNITS.items()) if seconds and seconds % size == 0)
+    unit = next(units, "seconds")
+    return f"{seconds / _UNITS[unit]:.15g}", unit
+
+
+def _changes(fields: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings in a form that differ from those that it showed.
+
+    The others stay as they are, even if another visitor has changed them meanwhile.
+
+    Raises:
+        HTTPException, BadInput: One of them is invalid.
+    """
+    changed = {
+        name
+        for name in ("partitions", "max_size", "expired", "dedup_window", "unit")
+        if name in fields and fields[name] != fields.get(f"was_{name}")
+    }
+    given: dict[str, Any] = {}
+    if "partitions" in changed:
+        given["partitions"] = _count(fields, "partitions")
+    if "max_size" in changed:
+        given["max_size"] = _count(fields, "max_size") if fields["max_size"] else None
+    if "expired" in changed:
+        given["expired"] = fields["expired"]
+    if changed & {"dedup_window", "unit"}:
+        given["dedup_window"] = _seconds(fields, "dedup_window")
+    return declare(**given)
+
+
+def _count(fields: Mapping[str, str], name: str) -> int:
+    if not (count := _whole(fields[name], 10**15)):
+        what = name.replace("_", " ")
+        raise HTTPException(400, f"The {what} must be a whole number, 1 or more.")
+    return count
 
 
 def _offset(request: Request, source: AnySource) -> int:

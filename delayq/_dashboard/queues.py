@@ -17,6 +17,7 @@ from delayq.errors import BadInput, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
 
@@ -36,8 +37,8 @@ _REMEMBERED = 5000
 class Queues:
     """The queues that were named, or those that are found on the server."""
 
-    def __init__(self, server: Callable[[], RedisClient], named: Iterable[str] | None) -> None:
-        self._server = server
+    def __init__(self, session: Callable[[], Session], named: Iterable[str] | None) -> None:
+        self._session = session
         self._named = None if named is None else _named(named)
         self._known: Known = {}
         self._took = 0.0
@@ -74,15 +75,19 @@ class Queues:
 
     def of(self, kind: QueueKind, name: str, partitions: int) -> DelayedSource | ReliableSource:
         if kind == "delayed":
-            return DelayedSource(self._server(), name)
-        return ReliableSource(self._server(), name, partitions)
+            return DelayedSource(self._session(), name)
+        return ReliableSource(self._session(), name, partitions)
+
+    def search_again(self) -> None:
+        """Search at the next call, because a queue has another number of partitions."""
+        self._search.forget()
 
     async def _all(self, fresh: float = _FRESH) -> Known:
         return await self._search.at_most(max(fresh, _SHARE * self._took))
 
     async def _find(self) -> Known:
         started = time.monotonic()
-        server = self._server()
+        server = self._session().server
         if self._named is not None:
             return await _known(server, dict.fromkeys(self._named, 1))
         found = await find_queues(server)

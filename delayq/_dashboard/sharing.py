@@ -38,6 +38,10 @@ class Cached(Generic[T]):
         # A caller that goes away leaves the others their answer.
         return await asyncio.shield(self._asking)
 
+    def forget(self) -> None:
+        """Ask again at the next call."""
+        self._answer = None
+
     def _answered(self, asking: asyncio.Task[T]) -> None:
         self._asking = None
         if not asking.cancelled() and asking.exception() is None:

@@ -15,6 +15,7 @@ from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.dead_letters import purge_letters, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.store import ReliableStore
 from delayq.stats import QueueDepth
 
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._delayed.store import PendingRecord
-    from delayq._redis.client import RedisClient
+    from delayq._engine.session import Session
     from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
-    from delayq._reliable.settings import QueueSettings
+    from delayq._reliable.settings import Declared, QueueSettings
     from delayq.admin.catalog import QueueKind
 
 R = TypeVar("R")
@@ -77,9 +78,9 @@ class DelayedSource:
     states = ("delayed", "ready", "leased", "unreadable")
     partitions = 1
 
-    def __init__(self, server: RedisClient, name: str) -> None:
-        self._server = server
-        self._store = DelayedStore(server, DelayedKeys.of(name))
+    def __init__(self, session: Session, name: str) -> None:
+        self._server = session.server
+        self._store = DelayedStore(session.server, DelayedKeys.of(name))
         self.name = name
 
     def has(self, place: Place) -> bool:
@@ -136,13 +137,13 @@ class ReliableSource:
     kind: QueueKind = "reliable"
     states = ("delayed", "ready", "leased")
 
-    def __init__(self, server: RedisClient, name: str, partitions: int) -> None:
-        self._server = server
+    def __init__(self, session: Session, name: str, partitions: int) -> None:
+        self._session = session
         self.name = name
-        self._parts = [
-            ReliableStore(server, ReliableKeys.of(name, partition=number))
-            for number in range(partitions)
-        ]
+        self._parts = [self._partition(number) for number in range(partitions)]
+
+    def _partition(self, number: int) -> ReliableStore:
+        return ReliableStore(self._session.server, ReliableKeys.of(self.name, partition=number))
 
     @property
     def partitions(self) -> int:
@@ -156,6 +157,11 @@ class ReliableSource:
 
     async def settings(self) -> QueueSettings:
         return (await self._parts[0].settings()).public()
+
+    async def configure(self, changes: Declared) -> None:
+        """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
+        known = KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
+        await known.configure(changes)
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]

@@ -27,7 +27,7 @@ from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from delayq._engine.context import EngineContext
+    from delayq._background import Background
     from delayq._reliable.settings import Declared
     from delayq._reliable.store import ReliableStore
 
@@ -50,19 +50,19 @@ class KnownSettings:
         self,
         name: str,
         store_of: Callable[[int], ReliableStore],
-        services: EngineContext,
+        background: Background,
         changed: Callable[[StoredSettings], object],
     ) -> None:
         """Args:
         name: The queue's name.
         store_of: Returns the data of the partition with that number.
-        services: The services the queue is built from.
+        background: Runs the task that reads the settings again.
         changed: Called with the settings when they are known, and whenever they have changed.
         """
         self._name = name
         self._store = store_of(0)
-        self._writer = SettingsWriter(name, store_of, services.background)
-        self._background = services.background
+        self._writer = SettingsWriter(name, store_of, background)
+        self._background = background
         self._changed = changed
         # What the handles on this client have declared.
         self._declared: dict[str, str] = {}

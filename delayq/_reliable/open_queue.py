@@ -66,7 +66,7 @@ class OpenReliableQueue:
         self.settings: KnownSettings = KnownSettings(
             name,
             lambda number: ReliableStore(services.server, keys_of(number)),
-            services,
+            services.background,
             self._settings_changed,
         )
         self.waiters: Waiters[Claim] = Waiters(

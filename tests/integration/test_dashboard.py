@@ -37,6 +37,7 @@ JOBS = "queue?kind=reliable&name=jobs"
 ORDERS = "queue?kind=delayed&name=orders"
 ONE = "message?kind=reliable&name=jobs&at=//one"
 DEAD = "dead?kind=reliable&name=jobs"
+SETTINGS = "settings?kind=reliable&name=jobs"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
 
 
@@ -541,7 +542,15 @@ async def private(client: delayq.Client) -> AsyncIterator[httpx.AsyncClient]:
 
 
 READ_TOKEN = "look-look-look-look"
-PAGES = ("/", JOBS, ONE, DEAD, "events?kind=reliable&name=jobs", "queue?kind=reliable&name=nobody")
+PAGES = (
+    "/",
+    JOBS,
+    SETTINGS,
+    ONE,
+    DEAD,
+    "events?kind=reliable&name=jobs",
+    "queue?kind=reliable&name=nobody",
+)
 
 
 async def test_with_a_read_token_nobody_else_reads(
@@ -564,7 +573,7 @@ async def test_who_gives_the_read_token_looks_and_does_nothing(
     jobs = client.reliable_queue("jobs")
     await jobs.offer("a payload", 60, id="one")
     await log_in(private, READ_TOKEN)
-    for address in PAGES[:3]:
+    for address in PAGES[:4]:
         shown = await page(private, address)
         assert "jobs" in shown
         assert 'action="act"' not in shown
@@ -708,6 +717,99 @@ async def test_partitions_that_were_never_used_are_paused_too(
     assert all([(await part.store.depth()).paused for part in parts._open.partitions])
     await act(admin, at, "resume")
     assert not any([(await part.store.depth()).paused for part in parts._open.partitions])
+
+
+def settings_form(shown: str) -> dict[str, str]:
+    """Return the fields of both forms, as a visitor sends them who changes nothing."""
+    names = ("max_size", "expired", "dedup_window", "unit", "partitions")
+    fields = form(shown, *(f"was_{name}" for name in names))
+    return fields | {name: fields[f"was_{name}"] for name in names} | {"do": "configure"}
+
+
+async def test_settings_are_changed_for_every_client(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs", dedup_window=5400)
+    await jobs.offer(1, id="one")
+    shown = await page(admin, SETTINGS)
+    fields = settings_form(shown)
+    assert (fields["max_size"], fields["expired"], fields["partitions"]) == ("", "drop", "1")
+    assert (fields["dedup_window"], fields["unit"]) == ("90", "minutes")
+
+    async def send(**more: str) -> str:
+        answer = await admin.post("act", data=fields | more)
+        assert answer.status_code == 303, answer.text
+        return texts(await page(admin, answer.headers["location"]))
+
+    assert "already has these settings" in await send()
+    assert "Settings changed." in await send(max_size="1", expired="dead")
+    with pytest.raises(delayq.QueueFull):
+        await jobs.offer(2)
+    # A form that was open meanwhile changes only what its visitor has changed.
+    said = await send(dedup_window="2", unit="days")
+    assert "Max size 1 Expired messages become dead letters Dedup window 2 d" in said
+    fields = settings_form(await page(admin, SETTINGS))
+    assert await jobs.settings() == delayq.QueueSettings(1, 1, "dead", 2 * 86400.0)
+    await send(max_size="", dedup_window="0")
+    assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0)
+
+
+async def test_settings_that_cannot_be_are_refused(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    fields = settings_form(await page(admin, SETTINGS))
+    for bad, said in (
+        ({"max_size": "0"}, "The max size must be a whole number, 1 or more."),
+        ({"max_size": "few"}, "The max size must be a whole number, 1 or more."),
+        ({"expired": "keep"}, "expired must be"),
+        ({"dedup_window": "soon"}, "The dedup window must be a number of seconds, minutes"),
+        ({"dedup_window": "-1"}, "dedup_window must not be negative"),
+        ({"dedup_window": "inf"}, "dedup_window must be finite"),
+        ({"unit": "years", "dedup_window": "1"}, "The dedup window must be a number of seconds"),
+        ({"partitions": "", "sure": "1"}, "The partitions must be a whole number, 1 or more."),
+        ({"partitions": "1025", "sure": "1"}, "partitions must be an int from 1 to 1024"),
+    ):
+        answer = await admin.post("act", data=fields | bad)
+        assert answer.status_code == 400
+        assert said in texts(answer.text)
+    assert await jobs.settings() == delayq.QueueSettings()
+
+
+async def test_partitions_are_changed_once_that_is_confirmed(
+    client: delayq.Client, admin: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 60)
+    fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "3"}
+    answer = await admin.post("act", data=fields)
+    assert "Nothing changed: confirm" in await page(admin, answer.headers["location"])
+    assert (await jobs.settings()).partitions == 1
+    answer = await admin.post("act", data=fields | {"sure": "1"})
+    shown = texts(await page(admin, answer.headers["location"]))
+    assert "jobs reliable, 3 partitions" in shown
+    assert "Settings changed." in shown
+    await jobs.offer_many([delayq.Offer(i, delay=60) for i in range(30)])
+    assert [(await part.store.depth()).delayed > 0 for part in jobs._open.partitions] == [True] * 3
+    fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "1", "sure": "1"}
+    answer = await admin.post("act", data=fields)
+    assert answer.status_code == 400
+    assert "is not empty, and would lose messages" in texts(answer.text)
+
+
+async def test_settings_are_changed_by_operators_only(
+    client: delayq.Client, reader: httpx.AsyncClient
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1)
+    assert "Change settings" not in await page(reader, JOBS)
+    assert "Log in as an operator" in await page(reader, SETTINGS)
+    fields = {"kind": "reliable", "name": "jobs", "do": "configure", "max_size": "1"}
+    assert (await reader.post("act", data=fields)).status_code == 403
+    assert (await jobs.settings()).max_size is None
+    await client.delayed_queue("orders").offer(1, 60)
+    await page(reader, "settings?kind=delayed&name=orders", 404)
 
 
 async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient) -> None:

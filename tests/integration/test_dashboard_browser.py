@@ -241,6 +241,7 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         await asyncio.to_thread(_click_through, address)
         working.cancel()
         mails = client.reliable_queue("mails", lease=600)
+        assert await mails.settings() == delayq.QueueSettings(2, 50_000, "dead", 5400.0)
         stats = await mails.stats()
         assert not stats.paused
         assert stats.dead == 0
@@ -291,6 +292,24 @@ def _click_through(address: str) -> None:
         browser.until("Queue paused")
         browser.click("Resume")
         browser.until("Queue resumed")
+        browser.find('a[href^="settings"]').click()
+        browser.until("Number of partitions")
+        browser.picture("dashboard-settings-light")
+        browser.type("#max_size", "50000")
+        browser.find("#expired").send_keys("become")
+        browser.type("#dedup_window", "1.5")
+        browser.find("#unit").send_keys("hours")
+        browser.find("section form button").click()
+        browser.until("Settings changed")
+        browser.until("become dead letters Dedup window 1 h 30 min")
+        browser.click("Change settings")
+        browser.type("#partitions", "2")
+        browser.click("Change partitions")
+        browser.until("Nothing changed: confirm")
+        browser.type("#partitions", "2")
+        browser.find('[name="sure"]').click()
+        browser.click("Change partitions")
+        browser.until("mails reliable, 2 partitions")
 
         browser.click("welcome-ada")
         browser.until("ada@example.org")
@@ -498,6 +517,7 @@ async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(
                 "queue": "queue?kind=reliable&name=thumbs",
                 "message": "message?kind=reliable&name=mails&at=//welcome-ada",
                 "dead": "dead?kind=reliable&name=mails",
+                "settings": "settings?kind=reliable&name=mails",
                 "login": "login",
             }
             with chromium(script=False) as browser:

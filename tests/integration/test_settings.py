@@ -628,7 +628,7 @@ class TestPartitions:
         return KnownSettings(
             "jobs",
             lambda partition: ReliableStore(context.server, self.keys(partition)),
-            context,
+            context.background,
             changed,
         )
 
