@@ -481,7 +481,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
             ConfigurationError: The queue is not empty, and would have fewer partitions.
-            ServerRefused: The user may not change settings: see ``delayq acl admin``.
+            ServerRefused: The user lacks a right: see :func:`delayq.admin.acl.acl_rules`.
             OutcomeUnknown: The reply was lost: the settings may have been changed. Calling it again
                 is safe.
         """

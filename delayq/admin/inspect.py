@@ -8,6 +8,7 @@ errors of :class:`~delayq.errors.ServerError`.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from delayq._durations import Duration
     from delayq._redis.client import RedisClient
-    from delayq._reliable.settings import QueueSettings
+    from delayq._reliable.settings import QueueSettings, StoredSettings
     from delayq.client import Client
 
 PendingState = Literal["delayed", "ready", "leased"]
@@ -79,11 +80,9 @@ async def queues(client: Client) -> list[FoundQueue]:
         if kind == "delayed":
             found.append(FoundQueue(kind, name))
             continue
-        try:
-            stored = (await ReliableStore(server, ReliableKeys.of(name)).settings()).partitions
-        except ServerRefused:
-            stored = 1
-        found.append(FoundQueue(kind, name, max(stored, max(seen) + 1)))
+        stored = await _settings(ReliableStore(server, ReliableKeys.of(name)))
+        partitions = max(max(seen) + 1, 1 if stored is None else stored.partitions)
+        found.append(FoundQueue(kind, name, partitions))
     return found
 
 
@@ -118,12 +117,19 @@ async def reliable_stats(client: Client, name: str) -> QueueDepth:
     return QueueDepth.total([await store.depth() for store in await _stores(client, name)])
 
 
-async def settings(client: Client, name: str) -> QueueSettings:
+async def settings(client: Client, name: str) -> QueueSettings | None:
     """Return the settings of a reliable queue without opening it.
 
-    Raises as :func:`queues`.
+    None if the user may not read them.
     """
-    return (await _partition(client, name, 0).settings()).public()
+    stored = await _settings(_partition(client, name, 0))
+    return None if stored is None else stored.public()
+
+
+async def exists(client: Client, name: str) -> bool:
+    """Return whether a reliable queue was ever used: has had a message, or a setting."""
+    stored = await _partition(client, name, 0).settings()
+    return not stored.is_new
 
 
 async def records(
@@ -230,13 +236,17 @@ def _store(client: Client, name: str) -> DelayedStore:
 
 async def _stores(client: Client, name: str) -> list[ReliableStore]:
     """Return the data of a reliable queue's partitions."""
-    try:
-        settings = await _partition(client, name, 0).settings()
-        partitions = max(settings.partitions, *settings.former, 1)
-    except ServerRefused:
-        # A user that may not read the settings sees what the queue's own keys hold.
-        partitions = 1
+    stored = await _settings(_partition(client, name, 0))
+    # A user that may not read the settings sees what the queue's own keys hold.
+    partitions = 1 if stored is None else max(stored.partitions, *stored.former, 1)
     return [_partition(client, name, number) for number in range(partitions)]
+
+
+async def _settings(store: ReliableStore) -> StoredSettings | None:
+    """Return the stored settings; None if the user may not read them."""
+    with suppress(ServerRefused):
+        return await store.settings()
+    return None
 
 
 def _partition(client: Client, name: str, number: int) -> ReliableStore:

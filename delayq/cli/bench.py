@@ -200,7 +200,7 @@ def bench(
         print_json(
             {
                 "kind": kind,
-                "partitions": partitions,
+                "partitions": None if kind == "delayed" else partitions or 1,
                 "messages": messages,
                 "size": size,
                 "offers_per_s": round(run.offered_per_s),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import asdict
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
@@ -87,10 +86,11 @@ def stats(
 
     Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
-    target = Target.of(reliable, delayed)
-    with_client(
-        url, partial(_watch if watch else _once, target=target, interval=interval, as_json=as_json)
-    )
+    queue = Target.of(reliable, delayed).queue
+    if watch:
+        with_client(url, lambda client: _watch(client, queue, interval, as_json=as_json))
+    else:
+        with_client(url, lambda client: _print_stats(client, queue, as_json=as_json))
 
 
 def configure(
@@ -113,7 +113,7 @@ def configure(
     dedup_window: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION",
+            metavar="DURATION|none",
             help="How long the id of a handled message still counts as taken: 90 (seconds), 1h.",
             show_default=False,
         ),
@@ -121,6 +121,10 @@ def configure(
     partitions: Annotated[
         int | None, typer.Option(min=1, help="The number of partitions.", show_default=False)
     ] = None,
+    create: Annotated[
+        bool,
+        typer.Option("--create", help="Accept the name of a queue that has never been used."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -128,24 +132,30 @@ def configure(
 
     Clients that are running use the new settings at once. Code that declares other settings is
     refused when it starts the next time, so change it as well. Without an option for a setting,
-    nothing is changed.
+    nothing is changed. A name without a queue is refused, unless you add --create.
     """
+    window = "0" if dedup_window == "none" else dedup_window
     changes: dict[str, Any] = {
         "expired": expired,
-        "dedup_window": duration(dedup_window, "--dedup-window"),
+        "dedup_window": duration(window, "--dedup-window"),
         "partitions": partitions,
     }
     if max_size is not None:
         changes["max_size"] = _limit(max_size)
 
     async def act(client: Client) -> QueueSettings:
+        if not create and not await inspection.exists(client, queue):
+            raise CommandFailed(
+                f"there is no reliable queue {queue!r}; to give a new queue its settings before its"
+                " first message, add --create"
+            )
         return await client.reliable_queue(queue).configure(**changes)
 
     settings = with_client(url, act)
     if as_json:
         print_json({"queue": queue, **asdict(settings)})
     else:
-        show_fields([("partitions", f"{settings.partitions:,}"), *_setting_lines(settings)])
+        show_fields(_setting_lines(settings))
 
 
 def pause(
@@ -295,43 +305,40 @@ def _limit(text: str) -> int | None:
 def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
     window = settings.dedup_window
     return [
+        ("partitions", f"{settings.partitions:,}"),
         ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
         ("expired", settings.expired),
         ("dedup window", span(window) if window else "none"),
     ]
 
 
-async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
-    if queue.kind == "delayed":
-        return None
-    return await inspection.settings(client, queue.name)
-
-
-async def _once(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
-    del interval
-    found, now = await _stats(client, target.queue), await clock(client)
-    settings = await _settings(client, target.queue)
+async def _print_stats(client: Client, queue: FoundQueue, *, as_json: bool) -> None:
+    found, settings = await _stats(client, queue), await _settings(client, queue)
     if as_json:
-        more = {} if settings is None else asdict(settings)
-        print_json({**_figures(target.queue, *found), **more})
+        more = {"partitions": None} if settings is None else asdict(settings)
+        print_json({**_figures(queue, *found), **more})
     else:
-        show_fields(_lines(target.queue, *found, now, settings))
+        show_fields(_lines(queue, *found, await clock(client), settings))
 
 
-async def _watch(client: Client, target: Target, interval: float, *, as_json: bool) -> None:
+async def _watch(client: Client, queue: FoundQueue, interval: float, *, as_json: bool) -> None:
     if as_json or not sys.stdout.isatty():
         while True:
-            await _once(client, target, interval, as_json=as_json)
+            await _print_stats(client, queue, as_json=as_json)
             await asyncio.sleep(interval)
     with Live(console=console(), auto_refresh=False) as live:
         while True:
-            found, now = await _stats(client, target.queue), await clock(client)
-            rows = _lines(target.queue, *found, now, await _settings(client, target.queue))
-            shown = table((target.queue.kind, target.name), rows, wide=[target.name])
+            found, now = await _stats(client, queue), await clock(client)
+            rows = _lines(queue, *found, now, await _settings(client, queue))
+            shown = table((queue.kind, queue.name), rows, wide=[queue.name])
             shown.caption = f"{now.astimezone():%H:%M:%S}, Ctrl-C to stop"
             shown.caption_justify = "left"
             live.update(shown, refresh=True)
             await asyncio.sleep(interval)
+
+
+async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
+    return None if queue.kind == "delayed" else await inspection.settings(client, queue.name)
 
 
 def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from redis.exceptions import ResponseError
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
+from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules
 from tests.conftest import FOUND
 from tests.integration.test_faults import Faults
@@ -242,6 +243,26 @@ async def test_a_producer_cannot_claim(server: PrivateServer) -> None:
                 await call()
         async with delayq.connect(server.url) as other:
             assert [message.id for message in await other.reliable_queue(NAME).claim()] == [id]
+
+
+@pytest.mark.parametrize("role", ["producer", "consumer"])
+async def test_settings_are_not_for_admins_alone(server: PrivateServer, role: Role) -> None:
+    rules = acl_rules(role, reliable=[NAME], partitions=4)
+    async with granted(server, rules) as url, delayq.connect(url) as client:
+        queue = client.reliable_queue(NAME)
+        assert (await queue.configure(max_size=5, partitions=2)).partitions == 2
+        with pytest.raises(delayq.ServerRefused):
+            await queue.configure(partitions=1)
+        assert (await queue.settings()).max_size == 5
+
+
+async def test_settings_that_may_not_be_read_are_unknown(server: PrivateServer) -> None:
+    rules = [rule for rule in rules_of("reliable", "dashboard") if "settings" not in rule]
+    async with delayq.connect(server.url) as other:
+        await other.reliable_queue(NAME).offer(1)
+    async with granted(server, rules) as url, delayq.connect(url) as client:
+        assert await inspection.settings(client, NAME) is None
+        assert (await inspection.reliable_stats(client, NAME)).ready == 1
 
 
 async def test_a_dashboard_changes_nothing_of_a_delayed_queue(server: PrivateServer) -> None:

@@ -210,7 +210,11 @@ def test_pause_and_resume(cli: Cli) -> None:
 
 
 def test_configure(cli: Cli) -> None:
-    assert cli.plain("configure", "mails")[1].split() == (
+    for options in ((), ("--max-size", "2")):
+        assert cli.plain("configure", "mails", *options) == (2, "")
+        assert "no reliable queue 'mails'; to give a new queue" in cli.error
+    assert cli("stats", "--queue", "mails")[1][0]["max_size"] is None
+    assert cli.plain("configure", "mails", "--partitions", "1", "--create")[1].split() == (
         ["partitions:", "1", "max", "size:", "none", "expired:", "drop", "dedup", "window:", "none"]
     )
     status, (settings,) = cli("configure", "mails", "--max-size", "2", "--dedup-window", "1h")
@@ -232,7 +236,10 @@ def test_configure(cli: Cli) -> None:
     _, (stats,) = cli("stats", "--queue", "mails")
     assert (stats["max_size"], stats["expired"], stats["dedup_window"]) == (None, "dead", 3600.0)
     shown = cli.plain("stats", "--queue", "mails")[1]
-    assert ["expired:", "dead"] in [line.split() for line in shown.splitlines()]
+    shown_lines = [line.split() for line in shown.splitlines()]
+    assert ["expired:", "dead"] in shown_lines
+    assert ["partitions:", "1"] in shown_lines
+    assert cli("configure", "mails", "--dedup-window", "none")[1][0]["dedup_window"] == 0.0
     for wrong in (
         ("--max-size", "0"),
         ("--max-size", "few"),
@@ -656,13 +663,14 @@ def delayq_acl(role: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "kind", [("--kind", "reliable"), ("--kind", "delayed"), ("--partitions", "2")]
+    ("kind", "partitions"),
+    [(("--kind", "reliable"), 1), (("--kind", "delayed"), None), (("--partitions", "2"), 2)],
 )
 def test_a_bench_leaves_nothing_behind(
-    cli: Cli, server: PrivateServer, kind: tuple[str, ...]
+    cli: Cli, server: PrivateServer, kind: tuple[str, ...], partitions: int | None
 ) -> None:
     status, (figures,) = cli("bench", *kind, "--messages", "300", "--punctual", "10")
-    assert status == 0
+    assert (status, figures["partitions"]) == (0, partitions)
     assert figures["offers_per_s"] > 0
     assert figures["deliveries_per_s"] > 0
     assert -5 < figures["late_p50_ms"] <= figures["late_p99_ms"] <= figures["late_max_ms"]
