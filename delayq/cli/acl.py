@@ -12,9 +12,7 @@ from delayq.cli.output import print_json
 
 
 def acl(
-    role: Annotated[
-        str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.", show_default=False)
-    ],
+    role: Annotated[str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.")],
     reliable: Annotated[
         list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")
     ] = None,

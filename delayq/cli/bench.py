@@ -150,10 +150,7 @@ def bench(
     size: Annotated[
         int, typer.Option(min=1, max=100_000, help="The size of each value, in bytes.")
     ] = 100,
-    partitions: Annotated[
-        int | None,
-        typer.Option(min=1, help="The number of partitions.", show_default=False),
-    ] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
     timeout: Annotated[
         str,
         typer.Option(metavar="DURATION", help="Give up after this long, in seconds or as 90s, 2m."),

@@ -37,8 +37,7 @@ def dashboard(
             help=(
                 f"The token for operators. Defaults to ${TOKEN_VARIABLE}; without either, the"
                 " dashboard is read-only."
-            ),
-            show_default=False,
+            )
         ),
     ] = None,
     read_token: Annotated[
@@ -47,15 +46,13 @@ def dashboard(
             help=(
                 f"The token for readers. Defaults to ${READ_TOKEN_VARIABLE}; without either, anyone"
                 " can read."
-            ),
-            show_default=False,
+            )
         ),
     ] = None,
     queue: Annotated[
         list[str] | None,
         typer.Option(
-            "--queue",
-            help='Show only this queue: "reliable:NAME" or "delayed:NAME". Repeatable.',
+            "--queue", help='Show only this queue: "reliable:NAME" or "delayed:NAME". Repeatable.'
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",

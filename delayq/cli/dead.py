@@ -45,11 +45,7 @@ dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of
 
 Ids = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="[ID]...",
-        help="The ids of the dead letters. Defaults to all of them.",
-        show_default=False,
-    ),
+    typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them."),
 ]
 
 

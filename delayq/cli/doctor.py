@@ -40,10 +40,7 @@ def doctor(
     ] = None,
     role: Annotated[
         str | None,
-        typer.Option(
-            help=f"The role that this user must have the rights for: {', '.join(ROLES)}.",
-            show_default=False,
-        ),
+        typer.Option(help=f"The role that this user must have the rights for: {', '.join(ROLES)}."),
     ] = None,
     overdue: Annotated[
         str,

@@ -36,10 +36,7 @@ _MOST = 128
 
 def inspect(
     delayed: Annotated[
-        str,
-        typer.Option(
-            "--delayed", "-d", metavar="NAME", help="The delayed queue.", show_default=False
-        ),
+        str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.")
     ],
     state: Annotated[
         str, typer.Option(help=f"The state of the messages: {', '.join(_STATES)}.")

@@ -46,18 +46,14 @@ if TYPE_CHECKING:
     from delayq import Client
     from delayq.admin.inspect import PendingState
 
-Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)]
+Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 _STATES = ("delayed", "ready", "leased")
 
 
 def offer(
     value: Annotated[
         str,
-        typer.Argument(
-            metavar="VALUE",
-            help="The value, as JSON; - reads it from standard input.",
-            show_default=False,
-        ),
+        typer.Argument(metavar="VALUE", help="The value, as JSON; - reads it from standard input."),
     ],
     reliable: Reliable = None,
     delayed: Delayed = None,
@@ -70,9 +66,7 @@ def offer(
     id: Annotated[  # noqa: A002
         str | None,
         typer.Option(
-            "--id",
-            help="Your own id for the message. Only one live message can have it.",
-            show_default=False,
+            "--id", help="Your own id for the message. Only one live message can have it."
         ),
     ] = None,
     header: Annotated[
@@ -81,12 +75,7 @@ def offer(
     ] = None,
     priority: Annotated[
         int | None,
-        typer.Option(
-            min=0,
-            max=9,
-            help="The priority, from 0 (the default) to 9 (first).",
-            show_default=False,
-        ),
+        typer.Option(min=0, max=9, help="The priority, from 0 (the default) to 9 (first)."),
     ] = None,
     ttl: Annotated[
         str | None,
@@ -96,15 +85,11 @@ def offer(
                 "The time to live: the message expires this long from now, in seconds or as"
                 " 30m, 2h."
             ),
-            show_default=False,
         ),
     ] = None,
     on_duplicate: Annotated[
         str | None,
-        typer.Option(
-            help='If the id is taken: "raise" (the default), "ignore" or "replace".',
-            show_default=False,
-        ),
+        typer.Option(help='If the id is taken: "raise" (the default), "ignore" or "replace".'),
     ] = None,
     codec: CodecName = "json",
     url: RequiredUrl = None,

@@ -51,10 +51,7 @@ _SAY_EVERY = 5.0
 
 def migrate(
     queue: Annotated[
-        str,
-        typer.Argument(
-            help="The name of the delayed queue, as stored on the server.", show_default=False
-        ),
+        str, typer.Argument(help="The name of the delayed queue, as stored on the server.")
     ],
     url: RequiredUrl = None,
     dry_run: Annotated[

@@ -27,27 +27,18 @@ if TYPE_CHECKING:
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url",
-        help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one.",
-        show_default=False,
+        "--url", help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one."
     ),
 ]
 # For commands that make no sense on an empty private server.
 RequiredUrl = Annotated[
-    str | None,
-    typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.", show_default=False),
+    str | None, typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.")
 ]
 Reliable = Annotated[
-    str | None,
-    typer.Option(
-        "--queue", "-q", metavar="NAME", help="The name of a reliable queue.", show_default=False
-    ),
+    str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.")
 ]
 Delayed = Annotated[
-    str | None,
-    typer.Option(
-        "--delayed", "-d", metavar="NAME", help="The name of a delayed queue.", show_default=False
-    ),
+    str | None, typer.Option("--delayed", "-d", metavar="NAME", help="The name of a delayed queue.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
@@ -56,18 +47,12 @@ Offset = Annotated[int, typer.Option(min=0, help="Skip this many.")]
 Delay = Annotated[
     str | None,
     typer.Option(
-        metavar="DURATION",
-        help="Due this long from now: 90 (seconds), 1.5s, 30m, 2h, 1d12h.",
-        show_default=False,
+        metavar="DURATION", help="Due this long from now: 90 (seconds), 1.5s, 30m, 2h, 1d12h."
     ),
 ]
 At = Annotated[
     str | None,
-    typer.Option(
-        metavar="MOMENT",
-        help="Due at this time: 2030-01-31T12:00+01:00, or with Z.",
-        show_default=False,
-    ),
+    typer.Option(metavar="MOMENT", help="Due at this time: 2030-01-31T12:00+01:00, or with Z."),
 ]
 
 CODECS = {

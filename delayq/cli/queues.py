@@ -94,36 +94,25 @@ def stats(
 
 
 def configure(
-    queue: Annotated[str, typer.Argument(help="The name of a reliable queue.", show_default=False)],
+    queue: Annotated[str, typer.Argument(help="The name of a reliable queue.")],
     max_size: Annotated[
         str | None,
-        typer.Option(
-            metavar="N|none",
-            help="Refuse offers beyond this many live messages.",
-            show_default=False,
-        ),
+        typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
     ] = None,
     expired: Annotated[
         str | None,
-        typer.Option(
-            help='What becomes of messages past their time to live: "drop" or "dead".',
-            show_default=False,
-        ),
+        typer.Option(help='What becomes of messages past their time to live: "drop" or "dead".'),
     ] = None,
     dedup_window: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION|none",
             help="How long the id of a handled message still counts as taken: 90 (seconds), 1h.",
-            show_default=False,
         ),
     ] = None,
-    partitions: Annotated[
-        int | None, typer.Option(min=1, help="The number of partitions.", show_default=False)
-    ] = None,
+    partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
     create: Annotated[
-        bool,
-        typer.Option("--create", help="Accept the name of a queue that has never been used."),
+        bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
     url: Url = None,
     as_json: AsJson = False,

@@ -208,7 +208,7 @@ async def delayed_dashboard(place: Place) -> None:
     await look_at(queue, first=2)
     await place.raw.zadd(keys.leases, {b"token": 2e15})
     await place.raw.hset(keys.leased, b"token", b"4")
-    board = DelayedSource(place.client._open_session().server, NAME)
+    board = DelayedSource(place.client._open_session(), NAME)
     await show(board)
     assert [row.payload for row in await board.page("leased", 0, 9)] == [b"4"]
     await place.raw.unlink(keys.leases, keys.leased)
@@ -243,7 +243,7 @@ async def delayed_admin(place: Place) -> None:
     await delayed_dashboard(place)
     theirs, raw = place.helper.delayed_queue(NAME), place.raw
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
-    board = DelayedSource(place.client._open_session().server, NAME)
+    board = DelayedSource(place.client._open_session(), NAME)
     row = (await board.page("delayed", 0, 1))[0]
     assert row.place is not None
     moved = await board.reschedule(row.place, 10_000_000)
@@ -430,7 +430,7 @@ async def reliable_dashboard(place: Place) -> None:
         assert await queue.get(found.id)
     assert await queue.dead.size() == 1
     assert (await queue.dead.list())[0].reason == "why"
-    await show(ReliableSource(place.client._open_session().server, NAME, 1))
+    await show(ReliableSource(place.client._open_session(), NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
     # A message whose lease has ended is a suspect, and sorts before all others.
     (ready, *_) = await place.raw.zrangebyscore(keys.messages[0], 0, "+inf", start=0, num=1)

@@ -19,9 +19,7 @@ def worker(
     where: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:ATTRIBUTE",
-            help="The delayq.Worker to run, such as app.jobs:worker.",
-            show_default=False,
+            metavar="MODULE:ATTRIBUTE", help="The delayq.Worker to run, such as app.jobs:worker."
         ),
     ],
     processes: Annotated[int, typer.Option(min=1, help="The number of processes.")] = 1,
@@ -34,7 +32,6 @@ def worker(
                 "Serve Prometheus metrics on this port; further processes use the next ports. Needs"
                 " the extra `prometheus`."
             ),
-            show_default=False,
         ),
     ] = None,
     metrics_host: Annotated[
