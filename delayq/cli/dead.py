@@ -32,7 +32,7 @@ from delayq.cli.output import (
     show_table,
 )
 from delayq.cli.queues import confirm
-from delayq.cli.running import clock, with_client
+from delayq.cli.running import at_server_time, with_client
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
@@ -69,15 +69,11 @@ def list_dead(
     target = Target.of(reliable, None)
     how = codec_of(codec)
 
-    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int, datetime]:
+    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int]:
         letters = target.reliable(client).dead
-        return (
-            await letters.list(offset=offset, limit=limit),
-            await letters.size(),
-            await clock(client),
-        )
+        return await letters.list(offset=offset, limit=limit), await letters.size()
 
-    letters, size, now = with_client(url, look)
+    (letters, size), now = at_server_time(url, look)
     if as_json:
         for letter in letters:
             print_json(_facts(letter, how))

@@ -19,9 +19,10 @@ from delayq.cli.output import (
     show_fields,
     text_of,
 )
-from delayq.cli.running import clock, with_client
+from delayq.cli.running import at_server_time
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
     from datetime import datetime
 
     from delayq import Client
@@ -63,13 +64,11 @@ def inspect(
     target = Target.of(None, delayed)
     how = codec_of(codec)
 
-    async def look(client: Client) -> tuple[list[Record], datetime]:
-        found = await inspection.records(
-            client, target.name, cast("Any", state), offset=offset, limit=limit
-        )
-        return found, await clock(client)
+    def look(client: Client) -> Awaitable[list[Record]]:
+        chosen = cast("Any", state)
+        return inspection.records(client, target.name, chosen, offset=offset, limit=limit)
 
-    records, now = with_client(url, look)
+    records, now = at_server_time(url, look)
     for place, record in enumerate(records):
         if as_json:
             print_json(_facts(record, state, how))

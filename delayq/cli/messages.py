@@ -36,15 +36,16 @@ from delayq.cli.output import (
     tell,
     text_of,
 )
-from delayq.cli.running import clock, server_of, with_client
+from delayq.cli.running import at_server_time, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
 from delayq.errors import DuplicateMessage
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayq import Client
+    from delayq import Client, ReliableQueue
     from delayq.admin.inspect import PendingState
+    from delayq.codecs import Codec
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 _STATES = ("delayed", "ready", "leased")
@@ -126,15 +127,10 @@ def offer(
             ttl=ttl_s,
             on_duplicate=cast("Any", on_duplicate or "raise"),
         )
-        found = await queue.get(name)
-        # Another client may have it already.
-        return name, found.due_at if found is not None and found.state != "leased" else None
-
-    async def both(client: Client) -> tuple[str, datetime | None, datetime]:
-        return *await act(client), await clock(client)
+        return name, await _due_at(queue, name)
 
     try:
-        name, due_at, now = with_client(server_of(url), both)
+        (name, due_at), now = at_server_time(server_of(url), act)
     except DuplicateMessage:
         tell(f"the id {id!r} is taken, and the message was not stored: see --on-duplicate")
         raise typer.Exit(1) from None
@@ -153,26 +149,16 @@ def peek(
 
     Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, delayed)
+    target, how = Target.of(reliable, delayed), codec_of(codec)
 
-    how = codec_of(codec)
-
-    async def look(client: Client) -> tuple[list[MessageView], datetime]:
-        found: list[MessageView] = []
+    async def look(client: Client) -> list[MessageView]:
         if target.is_reliable:
-            found = [
-                MessageView.of_message(one, how)
-                for one in await target.reliable(client).peek(limit)
-            ]
-        else:
-            for state in ("ready", "delayed"):
-                some = await inspection.records(
-                    client, target.name, state, limit=limit - len(found)
-                )
-                found += [MessageView.of_record(one, state, how) for one in some]
-        return found, await clock(client)
+            messages = await target.reliable(client).peek(limit)
+            return [MessageView.of_message(one, how) for one in messages]
+        ready = await _page(client, target, "ready", how, 0, limit)
+        return ready + await _page(client, target, "delayed", how, 0, limit - len(ready))
 
-    found, now = with_client(url, look)
+    found, now = at_server_time(url, look)
     show_list(found, now, as_json=as_json, mixed=True)
     raise typer.Exit(0 if found else 1)
 
@@ -193,25 +179,13 @@ def list_messages(
 
     Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, delayed)
+    target, how = Target.of(reliable, delayed), codec_of(codec)
     if state not in _STATES:
         raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
     chosen = cast("PendingState", state)
-
-    how = codec_of(codec)
-
-    async def look(client: Client) -> tuple[list[MessageView], datetime]:
-        if target.is_reliable:
-            messages = await target.reliable(client).list(chosen, offset=offset, limit=limit)
-            found = [MessageView.of_message(one, how) for one in messages]
-        else:
-            records = await inspection.records(
-                client, target.name, chosen, offset=offset, limit=limit
-            )
-            found = [MessageView.of_record(one, chosen, how) for one in records]
-        return found, await clock(client)
-
-    found, now = with_client(url, look)
+    found, now = at_server_time(
+        url, lambda client: _page(client, target, chosen, how, offset, limit)
+    )
     show_list(found, now, as_json=as_json)
     raise typer.Exit(0 if found else 1)
 
@@ -230,20 +204,16 @@ def get(
 
     Exit status: 0, or 1 if there is no message with that id.
     """
-    target = Target.of(reliable, delayed)
+    target, how = Target.of(reliable, delayed), codec_of(codec)
 
-    how = codec_of(codec)
-
-    async def look(client: Client) -> tuple[MessageView | None, datetime]:
+    async def look(client: Client) -> MessageView | None:
         if target.is_reliable:
             message = await target.reliable(client).get(id)
-            found = None if message is None else MessageView.of_message(message, how)
-        else:
-            record = await inspection.find(client, target.name, id)
-            found = None if record is None else MessageView.of_record(record, "delayed", how)
-        return found, await clock(client)
+            return None if message is None else MessageView.of_message(message, how)
+        record = await inspection.find(client, target.name, id)
+        return None if record is None else MessageView.of_record(record, "delayed", how)
 
-    found, now = with_client(url, look)
+    found, now = at_server_time(url, look)
     if found is None:
         raise _none_of(id)
     show_one(found, now, as_json=as_json)
@@ -292,18 +262,15 @@ def reschedule(
     if (wait is None) == (moment is None):
         raise CommandFailed("no due time given: pass --delay or --at")
 
-    async def act(client: Client) -> tuple[bool, datetime | None, datetime]:
-        if target.is_reliable:
-            queue = target.reliable(client)
-            moved = await queue.reschedule(id, wait, at=moment)
-            message = await queue.get(id) if moved else None
-            due_at = message.due_at if message is not None and message.state != "leased" else None
-        else:
+    async def act(client: Client) -> tuple[bool, datetime | None]:
+        if not target.is_reliable:
             due_at = await inspection.reschedule(client, target.name, id, wait, at=moment)
-            moved = due_at is not None
-        return moved, due_at, await clock(client)
+            return due_at is not None, due_at
+        queue = target.reliable(client)
+        moved = await queue.reschedule(id, wait, at=moment)
+        return moved, await _due_at(queue, id) if moved else None
 
-    moved, due_at, now = with_client(url, act)
+    (moved, due_at), now = at_server_time(url, act)
     if not moved:
         raise _none_of(id)
     _report_due(target, id, due_at, now, as_json=as_json)
@@ -351,6 +318,22 @@ def take(
     if not with_client(url, act):
         tell("no message is due")
         raise typer.Exit(1)
+
+
+async def _page(
+    client: Client, target: Target, state: PendingState, codec: Codec[Any], offset: int, limit: int
+) -> list[MessageView]:
+    if target.is_reliable:
+        messages = await target.reliable(client).list(state, offset=offset, limit=limit)
+        return [MessageView.of_message(one, codec) for one in messages]
+    records = await inspection.records(client, target.name, state, offset=offset, limit=limit)
+    return [MessageView.of_record(one, state, codec) for one in records]
+
+
+async def _due_at(queue: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
+    """Return when a message is due; None if another client has it already."""
+    found = await queue.get(id)
+    return None if found is None or found.state == "leased" else found.due_at
 
 
 def _report_due(

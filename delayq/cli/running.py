@@ -84,6 +84,17 @@ def with_client(
     return until_signalled(main)
 
 
+def at_server_time(
+    url: str | None, act: Callable[[delayq.Client], Awaitable[T]]
+) -> tuple[T, datetime]:
+    """Open a client, and return the result of a command and the server's time."""
+
+    async def main(client: delayq.Client) -> tuple[T, datetime]:
+        return await act(client), await clock(client)
+
+    return with_client(url, main)
+
+
 def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
     """Run the work of a command, which gets a list of the signals received so far.
 
