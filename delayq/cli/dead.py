@@ -99,10 +99,7 @@ def list_dead(
 
 @dead.command()
 def redrive(
-    ids: Ids = None,
-    reliable: Reliable = None,
-    url: Url = None,
-    as_json: AsJson = False,
+    ids: Ids = None, reliable: Reliable = None, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Move dead letters back to the queue, due now and with all their attempts.
 

@@ -148,10 +148,7 @@ def configure(
 
 
 def pause(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
-    url: Url = None,
-    as_json: AsJson = False,
+    reliable: Reliable = None, delayed: Delayed = None, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Pause a reliable queue: no process takes messages until it is resumed.
 
@@ -171,10 +168,7 @@ def pause(
 
 
 def resume(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
-    url: Url = None,
-    as_json: AsJson = False,
+    reliable: Reliable = None, delayed: Delayed = None, url: Url = None, as_json: AsJson = False
 ) -> None:
     """Resume a paused reliable queue.
 
