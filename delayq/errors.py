@@ -143,8 +143,7 @@ class QueueFull(DelayqError):
 
     Attributes:
         ids: The ids that were refused.
-        stored: The ids of the messages that were stored, if raised by
-            :meth:`~delayq.ReliableQueue.offer_many`.
+        stored: As for :class:`DuplicateMessage`.
     """
 
     def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:

@@ -55,26 +55,9 @@ if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
     from delayq.client import Client
-    from delayq.stats import QueueDepth, QueueStats
+    from delayq.stats import ClientStats, QueueDepth, QueueStats
 
-BUCKETS = (
-    0.001,
-    0.0025,
-    0.005,
-    0.01,
-    0.025,
-    0.05,
-    0.1,
-    0.25,
-    0.5,
-    1.0,
-    2.5,
-    5.0,
-    10.0,
-    30.0,
-    60.0,
-    300.0,
-)
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """The default of ``buckets``, seconds."""
 
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
@@ -84,7 +67,7 @@ _NOT_PERMITTED = re.compile(r"^NOPERM|ACL failure in script|can't run this comma
 _QUEUE = ("queue", "kind")
 _STATES = ("delayed", "ready", "leased", "dead")
 
-# By field of QueueStats.
+# By field of QueueStats; its errors are those of transfers.
 _COUNTERS = {
     "offered": "Messages stored by this process.",
     "delivered": "Messages handed out in this process.",
@@ -95,9 +78,17 @@ _COUNTERS = {
     "expired": "Messages that this process found to be past their time to live.",
     "lease_ended": "Messages of a delayed queue whose lease this process found to have ended.",
     "quarantined": "Unreadable records of a delayed queue that this process quarantined.",
-    "errors": "Checks for due messages that failed.",
+    "transfer_errors": "Checks for due messages that failed.",
 }
-_NAMES = {"errors": "transfer_errors"}
+# By field of ClientStats.
+_OF_CLIENT = {
+    "timers": (GaugeMetricFamily, "Armed wake-ups."),
+    "connections": (GaugeMetricFamily, "Open connections to the server."),
+    "connections_opened": (CounterMetricFamily, "Connections opened so far."),
+    "round_trips": (CounterMetricFamily, "Commands sent to the server."),
+    "errors": (CounterMetricFamily, "Calls to the server that failed."),
+    "queues": (GaugeMetricFamily, "Queues open in this process."),
+}
 
 
 class Metrics:
@@ -190,7 +181,7 @@ class Metrics:
             *_depths(depths),
             *_counters(self._client.queue_statistics()),
             self._lateness.metric(),
-            *self._of_client(),
+            *_of_client(self._client.statistics(), self._unanswered),
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -212,7 +203,7 @@ class Metrics:
 
     def describe(self) -> Iterable[Metric]:
         """Return metrics without values, from which the registry learns their names."""
-        return (*_depths({}), *_counters([]), _Lateness(BUCKETS).metric(), *_client_families())
+        return (*_depths({}), *_counters([]), _Lateness(BUCKETS).metric(), *_of_client(None, 0))
 
     async def __call__(
         self,
@@ -248,23 +239,6 @@ class Metrics:
             except DelayqError:
                 # The client is closed.
                 return
-
-    def _of_client(self) -> list[Metric]:
-        facts = self._client.statistics()
-        lag, *others = _client_families()
-        lag.add_metric((), count_value=facts.timer_wakeups, sum_value=facts.timer_lag)
-        numbers = (
-            facts.timers,
-            facts.connections,
-            facts.connections_opened,
-            facts.round_trips,
-            facts.errors,
-            facts.queues,
-            self._unanswered,
-        )
-        for family, number in zip(others, numbers, strict=True):
-            family.add_metric((), number)
-        return [lag, *others]
 
 
 @asynccontextmanager
@@ -367,30 +341,29 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
         labels=_QUEUE,
     )
     counters = {
-        about: CounterMetricFamily(f"delayq_{_NAMES.get(about, about)}", text, labels=_QUEUE)
-        for about, text in _COUNTERS.items()
+        name: CounterMetricFamily(f"delayq_{name}", text, labels=_QUEUE)
+        for name, text in _COUNTERS.items()
     }
     for queue in queues:
         labels = (queue.name, queue.kind)
         waiting.add_metric(labels, queue.waiting)
-        for about, family in counters.items():
-            family.add_metric(labels, getattr(queue, about))
+        for name, family in counters.items():
+            family.add_metric(labels, getattr(queue, name.removeprefix("transfer_")))
     return [*counters.values(), waiting]
 
 
-def _client_families() -> list[Any]:
-    return [
-        SummaryMetricFamily(
-            "delayq_timer_lag_seconds", "Seconds by which the event loop wakes the timer late."
-        ),
-        GaugeMetricFamily("delayq_timers", "Armed wake-ups."),
-        GaugeMetricFamily("delayq_connections", "Open connections to the server."),
-        CounterMetricFamily("delayq_connections_opened", "Connections opened so far."),
-        CounterMetricFamily("delayq_round_trips", "Commands sent to the server."),
-        CounterMetricFamily("delayq_errors", "Calls to the server that failed."),
-        GaugeMetricFamily("delayq_queues", "Queues open in this process."),
-        CounterMetricFamily(
-            "delayq_metrics_unanswered",
-            "Times the server did not report how many messages a queue has.",
-        ),
-    ]
+def _of_client(stats: ClientStats | None, unanswered: int) -> list[Metric]:
+    lag = SummaryMetricFamily(
+        "delayq_timer_lag_seconds", "Seconds by which the event loop wakes the timer late."
+    )
+    failed = CounterMetricFamily(
+        "delayq_metrics_unanswered",
+        "Times the server did not report how many messages a queue has.",
+    )
+    families = {name: of(f"delayq_{name}", text) for name, (of, text) in _OF_CLIENT.items()}
+    if stats is not None:
+        lag.add_metric((), count_value=stats.timer_wakeups, sum_value=stats.timer_lag)
+        failed.add_metric((), unanswered)
+        for name, family in families.items():
+            family.add_metric((), getattr(stats, name))
+    return [lag, *families.values(), failed]
