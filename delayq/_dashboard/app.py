@@ -150,11 +150,10 @@ class _Board:
 
     async def _overview(self, request: Request) -> Response:
         wanted = request.query_params.get("q", "")
-        names = [
-            key for key in await self._queues.names() if wanted.casefold() in key[1].casefold()
-        ]
+        known = await self._queues.known()
+        found = [each for each in known if wanted.casefold() in each[1].casefold()]
         offset = _whole(request.query_params.get("offset"))
-        sources = await self._queues.sources(names[offset : offset + _QUEUES_PER_PAGE])
+        sources = [self._queues.of(*each) for each in found[offset : offset + _QUEUES_PER_PAGE]]
         counted = await asyncio.gather(
             *(self._watch(source).depth.at_most(_FRESH) for source in sources)
         )
@@ -163,7 +162,7 @@ class _Board:
             "overview.html",
             rows=list(zip(sources, counted, strict=True)),
             wanted=wanted,
-            total=len(names),
+            total=len(found),
             offset=offset,
             limit=_QUEUES_PER_PAGE,
             refresh=5,

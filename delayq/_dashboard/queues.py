@@ -44,9 +44,12 @@ class Queues:
         self._took = 0.0
         self._search = Cached(self._find)
 
-    async def names(self) -> list[tuple[QueueKind, str]]:
-        """Return all queues, in order. Raises the same errors as :func:`find_queues`."""
-        return sorted(await self._all(), key=lambda key: (key[1].casefold(), key[1], key[0]))
+    async def known(self) -> list[tuple[QueueKind, str, int]]:
+        """Return the arguments of :meth:`of` for all queues, in order. Raises as
+        :func:`find_queues`.
+        """
+        found = [(*key, partitions) for key, partitions in (await self._all()).items()]
+        return sorted(found, key=lambda each: (each[1].casefold(), each[1], each[0]))
 
     async def source(self, kind: str, name: str) -> DelayedSource | ReliableSource | None:
         """Return one queue, or None if there is none of that name.
@@ -63,15 +66,6 @@ class Queues:
             await asyncio.sleep(min(until - time.monotonic() + 0.001, _WAIT_FOR_NEW))
             known = await self._all(_FRESH_FOR_NEW)
         return self.of(*key, known[key]) if key in known else None
-
-    async def sources(
-        self, keys: Iterable[tuple[QueueKind, str]]
-    ) -> list[DelayedSource | ReliableSource]:
-        """Return several of the queues that :meth:`names` has named."""
-        known = await self._all()
-        return [
-            self.of(kind, name, known[kind, name]) for kind, name in keys if (kind, name) in known
-        ]
 
     def of(self, kind: QueueKind, name: str, partitions: int) -> DelayedSource | ReliableSource:
         if kind == "delayed":

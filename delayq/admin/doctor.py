@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -253,7 +252,7 @@ async def _rights(
         )
         return
     for lacking, missing_text in lacks.items():
-        kinds = " ".join(map(_option, names.values()))
+        kinds = " ".join(queue.option for queue in names.values())
         level: Level = "wrong" if lacking == role else "note"
         shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
         text = f"user {user!r} cannot act as {lacking}: lacks {shown}"
@@ -293,22 +292,19 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
 
 
 async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
-    option = _option(queue)
     check = f"{queue.kind} {queue.name}"
     look = _reliable if queue.kind == "reliable" else _delayed
     try:
-        level, text, advice = await look(client, queue, overdue, option)
+        level, text, advice = await look(client, queue, overdue)
     except ServerRefused as error:
-        advice = f"see the rights that it needs: delayq acl dashboard {option}"
+        advice = f"see the rights that it needs: delayq acl dashboard {queue.option}"
         return Finding("wrong", check, str(error), advice)
     except DelayqError as error:
         return Finding("wrong", check, str(error))
     return Finding(level, check, text, advice)
 
 
-async def _reliable(
-    client: Client, queue: FoundQueue, overdue: float, option: str
-) -> tuple[Level, str, str]:
+async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
     stats = await inspection.reliable_stats(client, queue.name)
     text = (
         f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
@@ -316,7 +312,7 @@ async def _reliable(
     )
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
-        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {option}"
+        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {queue.option}"
     age = _ago(int(stats.oldest_due_age))
     if late and not stats.leased:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
@@ -325,13 +321,11 @@ async def _reliable(
         advice = "start more workers, or raise their concurrency"
         return "note", f"{text}: behind by {age}", advice
     if stats.dead:
-        return "note", text, f"delayq dead list {option}"
+        return "note", text, f"delayq dead list {queue.option}"
     return "ok", text, ""
 
 
-async def _delayed(
-    client: Client, queue: FoundQueue, overdue: float, option: str
-) -> tuple[Level, str, str]:
+async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
     stats = await inspection.delayed_stats(client, queue.name)
     text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased"
     if stats.quarantined is not None:
@@ -340,16 +334,8 @@ async def _delayed(
         text += f": due for {_ago(int(stats.oldest_due_age))}, but not moved"
         return "wrong", text, "start a consumer: no process has the queue open"
     if stats.quarantined:
-        return "note", text, f"delayq inspect {option} --state quarantined"
+        return "note", text, f"delayq inspect {queue.option} --state quarantined"
     return "ok", text, ""
-
-
-def _option(queue: FoundQueue) -> str:
-    """Return the command-line option that names the queue.
-
-    The name is quoted: other clients choose names, and users copy the advice to a shell.
-    """
-    return f"--{'queue' if queue.kind == 'reliable' else 'delayed'} {shlex.quote(queue.name)}"
 
 
 def _count(number: int, what: str) -> str:

@@ -7,6 +7,7 @@ errors of :class:`~delayq.errors.ServerError`.
 
 from __future__ import annotations
 
+import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,11 @@ class FoundQueue:
     kind: QueueKind
     name: str
     partitions: int = 1
+
+    @property
+    def option(self) -> str:
+        """The command-line option that names it, for advice that users copy to a shell."""
+        return f"--{'queue' if self.kind == 'reliable' else 'delayed'} {shlex.quote(self.name)}"
 
 
 @dataclass(frozen=True)

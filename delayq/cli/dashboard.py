@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import delayq
-from delayq.cli.demo.command import public_part
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, RequiredUrl  # noqa: TC001 - typer reads them
 from delayq.cli.output import report
-from delayq.cli.running import server_of
+from delayq.cli.running import public_part, server_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -104,7 +103,7 @@ async def _serve(
             if server.started:
                 listening = listener.getsockname()[1]
                 where = f"[{host}]" if ":" in host else host
-                shown = "embedded" if address.startswith("embedded:") else public_part(address)
+                shown = public_part(address)
                 read_only = options["token"] is None
                 access = "read-only" if read_only else "operators log in with a token"
                 report(

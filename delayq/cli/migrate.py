@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
 from contextlib import contextmanager, nullcontext
@@ -23,12 +21,9 @@ from rich.progress import (
 import delayq
 from delayq.admin.migrate import MAX_BATCH
 from delayq.admin.migrate import migrate as steps_of
-from delayq.cli.demo.command import public_part
-from delayq.cli.errors import CommandFailed
-from delayq.cli.options import RequiredUrl  # noqa: TC001 - typer reads it
-from delayq.cli.output import tell
-from delayq.cli.running import until_signalled
-from delayq.client import URL_VARIABLE
+from delayq.cli.options import AsJson, RequiredUrl  # noqa: TC001 - typer reads them
+from delayq.cli.output import print_json, tell
+from delayq.cli.running import public_part, server_of, until_signalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,7 +58,7 @@ def migrate(
             min=1, max=MAX_BATCH, help="The largest number of records to rewrite in a step."
         ),
     ] = 100,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Rewrite records that Redisson before 3.21.1 wrote, while the queue is in use.
 
@@ -71,9 +66,7 @@ def migrate(
     outdated ones; 2 if the command could not be carried out. A queue without pending messages
     counts as current.
     """
-    address = url if url is not None else os.environ.get(URL_VARIABLE)
-    if not address:
-        raise CommandFailed(f"no server given: pass --url or set ${URL_VARIABLE}")
+    address = server_of(url)
     console = Console(highlight=False)
     view: AbstractContextManager[Callable[[Migration], None]]
     if as_json:
@@ -82,14 +75,13 @@ def migrate(
     elif sys.stdout.isatty() and not console.is_dumb_terminal:
         view = _bars(console)
     else:
-        view = _lines()
+        view = nullcontext(_lines())
     started = time.monotonic()
     with view as show:
         result = _run(address, queue, dry_run, batch, show)
     seconds = time.monotonic() - started
-    server = "embedded" if address.startswith("embedded:") else public_part(address)
     if as_json:
-        print(json.dumps(figures(result, server, seconds)))
+        print_json(figures(result, public_part(address), seconds))
     else:
         for line in summary(result, seconds):
             console.print(line, markup=False, soft_wrap=True)
@@ -151,9 +143,8 @@ def _bars(console: Console) -> Iterator[Callable[[Migration], None]]:
         console.print()
 
 
-@contextmanager
-def _lines() -> Iterator[Callable[[Migration], None]]:
-    """Print a line now and then, as for a log file."""
+def _lines() -> Callable[[Migration], None]:
+    """Return a function that prints a line now and then, as for a log file."""
     said_at = time.monotonic()
 
     def show(now: Migration) -> None:
@@ -165,19 +156,15 @@ def _lines() -> Iterator[Callable[[Migration], None]]:
                 flush=True,
             )
 
-    yield show
+    return show
 
 
 def summary(result: Migration, seconds: float) -> list[str]:
     """Return what was done, or in a dry run would be, as lines with one figure each."""
     outdated = sum(result.outdated.values())
     if not result.looked_at:
-        return [
-            (
-                f"queue {result.queue!r} has no pending messages, so nothing was rewritten; check"
-                " that this is its name on the server"
-            )
-        ]
+        what = f"queue {result.queue!r} has no pending messages, so nothing was rewritten"
+        return [f"{what}; check that this is its name on the server"]
     lines = [
         f"checked: {result.looked_at:,}",
         f"would be rewritten: {outdated:,}"
@@ -194,27 +181,21 @@ def summary(result: Migration, seconds: float) -> list[str]:
         lines.append(
             "every readable record is current"
             if result.complete
-            else (
-                "NOT FINISHED: outdated records keep arriving; stop or upgrade the clients that"
-                " write them, and run the command again"
-            )
+            else "NOT FINISHED: outdated records keep arriving; stop or upgrade the clients that"
+            " write them, and run the command again"
         )
     return lines
 
 
 def figures(result: Migration, server: str, seconds: float) -> dict[str, Any]:
     """Return the same figures for programs."""
+    counts = ("looked_at", "rewritten", "current", "malformed", "merged", "passes")
     return {
         "queue": result.queue,
         "server": server,
         "dry_run": result.dry_run,
-        "looked_at": result.looked_at,
+        **{name: getattr(result, name) for name in counts},
         "outdated": dict(result.outdated),
-        "rewritten": result.rewritten,
-        "current": result.current,
-        "malformed": result.malformed,
-        "merged": result.merged,
-        "passes": result.passes,
         "complete": result.complete,
         "seconds": round(seconds, 3),
         "longest_step_ms": round(result.longest_step * 1000, 3),

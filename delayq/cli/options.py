@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -105,11 +104,6 @@ class Target:
     @property
     def is_reliable(self) -> bool:
         return self.queue.kind == "reliable"
-
-    @property
-    def options(self) -> str:
-        """The options that name it, for use in advice."""
-        return f"{'--queue' if self.is_reliable else '--delayed'} {shlex.quote(self.name)}"
 
     def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes]:
         """Return the reliable queue. Raises CommandFailed for a delayed one.

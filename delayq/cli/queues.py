@@ -162,7 +162,7 @@ def pause(
     with_client(url, act)
     report(
         {"queue": target.name, "paused": True},
-        f"{target.name} is paused; resume it with: delayq resume {target.options}",
+        f"{target.name} is paused; resume it with: delayq resume {target.queue.option}",
         as_json=as_json,
     )
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import typer
 
 import delayq
+from delayq._redis.url import redacted
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import tell
 from delayq.client import URL_VARIABLE
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def clock(client: delayq.Client) -> datetime:
@@ -46,6 +49,20 @@ def server_of(url: str | None) -> str:
             " private one"
         )
     return address
+
+
+def public_part(url: str) -> str:
+    """Return the URL without the parts that may be secret: user, password and options."""
+    return "embedded" if url.startswith("embedded:") else redacted(url).replace("***@", "")
+
+
+def python(module: str) -> list[str]:
+    """Return a command that runs a module.
+
+    As in this process, modules come from the working directory only if it was asked for.
+    """
+    flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
+    return [sys.executable, *flags, "-m", module]
 
 
 def with_client(
@@ -112,7 +129,7 @@ def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
                 work.cancel()
             caught.append(number)
 
-        for number in _SIGNALS:
+        for number in SIGNALS:
             loop.add_signal_handler(number, interrupt, number)
         return await work
 

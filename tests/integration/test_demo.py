@@ -22,9 +22,9 @@ import pytest
 import redis
 
 from delayq.cli.app import run as command
-from delayq.cli.demo.command import public_part
 from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
 from delayq.cli.demo.run import Plan, run
+from delayq.cli.running import public_part
 from tests.support.depth import thorough
 
 if TYPE_CHECKING:

@@ -15,12 +15,11 @@ from rich.console import Console
 
 import delayq
 from delayq._embedded import server as embedded
-from delayq._redis.url import redacted
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import counts, headline, live, print_summary
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json
-from delayq.cli.running import until_signalled
+from delayq.cli.running import public_part, until_signalled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -84,11 +83,6 @@ def _server(url: str | None) -> Iterator[tuple[str, str]]:
         )
     with embedded.EmbeddedServer(embedded.parse_embedded_url(url) if url else None) as server:
         yield server.url, "embedded"
-
-
-def public_part(url: str) -> str:
-    """Return the URL without the parts that may be secret: user, password and options."""
-    return redacted(url).replace("***@", "")
 
 
 def _run(plan: Plan, show: Callable[[Ledger], None], interval: float) -> Result:

@@ -6,12 +6,10 @@ import asyncio
 import json
 import os
 import secrets
-import sys
 import tempfile
 import time
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import anyio
@@ -19,6 +17,7 @@ import anyio
 import delayq
 from delayq.cli.demo.figures import Ledger, latest_offset
 from delayq.cli.errors import CommandFailed
+from delayq.cli.running import python
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -169,13 +168,11 @@ async def _child(role: str, url: str, *arguments: str) -> AsyncIterator[_Child]:
 
     It ends with the block, and if this process dies.
     """
-    # As in this process, modules come from the working directory only if it was asked for.
-    flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
     with tempfile.TemporaryFile() as stderr:
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            *flags,
-            *("-m", "delayq.cli.demo.children", role, *arguments),
+            *python("delayq.cli.demo.children"),
+            role,
+            *arguments,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=stderr,

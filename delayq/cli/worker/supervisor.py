@@ -8,15 +8,14 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 
 from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json
+from delayq.cli.running import SIGNALS, python
 
 # A process that lived longer, seconds, did not fail to start: the next one starts soon.
 _STEADY = 10.0
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Supervisor:
@@ -56,7 +55,7 @@ class Supervisor:
             CommandFailed: The worker could not be started.
         """
         loop = asyncio.get_running_loop()
-        for number in _SIGNALS:
+        for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         try:
             await asyncio.gather(*(self._keep(place) for place in range(1, self._count + 1)))
@@ -99,9 +98,7 @@ class Supervisor:
         theirs, lifeline = os.pipe()
         report, told = os.pipe()
         try:
-            # Import delayq from the working directory only if this process does.
-            flags = [] if {"", str(Path.cwd())} & set(sys.path) else ["-P"]
-            command = [sys.executable, *flags, "-m", "delayq.cli.worker.child"]
+            command = python("delayq.cli.worker.child")
             if self._burst:
                 command.append("--burst")
             if self._metrics is not None:
