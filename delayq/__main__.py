@@ -10,12 +10,7 @@ _NEEDED = ("typer", "rich")
 
 
 def main() -> int:
-    """Run the command line.
-
-    Returns:
-        The exit status: 0 for success, 1 for a bad result, 2 if the command could not be carried
-            out, 130 after Ctrl-C.
-    """
+    """Run the command line, and return its exit status."""
     try:
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
             print(  # noqa: T201

@@ -92,11 +92,8 @@ class Hooks:
     def remove(self, observer: Observer) -> None:
         """Stop notifying an observer. Does nothing if it is not registered."""
         for name in self.__slots__:
-            setattr(
-                self,
-                name,
-                tuple(each for each in getattr(self, name) if each.__self__ is not observer),
-            )
+            others = (each for each in getattr(self, name) if each.__self__ is not observer)
+            setattr(self, name, tuple(others))
 
     @contextmanager
     def around_sending(self, sending: OfferEvent) -> Iterator[OfferEvent]:

@@ -40,9 +40,8 @@ class QueueDepth:
 
     @classmethod
     def total(cls, parts: Sequence[QueueDepth]) -> QueueDepth:
-        """Return the figures of a queue from those of its partitions; paused if any partition
-        is.
-        """
+        """Add up partitions. Their queue is paused if any of them is."""
+        unknown = any(part.quarantined is None for part in parts)
         return cls(
             sum(part.delayed for part in parts),
             sum(part.ready for part in parts),
@@ -50,9 +49,7 @@ class QueueDepth:
             sum(part.dead for part in parts),
             max(part.oldest_due_age for part in parts),
             any(part.paused for part in parts),
-            None
-            if any(part.quarantined is None for part in parts)
-            else sum(part.quarantined or 0 for part in parts),
+            None if unknown else sum(part.quarantined or 0 for part in parts),
         )
 
 
@@ -134,9 +131,7 @@ class QueueStats:
 
     @classmethod
     def total(cls, parts: Sequence[QueueStats]) -> QueueStats:
-        """Return the counts of a queue from those of its partitions; waiting if any partition
-        is.
-        """
+        """Add up partitions. Their queue is waiting if any of them is."""
         sums = {name: sum(getattr(part, name) for part in parts) for name in _COUNTS}
         return replace(parts[0], waiting=any(part.waiting for part in parts), **sums)
 

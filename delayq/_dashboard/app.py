@@ -16,10 +16,9 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response, Stream
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from delayq._dashboard.queues import Queues
+from delayq._dashboard.queues import Cached, Queues
 from delayq._dashboard.rendering import environment, link, packed, unpacked
 from delayq._dashboard.security import Guard, SecurityHeaders, same_origin
-from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import (
     SECOND,
     DelayedSource,

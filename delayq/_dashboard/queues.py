@@ -1,12 +1,11 @@
-"""Finds the queues that the dashboard shows."""
+"""Finds the queues that the dashboard shows, once for all viewers."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._dashboard.sharing import Cached
 from delayq._dashboard.source import DelayedSource, ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
@@ -15,7 +14,7 @@ from delayq.admin.catalog import find_queues
 from delayq.errors import BadInput, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Coroutine, Iterable
 
     from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 
     # The number of partitions of each queue.
     Known = dict[tuple[QueueKind, str], int]
+
+T = TypeVar("T")
 
 # How long a search counts, in seconds; or _SHARE times as long as it took, if that is longer.
 _FRESH = 2.0
@@ -32,6 +33,39 @@ _WAIT_FOR_NEW = 2.0
 _SHARE = 20
 # Queues that have become empty stay in view, up to this number.
 _REMEMBERED = 5000
+
+
+class Cached(Generic[T]):
+    """The latest answer to a question, shared by all callers that want it.
+
+    Callers that ask while the question is in flight get the same answer, or the same error. A
+    server that is slow, or unavailable, is therefore not asked by one caller after the other.
+    """
+
+    def __init__(self, ask: Callable[[], Coroutine[None, None, T]]) -> None:
+        self._ask = ask
+        self._asking: asyncio.Task[T] | None = None
+        self._answer: T | None = None
+        self.answered_at = float("-inf")
+
+    async def at_most(self, age: float) -> T:
+        """Return the answer, or a new one if it is older than ``age`` seconds. Raises as asking."""
+        if self._asking is None:
+            if self._answer is not None and time.monotonic() < self.answered_at + age:
+                return self._answer
+            self._asking = asyncio.create_task(self._ask())
+            self._asking.add_done_callback(self._answered)
+        # A caller that goes away leaves the others their answer.
+        return await asyncio.shield(self._asking)
+
+    def forget(self) -> None:
+        """Ask again at the next call."""
+        self._answer = None
+
+    def _answered(self, asking: asyncio.Task[T]) -> None:
+        self._asking = None
+        if not asking.cancelled() and asking.exception() is None:
+            self._answer, self.answered_at = asking.result(), time.monotonic()
 
 
 class Queues:

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from delayq._delayed.keys import DelayedKeys
@@ -192,31 +190,18 @@ async def _cluster(client: Client) -> Finding | None:
 
 
 async def _clock(client: Client) -> Finding:
-    best: tuple[float, float] | None = None
     try:
-        for _ in range(5):
-            began = time.monotonic()
-            theirs = await client.server_time()
-            way = time.monotonic() - began
-            off = (theirs - datetime.now(UTC)).total_seconds() + way / 2
-            best = min(best or (way, off), (way, off))
+        off, way = await inspection.clock_ahead(client)
     except ServerRefused as error:
         return Finding("note", "clock", f"this user may not read the server's time: {error}")
-    assert best is not None, "asked at least once"
-    way, off = best
     side = "ahead of" if off > 0 else "behind"
     text = (
         f"the server's clock is {abs(off) * 1000:,.1f} ms {side} this machine's; a round trip takes"
         f" {way * 1000:.1f} ms"
     )
     if abs(off) > _CLOCK_OFF:
-        return Finding(
-            "note",
-            "clock",
-            text,
-            "delays are still correct, because the server's clock decides; synchronise both"
-            " with NTP",
-        )
+        advice = "delays are still correct, because the server's clock decides; synchronise both"
+        return Finding("note", "clock", text, f"{advice} with NTP")
     return Finding("ok", "clock", text)
 
 

@@ -92,6 +92,20 @@ async def queues(client: Client) -> list[FoundQueue]:
     return found
 
 
+async def clock_ahead(client: Client, questions: int = 10) -> tuple[float, float]:
+    """Return how far the server's clock is ahead of ours, by the quickest answer, and how long that
+    took, in seconds.
+    """
+    answers: list[tuple[float, float]] = []
+    for _ in range(questions):
+        began = time.time()
+        theirs = (await client.server_time()).timestamp()
+        ended = time.time()
+        answers.append((ended - began, theirs - (began + ended) / 2))
+    took, ahead = min(answers)
+    return ahead, took
+
+
 async def delayed_stats(client: Client, name: str) -> QueueDepth:
     """Return the number of messages of a delayed queue in each state.
 

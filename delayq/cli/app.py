@@ -71,11 +71,7 @@ def delayq(
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit status; an error becomes one line on stderr.
-
-    Args:
-        arguments: Used instead of those of this process.
-    """
+    """Run one command and return its exit status; an error becomes one line on stderr."""
     _open_what_is_closed()
     try:
         # None if the command ended without setting a status.

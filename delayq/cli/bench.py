@@ -94,7 +94,7 @@ class _Bench:
     async def lateness(self, show: Show) -> None:
         """Measure how long after their due times, by the server's clock, messages arrive."""
         queue = self.open()
-        ahead = await self._clock_ahead()
+        ahead, _ = await inspection.clock_ahead(self.client)
         first, last = _SPREAD
         delays = [first + (last - first) * place / self.punctual for place in range(self.punctual)]
         due: dict[str, datetime] = {}
@@ -123,17 +123,6 @@ class _Bench:
             else:
                 async with message:
                     yield message
-
-    async def _clock_ahead(self) -> float:
-        """Return how many seconds the server is ahead, by the quickest of ten answers."""
-
-        async def answer() -> tuple[float, float]:
-            began = time.time()
-            theirs = (await self.client.server_time()).timestamp()
-            ended = time.time()
-            return ended - began, theirs - (began + ended) / 2
-
-        return min([await answer() for _ in range(10)])[1]
 
 
 def bench(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import os
 import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,9 +19,6 @@ from delayq.cli.running import public_part, server_of
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
-TOKEN_VARIABLE = "DELAYQ_DASHBOARD_TOKEN"  # noqa: S105 - where the token is, not the token itself
-READ_TOKEN_VARIABLE = "DELAYQ_DASHBOARD_READ_TOKEN"  # noqa: S105 - the same
-
 
 def dashboard(
     url: RequiredUrl = None,
@@ -33,19 +29,15 @@ def dashboard(
     token: Annotated[
         str | None,
         typer.Option(
-            help=(
-                f"The token for operators. Defaults to ${TOKEN_VARIABLE}; without either, the"
-                " dashboard is read-only."
-            )
+            envvar="DELAYQ_DASHBOARD_TOKEN",
+            help="The token for operators. Without it, the dashboard is read-only.",
         ),
     ] = None,
     read_token: Annotated[
         str | None,
         typer.Option(
-            help=(
-                f"The token for readers. Defaults to ${READ_TOKEN_VARIABLE}; without either, anyone"
-                " can read."
-            )
+            envvar="DELAYQ_DASHBOARD_READ_TOKEN",
+            help="The token for readers. Without it, anyone can read.",
         ),
     ] = None,
     queue: Annotated[
@@ -65,14 +57,7 @@ def dashboard(
     address = server_of(url)
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
-    options = {
-        "token": token if token is not None else os.environ.get(TOKEN_VARIABLE) or None,
-        "read_token": read_token
-        if read_token is not None
-        else os.environ.get(READ_TOKEN_VARIABLE) or None,
-        "queues": queue,
-        "title": title,
-    }
+    options = {"token": token, "read_token": read_token, "queues": queue, "title": title}
     asyncio.run(_serve(address, host, port, options, as_json=as_json))
 
 
@@ -121,11 +106,7 @@ async def _serve(
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """Return a bound socket. If uvicorn bound it, a port in use would end in a traceback.
-
-    Raises:
-        CommandFailed: The address cannot be used.
-    """
+    """Return a bound socket. If uvicorn bound it, a port in use would end in a traceback."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         # As uvicorn does: the port of a server that was stopped a moment ago counts as free.

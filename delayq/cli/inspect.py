@@ -10,16 +10,9 @@ from delayq.admin import inspect as inspection
 from delayq.admin.migrate import form_of
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
-from delayq.cli.output import (
-    moment_json,
-    moment_text,
-    payload_json,
-    print_json,
-    say,
-    show_fields,
-    text_of,
-)
+from delayq.cli.output import moment_text, payload_json, print_json, say, show_fields, text_of
 from delayq.cli.running import at_server_time
+from delayq.cli.shown import MessageView
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -87,17 +80,12 @@ def _is_record(state: str) -> bool:
 
 
 def _facts(record: Record, state: str, codec: Codec[Any]) -> dict[str, Any]:
-    fields: dict[str, Any] = {"value": None, "error": "not a readable record"}
-    if record.payload is not None:
-        fields = payload_json(codec, record.payload)
+    facts = MessageView.of_record(record, state, codec).facts
+    facts.pop("hex", None)
     return {
-        "id": record.id,
-        "state": state,
+        "error": None,
+        **facts,
         "form": form_of(record.raw) if _is_record(state) else None,
-        "due_at": moment_json(record.due_at) if state != "leased" else None,
-        "lease_ends_at": moment_json(record.due_at) if state == "leased" else None,
-        "value": fields["value"],
-        "error": fields.get("error"),
         "payload": None if record.payload is None else record.payload.hex(),
         "raw": record.raw.hex(),
     }

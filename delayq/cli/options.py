@@ -25,14 +25,10 @@ if TYPE_CHECKING:
 
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url", help=f"The server. Defaults to ${URL_VARIABLE}, or else to a private one."
-    ),
+    typer.Option("--url", envvar=URL_VARIABLE, help="The server. Defaults to a private one."),
 ]
 # For commands that make no sense on an empty private server.
-RequiredUrl = Annotated[
-    str | None, typer.Option("--url", help=f"The server. Defaults to ${URL_VARIABLE}.")
-]
+RequiredUrl = Annotated[str | None, typer.Option("--url", envvar=URL_VARIABLE, help="The server.")]
 Reliable = Annotated[
     str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.")
 ]
@@ -84,10 +80,7 @@ class Target:
 
     @classmethod
     def of(cls, reliable: str | None, delayed: str | None) -> Target:
-        """Return the queue that the options name.
-
-        Raises CommandFailed unless they name exactly one.
-        """
+        """Return the queue that the options name. Raises CommandFailed unless it is exactly one."""
         if reliable is not None and delayed is None:
             return cls(FoundQueue("reliable", reliable))
         if delayed is not None and reliable is None:
@@ -181,10 +174,7 @@ def headers_of(pairs: list[str] | None) -> dict[str, str] | None:
 
 
 def value_of(text: str, *, as_text: bool, codec: str) -> Any:
-    """Return the value to offer: JSON, or text; ``-`` reads it from standard input.
-
-    Raises CommandFailed.
-    """
+    """Return the value to offer; ``-`` reads it from standard input. Raises CommandFailed."""
     if codec == "bytes":
         # Used as they are, because bytes need not be text.
         return sys.stdin.buffer.read() if text == "-" else os.fsencode(text)

@@ -239,10 +239,7 @@ def purge(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask the user at a terminal.
-
-    Exits with status 1 if the answer is no; raises CommandFailed if there is no terminal.
-    """
+    """Ask the user at a terminal. Exits with status 1 if the answer is no."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -260,9 +257,7 @@ async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
 
 
 async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
-    """Return the error as text, so that a queue with foreign keys, or one that this user may not
-    see, hides no other.
-    """
+    """Return an error as text: a queue that cannot be read must not hide the others."""
     try:
         return await _stats(client, queue)
     except ServerRefused as error:
@@ -326,21 +321,14 @@ async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
 
 def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:
     """Return the fields that a queue of this kind has in JSON."""
-    figures = {
-        **_about(queue),
-        "delayed": depth.delayed,
-        "ready": depth.ready,
-        "leased": depth.leased,
-    }
-    age = round(depth.oldest_due_age, 3)
+    figures = _about(queue) | asdict(depth)
+    figures["oldest_due_age"] = round(depth.oldest_due_age, 3)
     if queue.kind == "reliable":
-        return {**figures, "dead": depth.dead, "oldest_due_age": age, "paused": depth.paused}
-    return {
-        **figures,
-        "quarantined": depth.quarantined,
-        "oldest_due_age": age,
-        "next_due_at": moment_json(next_due_at),
-    }
+        del figures["quarantined"]
+    else:
+        del figures["dead"], figures["paused"]
+        figures["next_due_at"] = moment_json(next_due_at)
+    return figures
 
 
 def _about(queue: FoundQueue) -> dict[str, Any]:

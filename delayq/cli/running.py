@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sys
 from datetime import UTC, datetime
@@ -37,18 +36,13 @@ async def clock(client: delayq.Client) -> datetime:
 
 
 def server_of(url: str | None) -> str:
-    """Return the address given to a command that makes no sense on a private server.
-
-    Raises:
-        CommandFailed: No address is given.
-    """
-    address = url if url is not None else os.environ.get(URL_VARIABLE)
-    if not address:
+    """Return the address of a command that requires one. Raises CommandFailed."""
+    if not url:
         raise CommandFailed(
             f"no server given: pass --url or set ${URL_VARIABLE}; --url embedded: starts a"
             " private one"
         )
-    return address
+    return url
 
 
 def public_part(url: str) -> str:
@@ -76,18 +70,18 @@ def with_client(
     Ctrl-C cancels the command, and ends the process with status 130.
 
     Args:
-        url: The server; ``$DELAYQ_URL`` by default, or a private one, announced on stderr.
+        url: The server; a private one by default, announced on stderr.
         act: The work of the command.
         interrupted: Returns a line for stderr that says what was done by then.
     """
-    if not url and not os.environ.get(URL_VARIABLE):
+    if not url:
         tell(
             f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends"
             " with this command"
         )
 
     async def main(caught: list[int]) -> T:
-        async with delayq.connect(url or os.environ.get(URL_VARIABLE) or "embedded:") as client:
+        async with delayq.connect(url or "embedded:") as client:
             try:
                 return await act(client)
             except asyncio.CancelledError:
@@ -113,9 +107,8 @@ def at_server_time(
 
 
 def until_signalled(main: Callable[[list[int]], Coroutine[Any, Any, T]]) -> T:
-    """Run the work of a command, which gets a list of the signals received so far.
-
-    A signal cancels it, and ends the process with status 128 + the signal's number.
+    """Run the work of a command, which gets a list of the signals received so far. A signal cancels
+    it, and ends the process with status 128 + the signal's number.
     """
     caught: list[int] = []
 

@@ -39,10 +39,7 @@ class Row:
 
 
 class Ledger:
-    """Matches offered and delivered messages by number.
-
-    The reports of the two processes may come in any order.
-    """
+    """Matches offered and delivered messages by number, reported in any order."""
 
     def __init__(self) -> None:
         self._offered: dict[int, tuple[int, int]] = {}
@@ -66,20 +63,14 @@ class Ledger:
         self._offered[number] = (delay_us, due_us)
 
     def arrive(self, number: int, at_us: int) -> None:
-        """Record an arrival, by the consumer's clock.
-
-        A second one with the same number is a duplicate.
-        """
+        """Record an arrival, by the consumer's clock. A second one is a duplicate."""
         if number in self._arrived:
             self.duplicates += 1
         else:
             self._arrived[number] = at_us
 
     def left_over(self, number: int) -> None:
-        """Record a message that is still on the server at the end.
-
-        If it has also arrived, it is a duplicate.
-        """
+        """Record a message that is still on the server at the end. It may be a duplicate."""
         self.duplicates += number in self._arrived
 
     def set_offset(self, offset_us: int) -> None:
@@ -95,10 +86,7 @@ class Ledger:
         return [self._row(number) for number in numbers if number in self._offered]
 
     def result(self, seconds: float, server: str) -> Result:
-        """Return the result after ``seconds`` on ``server``.
-
-        Messages that have not arrived count as lost.
-        """
+        """Return the result. Messages that have not arrived count as lost."""
         late = sorted(
             self._row(number).late_us for number in self._arrived if number in self._offered
         )
@@ -131,10 +119,7 @@ def percentile(ordered: Sequence[T], share: float) -> T:
 
 @dataclass(frozen=True)
 class Result:
-    """The results of one run, in the form of the JSON output.
-
-    Lateness is None if no message was delivered.
-    """
+    """The results of one run, as in JSON. Lateness is None if no message was delivered."""
 
     offered: int
     delivered: int

@@ -34,11 +34,7 @@ _MORE = 10.0
 
 
 def find(where: str) -> delayq.Worker:
-    """Import the worker that ``module:attribute`` names.
-
-    Raises:
-        CommandFailed: There is none. The message is a single line.
-    """
+    """Import the worker that ``module:attribute`` names. Raises CommandFailed."""
     module_name, colon, attribute = where.partition(":")
     if not (module_name and colon and attribute):
         raise CommandFailed(

@@ -49,11 +49,7 @@ class Supervisor:
         self._died = 0
 
     async def run(self) -> int:
-        """Run until everything has ended, and return the exit status.
-
-        Raises:
-            CommandFailed: The worker could not be started.
-        """
+        """Run until everything has ended, and return the exit status. Raises CommandFailed."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
@@ -180,12 +176,9 @@ class Supervisor:
 
 
 def send(process: asyncio.subprocess.Process, number: int) -> None:
-    """Send a process a signal, if it is still running.
-
-    Before CPython 3.13 asyncio's own way may collect the exit status of a child that has just
-    ended. Then asyncio's watcher finds none, says so on the terminal, and takes it for 255
-    (python/cpython#87744).
-    """
+    """Send a process a signal, if it is still running."""
+    # Before CPython 3.13, asyncio's own way may collect the exit status of a child that has just
+    # ended, so that its watcher finds none and takes it for 255 (python/cpython#87744).
     if process.returncode is None:
         with suppress(ProcessLookupError):
             os.kill(process.pid, number)
