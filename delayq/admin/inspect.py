@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from delayq.client import Client
 
 PendingState = Literal["delayed", "ready", "leased"]
+RecordState = Literal["delayed", "ready", "leased", "quarantined"]
+PurgeState = Literal["delayed", "ready", "all"]
 
 _ID_BYTES = 8
 
@@ -155,7 +157,7 @@ async def exists(client: Client, name: str) -> bool:
 async def records(
     client: Client,
     name: str,
-    state: PendingState | Literal["quarantined"],
+    state: RecordState,
     *,
     offset: int = 0,
     limit: int = 100,
@@ -227,9 +229,7 @@ async def reschedule(
     return None if due_us is None else moment_us(due_us)
 
 
-async def purge(
-    client: Client, name: str, state: Literal["delayed", "ready", "all"] = "all"
-) -> int:
+async def purge(client: Client, name: str, state: PurgeState = "all") -> int:
     """Drop pending messages, ready ones, or both, at once, and return how many there were."""
     return await _store(client, name).purge(state)
 

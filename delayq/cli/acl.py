@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
-from delayq.admin.acl import ROLES, Role, Servers, acl_rules
+from delayq.admin.acl import Role, Servers, acl_rules
 from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
 from delayq.cli.output import print_json
 
 
 def acl(
-    role: Annotated[str, typer.Argument(help=f"The role of the user: {', '.join(ROLES)}.")],
+    role: Annotated[Role, typer.Argument(help="The role of the user.")],
     reliable: Annotated[
         list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")
     ] = None,
@@ -26,9 +26,7 @@ def acl(
     partitions: Annotated[
         int, typer.Option(min=1, help="The most partitions that the reliable queues have or get.")
     ] = 1,
-    servers: Annotated[
-        str, typer.Option(help='The kind of deployment: "one", "cluster" or "sentinel".')
-    ] = "one",
+    servers: Annotated[Servers, typer.Option(help="The kind of deployment.")] = "one",
     durability: Annotated[
         str, typer.Option(help='The durability of offers: "memory", "fsync" or "replicas:N".')
     ] = "memory",
@@ -40,13 +38,13 @@ def acl(
     Give queue names as they are stored on the server. The rules work with Redis 6.2 and later.
     """
     rules = acl_rules(
-        cast("Role", role),
+        role,
         delayed=delayed or (),
         reliable=reliable or (),
         prefix=prefix,
         database=database,
         partitions=partitions,
-        servers=cast("Servers", servers),
+        servers=servers,
         durability=durability,
     )
     if as_json:

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from delayq.admin.acl import ROLES
+from delayq.admin.acl import Role  # noqa: TC001 - typer reads it
 from delayq.admin.doctor import diagnose
 from delayq.admin.inspect import FoundQueue
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Url, duration
 from delayq.cli.output import print_json, say, show_fields
 from delayq.cli.running import with_client
@@ -39,8 +38,7 @@ def doctor(
         ),
     ] = None,
     role: Annotated[
-        str | None,
-        typer.Option(help=f"The role that this user must have the rights for: {', '.join(ROLES)}."),
+        Role | None, typer.Option(help="The role that this user must have the rights for.")
     ] = None,
     overdue: Annotated[
         str,
@@ -60,8 +58,6 @@ def doctor(
     Checks all queues, or those that you name, and changes nothing. Exit status: 0 if nothing is
     wrong; 1 if something is; 2 if the server does not answer.
     """
-    if role is not None and role not in ROLES:
-        raise CommandFailed(f"--role must be one of {', '.join(ROLES)}, not {role!r}")
     named = [FoundQueue("reliable", name) for name in reliable or ()]
     named += [FoundQueue("delayed", name) for name in delayed or ()]
     seconds = duration(overdue, "--overdue") or 0.0

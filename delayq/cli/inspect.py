@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from delayq.admin import inspect as inspection
+from delayq.admin.inspect import RecordState  # noqa: TC001 - typer reads it
 from delayq.admin.migrate import form_of
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
 from delayq.cli.output import moment_text, payload_json, print_json, say, show_fields, text_of
 from delayq.cli.running import at_server_time
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from delayq.admin.inspect import Record
     from delayq.codecs import Codec
 
-_STATES = ("delayed", "ready", "leased", "quarantined")
 # The bytes in a line, and those shown of one message without --all.
 _LINE = 16
 _MOST = 128
@@ -32,9 +31,7 @@ def inspect(
     delayed: Annotated[
         str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.")
     ],
-    state: Annotated[
-        str, typer.Option(help=f"The state of the messages: {', '.join(_STATES)}.")
-    ] = "delayed",
+    state: Annotated[RecordState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: Limit = 5,
     offset: Offset = 0,
     whole: Annotated[
@@ -52,14 +49,11 @@ def inspect(
 
     Exit status: 0, or 1 if there are none.
     """
-    if state not in _STATES:
-        raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
     target = Target.of(None, delayed)
     how = codec_of(codec)
 
     def look(client: Client) -> Awaitable[list[Record]]:
-        chosen = cast("Any", state)
-        return inspection.records(client, target.name, chosen, offset=offset, limit=limit)
+        return inspection.records(client, target.name, state, offset=offset, limit=limit)
 
     records, now = at_server_time(url, look)
     for place, record in enumerate(records):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from delayq._reliable.offering import OnDuplicate  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
+from delayq.admin.inspect import PendingState  # noqa: TC001 - typer reads it
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -44,11 +46,9 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client, ReliableQueue
-    from delayq.admin.inspect import PendingState
     from delayq.codecs import Codec
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
-_STATES = ("delayed", "ready", "leased")
 
 
 def offer(
@@ -89,8 +89,8 @@ def offer(
         ),
     ] = None,
     on_duplicate: Annotated[
-        str | None,
-        typer.Option(help='If the id is taken: "raise" (the default), "ignore" or "replace".'),
+        OnDuplicate | None,
+        typer.Option(help="What to do if the id is taken: raise, by default."),
     ] = None,
     codec: CodecName = "json",
     url: RequiredUrl = None,
@@ -125,7 +125,7 @@ def offer(
             headers=headers,
             priority=priority or 0,
             ttl=ttl_s,
-            on_duplicate=cast("Any", on_duplicate or "raise"),
+            on_duplicate=on_duplicate or "raise",
         )
         return name, await _due_at(queue, name)
 
@@ -166,9 +166,7 @@ def peek(
 def list_messages(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    state: Annotated[
-        str, typer.Option(help='The state of the messages: "delayed", "ready" or "leased".')
-    ] = "delayed",
+    state: Annotated[PendingState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: Limit = 100,
     offset: Offset = 0,
     codec: CodecName = "json",
@@ -180,11 +178,8 @@ def list_messages(
     Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
     """
     target, how = Target.of(reliable, delayed), codec_of(codec)
-    if state not in _STATES:
-        raise CommandFailed(f"--state must be one of {', '.join(_STATES)}, not {state!r}")
-    chosen = cast("PendingState", state)
     found, now = at_server_time(
-        url, lambda client: _page(client, target, chosen, how, offset, limit)
+        url, lambda client: _page(client, target, state, how, offset, limit)
     )
     show_list(found, now, as_json=as_json)
     raise typer.Exit(0 if found else 1)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.live import Live
 
+from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
+from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Delayed, Reliable, Target, Url, Yes, duration
 from delayq.cli.output import (
@@ -100,8 +102,7 @@ def configure(
         typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
     ] = None,
     expired: Annotated[
-        str | None,
-        typer.Option(help='What becomes of messages past their time to live: "drop" or "dead".'),
+        Expired | None, typer.Option(help="What becomes of messages past their time to live.")
     ] = None,
     dedup_window: Annotated[
         str | None,
@@ -191,9 +192,7 @@ def resume(
 def purge(
     reliable: Reliable = None,
     delayed: Delayed = None,
-    state: Annotated[
-        str, typer.Option(help='The state of the messages: "delayed", "ready" or "all".')
-    ] = "all",
+    state: Annotated[PurgeState, typer.Option(help="The state of the messages.")] = "all",
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -206,8 +205,6 @@ def purge(
     Exit status: 0; 1 if you decline; 130 after Ctrl-C.
     """
     target = Target.of(reliable, delayed)
-    if state not in ("delayed", "ready", "all"):
-        raise CommandFailed(f'--state must be "delayed", "ready" or "all", not {state!r}')
     confirm(
         f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?",
         yes=yes,
@@ -215,13 +212,9 @@ def purge(
 
     async def act(client: Client) -> int:
         if not target.is_reliable:
-            return await inspection.purge(
-                client, target.name, cast("Literal['delayed', 'ready', 'all']", state)
-            )
+            return await inspection.purge(client, target.name, state)
         with progress("dropped", shown=not as_json) as show:
-            return await target.reliable(client).purge(
-                cast("Literal['delayed', 'ready', 'all']", state), progress=show
-            )
+            return await target.reliable(client).purge(state, progress=show)
 
     async def left(client: Client) -> str:
         now, _ = await _stats(client, target.queue)

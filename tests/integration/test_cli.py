@@ -699,7 +699,7 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         (("offer", "1", "--queue", "a", "--at", "noon"), "--at must be a time"),
         (("offer", "1", "--queue", "a", "--at", "2030-01-01T00:00Z", "--delay", "1"), "not both"),
         (("offer", "1", "--queue", "a", "--header", "x"), "NAME=VALUE"),
-        (("offer", "1", "--queue", "a", "--on-duplicate", "x"), "on_duplicate"),
+        (("offer", "1", "--queue", "a", "--on-duplicate", "x"), "--on-duplicate"),
         (("offer", "1", "--queue", "a", "--codec", "x"), "--codec must be one of"),
         (("offer", "1", "--delayed", "a", "--id", "x"), "need a reliable queue"),
         (("list", "--queue", "a", "--state", "dead"), "--state"),
