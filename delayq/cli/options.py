@@ -7,7 +7,6 @@ import os
 import re
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -72,31 +71,24 @@ _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(FoundQueue):
     """The one queue that a command acts on."""
-
-    queue: FoundQueue
 
     @classmethod
     def of(cls, reliable: str | None, delayed: str | None) -> Target:
         """Return the queue that the options name. Raises CommandFailed unless it is exactly one."""
         if reliable is not None and delayed is None:
-            return cls(FoundQueue("reliable", reliable))
+            return cls("reliable", reliable)
         if delayed is not None and reliable is None:
-            return cls(FoundQueue("delayed", delayed))
+            return cls("delayed", delayed)
         raise CommandFailed(
             "no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a"
             " delayed one"
         )
 
     @property
-    def name(self) -> str:
-        return self.queue.name
-
-    @property
     def is_reliable(self) -> bool:
-        return self.queue.kind == "reliable"
+        return self.kind == "reliable"
 
     def reliable(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes]:
         """Return the reliable queue. Raises CommandFailed for a delayed one.

@@ -88,7 +88,7 @@ def stats(
 
     Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
-    queue = Target.of(reliable, delayed).queue
+    queue = Target.of(reliable, delayed)
     if watch:
         with_client(url, lambda client: _watch(client, queue, interval, as_json=as_json))
     else:
@@ -163,7 +163,7 @@ def pause(
     with_client(url, act)
     report(
         {"queue": target.name, "paused": True},
-        f"{target.name} is paused; resume it with: delayq resume {target.queue.option}",
+        f"{target.name} is paused; resume it with: delayq resume {target.option}",
         as_json=as_json,
     )
 
@@ -217,7 +217,7 @@ def purge(
             return await target.reliable(client).purge(state, progress=show)
 
     async def left(client: Client) -> str:
-        now, _ = await _stats(client, target.queue)
+        now, _ = await _stats(client, target)
         return (
             f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to"
             " continue"
