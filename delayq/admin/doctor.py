@@ -220,10 +220,11 @@ async def _rights(
     names = names or {"reliable": FoundQueue("reliable", _NOBODYS)}
     try:
         for each in ROLES if role is None else (role,):
-            missing = []
-            for queue in names.values():
-                missing += [one async for one in _missing(client, user, each, queue)]
-            if missing:
+            if missing := [
+                right
+                for queue in names.values()
+                async for right in _missing(client, user, each, queue)
+            ]:
                 lacks[each] = ", ".join(dict.fromkeys(missing))
             else:
                 able.append(each)

@@ -18,6 +18,7 @@ from delayq._embedded import server as embedded
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import counts, headline, live, print_summary
 from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
 from delayq.cli.output import print_json
 from delayq.cli.running import public_part, until_signalled
 
@@ -38,9 +39,7 @@ def demo(
     url: Annotated[
         str | None, typer.Option(help="The server to use. Defaults to a private embedded one.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print only the results, as JSON, for programs.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show delayed messages arriving, sent by one process to another on a private server.
 

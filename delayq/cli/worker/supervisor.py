@@ -30,14 +30,11 @@ class Supervisor:
         metrics: tuple[str, int] | None = None,
         as_json: bool = False,
     ) -> None:
-        """Args:
-        where: The worker, as ``module:attribute``.
-        metrics: Host and port of the first process's metrics; the others use the next ports.
-        as_json: Whether to print events for programs.
-        """
+        # As ``module:attribute``.
         self._where = where
         self._count = processes
         self._burst = burst
+        # Host and port of the first process's; the others use the next ports.
         self._metrics = metrics
         self._as_json = as_json
         self._running: set[asyncio.subprocess.Process] = set()
