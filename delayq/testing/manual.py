@@ -120,16 +120,6 @@ class ManualLoop:
         heappush(self._scheduled, (when, self._sequence, handle))
         return handle
 
-    def call_later(
-        self,
-        delay: float,
-        callback: Callable[..., object],
-        *args: object,
-        context: contextvars.Context | None = None,
-    ) -> ManualHandle:
-        """Run the callback after ``delay`` seconds."""
-        return self.call_at(self.clock.now + delay, callback, *args, context=context)
-
     @property
     def scheduled(self) -> list[float]:
         """The moments at which callbacks are scheduled, in order, without cancelled ones."""

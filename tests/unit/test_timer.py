@@ -491,7 +491,7 @@ class TestManualLoop:
         loop = ManualLoop()
         seen: list[tuple[str, float]] = []
         for name, delay in (("b", 2), ("a", 1), ("late", 9)):
-            loop.call_later(delay, lambda name=name: seen.append((name, loop.time())))
+            loop.call_at(delay, lambda name=name: seen.append((name, loop.time())))
         loop.call_soon(seen.append, ("soon", 0.0))
         loop.call_at(1.5, seen.append, ("cancelled", 1.5)).cancel()
         loop.advance(3)
