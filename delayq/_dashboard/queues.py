@@ -79,9 +79,7 @@ class Queues:
         self._search = Cached(self._find)
 
     async def known(self) -> list[tuple[QueueKind, str, int]]:
-        """Return the arguments of :meth:`of` for all queues, in order. Raises as
-        :func:`find_queues`.
-        """
+        """Return kind, name and partitions of all queues. Raises as :func:`find_queues`."""
         found = [(*key, partitions) for key, partitions in (await self._all()).items()]
         return sorted(found, key=lambda each: (each[1].casefold(), each[1], each[0]))
 

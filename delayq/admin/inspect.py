@@ -155,12 +155,7 @@ async def exists(client: Client, name: str) -> bool:
 
 
 async def records(
-    client: Client,
-    name: str,
-    state: RecordState,
-    *,
-    offset: int = 0,
-    limit: int = 100,
+    client: Client, name: str, state: RecordState, *, offset: int = 0, limit: int = 100
 ) -> list[Record]:
     """Return messages of a delayed queue, in the order in which they will come."""
     store = _store(client, name)

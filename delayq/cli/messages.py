@@ -89,8 +89,7 @@ def offer(
         ),
     ] = None,
     on_duplicate: Annotated[
-        OnDuplicate | None,
-        typer.Option(help="What to do if the id is taken: raise, by default."),
+        OnDuplicate | None, typer.Option(help="What to do if the id is taken: raise, by default.")
     ] = None,
     codec: CodecName = "json",
     url: RequiredUrl = None,
