@@ -98,17 +98,13 @@ def run(arguments: list[str] | None = None) -> int:
 def _hint(error: Exception) -> str:
     """Return a hint that may help against wrong usage."""
     context: Any = getattr(error, "ctx", None)
-    options = (
-        []
-        if context is None
-        else [option for each in context.command.params for option in each.opts]
-    )
+    if context is None:
+        return "see delayq --help"
+    path = context.command_path
+    options = [option for each in context.command.params for option in each.opts]
     if "--queue" in options and "unexpected extra argument" in str(error):
-        return (
-            f"name the queue with an option: {context.command_path} --queue NAME; see"
-            f" {context.command_path} --help"
-        )
-    return "see delayq --help"
+        return f"name the queue with an option: {path} --queue NAME; see {path} --help"
+    return f"see {path} --help"
 
 
 def _open_what_is_closed() -> None:
