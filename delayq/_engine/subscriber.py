@@ -143,9 +143,9 @@ class Subscriber:
                         self._plan.ping()
                         link.ping()
                 self._changed.clear()
-                for command in self._plan.commands(now()):
+                for kind, channels in self._plan.commands(now()):
                     self.round_trips += 1
-                    await link.send(*command)
+                    await (link.subscribe if kind == "subscribe" else link.unsubscribe)(channels)
         except ServerError:
             pass  # the reader reports it
         finally:

@@ -9,28 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-# Maximum number of channels in one SUBSCRIBE.
+# Maximum number of channels in one command.
 _AT_A_TIME = 500
 # Time until a forbidden channel is tried again, in seconds.
 _RETRY_FORBIDDEN_AFTER = 60.0
 
-# A command: its name, and the channels.
-Command = tuple[str, ...]
-
-
-class _Sent:
-    """A command in flight, and the channels that its replies have not named yet."""
-
-    __slots__ = ("channels", "command")
-
-    def __init__(self, command: str, channels: Collection[str] = ()) -> None:
-        self.command = command
-        self.channels = set(channels)
+Kind = Literal["subscribe", "unsubscribe", "ping"]
+# A command and its channels.
+Command = tuple[Kind, list[str]]
 
 
 class SubscriptionPlan:
@@ -45,8 +36,9 @@ class SubscriptionPlan:
         self._wanted: set[str] = set()
         # Those that are subscribed on this connection, or will be once its replies have come.
         self._requested: set[str] = set()
-        # In the order in which their replies arrive.
-        self._sent: deque[_Sent] = deque()
+        # The commands in flight, in the order in which their replies arrive, each with the channels
+        # that these have not named yet.
+        self._sent: deque[tuple[Kind, set[str]]] = deque()
         # Channels to request again, in parts.
         self._parts: list[list[str]] = []
         self._forbidden: set[str] = set()
@@ -78,33 +70,34 @@ class SubscriptionPlan:
         """Return the commands to send now, in order. They count as sent."""
         parts, self._parts = self._parts, []
         commands = [
-            each for part in parts for each in self._send("SUBSCRIBE", self._wanted & {*part})
+            each for part in parts for each in self._send("subscribe", self._wanted & {*part})
         ]
         if self.retry_at <= now:
             again, self._forbidden = self._forbidden & self._wanted, set()
             self._requested |= again
             commands += [
-                each for channel in sorted(again) for each in self._send("SUBSCRIBE", [channel])
+                each for channel in sorted(again) for each in self._send("subscribe", [channel])
             ]
         new = self._wanted - self._requested - self._forbidden
         old = self._requested - self._wanted
         self._requested = (self._requested | new) - old
-        return [*commands, *self._send("SUBSCRIBE", new), *self._send("UNSUBSCRIBE", old)]
+        return [*commands, *self._send("subscribe", new), *self._send("unsubscribe", old)]
 
     def ping(self) -> None:
-        """Record that a PING is sent."""
-        self._sent.append(_Sent("PING"))
+        """Record that a ping is sent."""
+        self._sent.append(("ping", set()))
 
     def on_pong(self) -> None:
-        """Record a reply to a PING."""
-        if self._sent and self._sent[0].command == "PING":
+        """Record a reply to a ping."""
+        if self._sent and self._sent[0][0] == "ping":
             self._sent.popleft()
 
     def on_confirmation(self, channel: str) -> None:
         """Record that a channel is subscribed, or no longer is."""
         if self._sent:
-            self._sent[0].channels.discard(channel)
-            if not self._sent[0].channels:
+            _, channels = self._sent[0]
+            channels.discard(channel)
+            if not channels:
                 self._sent.popleft()
 
     def on_refusal(self, error: str, now: float) -> bool:
@@ -113,12 +106,14 @@ class SubscriptionPlan:
         Returns:
             Whether the connection can still be used.
         """
-        sent = self._sent.popleft() if self._sent else None
-        if sent is None or (sent.command != "PING" and not error.startswith("NOPERM")):
+        if not self._sent:
             return False
-        if sent.command != "SUBSCRIBE":
+        kind, unnamed = self._sent.popleft()
+        if kind != "ping" and not error.startswith("NOPERM"):
+            return False
+        if kind != "subscribe":
             return True
-        channels = sorted(sent.channels)
+        channels = sorted(unnamed)
         if len(channels) > 1 and "channel" in error:
             middle = len(channels) // 2
             self._parts += [channels[:middle], channels[middle:]]
@@ -131,15 +126,15 @@ class SubscriptionPlan:
 
     def report_forbidden(self) -> Sequence[str]:
         """Return the forbidden channels that were not reported yet, once all of them are known."""
-        if self._parts or any(sent.command == "SUBSCRIBE" for sent in self._sent):
+        if self._parts or any(kind == "subscribe" for kind, _ in self._sent):
             return ()
         new = (self._forbidden & self._wanted) - self._reported
         self._reported |= new
         return sorted(new)
 
-    def _send(self, command: str, channels: Iterable[str]) -> Iterator[Command]:
+    def _send(self, kind: Kind, channels: Iterable[str]) -> Iterator[Command]:
         names = sorted(channels)
         for at in range(0, len(names), _AT_A_TIME):
             some = names[at : at + _AT_A_TIME]
-            self._sent.append(_Sent(command, some))
-            yield (command, *some)
+            self._sent.append((kind, {*some}))
+            yield kind, some

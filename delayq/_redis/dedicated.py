@@ -16,7 +16,7 @@ from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
     from types import TracebackType
     from typing import Self
 
@@ -82,6 +82,14 @@ class DedicatedConnection:
             await self._wire.drain()
         except OSError as error:
             raise ServerUnavailable(f"the connection broke: {error}") from error
+
+    async def subscribe(self, channels: Iterable[str]) -> None:
+        """Subscribe to channels, as :meth:`send` does."""
+        await self.send("SUBSCRIBE", *channels)
+
+    async def unsubscribe(self, channels: Iterable[str]) -> None:
+        """Unsubscribe from channels, as :meth:`send` does."""
+        await self.send("UNSUBSCRIBE", *channels)
 
     def ping(self) -> None:
         """Send a PING.

@@ -28,8 +28,8 @@ ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANGESTORE ZRANK ZREM ZREMRANGEBYRANK ZREMRANG
 ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE
 """
 COMMANDS = frozenset(_COMMANDS.split())
-# The subscription is a protocol of its own, and tests that move time have scripts of their own.
-EXEMPT = {"_engine/subscription_plan.py", "testing/time_travel.py"}
+# Tests that move time have scripts of their own.
+EXEMPT = {"testing/time_travel.py"}
 
 
 def modules() -> list[str]:

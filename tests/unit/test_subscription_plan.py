@@ -12,6 +12,8 @@ from delayq._engine.subscription_plan import SubscriptionPlan
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
+    from delayq._engine.subscription_plan import Command
+
 FORBIDDEN = "NOPERM this user has no permissions to access one of the channels used as arguments"
 NO_COMMAND = "NOPERM this user has no permissions to run the 'subscribe' command"
 
@@ -29,15 +31,15 @@ class Desk:
         for channel in channels:
             self.plan.add(channel)
 
-    def send(self) -> list[tuple[str, ...]]:
+    def send(self) -> list[Command]:
         return self.plan.commands(self.now)
 
-    def reply(self, commands: Iterable[tuple[str, ...]], forbidden: Collection[str] = ()) -> None:
-        for command, *channels in commands:
-            if command == "SUBSCRIBE" and not {*channels}.isdisjoint(forbidden):
+    def reply(self, commands: Iterable[Command], forbidden: Collection[str] = ()) -> None:
+        for kind, channels in commands:
+            if kind == "subscribe" and not {*channels}.isdisjoint(forbidden):
                 assert self.plan.on_refusal(FORBIDDEN, self.now)
             else:
-                change = self.subscribed.add if command == "SUBSCRIBE" else self.subscribed.discard
+                change = self.subscribed.add if kind == "subscribe" else self.subscribed.discard
                 for channel in channels:
                     change(channel)
                     self.plan.on_confirmation(channel)
@@ -59,16 +61,16 @@ def desk() -> Desk:
 
 def test_channels_that_are_added_together_are_requested_together_and_once(desk: Desk) -> None:
     desk.want("b", "a")
-    assert desk.send() == [("SUBSCRIBE", "a", "b")]
+    assert desk.send() == [("subscribe", ["a", "b"])]
     assert desk.send() == []
     desk.want("c")
-    assert desk.send() == [("SUBSCRIBE", "c")]
+    assert desk.send() == [("subscribe", ["c"])]
 
 
 def test_a_command_names_a_bounded_number_of_channels(desk: Desk) -> None:
     desk.want(*map(str, range(1201)))
     commands = desk.send()
-    assert [len(command) - 1 for command in commands] == [500, 500, 201]
+    assert [len(channels) for _, channels in commands] == [500, 500, 201]
     desk.reply(commands)
     assert len(desk.subscribed) == 1201
 
@@ -77,7 +79,7 @@ def test_a_channel_that_is_removed_is_unsubscribed(desk: Desk) -> None:
     desk.want("a", "b")
     desk.settle()
     desk.plan.remove("a")
-    assert desk.send() == [("UNSUBSCRIBE", "a")]
+    assert desk.send() == [("unsubscribe", ["a"])]
 
 
 def test_a_channel_that_is_removed_before_it_is_requested_is_never_requested(desk: Desk) -> None:
@@ -92,7 +94,7 @@ def test_a_new_connection_subscribes_to_everything_again(desk: Desk) -> None:
     desk.want("c")
     desk.send()
     desk.plan.begin()
-    assert desk.send() == [("SUBSCRIBE", "a", "b", "c")]
+    assert desk.send() == [("subscribe", ["a", "b", "c"])]
 
 
 @pytest.mark.parametrize("forbidden", [{"7"}, {"0", "99"}, {str(n) for n in range(0, 100, 9)}])
@@ -131,7 +133,7 @@ def test_forbidden_channels_are_tried_again_a_minute_later_each_by_itself(desk: 
     assert desk.send() == []
     desk.now = 60.0
     again = desk.send()
-    assert again == [("SUBSCRIBE", "a"), ("SUBSCRIBE", "c")]
+    assert again == [("subscribe", ["a"]), ("subscribe", ["c"])]
     desk.reply(again, {"c"})
     assert desk.subscribed == {"a", "b"}
     assert desk.plan.retry_at == 120
