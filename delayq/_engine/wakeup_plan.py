@@ -242,9 +242,13 @@ class WakeupPlan:
         The next message is due at ``due_us``, as :meth:`on_next_due` takes it, or
         :data:`NOT_ASKED`.
         """
+        known = self._known_by_call
+        if due_us == NOT_ASKED:
+            self.up_to_date = False
+            return self._again(known)
         self.failures = 0
-        self.up_to_date = (due_us > 0 or due_us == -1) and self._known_by_call == self.knowledge
-        actions = self.on_next_due(due_us, now) + self._again(self._known_by_call)
+        self.up_to_date = due_us != 0 and known == self.knowledge
+        actions = self.on_next_due(due_us, now) + self._again(known)
         self._end_call()
         return actions
 

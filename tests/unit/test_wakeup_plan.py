@@ -240,7 +240,7 @@ class TestWakeups:
         assert desk.at(10.1) == 1
         assert desk.goes_first
 
-    @pytest.mark.parametrize("reply", [-1, NOT_ASKED, None], ids=["nothing", "not asked", "failed"])
+    @pytest.mark.parametrize("reply", [-1, None], ids=["nothing", "failed"])
     def test_a_wake_up_that_finds_nothing_makes_us_step_back(
         self, desk: Desk, reply: int | None
     ) -> None:
@@ -249,6 +249,19 @@ class TestWakeups:
         desk.due(10)
         assert desk.at(10.01) == 1
         assert not desk.goes_first
+
+    def test_a_call_that_is_not_made_says_nothing_about_others_or_the_server(
+        self, desk: Desk
+    ) -> None:
+        desk.plan.stagger.published(2, 0.0)
+        desk.replies.extend([None, NOT_ASKED])
+        assert desk.wake() == 1
+        desk.due(0.05)
+        assert desk.at(0.06) == 2
+        assert desk.goes_first
+        assert desk.plan.failures == 1
+        assert desk.wake() == 3
+        assert desk.plan.failures == 0
 
     def test_a_call_for_a_caller_that_finds_nothing_is_no_reason_to_step_back(
         self, desk: Desk
