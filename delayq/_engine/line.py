@@ -52,21 +52,27 @@ class Source:
         attempt: The number of the attempt in progress; 0 if there is none.
         order: The items that this attempt takes.
         asked: Whether it was asked to begin one, and has not yet.
-        since: When that was, or when the attempt began, in seconds.
         look: The number of the last look, until that has found something; 0 if there is none.
+        since: When the attempt or the look began, or when it was asked, in seconds.
     """
 
     def __init__(self) -> None:
         self.attempt: int = 0
         self.order: Order = Order(0, None)
         self.asked: bool = False
-        self.since: float = 0.0
         self.look: int = 0
+        self.since: float = 0.0
 
     @property
     def is_pending(self) -> bool:
-        """Whether it may bring items soon."""
+        """Whether its server is being asked."""
         return self.asked or self.attempt > 0 or self.look > 0
+
+    def is_slow(self, now: float) -> bool:
+        """Return whether its server has not answered for :data:`MOMENT`, so that nothing waits for
+        it any more.
+        """
+        return now >= self.since + MOMENT
 
 
 class Place(Generic[Item]):
@@ -160,8 +166,11 @@ class Line(Generic[Item]):
         return wanted
 
     def add(self, source: Source) -> None:
-        """Add a source."""
+        """Add a source, which has to answer the callers that are in line, too."""
         self._sources.append(source)
+        for place in self._places:
+            if place.once:
+                place.unanswered.add(source)
 
     def join(self, place: Place[Item]) -> None:
         """Add a caller at the end of the line."""
@@ -185,10 +194,12 @@ class Line(Generic[Item]):
 
     # Attempts
 
-    def look(self, sources: Iterable[Source]) -> int:
+    def look(self, sources: Iterable[Source], now: float) -> int:
         """Look at sources before asking them. Returns the number of the look."""
         self._attempts += 1
         for source in sources:
+            if not source.is_pending:
+                source.since = now
             source.look = self._attempts
         return self._attempts
 
@@ -228,16 +239,15 @@ class Line(Generic[Item]):
     def end(self, source: Source, got: int, *, more: bool) -> None:
         """End an attempt that brought items, to be handed out next.
 
-        If there are ``more``, it has not answered any caller yet.
+        If it has ``more``, it has not answered any caller yet.
         """
         number, order = source.attempt, source.order
         self.over(source)
-        is_full = got >= order.take
-        if is_full and got and len(self._sources) > 1:
-            # It may have more, for callers whose shares of other sources were too large.
+        if more and len(self._sources) > 1:
+            # For callers whose shares of other sources were too large.
             self._candidates.setdefault(source)
         if not more and number:
-            self._answer(source, number, order if is_full else None)
+            self._answer(source, number, order if got >= order.take else None)
 
     def over(self, source: Source) -> None:
         """End an attempt, whatever its outcome."""
@@ -314,8 +324,8 @@ class Line(Generic[Item]):
     def settle(self, now: float, *, more: bool = False) -> list[Place[Item]]:
         """Return the callers to serve now: with their items, an error, or nothing."""
         served = []
-        pending = (
-            {source for source in self._sources if source.is_pending or source in self._candidates}
+        awaited = (
+            [source for source in self._sources if self._is_awaited(source, now)]
             if len(self._sources) > 1
             else ()
         )
@@ -326,8 +336,8 @@ class Line(Generic[Item]):
                 served.append(place)
             elif place.items:
                 if place.gathers is None:
-                    place.gathers, place.until = set(pending), now + MOMENT
-                place.gathers.intersection_update(pending)
+                    place.gathers, place.until = set(awaited), now + MOMENT
+                place.gathers.intersection_update(awaited)
                 if not place.gathers or now >= place.until:
                     served.append(place)
             elif place.once and not more and not place.unanswered:
@@ -361,19 +371,22 @@ class Line(Generic[Item]):
         """Return when to call :meth:`settle` and :meth:`sources_to_ask` again; None if only an
         event changes anything.
         """
-        moments = [
-            place.until for place in self._places if place.gathers is not None and place.is_open
-        ]
-        if self._candidates:
-            lapses = (
-                source.since + MOMENT for source in self._sources if source.attempt or source.asked
-            )
-            moments += [moment for moment in lapses if moment > now]
+        moments = [place.until for place in self._places if place.gathers and place.is_open]
+        if moments or self._candidates:
+            moments += [
+                source.since + MOMENT
+                for source in self._sources
+                if source.is_pending and not source.is_slow(now)
+            ]
         return min(moments, default=None)
+
+    def _is_awaited(self, source: Source, now: float) -> bool:
+        """Return whether callers that have items wait for those of this source."""
+        return not source.is_slow(now) if source.is_pending else source in self._candidates
 
     def _asked(self, now: float) -> int:
         """Return how many sources are about to begin."""
-        return sum(source.asked and now < source.since + MOMENT for source in self._sources)
+        return sum(source.asked and not source.is_slow(now) for source in self._sources)
 
     def _unreserved(self, now: float, source: Source | None = None) -> Order:
         """Return how much is wanted and not reserved, for the first policy of which there is
@@ -385,7 +398,7 @@ class Line(Generic[Item]):
             reserved = [
                 other.order
                 for other in self._sources
-                if other.attempt and other is not source and now < other.since + MOMENT
+                if other.attempt and other is not source and not other.is_slow(now)
             ]
             orders = [
                 Order(

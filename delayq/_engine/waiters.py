@@ -128,27 +128,53 @@ class Supply(Source, Generic[Item]):
         Returns how many to take: 0 if other attempts take all that is wanted.
         """
         self.returns.attempt_begins()
-        return self.waiters.begin(self, most)
+        return self.waiters.line.begin(self, self.waiters.now(), most)
 
     def end(self, items: Collection[Item], *, more: bool = False) -> None:
-        """Report the items that the attempt brought.
+        """Report the items that the attempt brought, in this order.
 
         If ``more`` are to come at once, callers need not share.
         """
-        self.waiters.end(self, items, more=more)
+        line = self.waiters.line
+        line.end(self, len(items), more=more)
+        self.put(line.number(items), more=more)
 
     def fail(self, error: DelayqError) -> None:
         """Report that the attempt has failed.
 
         Callers that can wait stay for the next one, unless that is bound to fail too.
         """
-        self.waiters.fail(self, error)
+        self.waiters.line.over(self)
+        self.look_failed(error)
 
     def over(self) -> None:
         """End the attempt, whatever its outcome."""
         self.returns.attempt_is_over()
         if self.attempt:
-            self.waiters.over(self)
+            self.waiters.line.over(self)
+            self.waiters.settle()
+
+    def looked(self, number: int, *, may_have_items: bool) -> None:
+        """Report what a look of :meth:`Waiters.look` has found: whether the source may have
+        items.
+        """
+        self.waiters.line.looked(self, number, may_have_items=may_have_items)
+        self.waiters.settle()
+
+    def look_failed(self, error: DelayqError) -> None:
+        """Report that a look has failed, as :meth:`fail` does for an attempt."""
+        self.waiters.line.fail(self, error)
+        if isinstance(error, ServerRefused | ConfigurationError):
+            self.waiters.fail(error)
+        self.waiters.settle()
+
+    def put(self, taken: list[Taken[Item]], *, more: bool = False) -> None:
+        """Hand items of this source to the waiting callers, and the rest back to the server."""
+        if before := self.returns.withdraw():
+            # Items that wait to go back come before those that have just arrived.
+            taken = sorted([*before, *taken])
+        if left := self.waiters.hand_out(taken, more=more):
+            self.returns.put(left)
 
 
 class Waiters(Generic[Item]):
@@ -157,6 +183,10 @@ class Waiters(Generic[Item]):
     Callers never touch the connection themselves: the client's tasks take on their behalf, from one
     or more sources. A cancelled caller thus leaves no half-read answer behind, and items that
     arrive for a caller that has gone are handed to the next one, or go back.
+
+    Attributes:
+        line: Decides which caller gets what.
+        now: Returns local seconds.
     """
 
     def __init__(
@@ -177,12 +207,13 @@ class Waiters(Generic[Item]):
         policy_of: Returns the policy of the callers that may have an item.
         """
         self._loop = asyncio.get_running_loop()
+        self.now: Callable[[], float] = self._loop.time
         self._services = services
         self._ask = ask
         self._unwanted = unwanted
         self._supply_of = supply_of
         self._policy_of = policy_of
-        self._line: Line[Item] = Line()
+        self.line: Line[Item] = Line()
         self._supplies: list[Supply[Item]] = []
         # The waiters that their callers await, including those that have been handed items but
         # whose task has yet to run.
@@ -218,28 +249,28 @@ class Waiters(Generic[Item]):
             hand_back=hand_back,
             size=size,
             given_back=given_back,
-            hand_out=self._hand_out,
+            hand_out=self.hand_out,
         )
         supply = Supply(self, ask, returns)
         self._supplies.append(supply)
-        self._line.add(supply)
+        self.line.add(supply)
         return supply
 
     @property
     def waiting(self) -> bool:
         """Whether a caller waits for messages that are still to come."""
-        return self._line.patient > 0
+        return self.line.patient > 0
 
     @property
     def wanted(self) -> int:
         """Number of items the callers would take now."""
-        return self._line.wanted
+        return self.line.wanted
 
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking and nothing is on its way back."""
         return (
-            self._line.is_idle
+            self.line.is_idle
             and not self._readers
             and all(supply.returns.is_idle for supply in self._supplies)
         )
@@ -280,7 +311,7 @@ class Waiters(Generic[Item]):
         # Not _Waiter[Item](...): calling an alias costs more than everything else here.
         waiter: _Waiter[Item] = _Waiter(want, policy, once=once)
         waiter.future, waiter.limit = self._loop.create_future(), None
-        self._line.join(waiter)
+        self.line.join(waiter)
         self._ask(once)
         if timeout is not None:
             waiter.limit = self._services.timer.new_timeout(
@@ -288,53 +319,23 @@ class Waiters(Generic[Item]):
             )
         return waiter
 
-    # Attempts
-
     def look(self, supplies: Sequence[Supply[Item]]) -> int:
-        """Note that these sources are looked at, and return the number of the look."""
-        return self._line.look(supplies)
+        """Note that these sources are looked at, and return the number of the look.
 
-    def looked(self, supply: Supply[Item], number: int, *, may_have_items: bool) -> None:
-        """Record what a look has found: whether the source may have items."""
-        self._line.looked(supply, number, may_have_items=may_have_items)
-        self._settle()
+        :meth:`Supply.looked` or :meth:`Supply.look_failed` must follow for each.
+        """
+        return self.line.look(supplies, self.now())
 
-    def begin(self, supply: Supply[Item], most: int) -> Order:
-        """Begin an attempt, as :meth:`Supply.begin` does."""
-        return self._line.begin(supply, self._loop.time(), most)
-
-    def end(self, supply: Supply[Item], items: Collection[Item], *, more: bool) -> None:
-        """End an attempt, as :meth:`Supply.end` does."""
-        self._line.end(supply, len(items), more=more)
-        self.receive(supply, items, more=more)
-
-    def fail(self, supply: Supply[Item], error: DelayqError) -> None:
-        """End an attempt, as :meth:`Supply.fail` does."""
-        self._line.over(supply)
-        self.look_failed(supply, error)
-
-    def look_failed(self, supply: Supply[Item], error: DelayqError) -> None:
-        """Report that a look has failed, as :meth:`Supply.fail` does for an attempt."""
-        self._line.fail(supply, error)
-        if isinstance(error, ServerRefused | ConfigurationError):
-            for waiter in self._waiters:
-                self._leave(waiter)
-                waiter.fail(own_copy(error))
-        self._settle()
-
-    def over(self, supply: Supply[Item]) -> None:
-        """End an attempt that has brought nothing, as :meth:`Supply.over` does."""
-        self._line.over(supply)
-        self._settle()
-
-    def receive(self, supply: Supply[Item], items: Iterable[Item], *, more: bool = False) -> None:
-        """Accept items from the server, in this order."""
-        self._put(supply, self._line.number(items), more=more)
+    def fail(self, error: DelayqError) -> None:
+        """End all calls with an error."""
+        for waiter in self._waiters:
+            self._leave(waiter)
+            waiter.fail(own_copy(error))
 
     def give_back(self, taken: Iterable[Taken[Item]]) -> None:
         """Hand items to the waiting callers, and the rest back to the server, in order."""
         for supply, some in self._by_supply(taken):
-            self._put(supply, some)
+            supply.put(some)
 
     def _by_supply(
         self, taken: Iterable[Taken[Item]]
@@ -346,35 +347,29 @@ class Waiters(Generic[Item]):
             parts.setdefault(self._supply_of(each[1]), []).append(each)
         return [(self._supplies[number], some) for number, some in parts.items()]
 
-    def _put(self, supply: Supply[Item], taken: list[Taken[Item]], *, more: bool = False) -> None:
-        if before := supply.returns.withdraw():
-            # Items that wait to go back come before those that have just arrived.
-            taken = sorted([*before, *taken])
-        if left := self._hand_out(taken, more=more):
-            supply.returns.put(left)
-
-    def _hand_out(self, items: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
-        if self._line.mixed:
+    def hand_out(self, items: list[Taken[Item]], *, more: bool = False) -> list[Taken[Item]]:
+        """Hand items to the waiting callers, and return those that are left."""
+        if self.line.mixed:
             policies: dict[Hashable, list[Taken[Item]]] = {}
             for each in items:
                 policies.setdefault(self._policy_of(each[1]), []).append(each)
             left = [
                 each
                 for policy, some in policies.items()
-                for each in self._line.hand_out(some, policy, more=more)
+                for each in self.line.hand_out(some, policy, more=more)
             ]
         else:
-            left = self._line.hand_out(items, None, more=more)
-        self._settle(more=more)
+            left = self.line.hand_out(items, None, more=more)
+        self.settle(more=more)
         return left
 
-    def _settle(self, *, more: bool = False) -> None:
+    def settle(self, *, more: bool = False) -> None:
         """Serve the callers whose turn it is, and ask the sources that are still to be asked."""
-        now = self._loop.time()
-        for waiter in self._line.settle(now, more=more):
+        now = self.now()
+        for waiter in self.line.settle(now, more=more):
             self._resolve(waiter)  # type: ignore[arg-type]  # only waiters join
         if len(self._supplies) > 1 and self._last is None:
-            for source in self._line.sources_to_ask(now):
+            for source in self.line.sources_to_ask(now):
                 source.ask()  # type: ignore[attr-defined]  # each is a Supply
             self._set_alarm(now)
 
@@ -383,14 +378,14 @@ class Waiters(Generic[Item]):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        if (moment := self._line.deadline(now)) is not None:
+        if (moment := self.line.deadline(now)) is not None:
             self._alarm = self._services.timer.new_timeout(
-                lambda _: self._settle(), max(0.0, moment - now)
+                lambda _: self.settle(), max(0.0, moment - now)
             )
 
     @property
     def _waiters(self) -> list[_Waiter[Item]]:
-        return self._line.places  # type: ignore[return-value]  # only waiters join
+        return self.line.places  # type: ignore[return-value]  # only waiters join
 
     # Loops
 
@@ -504,7 +499,7 @@ class Waiters(Generic[Item]):
     def _leave(self, waiter: _Waiter[Item]) -> None:
         if waiter.limit is not None:
             waiter.limit.cancel()
-        if self._line.leave(waiter):
+        if self.line.leave(waiter):
             self._unwanted()
 
     def _resolve(self, waiter: _Waiter[Item]) -> None:

@@ -70,7 +70,7 @@ class Looks:
             self._queue.settings.on_epoch(reply.epoch.decode(errors="replace"))
             if due_us:
                 partition.wakeups.looked(due_us, knowledge)
-            waiters.looked(partition.claims.supply, number, may_have_items=not due_us)
+            partition.claims.supply.looked(number, may_have_items=not due_us)
 
         try:
             await self._scheduler.look(
@@ -84,7 +84,7 @@ class Looks:
                 _log.exception("queue %r: a look failed", name, extra=about(name))
                 failure = ServerUnavailable(f"a look failed: {type(error).__name__}")
             for partition in left:
-                waiters.look_failed(partition.claims.supply, failure)
+                partition.claims.supply.look_failed(failure)
                 if waiters.waiting:
                     # Its own calls are repeated until one succeeds.
                     partition.wake()

@@ -240,7 +240,7 @@ class OpenReliableQueue:
             self.partitions.append(self._open_partition(place))
         for partition in self.partitions:
             partition.offers.recall()
-        if self.waiters.waiting:
+        if self.waiters.wanted:
             self._ask(False)
 
     def _open_partition(self, place: int) -> Partition:

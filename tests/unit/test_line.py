@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,7 +50,7 @@ class Callers:
     def look(self, **due: bool) -> None:
         """Look at the sources named ``s0``, ``s1``, ..."""
         sources = [self.sources[int(name[1:])] for name in due]
-        number = self.line.look(sources)
+        number = self.line.look(sources, self.now)
         for source, is_due in zip(sources, due.values(), strict=True):
             self.line.looked(source, number, may_have_items=is_due)
 
@@ -228,6 +229,62 @@ class TestSeveralSources:
         assert callers.line.deadline(callers.now) == MOMENT
         callers.now = MOMENT
         assert callers.served() == [place]
+
+    @pytest.mark.parametrize("hangs_in", ["attempt", "look"])
+    def test_items_wait_for_no_server_that_has_not_answered_for_a_moment(
+        self, hangs_in: str
+    ) -> None:
+        callers = Callers(2)
+        gone = callers.join()
+        if hangs_in == "attempt":
+            callers.begin(0)
+        else:
+            callers.line.look(callers.sources[:1], callers.now)
+        callers.line.leave(gone)
+        callers.now = 10.0
+        # A look that follows waits behind what hangs already.
+        callers.line.look(callers.sources[:1], callers.now)
+        place = callers.join(10)
+        callers.begin(1)
+        callers.end(1, "a")
+        assert callers.served() == [place]
+
+    def test_items_wait_for_the_rest_of_the_moment_that_a_server_has(self) -> None:
+        callers = Callers(2)
+        place = callers.join(10)
+        callers.begin(0, most=5)
+        callers.now = MOMENT * 0.6
+        callers.begin(1)
+        callers.end(1, "a")
+        assert callers.served() == []
+        assert callers.line.deadline(callers.now) == MOMENT
+        callers.now = MOMENT
+        assert callers.served() == [place]
+
+    def test_a_new_source_has_to_answer_callers_that_take_once(self) -> None:
+        callers = Callers(1)
+        place = callers.join(once=True)
+        callers.begin(0)
+        callers.sources.append(Source())
+        callers.line.add(callers.sources[1])
+        callers.end(0)
+        assert callers.served() == []
+        callers.look(s1=True)
+        assert callers.asked() == [1]
+        callers.begin(1)
+        callers.end(1, "a")
+        assert callers.served() == [place]
+
+    @pytest.mark.parametrize("more", [True, False])
+    def test_a_source_is_asked_again_only_if_it_has_more(self, more: bool) -> None:
+        callers = Callers(2)
+        callers.join(4)
+        callers.look(s0=True, s1=True)
+        assert callers.asked() == [0, 1]
+        assert [callers.begin(0).take, callers.begin(1).take] == [2, 2]
+        callers.end(0, "a", "b", more=more)
+        callers.end(1)
+        assert callers.asked() == ([0] if more else [])
 
     def test_there_is_nothing_only_when_every_source_has_said_so(self) -> None:
         callers = Callers()
