@@ -231,7 +231,12 @@ class TransferTask:
         For one that can wait, there is nothing to ask if the ready list was empty and has been
         watched since.
         """
-        if not insist and self._emptied and self._watch.is_watching and self.wakeups.up_to_date:
+        if (
+            not insist
+            and self._emptied
+            and self._watch.is_watching
+            and self.wakeups.plan.up_to_date
+        ):
             self._watch.start()
         else:
             self.wakeups.wake()

@@ -61,11 +61,6 @@ class TransferNotice:
     listeners: int = 0
 
 
-def signature(client: str, *, demand: bool, listeners: int = 0) -> str:
-    """Return what a client tells its script, to be appended to the notice."""
-    return f"{client}{f'.{listeners}' if listeners > 1 else ''} {int(demand)}"
-
-
 def parse(content: bytes) -> TransferNotice | None:
     """Parse a notice.
 
@@ -105,12 +100,15 @@ def _number(word: bytes) -> int:
 
 
 class Stagger:
-    """One client's stagger for one queue."""
+    """One client's stagger for one queue.
 
-    def __init__(self, chance: Callable[[], float]) -> None:
-        """Args:
-        chance: Returns random numbers from 0 to 1.
-        """
+    Attributes:
+        client: Identifies the client in notices.
+    """
+
+    def __init__(self, client: str, chance: Callable[[], float]) -> None:
+        """Create a stagger; ``chance`` returns random numbers from 0 to 1."""
+        self.client: str = client
         self._chance = chance
         # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
@@ -131,17 +129,14 @@ class Stagger:
         spread = max(1.0, self._listeners / _CROWD)
         return min(least * (1 + spread * self._place), _LONGEST) * (1 if demand else _ASIDE)
 
-    @property
-    def listeners(self) -> int:
-        """Number of clients, including ourselves, as far as we know."""
-        return self._listeners
-
-    def publishes_notice(self, now: float) -> bool:
-        """Return whether our next call should publish a notice.
-
-        It need not where, as far as we know, no other client listens.
+    def signature(self, now: float, *, demand: bool) -> str:
+        """Return what our next call tells its script, to be appended to the notice; empty for no
+        notice, which is enough where, as far as we know, no other client listens.
         """
-        return self._listeners > 1 or now - self._published_at >= _ASK_EVERY
+        if self._listeners <= 1 and now - self._published_at < _ASK_EVERY:
+            return ""
+        listeners = f".{self._listeners}" if self._listeners > 1 else ""
+        return f"{self.client}{listeners} {int(demand)}"
 
     def transferred(self) -> None:
         """Go first from now on, because our call found messages."""

@@ -186,7 +186,6 @@ class Waiters(Generic[Item]):
 
     Attributes:
         line: Decides which caller gets what.
-        now: Returns local seconds.
     """
 
     def __init__(
@@ -207,7 +206,6 @@ class Waiters(Generic[Item]):
         policy_of: Returns the policy of the callers that may have an item.
         """
         self._loop = asyncio.get_running_loop()
-        self.now: Callable[[], float] = self._loop.time
         self._services = services
         self._ask = ask
         self._unwanted = unwanted
@@ -265,6 +263,10 @@ class Waiters(Generic[Item]):
     def wanted(self) -> int:
         """Number of items the callers would take now."""
         return self.line.wanted
+
+    def now(self) -> float:
+        """Return local seconds."""
+        return self._loop.time()
 
     @property
     def is_idle(self) -> bool:

@@ -70,23 +70,12 @@ class WakeupLoop:
         self._timeout: Timeout | None = None
         self._warned_of_refusal = False
         self.plan: WakeupPlan = WakeupPlan(
-            secrets.token_hex(4),
             services.clock,
-            Stagger(random.random),
+            Stagger(secrets.token_hex(4), random.random),
             has_demand,
             partial(retry_delay, most=services.retry_most),
         )
         self.errors: int = 0
-
-    @property
-    def client(self) -> str:
-        """Identifies this client in notices."""
-        return self.plan.client
-
-    @property
-    def up_to_date(self) -> bool:
-        """Whether everything due has been handed out, and we will be woken for the next message."""
-        return self.plan.up_to_date
 
     def demand(self) -> None:
         """Call the server for a caller that wants messages, unless we know that none is due yet."""
@@ -110,20 +99,11 @@ class WakeupLoop:
         """
         self._act(self.plan.on_next_due(due_us, self._now()))
 
-    @property
-    def knowledge(self) -> int:
-        """Identifies what we know: another number if that may be out of date."""
-        return self.plan.knowledge
-
     def looked(self, due_us: int, knowledge: int) -> None:
         """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
         :meth:`on_next_due` takes it.
         """
         self._act(self.plan.on_look(due_us, knowledge, self._now()))
-
-    def forget(self) -> None:
-        """Treat what we know as possibly out of date."""
-        self.plan.forget()
 
     def signature(self) -> str:
         """Return what the next call tells its script about us, to be published if it finds

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from delayq._engine.last_timeout import LastTimeout
-from delayq._engine.stagger import signature
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,6 +66,19 @@ _CALL: Actions = (Call(),)
 _CANCEL: Actions = (Cancel(),)
 
 
+@dataclass(slots=True)
+class _InFlight:
+    """The call in flight.
+
+    Attributes:
+        knowledge: What we knew when it began.
+        too_late: Whether it was made for messages due by some moment, and has found none so far.
+    """
+
+    knowledge: int = 0
+    too_late: bool = False
+
+
 class WakeupPlan:
     """Decides when one queue's calls are made.
 
@@ -76,35 +88,30 @@ class WakeupPlan:
     wait for the same moment share the work: see :mod:`delayq._engine.stagger`.
 
     Attributes:
-        client: Identifies this client in notices.
         stagger: This client's stagger.
-        up_to_date: Whether everything due has been handed out, and we will be woken for the next
-            message.
         failures: Number of calls that have failed since the last one that succeeded.
-        knowledge: Changes whenever what we know may be out of date.
+        knowledge: Grows whenever what we know may be out of date.
     """
 
     def __init__(
         self,
-        client: str,
         clock: ServerClock,
         stagger: Stagger,
         has_demand: Callable[[], bool],
         retry_delay: Callable[[int], float],
     ) -> None:
         """Args:
-        client: Identifies this client in notices.
         clock: Estimates the server's clock.
         stagger: This client's stagger.
         has_demand: Returns whether any caller here wants messages as they come due.
         retry_delay: Returns the pause after a number of failures in a row, in seconds.
         """
-        self.client: str = client
         self.stagger: Stagger = stagger
-        self.up_to_date: bool = False
         self.failures: int = 0
         self.knowledge: int = 0
-        self._known_by_call = 0
+        # The knowledge that the last reply has confirmed; -1 if it told of more messages.
+        self._confirmed = -1
+        self._in_flight = _InFlight()
         self._clock = clock
         self._has_demand = has_demand
         self._retry_delay = retry_delay
@@ -112,11 +119,13 @@ class WakeupPlan:
         # The call requested: for messages due by this moment, in us; inf for whatever is due; None
         # if none is requested.
         self._requested: float | None = None
-        # Whether the call in flight was made for messages due by some moment, and has found none so
-        # far.
-        self._too_late = False
         self._handed_out_us = 0
         self._closed = False
+
+    @property
+    def up_to_date(self) -> bool:
+        """Whether everything due has been handed out, and we will be woken for the next message."""
+        return self._confirmed == self.knowledge
 
     # Requests
 
@@ -151,7 +160,7 @@ class WakeupPlan:
 
     def on_notice(self, notice: TransferNotice, now: float) -> Actions:
         """Act on a notice: another client was first."""
-        if notice.client == self.client:
+        if notice.client == self.stagger.client:
             return ()
         if self._clock.seconds_from(now, notice.through_us) > _AHEAD:
             # Either the server's clock was set, or this is not a real notice. The server knows.
@@ -176,15 +185,13 @@ class WakeupPlan:
 
     def forget(self) -> None:
         """Treat what we know as possibly out of date, and what a call in flight will find."""
-        self.up_to_date = False
         self.knowledge += 1
 
     def on_look(self, due_us: int, knowledge: int, now: float) -> Actions:
         """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
         :meth:`on_next_due` takes it.
         """
-        if knowledge == self.knowledge:
-            self.up_to_date = True
+        self._confirmed = max(self._confirmed, knowledge)
         return self.on_next_due(due_us, now) + self._again(knowledge)
 
     def close(self) -> Actions:
@@ -203,17 +210,14 @@ class WakeupPlan:
         requested, self._requested = self._requested, None
         if requested is None or requested < self._handed_out_us:
             return False
-        self._too_late = requested != math.inf
-        self._known_by_call = self.knowledge
+        self._in_flight = _InFlight(self.knowledge, requested != math.inf)
         return True
 
     def signature(self, now: float) -> str:
         """Return what the call tells its script about us, to be published if it finds messages;
         empty for no notice.
         """
-        if not self.stagger.publishes_notice(now):
-            return ""
-        return signature(self.client, demand=self._has_demand(), listeners=self.stagger.listeners)
+        return self.stagger.signature(now, demand=self._has_demand())
 
     def handed_out(self, through_us: int) -> Actions:
         """Record that no message due before ``through_us`` is left, so any later announcement of
@@ -231,7 +235,7 @@ class WakeupPlan:
         Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not
         publish it.
         """
-        self._too_late = False
+        self._in_flight.too_late = False
         self.stagger.transferred()
         if listeners:
             self.stagger.published(listeners, now)
@@ -242,12 +246,12 @@ class WakeupPlan:
         The next message is due at ``due_us``, as :meth:`on_next_due` takes it, or
         :data:`NOT_ASKED`.
         """
-        known = self._known_by_call
+        known = self._in_flight.knowledge
         if due_us == NOT_ASKED:
-            self.up_to_date = False
+            self._confirmed = -1
             return self._again(known)
         self.failures = 0
-        self.up_to_date = due_us != 0 and known == self.knowledge
+        self._confirmed = known if due_us else -1
         actions = self.on_next_due(due_us, now) + self._again(known)
         self._end_call()
         return actions
@@ -255,7 +259,7 @@ class WakeupPlan:
     def on_failure(self, now: float) -> Actions:
         """End the call, which has failed, and try again later."""
         self.failures += 1
-        self.up_to_date = False
+        self._confirmed = -1
         actions = self._wake_in(self._retry_delay(self.failures), now)
         self._end_call()
         return actions
@@ -265,7 +269,7 @@ class WakeupPlan:
         return self.wake() if known != self.knowledge and self._has_demand() else ()
 
     def _end_call(self) -> None:
-        if self._too_late:
+        if self._in_flight.too_late:
             self.stagger.found_nothing()
 
     def _wait(self, due_us: int, now: float) -> float:

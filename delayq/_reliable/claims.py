@@ -82,14 +82,14 @@ class Claims:
         if self._is_wanted:
             self.wakeups.on_due(due_us)
         else:
-            self.wakeups.forget()
+            self.wakeups.plan.forget()
 
     def noticed(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
         if self._is_wanted:
             self.wakeups.on_notice(notice)
-        elif notice.client != self.wakeups.client:
-            self.wakeups.forget()
+        elif notice.client != self.wakeups.plan.stagger.client:
+            self.wakeups.plan.forget()
 
     async def run_once(self) -> int:
         """Make one call, if any caller wants messages.

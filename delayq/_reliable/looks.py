@@ -62,7 +62,7 @@ class Looks:
 
     async def _look(self, partitions: Iterable[Partition]) -> None:
         waiters = self._queue.waiters
-        left = {partition: partition.wakeups.knowledge for partition in partitions}
+        left = {partition: partition.wakeups.plan.knowledge for partition in partitions}
         number = waiters.look([partition.claims.supply for partition in left])
 
         def found(partition: Partition, due_us: int, reply: NextDue) -> None:

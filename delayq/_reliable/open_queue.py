@@ -210,7 +210,7 @@ class OpenReliableQueue:
         unknown = [
             each
             for each in self.partitions
-            if insist or not (each.wakeups.up_to_date or each.claims.supply.is_pending)
+            if insist or not (each.wakeups.plan.up_to_date or each.claims.supply.is_pending)
         ]
         if unknown:
             self._looks.request(unknown)

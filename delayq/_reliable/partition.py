@@ -98,7 +98,7 @@ class Partition:
         if self.queue.waiters.waiting:
             return self.keys.re_checked
         # The re-check skips this queue now, so the next caller has to look for itself.
-        self.wakeups.forget()
+        self.wakeups.plan.forget()
         return ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:

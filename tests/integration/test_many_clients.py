@@ -379,7 +379,7 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
         assert await kind.take(queue) == 0
         for value in range(1, 30):
             taking = asyncio.create_task(kind.take(queue))
-            await until(lambda: client.statistics().waiting and kind.wakeups(queue).up_to_date)
+            await until(lambda: client.statistics().waiting and kind.wakeups(queue).plan.up_to_date)
             made = calls[queue._session.server]
             await kind.offer(theirs, {value: 0})
             assert await asyncio.wait_for(taking, 20) == value
@@ -471,7 +471,7 @@ async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any)
         theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
         await theirs.pause()
         claim = asyncio.create_task(queue.claim(wait=60))
-        await until(lambda: queue._open.partitions[0].wakeups.up_to_date)
+        await until(lambda: queue._open.partitions[0].wakeups.plan.up_to_date)
         # The client is subscribed, so it will hear when the pause ends.
         await until(lambda: raw.publish(queue._open.partitions[0].keys.wake, "1"))
         await theirs.offer(1)

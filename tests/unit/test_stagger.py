@@ -19,7 +19,6 @@ from delayq._engine.stagger import (
     Stagger,
     TransferNotice,
     parse,
-    signature,
 )
 
 FROM_A_CONSUMER = TransferNotice(next_us=-1, through_us=0, client="other", demand=True)
@@ -30,7 +29,7 @@ def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
     """Return the stagger of a client that was not first: another client's notice came ``after``
     seconds after the moment.
     """
-    stagger = Stagger(lambda: place)
+    stagger = Stagger("us", lambda: place)
     stagger.on_notice(FROM_A_CONSUMER, after, demand=True)
     return stagger
 
@@ -44,7 +43,7 @@ def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them(
     notice = TransferNotice(next_us=-1, through_us=0, client="first", demand=True, listeners=1000)
     delays = []
     for _ in range(1000):
-        stagger = Stagger(chance.random)
+        stagger = Stagger("us", chance.random)
         stagger.on_notice(notice, 0.0, demand=True)
         delays.append(stagger.delay(demand=True))
     earliest = min(delays)
@@ -54,7 +53,9 @@ def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them(
 
 
 def test_a_notice_says_how_many_clients_heard_the_last_one() -> None:
-    notice = parse(b"1 2 " + signature("abc", demand=True, listeners=200).encode())
+    stagger = Stagger("abc", lambda: 0.5)
+    stagger.published(200, 0.0)
+    notice = parse(b"1 2 " + stagger.signature(0.0, demand=True).encode())
     assert notice == TransferNotice(1, 2, "abc", demand=True, listeners=200)
     assert parse(b"1 2 abc 1") == TransferNotice(1, 2, "abc", demand=True), (
         "from a client that knows of no other"
@@ -71,7 +72,8 @@ class TestNotice:
     def test_a_published_notice_is_parsed(
         self, next_us: int, through_us: int, client: str, demand: bool
     ) -> None:
-        content = f"{next_us} {through_us} {signature(client, demand=demand)}".encode()
+        signature = Stagger(client, lambda: 0.5).signature(0.0, demand=demand)
+        content = f"{next_us} {through_us} {signature}".encode()
         assert parse(content) == TransferNotice(next_us, through_us, client, demand)
 
     @pytest.mark.parametrize("number", [b"0", b"1700000000000", b"-1", b"1700000000000000"])
@@ -88,7 +90,7 @@ class TestNotice:
 
 class TestStagger:
     def test_a_client_that_knows_of_no_other_wakes_at_the_due_time(self) -> None:
-        stagger = Stagger(lambda: 0.5)
+        stagger = Stagger("us", lambda: 0.5)
         assert stagger.delay(demand=True) == 0
         stagger.found_nothing()
         assert stagger.delay(demand=True) == 0
@@ -103,14 +105,14 @@ class TestStagger:
         assert stagger.delay(demand=True) == 0
 
     def test_a_client_that_came_too_late_steps_back_once_it_knows_of_others(self) -> None:
-        stagger = Stagger(lambda: 0.5)
+        stagger = Stagger("us", lambda: 0.5)
         stagger.published(2, 0.0)
         stagger.found_nothing()
         assert stagger.delay(demand=True) > 0
 
     def test_a_place_is_kept_until_it_is_lost_or_won(self) -> None:
         chances = iter((0.25, 0.75))
-        stagger = Stagger(lambda: next(chances))
+        stagger = Stagger("us", lambda: next(chances))
         for _ in range(3):
             stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
             stagger.found_nothing()
@@ -129,7 +131,7 @@ class TestStagger:
         assert stagger.delay(demand=True) == 0
 
     def test_a_producer_yields_to_a_producer(self) -> None:
-        stagger = Stagger(lambda: 0.5)
+        stagger = Stagger("us", lambda: 0.5)
         stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=False)
         assert stagger.delay(demand=False) > 0
 
@@ -149,25 +151,25 @@ class TestStagger:
         assert stagger.delay(demand=True) == pytest.approx(LEAST)
 
     def test_a_client_that_is_alone_publishes_a_notice_once_in_a_while(self) -> None:
-        stagger = Stagger(lambda: 0.5)
-        assert stagger.publishes_notice(5.0)
+        stagger = Stagger("us", lambda: 0.5)
+        assert stagger.signature(5.0, demand=True)
         stagger.published(1, 5.0)
-        assert not stagger.publishes_notice(5.0)
-        assert not stagger.publishes_notice(5.0 + _ASK_EVERY * 0.99)
-        assert stagger.publishes_notice(5.0 + _ASK_EVERY)
+        assert not stagger.signature(5.0, demand=True)
+        assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, demand=True)
+        assert stagger.signature(5.0 + _ASK_EVERY, demand=True)
 
     def test_a_client_with_listeners_publishes_each_notice_until_they_have_gone(self) -> None:
-        stagger = Stagger(lambda: 0.5)
+        stagger = Stagger("us", lambda: 0.5)
         stagger.published(2, 5.0)
-        assert stagger.publishes_notice(5.0)
+        assert stagger.signature(5.0, demand=True)
         stagger.published(1, 5.0)
-        assert not stagger.publishes_notice(5.0)
+        assert not stagger.signature(5.0, demand=True)
 
     def test_a_client_that_hears_another_knows_that_it_is_not_alone(self) -> None:
-        stagger = Stagger(lambda: 0.5)
+        stagger = Stagger("us", lambda: 0.5)
         stagger.published(1, 5.0)
         stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
-        assert stagger.publishes_notice(5.0)
+        assert stagger.signature(5.0, demand=True)
 
     @given(
         chance=st.floats(0, 1),
@@ -184,7 +186,7 @@ class TestStagger:
     def test_a_delay_is_zero_or_within_its_bounds(
         self, chance: float, events: list[tuple[Any, ...]]
     ) -> None:
-        stagger = Stagger(lambda: chance)
+        stagger = Stagger("us", lambda: chance)
         for kind, *facts in events:
             if kind == "transferred":
                 stagger.transferred()

@@ -75,7 +75,7 @@ async def test_requests_during_a_call_lead_to_one_more_call(desk: Desk) -> None:
         desk.loop.wake()
     await desk.reply(-1, -1)
     assert desk.calls == 2
-    assert desk.loop.up_to_date
+    assert desk.loop.plan.up_to_date
     await asyncio.wait_for(desk.loop.idle(5), 10)
 
 
@@ -130,8 +130,8 @@ async def test_a_refused_notice_is_logged_once(
 
 
 async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:
-    assert desk.loop.client != Desk().loop.client
-    assert desk.loop.client in desk.loop.signature()
+    assert desk.loop.plan.stagger.client != Desk().loop.plan.stagger.client
+    assert desk.loop.plan.stagger.client in desk.loop.signature()
 
 
 def refuse(*_: object) -> None:

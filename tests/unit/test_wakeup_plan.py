@@ -32,7 +32,7 @@ class Driver:
         self.has_demand = True
         self.retry_in = 0.1
         self.plan = WakeupPlan(
-            client, clock, Stagger(lambda: chance), lambda: self.has_demand, lambda _: self.retry_in
+            clock, Stagger(client, lambda: chance), lambda: self.has_demand, lambda _: self.retry_in
         )
         self.timer: Armed | None = None
         self.requested = False
@@ -229,7 +229,7 @@ class TestWakeups:
 
     def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
         desk.due(10)
-        desk.notice(10, None, client=desk.plan.client)
+        desk.notice(10, None, client=desk.plan.stagger.client)
         assert desk.goes_first
         assert desk.at(10.1) == 1
 
@@ -429,7 +429,9 @@ def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> No
                 desk.finds = found is None
                 if desk.at(moment - 0.01 + step * 0.001) > before and found is None:
                     found = desk
-                    (two if desk is one else one).notice(moment, None, client=desk.plan.client)
+                    (two if desk is one else one).notice(
+                        moment, None, client=desk.plan.stagger.client
+                    )
         assert found is not None
 
     for moment in range(10, 60, 10):
@@ -481,7 +483,7 @@ class Shop(Driver):
     def calls(self) -> None:
         if self.requested and self.reply is None:
             if self.plan.begin_call():
-                self.reply = (us(self.now), *self.move(self.plan.client))
+                self.reply = (us(self.now), *self.move(self.plan.stagger.client))
             else:
                 self.requested = False
 
