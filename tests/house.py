@@ -446,7 +446,7 @@ def measure(root: Path) -> Iterator[Figure]:
         "attributes",
         f"classes with over {MOST_ATTRIBUTES} attributes",
         heavy_classes(package),
-        4,
+        2,
         0,
         "0",
     )

@@ -1,13 +1,25 @@
-"""Decides how many messages to fetch ahead. Pure."""
+"""Decides how many messages to fetch ahead. Pure.
+
+Messages fetched ahead are out of reach for other consumers, so no more are fetched than can be
+handled, or at least begun, within a moment.
+"""
 
 from __future__ import annotations
 
 MOST = 100
-# Messages fetched ahead are out of reach for other consumers, so they should be handled within this
-# time, in seconds.
-_WITHIN = 0.05
+_MOMENT = 0.05
+"""Seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _MANY = 25
+# The weight of one more message in the mean.
+_WEIGHT = 1 / 16
+
+
+def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
+    """Return how many messages ``handlers`` begin within a moment if each takes ``took`` seconds:
+    ``most`` at most.
+    """
+    return most if took * most <= handlers * _MOMENT else int(handlers * _MOMENT / took)
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
@@ -16,9 +28,8 @@ def next_batch(batch: int, got: int, took: float) -> int:
 
     The number doubles while batches come back full, and shrinks at once when handling becomes slow.
     """
-    affordable = MOST if took * MOST <= _WITHIN * got else int(_WITHIN * got / took)
     wish = batch * 2 if got >= batch else batch
-    return max(1, min(wish, affordable, MOST))
+    return max(1, min(wish, begun_soon(got, took)))
 
 
 def fetches_more(batch: int, got: int) -> bool:
@@ -26,3 +37,11 @@ def fetches_more(batch: int, got: int) -> bool:
     request of ``batch``.
     """
     return got >= batch >= _MANY
+
+
+def moving_mean(before: float | None, took: float) -> float:
+    """Return the mean time after one more message that took ``took`` seconds.
+
+    The most recent messages count most.
+    """
+    return took if before is None else before + (took - before) * _WEIGHT

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from delayq._engine.context import EngineContext
-    from delayq._engine.last_timeout import Armed
     from delayq._engine.stagger import TransferNotice
-    from delayq._engine.wakeup_plan import Actions
+    from delayq._engine.wakeup_plan import Actions, Armed
     from delayq._timer.wheel import Timeout
 
 _log = logging.getLogger("delayq")

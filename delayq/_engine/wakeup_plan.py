@@ -11,12 +11,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from delayq._engine.last_timeout import LastTimeout
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq._engine.last_timeout import Armed
     from delayq._engine.server_clock import ServerClock
     from delayq._engine.stagger import Stagger, TransferNotice
 
@@ -37,6 +34,76 @@ def due_us(now_us: int, wait_us: int) -> int:
     The special values 0 (now) and -1 (never) are returned unchanged.
     """
     return now_us + wait_us if wait_us > 0 else wait_us
+
+
+@dataclass(eq=False, slots=True)
+class Armed:
+    """An armed wake-up: ``wake_at`` in local seconds, for messages due at ``due_us`` by the
+    server's clock.
+
+    Requests for a later wake-up rely on this one while it is armed. ``last_us`` is the latest
+    moment it covers.
+    """
+
+    wake_at: float
+    due_us: float = math.inf
+    last_us: float = math.inf
+
+
+def gives_way(held: Armed | None, wake_at: float) -> bool:
+    """Return whether the held wake-up gives way to one at ``wake_at``, which it does only if that
+    one is earlier.
+
+    Replies and notifications travel on different connections, so an old one may arrive after a
+    newer one. Whichever arrives last, the earlier moment is kept: waking too early costs a call,
+    while waking too late breaks the promise.
+    """
+    return held is None or wake_at < held.wake_at
+
+
+class LastTimeout:
+    """Holds the one wake-up that counts.
+
+    Attributes:
+        held: The armed wake-up, if any.
+    """
+
+    def __init__(self) -> None:
+        self.held: Armed | None = None
+
+    def arm(self, wake_at: float, due_us: float = math.inf) -> Armed | None:
+        """Hold a wake-up at ``wake_at`` for messages due at ``due_us``, unless one that wakes
+        earlier is held already.
+
+        An infinite ``due_us`` means "whatever is due". A wake-up that replaces one with this
+        meaning inherits it.
+
+        Returns:
+            The wake-up that now replaces the one held before, or None if that one stays.
+        """
+        held = self.held
+        last_us = due_us
+        if held is not None:
+            if math.inf in (held.due_us, due_us):
+                held.due_us = due_us = math.inf
+            held.last_us = last_us = max(held.last_us, due_us)
+        if not gives_way(held, wake_at):
+            return None
+        self.held = armed = Armed(wake_at, due_us, last_us)
+        return armed
+
+    def release(self, armed: Armed) -> None:
+        """Stop holding a wake-up that has fired, or whose timer could not be set.
+
+        Does nothing if another one is held by now: that one stays armed.
+        """
+        if self.held is armed:
+            self.held = None
+
+    def disarm(self) -> bool:
+        """Stop holding any wake-up. Returns whether one was held."""
+        held, self.held = self.held, None
+        return held is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from delayq._reliable.message import Message, instruction_of, is_instruction
 from delayq.errors import DecodeError, DelayqError, LeaseLost
 from delayq.worker._contexts import InOwnContext
 from delayq.worker._dependencies import Scope
+from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
-from delayq.worker._verdicts import Never, verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -192,9 +192,7 @@ class Handling:
             task.uncancel()
 
     async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
-        """Give back a message that was not begun, uncounted, and keep the hand from claiming
-        another one at once.
-        """
+        """Give back a message that was not begun, uncounted, and wait before the next one."""
         _log.error(
             "queue %r: message %r is handed back: cannot start a thread for its handler: %s",
             *self._of(message),
@@ -252,7 +250,7 @@ class Handling:
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         error.__traceback__ = _below_the_worker(error.__traceback__)
-        what = verdict(error, self._listener.on_error)
+        what = decide_retry(error, self._listener.on_error)
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
             _log.info(
@@ -273,7 +271,7 @@ class Handling:
             )
         if message._settled and not message._lost:  # noqa: SLF001 - as above
             return
-        if isinstance(what, Never):
+        if isinstance(what, Bury):
             await message.bury(what.reason, error if said is None else "")
         elif what.delay is not None:
             await message.nack(what.delay.delay, error if said is None else what.delay.reason)

@@ -10,8 +10,8 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, BadName, ConfigurationError
+from delayq.worker._retries import OnError, checked
 from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
-from delayq.worker._verdicts import OnError, checked
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

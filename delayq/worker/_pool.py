@@ -1,25 +1,11 @@
-"""Decides which message is handled when: the hands of a worker, and the messages that each listener
-has claimed for them.
-
-A *lane* is a listener at work: its queue, the messages it has claimed ahead, and the number of its
-handlers that are running. A fixed number of *hands* take from the lanes in turn, so a flood in one
-lane holds up another by one message at most. Each lane claims as many messages as there are free
-hands, plus as many as will be begun within a moment: none where handling takes long, a few hundred
-where it is quick. If there are several lanes, each holds one more message, so that its turn finds
-one.
-
-A lane may turn out to hold too many messages, because hands that were free are taken by other
-lanes, or because a handler hangs. Messages that arrive when no hand will be free soon go back to
-the server at once, and so do those that have waited a second while nothing moved. No attempt is
-counted. A lane that gave messages back has the next free hand, or it might never get one: while it
-asks the server for them again, the hand is kept free for it.
+"""Runs the tasks of a worker: those that handle messages, and one for each feed, which claims them.
+:class:`SlotPlan` decides which message is handled when.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -27,99 +13,64 @@ from typing import TYPE_CHECKING
 from delayq._logging import about
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, ServerError
-from delayq.worker import _pace
+from delayq.worker._slots import SlotPlan
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq.worker._handling import Handling
-    from delayq.worker._source import Claimed, Source
+    from delayq.worker._slots import Feed
 
 _log = logging.getLogger("delayq")
 
 # Messages claimed ahead go back if none was begun for this long, in seconds.
 _PATIENCE = 1.0
-# Number of messages after which a hand that never had to wait lets others work.
+# Number of messages after which a task that never had to wait lets others work.
 _IN_A_ROW = 25
 # How long a cancelled handler has to hand its message back before it is cancelled again, in
 # seconds.
 _HAND_BACK_WITHIN = 1.0
-# In a burst, how often an empty lane looks again while others are at work, in seconds.
+# In a burst, how often an empty feed looks again while others are at work, in seconds.
 _LOOK_AGAIN = 0.05
 
 
-class Lane:
-    """A listener at work."""
-
-    def __init__(self, source: Source, handling: Handling, concurrency: int) -> None:
-        self.source: Source = source
-        self.handling: Handling = handling
-        self.concurrency: int = concurrency
-        # How many of its handlers may run: all except those whose place is taken by a thread that
-        # hangs.
-        self.places: int = concurrency
-        self.buffer: deque[Claimed] = deque()
-        self.running: int = 0
-        self.begun: int = 0
-        # How long handling one message takes, in seconds; None if unknown.
-        self.took: float | None = None
-        # Whether messages claimed ahead went back, and no hand has been free since.
-        self.stuck: bool = False
-        self.queued: bool = False
-        self.hungry: asyncio.Future[None] | None = None
-        # Number of handlers that the pool had finished when the queue was last found empty, in a
-        # burst.
-        self.empty_at: int = -1
-
-
 class Pool:
-    """The hands, and the lanes from which they take.
-
-    Attributes:
-        running: Number of handlers that are running.
-        finished: Number of handlers that have ended.
-    """
+    """The tasks that claim and handle messages."""
 
     def __init__(
         self,
-        lanes: Sequence[Lane],
-        hands: int,
+        feeds: Sequence[Feed],
+        slots: int,
         *,
         burst: bool,
         stop: Callable[[BaseException | None], None],
     ) -> None:
         """Args:
-        lanes: The lanes from which messages come.
-        hands: Number of handlers that run at a time.
+        feeds: The feeds from which messages come.
+        slots: Number of handlers that run at a time.
         burst: Whether to stop when nothing is due.
         stop: Called when there is nothing more to do, with the reason if that is an error.
         """
-        self._lanes = tuple(lanes)
-        self._hands = hands
+        self._plan = SlotPlan(feeds, slots)
+        self._slots = slots
         self._burst = burst
         self._stop = stop
-        self._ready: deque[Lane] = deque()
-        # Lanes that gave messages back for want of a hand, in order; lanes that did so and have had
-        # no hand since; and lanes whose feeders wait for room.
-        self._owed: dict[Lane, None] = {}
-        self._stuck: set[Lane] = set()
-        self._hungry: dict[Lane, None] = {}
-        self._idle: list[asyncio.Future[None]] = []
-        # Whether a hand was called and has not come yet.
-        self._called = False
+        # Feeds that wait for room to claim more.
+        self._waiting_for_room: dict[Feed, asyncio.Future[None]] = {}
+        # The tasks that handle messages, and the futures on which idle ones wait.
         self._workers: set[asyncio.Task[None]] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        # Whether a worker was woken and has not run yet.
+        self._waking = False
         self._feeders: list[asyncio.Task[None]] = []
         self._closing = False
         self._time = asyncio.get_running_loop().time
-        self.running: int = 0
-        self.finished: int = 0
-        for lane in self._lanes:
-            lane.handling.threads.changed = partial(self._threads_changed, lane)
+        for feed in self._plan.feeds:
+            feed.handling.threads.changed = partial(self._threads_changed, feed)
 
     def start(self) -> None:
         """Start claiming messages."""
-        for lane in self._lanes:
-            feeder = asyncio.create_task(self._feed(lane), name=f"delayq feed {lane.source.name}")
+        for feed in self._plan.feeds:
+            feeder = asyncio.create_task(self._feed(feed), name=f"delayq feed {feed.source.name}")
             feeder.add_done_callback(self._stop_on_error)
             self._feeders.append(feeder)
 
@@ -131,31 +82,21 @@ class Pool:
         if self._feeders:
             await asyncio.wait(self._feeders)
             self._feeders.clear()
-        for lane in self._lanes:
-            self._hand_back(lane)
+        for feed in self._plan.feeds:
+            self._hand_back(feed)
         for idle in self._idle:
             _wake(idle)
 
     async def drain(self, within: float, hurry: asyncio.Event) -> None:
-        """Wait until no handler is running, for at most ``within`` seconds, or until ``hurry`` is
-        set.
+        """Wait until no handler is running and everything is acknowledged, for at most ``within``
+        seconds, or until ``hurry`` is set.
         """
-        until = self._time() + within
-        hurried = asyncio.ensure_future(hurry.wait())
+        waits = {asyncio.ensure_future(self._drained()), asyncio.ensure_future(hurry.wait())}
         try:
-            while self._workers and not hurried.done() and (left := until - self._time()) > 0:
-                await asyncio.wait(
-                    {*self._workers, hurried}, timeout=left, return_when=asyncio.FIRST_COMPLETED
-                )
-            flushed = asyncio.ensure_future(self._flush())
-            await asyncio.wait(
-                {flushed, hurried},
-                timeout=max(0.0, until - self._time()),
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            flushed.cancel()
+            await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            hurried.cancel()
+            for each in waits:
+                each.cancel()
 
     async def end(self) -> None:
         """Cancel the handlers that are still running, and bring everything back to the server.
@@ -178,234 +119,156 @@ class Pool:
                 "%d handlers did not end after they were cancelled, and are abandoned",
                 len(self._workers),
             )
-        await asyncio.gather(*(lane.source.quiet(_HAND_BACK_WITHIN / 2) for lane in self._lanes))
+        quiet = (feed.source.quiet(_HAND_BACK_WITHIN / 2) for feed in self._plan.feeds)
+        await asyncio.gather(*quiet)
+
+    async def _drained(self) -> None:
+        while self._workers:
+            await asyncio.wait(self._workers)
+        await self._flush()
 
     async def _flush(self) -> None:
-        await asyncio.gather(*(lane.source.flush() for lane in self._lanes))
+        await asyncio.gather(*(feed.source.flush() for feed in self._plan.feeds))
 
     # Claiming
 
-    def room(self, lane: Lane) -> int:
-        """Return how many messages the lane may claim now."""
-        free = min(lane.places - lane.running, self._hands - self.running)
-        if lane not in self._owed:
-            free = min(free, self._hands - self.running - len(self._owed))
-        return max(0, free) + self._ahead(lane) - len(lane.buffer)
-
-    def _ahead(self, lane: Lane) -> int:
-        if lane.stuck or not lane.places:
-            return 0
-        least = 1 if len(self._lanes) > 1 and lane.running < lane.places else 0
-        return max(least, _pace.ahead(min(lane.places, self._hands), lane.took))
-
-    async def _feed(self, lane: Lane) -> None:
+    async def _feed(self, feed: Feed) -> None:
         failures = 0
         while not self._closing:
             try:
-                await self._wait_for_room(lane)
-                await self._fill(lane)
+                await self._wait_for_room(feed)
+                await self._fill(feed)
             except (Closed, ConfigurationError) as error:
                 self._stop(error)
                 return
-            except ServerError as error:
+            except Exception as error:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
                 if failures == 1:
                     _log.error(
                         "queue %r: claiming messages failed: %s",
-                        lane.source.name,
+                        feed.source.name,
                         error,
-                        extra=about(lane.source.name),
+                        exc_info=None if isinstance(error, ServerError) else error,
+                        extra=about(feed.source.name),
                     )
-                await self._pause(lane, failures)
-            except Exception:  # noqa: BLE001 - other queues must not suffer, whatever fails
-                failures += 1
-                if failures == 1:
-                    _log.exception(
-                        "queue %r: claiming messages failed",
-                        lane.source.name,
-                        extra=about(lane.source.name),
-                    )
-                await self._pause(lane, failures)
+                self._plan.unreserve(feed)
+                self._wake_one()
+                await asyncio.sleep(retry_delay(failures))
             else:
                 failures = 0
 
-    async def _pause(self, lane: Lane, failures: int) -> None:
-        self._owed.pop(lane, None)
-        self._kick()
-        await asyncio.sleep(retry_delay(failures))
-
-    async def _fill(self, lane: Lane) -> None:
-        owed = lane in self._owed
-        finished, begun = self.finished, lane.begun
-        # Messages that the lane holds in the meantime must not wait forever either.
-        wait = 0.0 if owed or self._burst else (_PATIENCE if lane.buffer else None)
-        taken = await lane.source.claim(min(self.room(lane), lane.source.most_at_once), wait)
-        if wait and not taken and lane.begun == begun:
-            self._give_up(lane)
-        if owed and not taken:
-            # The lane has had its chance. If messages came, the hand is kept until the lane takes
+    async def _fill(self, feed: Feed) -> None:
+        plan = self._plan
+        reserved = feed in plan.reserved
+        finished, begun = plan.finished, feed.begun
+        # Messages that the feed holds in the meantime must not wait forever either.
+        wait = 0.0 if reserved or self._burst else (_PATIENCE if feed.buffer else None)
+        claimed = await feed.source.claim(min(plan.room(feed), feed.source.most_at_once), wait)
+        if wait and not claimed and feed.begun == begun:
+            self._park(feed)
+        if reserved and not claimed:
+            # The feed has had its chance. If messages came, the slot is kept until the feed takes
             # it.
-            self._owed.pop(lane, None)
-        room = max(0, self.room(lane))
-        lane.buffer.extend(taken[:room])
-        if len(taken) > room:
-            lane.source.give_back(taken[room:])
-        self._offer(lane)
-        # This concerns other lanes too: the hand that was kept for this one may be free.
-        self._kick()
-        if self._burst and not taken:
-            lane.empty_at = finished
+            plan.unreserve(feed)
+        if left := plan.add(feed, claimed):
+            feed.source.give_back(left)
+        # This concerns other feeds too: the slot that was reserved for this one may be free.
+        self._wake_one()
+        if self._burst and not claimed:
+            feed.empty_at = finished
             self._stop_if_done()
-            await asyncio.sleep(_LOOK_AGAIN if self._at_work() else 0)
+            await asyncio.sleep(_LOOK_AGAIN if plan.is_at_work else 0)
 
-    async def _wait_for_room(self, lane: Lane) -> None:
-        while self.room(lane) <= 0 or len(lane.buffer) > self._ahead(lane) // 2:
-            lane.hungry = asyncio.get_running_loop().create_future()
-            self._hungry[lane] = None
-            begun = lane.begun
-            # A burst does not wait for threads that hang.
-            patience = (
-                _LOOK_AGAIN
-                if self._burst and not lane.places
-                else _PATIENCE
-                if lane.buffer
-                else None
-            )
+    async def _wait_for_room(self, feed: Feed) -> None:
+        while not self._plan.has_room(feed):
+            room = self._waiting_for_room[feed] = asyncio.get_running_loop().create_future()
+            begun = feed.begun
+            patience = _PATIENCE if feed.buffer else None
+            if self._burst and not feed.places:
+                # A burst does not wait for threads that hang.
+                patience = _LOOK_AGAIN
             try:
                 async with asyncio.timeout(patience):
-                    await lane.hungry
+                    await room
             except TimeoutError:
-                if lane.buffer and lane.begun == begun:
-                    self._give_up(lane)
-                if self._burst:
-                    self._stop_if_done()
+                if feed.buffer and feed.begun == begun:
+                    self._park(feed)
+                self._stop_if_done()
             finally:
-                lane.hungry = None
-                del self._hungry[lane]
+                del self._waiting_for_room[feed]
 
-    def _give_up(self, lane: Lane) -> None:
-        self._hand_back(lane)
-        lane.stuck = True
-        self._stuck.add(lane)
-        lane.took = None
-        if len(self._lanes) > 1 and lane.running < lane.places:
-            self._owed[lane] = None
+    def _park(self, feed: Feed) -> None:
+        self._hand_back(feed)
+        self._plan.park(feed)
 
-    def _hand_back(self, lane: Lane) -> None:
-        if lane.buffer:
-            lane.source.give_back(list(lane.buffer))
-            lane.buffer.clear()
+    def _hand_back(self, feed: Feed) -> None:
+        if claimed := self._plan.take_back(feed):
+            feed.source.give_back(claimed)
 
-    def _feed_if_hungry(self, lane: Lane) -> None:
-        if (
-            lane.hungry is not None
-            and len(lane.buffer) <= self._ahead(lane) // 2
-            and self.room(lane) > 0
-        ):
-            _wake(lane.hungry)
-
-    # In a burst
-
-    def _at_work(self) -> bool:
-        return bool(
-            self.running or any(lane.buffer or lane.source.unanswered for lane in self._lanes)
-        )
+    def _feed_if_room(self, feed: Feed) -> None:
+        room = self._waiting_for_room.get(feed)
+        if room is not None and self._plan.has_room(feed):
+            _wake(room)
 
     def _stop_if_done(self) -> None:
-        # A handler that ended after a lane was found empty may have offered a message to it.
-        if not self._at_work() and all(
-            lane.empty_at == self.finished or not lane.places for lane in self._lanes
-        ):
+        if self._burst and self._plan.is_done:
             self._stop(None)
 
     # Handling
 
-    def _threads_changed(self, lane: Lane) -> None:
-        """Adjust the lane after the number of its threads that hang has changed."""
-        lane.places = max(0, lane.concurrency - lane.handling.threads.hanging)
-        if not lane.places:
-            # A hand for it would be kept in vain.
-            self._owed.pop(lane, None)
-        self._offer(lane)
-        self._feed_if_hungry(lane)
-        self._kick()
+    def _threads_changed(self, feed: Feed) -> None:
+        """Adjust the feed after the number of its threads that hang has changed."""
+        self._plan.set_places(feed, max(0, feed.concurrency - feed.handling.threads.hanging))
+        self._feed_if_room(feed)
+        self._wake_one()
 
-    def _offer(self, lane: Lane) -> None:
-        """Put the lane in line for a hand, if it has something to do."""
-        if not lane.queued and lane.buffer and lane.running < lane.places:
-            lane.queued = True
-            self._ready.append(lane)
+    def _wake_one(self) -> None:
+        """Put one more worker to work, if there is work.
 
-    def _kick(self) -> None:
-        """Put one more hand to work, if there is work.
-
-        It calls the next one, so quick work needs few hands.
+        It wakes the next one, so quick work needs few workers.
         """
-        if not self._ready or self._closing or self._called:
+        if not self._plan.in_line or self._closing or self._waking:
             return
         while self._idle:
             if _wake(self._idle.pop()):
-                self._called = True
+                self._waking = True
                 return
-        if len(self._workers) < self._hands:
-            self._called = True
+        if len(self._workers) < self._slots:
+            self._waking = True
             worker = asyncio.create_task(self._work(), name="delayq worker")
             self._workers.add(worker)
             worker.add_done_callback(self._gone)
 
     def _gone(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
-        self._called = False
+        self._waking = False
         self._stop_on_error(worker)
-        self._kick()
+        self._wake_one()
 
     def _stop_on_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._stop(error)
 
-    def _next(self) -> Lane | None:
-        """Return the lane whose turn it is.
-
-        The last free hands are reserved for lanes that are owed one.
-        """
-        free = self._hands - self.running
-        for _ in range(len(self._ready)):
-            lane = self._ready.popleft()
-            if not lane.buffer or lane.running >= lane.places:
-                lane.queued = False
-            elif lane in self._owed or free > len(self._owed):
-                lane.queued = False
-                return lane
-            else:
-                self._ready.append(lane)
-        return None
-
     async def _work(self) -> None:
+        plan = self._plan
         in_a_row = 0
-        self._called = False
+        self._waking = False
         while not self._closing:
-            lane = self._next()
-            if lane is None:
+            feed = plan.next()
+            if feed is None:
                 await self._rest()
                 in_a_row = 0
                 continue
-            claimed = lane.buffer.popleft()
-            lane.running += 1
-            lane.begun += 1
-            self.running += 1
-            if self._owed:
-                self._owed.pop(lane, None)
-            # In turn: the lane is behind the others now.
-            self._offer(lane)
-            if self._ready and not self._called:
-                self._kick()
-            if lane.hungry is not None:
-                self._feed_if_hungry(lane)
+            claimed = plan.begin(feed)
+            if plan.in_line and not self._waking:
+                self._wake_one()
+            if feed in self._waiting_for_room:
+                self._feed_if_room(feed)
             started = self._time()
             try:
-                await lane.handling.handle(lane.source.message(claimed))
+                await feed.handling.handle(feed.source.message(claimed))
             finally:
-                self._ended(lane, self._time() - started)
+                self._ended(feed, self._time() - started)
             in_a_row += 1
             if in_a_row == _IN_A_ROW:
                 in_a_row = 0
@@ -418,22 +281,14 @@ class Pool:
             await idle
         finally:
             if idle.done():
-                self._called = False
+                self._waking = False
 
-    def _ended(self, lane: Lane, took: float) -> None:
-        lane.running -= 1
-        self.running -= 1
-        self.finished += 1
-        lane.took = _pace.mean(lane.took, took)
-        self._offer(lane)
-        if self._stuck:
-            for other in self._stuck:
-                other.stuck = False
-            self._stuck.clear()
-        if self._hungry:
-            # The hand is free for any lane. Lanes that were promised it come first.
-            for other in (*self._owed, *self._hungry):
-                self._feed_if_hungry(other)
+    def _ended(self, feed: Feed, took: float) -> None:
+        self._plan.end(feed, took)
+        if self._waiting_for_room:
+            # The slot is free for any feed. Those that have one reserved come first.
+            for other in (*self._plan.reserved, *self._waiting_for_room):
+                self._feed_if_room(other)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> bool:

@@ -16,9 +16,10 @@ from delayq.errors import Closed, ConfigurationError
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling
 from delayq.worker._listener import check_count, check_settings
-from delayq.worker._pool import Lane, Pool
+from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
 from delayq.worker._signatures import is_async, name_of, plan_dependency, show
+from delayq.worker._slots import Feed
 from delayq.worker._source import Source
 from delayq.worker._threads import Threads
 
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.worker._listener import Listener
+    from delayq.worker._retries import OnError
     from delayq.worker._signatures import Dependency
-    from delayq.worker._verdicts import OnError
 
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
@@ -422,9 +423,9 @@ class Worker:
         burst: bool,
         started: Callable[[], object] | None,
     ) -> None:
-        lanes = self._lanes(made, stop)
+        feeds = self._feeds(made, stop)
         try:
-            pool = Pool(lanes, self._concurrency, burst=burst, stop=stop.ask)
+            pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
             pool.start()
             if started is not None:
                 started()
@@ -435,16 +436,16 @@ class Worker:
             )
             await self._until_stopped(pool, stop)
         finally:
-            for lane in lanes:
-                lane.handling.threads.close()
+            for feed in feeds:
+                feed.handling.threads.close()
 
     async def _opened(self, stack: AsyncExitStack) -> Client:
         client = self._given if isinstance(self._given, Client) else connect(self._given)
         return await stack.enter_async_context(client) if client.is_new else client
 
-    def _lanes(self, made: dict[Any, Any], stop: _Stop) -> list[Lane]:
+    def _feeds(self, made: dict[Any, Any], stop: _Stop) -> list[Feed]:
         assert self._client is not None
-        lanes = []
+        feeds = []
         for listener in self._listeners.values():
             settings = {
                 name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__
@@ -462,8 +463,8 @@ class Worker:
             handling = Handling(
                 listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
             )
-            lanes.append(Lane(Source(queue), handling, concurrency))
-        return lanes
+            feeds.append(Feed(Source(queue), handling, concurrency))
+        return feeds
 
     async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:
         try:

@@ -15,8 +15,8 @@ import pytest
 
 from delayq._delayed import store as delayed_store
 from delayq._delayed.hand_outs import HandOuts
+from delayq._engine.line import Line
 from delayq._engine.scheduler import Scheduler
-from delayq._engine.waiters import Waiters
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redis.hand_back import LastCalls
@@ -90,13 +90,13 @@ def every(nth: int) -> Callable[[], bool]:
 
 
 def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    receive, now = Waiters.receive, every(20)
+    number, now = Line.number, every(20)
 
-    def forgetful(waiters: Any, supply: Any, items: Any, *, more: bool = False) -> None:
+    def forgetful(line: Any, items: Any) -> Any:
         items = list(items)
-        receive(waiters, supply, items[1:] if items and now() else items, more=more)
+        return number(line, items[1:] if items and now() else items)
 
-    monkeypatch.setattr(Waiters, "receive", forgetful)
+    monkeypatch.setattr(Line, "number", forgetful)
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._delayed import store as delayed_store
-from delayq._engine import last_timeout
+from delayq._engine import wakeup_plan
 from delayq._engine.returns import Returns
 from delayq._engine.scheduler import Scheduler
 from delayq._reliable import store as reliable_store
@@ -64,7 +64,7 @@ def checks_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(last_timeout, "gives_way", lambda held, _: held is None)
+    monkeypatch.setattr(wakeup_plan, "gives_way", lambda held, _: held is None)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayq._engine.last_timeout import Armed, LastTimeout, gives_way
 from delayq._engine.line import shares
-from delayq._engine.prefetch import MOST, next_batch
+from delayq._engine.prefetch import MOST, begun_soon, moving_mean, next_batch
 from delayq._engine.server_clock import ServerClock
+from delayq._engine.wakeup_plan import Armed, LastTimeout, gives_way
 from delayq._redis.retry import retry_delay
 
 
@@ -34,7 +34,32 @@ class TestShares:
             assert max(result) - min(result) <= 1
 
 
-class TestNextBatch:
+class TestPrefetch:
+    @pytest.mark.parametrize(
+        ("handlers", "took", "messages"),
+        [
+            (1, 60.0, 0),
+            (100, 60.0, 0),
+            (100, 1.0, 5),  # 100 handlers begin five messages within 50 ms
+            (1, 0.01, 5),
+            (10, 0.1, 5),
+            (100, 0.0001, MOST),
+            (1, 0.0, MOST),
+        ],
+    )
+    def test_only_what_is_begun_within_a_moment_is_fetched_ahead(
+        self, handlers: int, took: float, messages: int
+    ) -> None:
+        assert begun_soon(handlers, took) == messages
+
+    def test_the_mean_follows_the_last_messages(self) -> None:
+        took = moving_mean(None, 1.0)
+        assert took == 1.0
+        for _ in range(100):
+            before, took = took, moving_mean(took, 0.0)
+            assert took < before
+        assert took < 0.01
+
     def test_quick_handling_fetches_more(self) -> None:
         assert next_batch(1, 1, 0.0) == 2
         assert next_batch(64, 64, 0.001) == MOST

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -11,10 +11,16 @@ from hypothesis import strategies as st
 
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import Stagger, TransferNotice, parse
-from delayq._engine.wakeup_plan import NOT_ASKED, Action, Actions, Arm, Call, Cancel, WakeupPlan
-
-if TYPE_CHECKING:
-    from delayq._engine.last_timeout import Armed
+from delayq._engine.wakeup_plan import (
+    NOT_ASKED,
+    Action,
+    Actions,
+    Arm,
+    Armed,
+    Call,
+    Cancel,
+    WakeupPlan,
+)
 
 
 def us(second: float) -> int:

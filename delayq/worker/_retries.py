@@ -18,8 +18,8 @@ OnError = Mapping[type[BaseException], Answer]
 
 
 @dataclass(frozen=True)
-class Again:
-    """The message is tried again, by ``backoff`` or after ``delay`` if one is given, otherwise by
+class Retry:
+    """Try the message again, by ``backoff`` or after ``delay`` if one is given, otherwise by
     the queue's backoff.
     """
 
@@ -28,13 +28,13 @@ class Again:
 
 
 @dataclass(frozen=True)
-class Never:
-    """The message becomes a dead letter."""
+class Bury:
+    """Make the message a dead letter."""
 
     reason: str
 
 
-def verdict(error: BaseException, on_error: OnError) -> Again | Never:
+def decide_retry(error: BaseException, on_error: OnError) -> Retry | Bury:
     """Decide what becomes of a message.
 
     An instruction that the handler raises takes precedence. In an exception group, each error is
@@ -49,26 +49,26 @@ def verdict(error: BaseException, on_error: OnError) -> Again | Never:
         for one in errors_in(error)
         if (answer := _answer(one, on_error)) is not None
     ]
-    never = next((one for one in found if isinstance(one, Never)), None)
-    return never or next(iter(found), None) or _decide(_answer(error, on_error), error)
+    bury = next((one for one in found if isinstance(one, Bury)), None)
+    return bury or next(iter(found), None) or _decide(_answer(error, on_error), error)
 
 
 def _answer(error: BaseException, on_error: OnError) -> Answer | None:
     return next((on_error[kind] for kind in type(error).__mro__ if kind in on_error), None)
 
 
-def _decide(answer: Answer | None, error: BaseException, *, said: bool = False) -> Again | Never:
+def _decide(answer: Answer | None, error: BaseException, *, said: bool = False) -> Retry | Bury:
     match answer:
         case None:
-            return Again()
+            return Retry()
         case Backoff() as backoff:
-            return Again(backoff=backoff)
+            return Retry(backoff=backoff)
         case RetryAfter() as later:
-            return Again(delay=later)
+            return Retry(delay=later)
         case Reject(reason=reason) if reason:
-            return Never(reason)
+            return Bury(reason)
         case _:
-            return Never("rejected" if said else type(error).__name__)
+            return Bury("rejected" if said else type(error).__name__)
 
 
 def checked(on_error: OnError | None) -> OnError:

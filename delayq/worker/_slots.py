@@ -1,0 +1,201 @@
+"""Decides which message is handled when: the slots of a worker, and the messages that each listener
+has claimed for them. Pure.
+
+A *feed* is a listener at work: its queue, the messages it has claimed ahead, and the number of its
+handlers that are running. A fixed number of *slots*, one for each handler that may run, take from
+the feeds in turn, so a flood in one feed holds up another by one message at most. Each feed claims
+as many messages as there are free slots, plus as many as will be begun within a moment: none where
+handling takes long, a few hundred where it is quick. If there are several feeds, each holds one
+more message, so that its turn finds one.
+
+A feed may turn out to hold too many messages, because slots that were free are taken by other
+feeds, or because a handler hangs. Messages that arrive when no slot will be free soon go back to
+the server at once, and so do those that have waited a second while nothing moved. No attempt is
+counted. A feed that gave messages back has the next free slot, or it might never get one: while it
+asks the server for them again, the slot is reserved for it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from delayq._engine.prefetch import begun_soon, moving_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq.worker._handling import Handling
+    from delayq.worker._source import Claimed, Source
+
+# Maximum number of messages that a feed claims ahead of free slots.
+_MOST_AHEAD = 200
+
+
+class Feed:
+    """A listener at work.
+
+    Attributes:
+        source: Claims its messages.
+        handling: Handles them.
+        concurrency: Maximum number of its handlers that run.
+        places: The same, without those whose place is taken by a thread that hangs.
+        buffer: The messages that are claimed and not begun.
+        running: Number of its handlers that are running.
+        begun: Number of its messages that have been begun.
+        took: How long handling one message takes, in seconds; None if unknown.
+        in_line: Whether it is in line for a slot.
+        empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
+    """
+
+    def __init__(self, source: Source, handling: Handling, concurrency: int) -> None:
+        self.source: Source = source
+        self.handling: Handling = handling
+        self.concurrency: int = concurrency
+        self.places: int = concurrency
+        self.buffer: deque[Claimed] = deque()
+        self.running: int = 0
+        self.begun: int = 0
+        self.took: float | None = None
+        self.in_line: bool = False
+        self.empty_at: int = -1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more of its handlers may run."""
+        return self.running >= self.places
+
+
+class SlotPlan:
+    """Decides which feed gets the next free slot, and how many messages each feed claims.
+
+    Attributes:
+        feeds: The feeds.
+        in_line: The feeds that have something to do, in the order of their turns.
+        reserved: The feeds for which a slot is reserved, in order.
+        running: Number of handlers that are running.
+        finished: Number of handlers that have ended.
+    """
+
+    def __init__(self, feeds: Sequence[Feed], slots: int) -> None:
+        self.feeds: tuple[Feed, ...] = tuple(feeds)
+        self._slots = slots
+        self.in_line: deque[Feed] = deque()
+        self.reserved: dict[Feed, None] = {}
+        # Feeds whose messages went back, and no slot has been free since.
+        self._parked: set[Feed] = set()
+        self.running: int = 0
+        self.finished: int = 0
+
+    def room(self, feed: Feed) -> int:
+        """Return how many messages a feed may claim now, or how many too many it has, negative."""
+        unused = self._slots - self.running
+        if feed not in self.reserved:
+            unused -= len(self.reserved)
+        free = min(feed.places - feed.running, unused)
+        return max(0, free) + self._ahead(feed) - len(feed.buffer)
+
+    def has_room(self, feed: Feed) -> bool:
+        """Return whether a feed should claim more messages now."""
+        return len(feed.buffer) <= self._ahead(feed) // 2 and self.room(feed) > 0
+
+    def _ahead(self, feed: Feed) -> int:
+        if feed in self._parked or not feed.places:
+            return 0
+        least = 1 if len(self.feeds) > 1 and not feed.is_full else 0
+        if feed.took is None:
+            return least
+        return max(least, begun_soon(min(feed.places, self._slots), feed.took, _MOST_AHEAD))
+
+    def add(self, feed: Feed, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Add messages that a feed has claimed, and return those for which there is no room."""
+        room = max(0, self.room(feed))
+        feed.buffer.extend(claimed[:room])
+        self.line_up(feed)
+        return claimed[room:]
+
+    def take_back(self, feed: Feed) -> list[Claimed]:
+        """Remove and return the messages that a feed has claimed ahead."""
+        claimed = list(feed.buffer)
+        feed.buffer.clear()
+        return claimed
+
+    def park(self, feed: Feed) -> None:
+        """Have a feed whose messages have waited too long claim no more than there are free slots,
+        until one becomes free, and reserve that one for it.
+        """
+        self._parked.add(feed)
+        feed.took = None
+        if len(self.feeds) > 1 and not feed.is_full:
+            self.reserved[feed] = None
+
+    def unreserve(self, feed: Feed) -> None:
+        """Reserve no slot for a feed any more."""
+        self.reserved.pop(feed, None)
+
+    def set_places(self, feed: Feed, places: int) -> None:
+        """Change how many of a feed's handlers may run."""
+        feed.places = places
+        if not places:
+            # A slot would be reserved in vain.
+            self.unreserve(feed)
+        self.line_up(feed)
+
+    def line_up(self, feed: Feed) -> None:
+        """Put a feed in line for a slot, if it has something to do."""
+        if not feed.in_line and feed.buffer and not feed.is_full:
+            feed.in_line = True
+            self.in_line.append(feed)
+
+    def next(self) -> Feed | None:
+        """Remove and return the feed whose turn it is.
+
+        The last free slots are kept for feeds that have one reserved.
+        """
+        free = self._slots - self.running
+        for _ in range(len(self.in_line)):
+            feed = self.in_line.popleft()
+            if not feed.buffer or feed.is_full:
+                feed.in_line = False
+            elif feed in self.reserved or free > len(self.reserved):
+                feed.in_line = False
+                return feed
+            else:
+                self.in_line.append(feed)
+        return None
+
+    def begin(self, feed: Feed) -> Claimed:
+        """Begin the next message of a feed, and return it. :meth:`end` must follow."""
+        claimed = feed.buffer.popleft()
+        feed.running += 1
+        feed.begun += 1
+        self.running += 1
+        if self.reserved:
+            self.unreserve(feed)
+        # In turn: the feed is behind the others now.
+        self.line_up(feed)
+        return claimed
+
+    def end(self, feed: Feed, took: float) -> None:
+        """Free the slot of a message that took ``took`` seconds."""
+        feed.running -= 1
+        self.running -= 1
+        self.finished += 1
+        feed.took = moving_mean(feed.took, took)
+        self.line_up(feed)
+        self._parked.clear()
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a handler is running, or a message or an acknowledgement is on its way."""
+        return self.running > 0 or any(feed.buffer or feed.source.unanswered for feed in self.feeds)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all queues were found empty, in a burst.
+
+        A handler that ended after that may have offered a message.
+        """
+        return not self.is_at_work and all(
+            feed.empty_at == self.finished or not feed.places for feed in self.feeds
+        )

@@ -1,0 +1,83 @@
+"""Which listener gets the next free slot, and how much each claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from delayq.worker._slots import Feed, SlotPlan
+
+UNUSED: Any = None
+
+
+def plan_of(*places: int, slots: int) -> tuple[SlotPlan, list[Feed]]:
+    feeds = [Feed(UNUSED, UNUSED, each) for each in places]
+    return SlotPlan(feeds, slots), feeds
+
+
+def fill(plan: SlotPlan, feed: Feed, count: int) -> int:
+    """Claim messages for a feed. Return how many of them go back."""
+    claimed: list[Any] = [(number, UNUSED) for number in range(count)]
+    return len(plan.add(feed, claimed))
+
+
+def begin(plan: SlotPlan) -> Feed:
+    feed = plan.next()
+    assert feed is not None
+    plan.begin(feed)
+    return feed
+
+
+def test_a_feed_claims_as_many_messages_as_there_are_free_slots() -> None:
+    plan, (feed,) = plan_of(10, slots=3)
+    assert plan.room(feed) == 3
+    assert fill(plan, feed, 5) == 2
+    assert not plan.has_room(feed)
+
+
+def test_quick_handling_claims_ahead() -> None:
+    plan, (feed,) = plan_of(1, slots=1)
+    fill(plan, feed, 1)
+    plan.end(begin(plan), 0.005)
+    assert plan.room(feed) == 1 + 10
+    assert plan.has_room(feed)
+
+
+def test_feeds_take_turns() -> None:
+    plan, (flood, rare) = plan_of(2, 2, slots=2)
+    fill(plan, flood, 3)
+    fill(plan, rare, 1)
+    assert [begin(plan), begin(plan)] == [flood, rare]
+
+
+def test_a_feed_gets_no_more_slots_than_it_has_places() -> None:
+    plan, (feed, _) = plan_of(1, 1, slots=2)
+    assert fill(plan, feed, 2) == 0
+    begin(plan)
+    assert plan.next() is None
+    plan.set_places(feed, 2)
+    assert begin(plan) is feed
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long(comes: bool) -> None:
+    plan, (flood, rare) = plan_of(1, 1, slots=1)
+    fill(plan, flood, 2)
+    fill(plan, rare, 1)
+    running = begin(plan)
+    assert len(plan.take_back(rare)) == 1
+    plan.park(rare)
+    assert plan.room(rare) == 0
+    assert fill(plan, flood, 1) == 1
+    plan.end(running, 1.0)
+    assert plan.next() is None, "the flood has a message, but the slot is kept"
+    assert plan.room(rare) > 0
+    if comes:
+        fill(plan, rare, 1)
+        assert begin(plan) is rare
+        assert not plan.reserved
+    else:
+        plan.unreserve(rare)
+        plan.line_up(flood)
+        assert begin(plan) is flood
