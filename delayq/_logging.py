@@ -1,6 +1,10 @@
-"""The fields that log records carry besides their text, for logging as JSON."""
+"""Log records about queues, which carry fields besides their text, for logging as JSON."""
 
 from __future__ import annotations
+
+import logging
+
+_log = logging.getLogger("delayq")
 
 
 def about(
@@ -16,3 +20,17 @@ def about(
     if attempt is not None:
         facts["attempt"] = attempt
     return facts
+
+
+def log(
+    level: int,
+    queue: str,
+    text: str,
+    *args: object,
+    message: str | None = None,
+    attempt: int | None = None,
+    error: BaseException | None = None,
+) -> None:
+    """Log ``text``, behind the queue's name, with these fields and the traceback of ``error``."""
+    extra = about(queue, message, attempt)
+    _log.log(level, f"queue %r: {text}", queue, *args, exc_info=error, extra=extra, stacklevel=2)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from logging import WARNING
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from delayq._logging import about
+from delayq._logging import log
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import EngineContext
     from delayq._timer.wheel import Timeout
-
-_log = logging.getLogger("delayq")
 
 # Number of renewals during a lease: two calls may fail before it ends.
 _TIMES = 3
@@ -36,8 +34,6 @@ class Leased(Protocol):
 
 
 L = TypeVar("L", bound=Leased)
-
-
 L_contra = TypeVar("L_contra", bound=Leased, contravariant=True)
 
 
@@ -45,17 +41,15 @@ class Extends(Protocol[L_contra]):
     """Protocol of objects that can extend leases."""
 
     async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now.
+        """Extend leases to end ``lease_us`` from now. Return which are ours.
 
-        Returns which are still ours. Raises :class:`ServerError`.
+        Raises ServerError.
         """
         ...
 
 
 class LeaseKeeper(Generic[L]):
-    """Keeps leases alive, with one timer and one call for all messages of a queue, and notifies the
-    holder of a lost one.
-    """
+    """Keeps leases alive, with one timer and one call for all messages of a queue."""
 
     def __init__(
         self, name: str, lease_us: int, settling: Extends[L], services: EngineContext
@@ -93,12 +87,12 @@ class LeaseKeeper(Generic[L]):
     def close(self) -> None:
         """Stop renewing all leases."""
         self._held.clear()
-        self._disarm()
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
     def is_short(self, claim: L) -> bool:
-        """Return whether a claim has waited here for its handler until less than half of its lease
-        was left.
-        """
+        """Return whether less than half of a claim's lease is left, as it has waited here."""
         return self._clock.local() > claim.fresh_until
 
     async def freshen(self, claims: Sequence[L]) -> list[L]:
@@ -121,13 +115,7 @@ class LeaseKeeper(Generic[L]):
                 ours = await self._settling.extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
-            _log.warning(
-                "queue %r: cannot renew %d leases: %s",
-                self._name,
-                len(claims),
-                reason,
-                extra=about(self._name),
-            )
+            log(WARNING, self._name, "cannot renew %d leases: %s", len(claims), reason)
             for claim in claims:
                 # As far as we can tell the lease has ended, so another worker may have the message.
                 if not self._clock.seconds_until(claim.ends_us):
@@ -147,16 +135,10 @@ class LeaseKeeper(Generic[L]):
     def _arm(self, wait_us: float) -> None:
         self._timeout = self._timer.new_timeout(lambda _: self._due(), wait_us / 1_000_000)
 
-    def _disarm(self) -> None:
-        if self._timeout is not None:
-            self._timeout.cancel()
-            self._timeout = None
-
     def _due(self) -> None:
         self._timeout = None
-        if not self._held:
-            return
-        self._task = self._background.spawn(self._run(), f"leases of {self._name}")
+        if self._held:
+            self._task = self._background.spawn(self._run(), f"leases of {self._name}")
 
     async def _run(self) -> None:
         well = False

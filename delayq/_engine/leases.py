@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
+from logging import WARNING
 from typing import TYPE_CHECKING
 
-from delayq._logging import about
+from delayq._logging import log
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -16,34 +16,24 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from delayq._redis.scripts import Request
 
-_log = logging.getLogger("delayq")
-
 # Seconds of a lease that must be left for us to know that a repeated call found nothing because the
 # first was carried out.
 _SURELY = 1.0
+HANDLED_TWICE = "the lease of %s was lost, so the message may be handled again"
 LOST = "the lease has ended: another worker may have the message"
-HANDLED_TWICE = "queue %r: the lease of %s was lost, so the message may be handled again"
 
 
 def heed(queue: str, message: bytes | None, outcome: bool | OutcomeUnknown | BaseException) -> None:
-    """Log the outcome of an acknowledgement that no caller waits for, unless it succeeded.
-
-    ``message`` is the message's id, if it has one.
-    """
+    """Log the outcome of an acknowledgement that no caller waits for, unless it succeeded."""
     if outcome is True:
         return
     known = None if message is None else message.decode(errors="replace")
     name = "a message" if known is None else f"message {known!r}"
     if outcome is False:
-        _log.warning(HANDLED_TWICE, queue, name, extra=about(queue, known))
+        log(WARNING, queue, HANDLED_TWICE, name, message=known)
     else:
-        _log.warning(
-            "queue %r: %s was handled, but may be redelivered: %s",
-            queue,
-            name,
-            outcome,
-            extra=about(queue, known),
-        )
+        text = "%s was handled, but may be redelivered: %s"
+        log(WARNING, queue, text, name, outcome, message=known)
 
 
 def fresh_until(clock: ServerClock, ends_us: int, lease_us: int) -> float:
@@ -60,17 +50,12 @@ async def settle(
     ends_us: Sequence[int],
     lost: OutcomeUnknown | None,
 ) -> list[bool | OutcomeUnknown]:
-    """Make a call that settles leased messages, and repeat it once if its answer is lost.
-
-    Args:
-        server: Runs the call.
-        clock: The server's clock.
-        request: The call. Its answer says of each lease whether it was ours.
-        ends_us: When each lease ends, in microseconds.
-        lost: The error with which the answer was lost, if the call was made once already.
+    """Make a call that settles leased messages, and repeat it once if its answer is lost, as it was
+    already if ``lost`` is set.
 
     Returns:
-        For each lease, whether it was ours, or the error if the outcome is unknown.
+        For each lease, which ends at ``ends_us``, whether it was ours, or the error if the outcome
+        is unknown.
     """
     if lost is None:
         try:
@@ -92,9 +77,7 @@ async def settle(
 def settled(
     answer: Sequence[int | OutcomeUnknown], counters: Counters
 ) -> list[bool | OutcomeUnknown]:
-    """Count the successful acknowledgements in an answer of the server, or of :func:`settle`, and
-    return each lease's outcome.
-    """
+    """Count the acknowledgements that succeeded, and return each lease's outcome."""
     outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
     counters.acked += outcomes.count(True)
     return outcomes

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from logging import WARNING
 from typing import TYPE_CHECKING
 
 import anyio
 
-from delayq._logging import about
+from delayq._logging import log
 from delayq.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-_log = logging.getLogger("delayq")
-
 
 class Paced:
-    """The messages that a loop has at hand, and how long it has waited for acknowledgements, which
-    does not count as handling.
-
-    Attributes:
-        waited: Time spent waiting for acknowledgements, seconds.
-    """
+    """The messages that a loop has at hand."""
 
     waited: float = 0.0
+    """How long it has waited for acknowledgements, which does not count as handling, in seconds."""
 
 
 async def paced(ahead: object, settling: Awaitable[None]) -> None:
-    """Await the call that acknowledges or retries a message, and add the time it takes to
-    ``ahead.waited``.
-    """
+    """Await the call that settles a message, and add the time it takes to ``ahead.waited``."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
@@ -44,31 +36,26 @@ async def paced(ahead: object, settling: Awaitable[None]) -> None:
 async def settle_quietly(
     settling: Awaitable[object], queue: str, message: str | None = None
 ) -> None:
-    """Acknowledge or hand back a message while its block raises an error, and let that error
-    propagate unchanged.
+    """Await the call that acknowledges, retries or releases a message whose block raises an error,
+    which matters more than an error of the call: that is logged. Cancellation still propagates.
 
-    Errors of the call itself are logged: a message that was not acknowledged or handed back is
-    redelivered when its lease ends. Cancellation still propagates.
-
-    Args:
-        settling: The call that acknowledges, retries or releases the message.
-        queue: The queue's name, for the log.
-        message: The message's id, if it has one.
+    The log shows the queue's name, and the message's id if it has one.
     """
     name = "a message" if message is None else f"message {message!r}"
     try:
         # Shielded: a handler that is cancelled still hands its message back.
         with anyio.CancelScope(shield=True):
             await settling
-    except Exception as error:  # noqa: BLE001 - the block's own error matters more
+    except Exception as error:  # noqa: BLE001 - the block has an error of its own
         unsure = isinstance(error, OutcomeUnknown)
-        _log.warning(
-            "queue %r: %s failed and %s handed back: %s: %s. %s is redelivered when its lease ends",
+        log(
+            WARNING,
             queue,
+            "%s failed and %s handed back: %s: %s. %s is redelivered when its lease ends",
             name,
             "may not have been" if unsure else "could not be",
             type(error).__name__,
             error,
             "If it was not, it" if unsure else "It",
-            extra=about(queue, message),
+            message=message,
         )

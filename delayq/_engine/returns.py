@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+from logging import ERROR, WARNING
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from delayq._logging import about
+from delayq._logging import log
 from delayq._redis.hand_back import send
 from delayq._redis.retry import retry_delay
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
     from delayq._redis.hand_back import HandBack, LastCalls
-
-_log = logging.getLogger("delayq")
 
 Item = TypeVar("Item")
 
@@ -149,14 +147,9 @@ class Returns(Generic[Item]):
                 if not chunk.call.is_done and chunk.call.is_unsure is unsure
             ]
             if chunks:
-                _log.error(
-                    "%d messages were taken from queue %r and %s: %s",
-                    sum(len(chunk.items) for chunk in chunks),
-                    self._name,
-                    words,
-                    chunks[0].call.outcome or "the server did not answer in time",
-                    extra=about(self._name),
-                )
+                count = sum(len(chunk.items) for chunk in chunks)
+                why = chunks[0].call.outcome or "the server did not answer in time"
+                log(ERROR, self._name, f"%d messages were taken and {words}: %s", count, why)
 
     def _cut(self) -> list[_Chunk[Item]]:
         """Pack the items that go back into calls short enough for one script, beginning with the
@@ -195,13 +188,7 @@ class Returns(Generic[Item]):
                 failures += 1
                 if failures == 1:
                     count, error = sum(len(chunk.items) for chunk in left), left[0].call.outcome
-                    _log.warning(
-                        "handing %d messages back to queue %r: %s",
-                        count,
-                        self._name,
-                        error,
-                        extra=about(self._name),
-                    )
+                    log(WARNING, self._name, "handing %d messages back: %s", count, error)
                 left_over = self._hand_out(sorted(self.withdraw()))
                 self._items += left_over
                 await asyncio.sleep(retry_delay(failures))

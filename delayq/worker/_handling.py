@@ -1,19 +1,20 @@
 """Takes one message from its claim to its end: runs the handler and everything around it, and acts
 on the outcome.
 """
+# ruff: noqa: SLF001 - the worker and the message are one library
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 from contextlib import AsyncExitStack
 from functools import partial
+from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.leases import HANDLED_TWICE
-from delayq._logging import about
+from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, instruction_of, is_instruction
 from delayq.errors import DecodeError, DelayqError, LeaseLost
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
     from delayq.worker._threads import Threads
 
     Middleware = Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
-
-_log = logging.getLogger("delayq")
 
 UNDECODABLE = "undecodable"
 # How long to wait before beginning the next message if the system cannot provide a thread, in
@@ -84,67 +83,70 @@ class Handling:
         """
         try:
             async with message:
-                try:
-                    value = message.value
-                except KeyboardInterrupt:
-                    raise
-                except BaseException as error:  # noqa: BLE001 - a codec may raise anything
-                    # No later attempt could read it either.
-                    _log.error(
-                        "queue %r: message %r cannot be decoded and became a dead letter: %s",
-                        self._queue,
-                        message.id,
-                        _reason(error),
-                        extra=about(self._queue, message.id, message.attempt),
-                    )
-                    _tell(message, error)
-                    await message.bury(UNDECODABLE, _reason(error))
-                    return
-                try:
-                    failure = await self._run(message, value)
-                except NotBegun as error:
-                    await self._put_off(message, error)
-                    return
-                if failure is not None:
-                    _tell(message, failure)
-                    await self._failed(message, failure)
-                elif not message._settled or message._lost:  # noqa: SLF001 - a handler may settle its message itself
-                    # The next message need not wait for the answer, unless too many are
-                    # outstanding.
-                    if message._origin.settling.unanswered < self._most_unacked:  # noqa: SLF001 - one library
-                        message._ack_and_forget()  # noqa: SLF001
-                    else:
-                        await message.ack()
+                await self._handle(message)
         except LeaseLost:
-            _log.warning(
-                HANDLED_TWICE,
-                self._queue,
-                f"message {message.id!r}",
-                extra=about(self._queue, message.id, message.attempt),
-            )
+            name = f"message {message.id!r}"
+            log(WARNING, self._queue, HANDLED_TWICE, name, message=message.id)
         except DelayqError as error:
-            _log.warning(
-                "queue %r: message %r could not be settled and will be redelivered: %s",
-                *self._of(message),
-                error,
-                extra=about(self._queue, message.id, message.attempt),
-            )
-        except Exception:  # noqa: BLE001 - no error of a single message ends the worker
-            _log.exception(
-                "queue %r: message %r could not be settled and will be redelivered when its lease"
-                " ends",
-                *self._of(message),
-                extra=about(self._queue, message.id, message.attempt),
-            )
+            self._log(WARNING, message, "could not be settled and will be redelivered: %s", error)
+        except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
+            text = "could not be settled and will be redelivered when its lease ends"
+            self._log(ERROR, message, text, error=error)
+
+    async def _handle(self, message: Message[Any]) -> None:
+        try:
+            value = message.value
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - a codec may raise anything
+            # No later attempt could read it either.
+            reason = _reason(error)
+            self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", reason)
+            _tell(message, error)
+            await message.bury(UNDECODABLE, reason)
+            return
+        try:
+            failure = await self._run(message, value)
+        except NotBegun as error:
+            await self._put_off(message, error)
+            return
+        if failure is not None:
+            _tell(message, failure)
+            await self._failed(message, failure)
+        elif not message._settled or message._lost:  # a handler may settle its message itself
+            # The next message need not wait for the answer, unless too many are outstanding.
+            if message._origin.settling.unanswered < self._most_unacked:
+                message._ack_and_forget()
+            else:
+                await message.ack()
+
+    def _log(
+        self,
+        level: int,
+        message: Message[Any],
+        text: str,
+        *args: object,
+        error: BaseException | None = None,
+    ) -> None:
+        log(
+            level,
+            self._queue,
+            f"message %r {text}",
+            message.id,
+            *args,
+            message=message.id,
+            attempt=message.attempt,
+            error=error,
+        )
 
     async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
-        """Run the handler and everything around it. Returns the error with which it ended, if any.
+        """Run the handler and everything around it. Return the error with which it ended, if any.
 
         Raises:
             CancelledError: The worker stops, or the lease is lost.
             NotBegun: There is no thread for the handler.
         """
-        task = message._task  # noqa: SLF001 - it runs in our "async with"
+        task = message._task
         assert task is not None
         cancelling = task.cancelling()
         failure: BaseException | None = None
@@ -155,8 +157,8 @@ class Handling:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._must_end(message):
                 raise
-            # Whatever a handler raises, only its message has failed. This is also true if something
-            # it waited for was cancelled, or if it has cancelled its own task.
+            # Only its message has failed, even if something that it waited for was cancelled, or
+            # if it has cancelled its own task.
             failure = error
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)
@@ -176,12 +178,12 @@ class Handling:
             raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
 
     def _must_end(self, message: Message[Any]) -> bool:
-        return message._lost or self._is_cancelled()  # noqa: SLF001 - one library
+        return message._lost or self._is_cancelled()
 
     async def _forget_cancellation(
         self, task: asyncio.Task[object], before: int, message: Message[Any]
     ) -> None:
-        """Undo a handler's cancellation of its own task, which has other messages to handle."""
+        """Undo a handler's cancellation of its task, which has other messages to handle."""
         try:
             # A cancellation that has not been delivered yet arrives here.
             await asyncio.sleep(0)
@@ -193,20 +195,15 @@ class Handling:
 
     async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
         """Give back a message that was not begun, uncounted, and wait before the next one."""
-        _log.error(
-            "queue %r: message %r is handed back: cannot start a thread for its handler: %s",
-            *self._of(message),
-            error,
-            extra=about(self._queue, message.id),
-        )
+        text = "is handed back: cannot start a thread for its handler: %s"
+        self._log(ERROR, message, text, error)
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
         if not self._is_bare:
             return self._around(message, value)
-        # The handler and nothing else: this is the most frequent case, and the one whose speed
-        # counts.
+        # The most frequent case, and the one whose speed counts.
         coroutine: Coroutine[Any, Any, None] = self._listener.handler(
             message if self._plan.takes_message else value
         )
@@ -238,8 +235,7 @@ class Handling:
                 failure = error
                 raise
         if failure is not None:
-            # A dependency has seen the error, cleaned up and not raised it again. The handler has
-            # failed all the same.
+            # A dependency has not raised the error again, but the handler has failed all the same.
             raise failure
 
     async def _in_thread(self, call: Callable[[], Any]) -> None:
@@ -253,23 +249,11 @@ class Handling:
         what = decide_retry(error, self._listener.on_error)
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
-            _log.info(
-                "queue %r: message %r, attempt %d: %s: %s",
-                *self._of(message),
-                message.attempt,
-                type(said).__name__,
-                said,
-                extra=about(self._queue, message.id, message.attempt),
-            )
+            text = "was answered in attempt %d with %s: %s"
+            self._log(INFO, message, text, message.attempt, type(said).__name__, said)
         else:
-            _log.error(
-                "queue %r: message %r failed in attempt %d",
-                *self._of(message),
-                message.attempt,
-                exc_info=error,
-                extra=about(self._queue, message.id, message.attempt),
-            )
-        if message._settled and not message._lost:  # noqa: SLF001 - as above
+            self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
+        if message._settled and not message._lost:
             return
         if isinstance(what, Bury):
             await message.bury(what.reason, error if said is None else "")
@@ -280,20 +264,15 @@ class Handling:
                 None if what.backoff is None else what.backoff.delay(message.attempt), error
             )
 
-    def _of(self, message: Message[Any]) -> tuple[str, str]:
-        return self._queue, message.id
-
 
 def _tell(message: Message[Any], failure: BaseException) -> None:
-    """Report a failure to the observers, since it does not leave the message's block."""
-    if (observation := message._observation) is not None:  # noqa: SLF001 - one library
+    """Report a failure to the observers, because it does not leave the message's block."""
+    if (observation := message._observation) is not None:
         observation.error = failure
 
 
 def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback without the worker's own frames at its top, which are of no use to the
-    reader.
-    """
+    """Return a traceback without the worker's own frames at its top."""
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_HERE):
         below = below.tb_next

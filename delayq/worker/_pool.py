@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from delayq._logging import about
+from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, ServerError
 from delayq.worker._slots import SlotPlan
@@ -144,13 +144,11 @@ class Pool:
             except Exception as error:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
                 if failures == 1:
-                    _log.error(
-                        "queue %r: claiming messages failed: %s",
+                    name, cause = (
                         feed.source.name,
-                        error,
-                        exc_info=None if isinstance(error, ServerError) else error,
-                        extra=about(feed.source.name),
+                        None if isinstance(error, ServerError) else error,
                     )
+                    log(logging.ERROR, name, "claiming messages failed: %s", error, error=cause)
                 self._plan.unreserve(feed)
                 self._wake_one()
                 await asyncio.sleep(retry_delay(failures))

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from contextvars import copy_context
 from functools import partial
+from logging import ERROR, INFO, WARNING
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
-from delayq._logging import about
+from delayq._logging import log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_log = logging.getLogger("delayq")
 
 _Outcome = tuple[Any, BaseException | None]
 
@@ -23,8 +21,7 @@ _Outcome = tuple[Any, BaseException | None]
 class NotBegun(BaseException):
     """Raised when the system cannot provide a thread, so that the function was not called.
 
-    This is not an ``Exception``, so that a middleware that catches those does not take it for an
-    error of the handler.
+    No ``Exception``: a middleware does not take it for an error of the handler.
     """
 
 
@@ -32,11 +29,8 @@ class Threads:
     """The threads of one listener.
 
     A thread cannot be stopped. A handler that times out, or whose message is lost, is abandoned:
-    its thread *hangs* until the function returns. The pool counts such a thread as a place taken,
-    so a message is begun only when a thread is free for it, and the handlers of one listener take
-    no threads from another.
-
-    All threads are daemons, so that a process can end although some of them hang.
+    its thread *hangs* until the function returns, and takes one of the listener's places. All
+    threads are daemons, so that a process can end although some of them hang.
 
     Attributes:
         hanging: Number of threads that hang now.
@@ -44,10 +38,7 @@ class Threads:
     """
 
     def __init__(self, queue: str, most: int) -> None:
-        """Args:
-        queue: The listener's queue, for the log.
-        most: Number of handlers that the listener runs at a time, for the log.
-        """
+        """Log the listener's queue, which runs ``most`` handlers at a time."""
         self._queue = queue
         self._most = most
         self._idle: list[_Thread] = []
@@ -82,8 +73,7 @@ class Threads:
         if error is None:
             return result
         try:
-            # This KeyboardInterrupt is not Ctrl-C, which arrives in the main thread, and it must
-            # not end the event loop.
+            # Not Ctrl-C, which arrives in the main thread: it must not end the event loop.
             raise (
                 RuntimeError("the handler raised KeyboardInterrupt")
                 if isinstance(error, KeyboardInterrupt)
@@ -100,12 +90,7 @@ class Threads:
             thread.end()
         self._idle.clear()
         if self._abandoned:
-            _log.warning(
-                "queue %r: %d threads still hang and are abandoned",
-                self._queue,
-                self.hanging,
-                extra=about(self._queue),
-            )
+            log(WARNING, self._queue, "%d threads still hang and are abandoned", self.hanging)
 
     def _start(self) -> _Thread:
         thread = _Thread(f"delayq {self._queue}")
@@ -127,26 +112,19 @@ class Threads:
             self._idle.append(thread)
         if thread in self._abandoned:
             self._abandoned.discard(thread)
-            _log.info(
-                "queue %r: a hung thread has returned; %d still hang",
-                self._queue,
-                self.hanging,
-                extra=about(self._queue),
-            )
+            log(INFO, self._queue, "a hung thread has returned; %d still hang", self.hanging)
             self.changed()
 
     def _abandon(self, thread: _Thread) -> None:
         self._abandoned.add(thread)
         all_hang = self.hanging >= self._most
-        _log.log(
-            logging.ERROR if all_hang else logging.WARNING,
-            "queue %r: an abandoned handler is still running: %d of the listener's %d threads"
-            " hang%s",
+        log(
+            ERROR if all_hang else WARNING,
             self._queue,
+            "an abandoned handler is still running: %d of the listener's %d threads hang%s",
             self.hanging,
             self._most,
             "; its messages wait until one of them returns" if all_hang else "",
-            extra=about(self._queue),
         )
         self.changed()
 
@@ -175,7 +153,7 @@ class _Thread(threading.Thread):
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
             goes_on = call()
-            # While idle, the thread keeps nothing of the message alive.
+            # An idle thread keeps nothing of the message alive.
             del call
             if not goes_on:
                 return
@@ -194,7 +172,7 @@ def _call(
     try:
         loop.call_soon_threadsafe(returned, outcome)
     except RuntimeError:
-        # The loop was closed in the meantime. Nothing will ever be called here again.
+        # The loop was closed in the meantime.
         return False
     finally:
         del outcome

@@ -236,7 +236,7 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
             if value == 4:
                 break
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"2 messages were taken from queue 'orders' and {words}: planned"
+        f"queue 'orders': 2 messages were taken and {words}: planned"
     ]
     async with delayq.connect(server.url) as client:
         assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)

@@ -134,8 +134,7 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
             record.getMessage() for record in caplog.records if "handed back" in record.getMessage()
         ]
         count = (
-            f"{5 - ready} messages were taken from queue 'orders' and may not have been handed"
-            " back: "
+            f"queue 'orders': {5 - ready} messages were taken and may not have been handed back: "
         )
         assert len(said) == 1
         assert said[0].startswith(count)
