@@ -15,7 +15,7 @@ from delayq._engine.stagger import parse, parse_moment
 from delayq._engine.store import resync
 from delayq._engine.subscriber import Subscriber
 from delayq._engine.wakeup_plan import due_us
-from delayq._logging import about
+from delayq._logging import log
 from delayq._redis.hand_back import LastCalls
 from delayq.errors import ServerError, ServerRefused
 
@@ -49,29 +49,28 @@ _CLOSE_WITHIN = 8.0
 class OpenQueue(Protocol):
     """A queue that is open on this client, shared by all handles of its name, as the scheduler sees
     it.
+
+    Attributes:
+        closed: Whether it was closed.
+        name: The queue's name on this client.
+        channels: The channels that carry its notifications. No other queue has the first one.
+        kind: The name that ``resync.lua`` has for this kind of queue.
+        unit_us: The unit of the moments on its channels, in microseconds.
     """
 
     closed: bool
 
     @property
-    def name(self) -> str:
-        """The queue's name on this client."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def channels(self) -> tuple[str, ...]:
-        """The channels that carry the queue's notifications. No other queue has the first one."""
-        ...
-
+    def channels(self) -> tuple[str, ...]: ...
     @property
-    def kind(self) -> str:
-        """The name that ``resync.lua`` has for this kind of queue."""
-        ...
+    def kind(self) -> str: ...
+    @property
+    def unit_us(self) -> int: ...
 
     def resync_keys(self) -> tuple[str, ...]:
-        """Return the keys that the re-check examines: as many as this kind of queue has, or none if
-        no caller is waiting.
-        """
+        """Return the keys that the re-check examines, or none if no caller is waiting."""
         ...
 
     def resynced(self, due_us: int, found: NextDue) -> None:
@@ -79,11 +78,6 @@ class OpenQueue(Protocol):
 
         The next message is due at ``due_us`` microseconds (0: now, -1: never).
         """
-        ...
-
-    @property
-    def unit_us(self) -> int:
-        """The unit of the moments on the queue's channels, in microseconds."""
         ...
 
     def on_due(self, due_us: int) -> None:
@@ -110,10 +104,7 @@ class OpenQueue(Protocol):
         ...
 
     async def aclose(self, grace: float) -> None:
-        """Wait for calls in flight to end, for at most ``grace`` seconds.
-
-        Called after :meth:`close`.
-        """
+        """Wait for calls in flight, for at most ``grace`` seconds, after :meth:`close`."""
         ...
 
 
@@ -158,9 +149,7 @@ class Scheduler:
         return list(dict.fromkeys(self._queues.values()))
 
     def open(self, channel: str, make: Callable[[EngineContext], Q]) -> Q:
-        """Open the queue whose notifications arrive on ``channel``, or return it if it is already
-        open.
-        """
+        """Open the queue whose notifications arrive on ``channel``, unless it is open already."""
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
@@ -178,13 +167,10 @@ class Scheduler:
         return made
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
-        """Close queues.
+        """Close queues that are still open.
 
         All messages that reached no caller are on their way back to the server before this returns.
-
-        Returns:
-            A coroutine function that waits until they have arrived, for as long as closing may
-            take. Queues that are already closed are left out.
+        Await the function that it returns until they have arrived, or closing takes too long.
         """
         closing = [queue for queue in queues if not queue.closed]
         round_trip = max(
@@ -224,17 +210,16 @@ class Scheduler:
             if keys := queue.resync_keys():
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
         # A server that does not answer must not hold up the queues of the others.
-        checks = (self._check(queues) for queues in servers.values())
+        checks = (
+            self.look(some, lambda queue, due_us, found: queue.resynced(due_us, found))
+            for some in servers.values()
+        )
         outcomes = await asyncio.gather(
             self.services.nodes.refresh(), *checks, return_exceptions=True
         )
-        if (
-            error := next((outcome for outcome in outcomes if outcome is not None), None)
-        ) is not None:
-            raise error
-
-    async def _check(self, queues: list[tuple[OpenQueue, tuple[str, ...]]]) -> None:
-        await self.look(queues, lambda queue, due_us, found: queue.resynced(due_us, found))
+        for error in outcomes:
+            if error is not None:
+                raise error
 
     async def look(
         self,
@@ -327,11 +312,7 @@ class Scheduler:
             queue.on_settings()
             return
         if (moment := parse_moment(content)) is None:
-            _log.warning(
-                "queue %r: received a notification that is not a number",
-                queue.name,
-                extra=about(queue.name),
-            )
+            log(logging.WARNING, queue.name, "received a notification that is not a number")
             queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 import secrets
 from functools import partial
+from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.stagger import Stagger
 from delayq._engine.wakeup_plan import Arm, Call, WakeupPlan
-from delayq._logging import about
+from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError
 
@@ -23,24 +23,19 @@ if TYPE_CHECKING:
     from delayq._engine.wakeup_plan import Actions, Armed
     from delayq._timer.wheel import Timeout
 
-_log = logging.getLogger("delayq")
-
 
 def warn_of_refusal(queue: str) -> None:
-    """Log a warning that a script could not publish on this queue's channel, and its
-    consequence.
-    """
-    _log.warning(
-        "queue %r: no permission to PUBLISH on its channel, so other clients may notice messages up"
-        " to their resync_interval late: grant this user the rights that `delayq acl` prints",
+    """Log a warning that a script could not publish on this queue's channel."""
+    log(
+        WARNING,
         queue,
-        extra=about(queue),
+        "no permission to PUBLISH on its channel, so other clients may notice messages up to their"
+        " resync_interval late: grant this user the rights that `delayq acl` prints",
     )
 
 
 class WakeupLoop:
-    """Makes one queue's calls, one at a time, and sets the timer for the next, as a
-    :class:`WakeupPlan` decides.
+    """Makes one queue's calls, one at a time, and sets the timer for the next.
 
     Attributes:
         plan: Decides when to call.
@@ -76,8 +71,9 @@ class WakeupLoop:
         )
         self.errors: int = 0
 
+    # Events, as :class:`WakeupPlan` takes them
+
     def demand(self) -> None:
-        """Call the server for a caller that wants messages, unless we know that none is due yet."""
         self._act(self.plan.demand())
 
     def wake(self) -> None:
@@ -85,47 +81,29 @@ class WakeupLoop:
         self._act(self.plan.wake())
 
     def on_due(self, due_us: int) -> None:
-        """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         self._act(self.plan.on_due(due_us, self._now()))
 
     def on_notice(self, notice: TransferNotice) -> None:
-        """Act on a notice: another client was first."""
         self._act(self.plan.on_notice(notice, self._now()))
 
     def on_next_due(self, due_us: int) -> None:
-        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock
-        (0: now, -1: no message).
-        """
         self._act(self.plan.on_next_due(due_us, self._now()))
 
-    def looked(self, due_us: int, knowledge: int) -> None:
-        """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
-        :meth:`on_next_due` takes it.
-        """
+    def on_look(self, due_us: int, knowledge: int) -> None:
         self._act(self.plan.on_look(due_us, knowledge, self._now()))
 
-    def signature(self) -> str:
-        """Return what the next call tells its script about us, to be published if it finds
-        messages; empty for no notice.
-        """
-        return self.plan.signature(self._now())
-
     def handed_out(self, through_us: int) -> None:
-        """Record that no message due before ``through_us`` is left, so any later announcement of
-        one is out of date.
-        """
         self._act(self.plan.handed_out(through_us))
 
     def transferred(self, listeners: int) -> None:
-        """Record that our call found messages.
-
-        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not
-        publish it.
-        """
         self.plan.transferred(listeners, self._now())
         if listeners < 0 and not self._warned_of_refusal:
             self._warned_of_refusal = True
             warn_of_refusal(self._name)
+
+    def signature(self) -> str:
+        """Return what the next call tells its script about us."""
+        return self.plan.signature(self._now())
 
     async def idle(self, within: float) -> None:
         """Wait until no call is in flight, for at most ``within`` seconds."""
@@ -184,12 +162,8 @@ class WakeupLoop:
             self.errors += 1
             actions = self.plan.on_failure(self._now())
             if self.plan.failures == 1:
-                _log.warning(
-                    "queue %r: checking for due messages failed, retrying: %s",
-                    self._name,
-                    error,
-                    extra=about(self._name),
-                    exc_info=None if isinstance(error, DelayqError) else error,
-                )
+                text = "checking for due messages failed, retrying: %s"
+                cause = None if isinstance(error, DelayqError) else error
+                log(WARNING, self._name, text, error, error=cause)
             return actions
         return self.plan.on_reply(due_us, self._now())

@@ -62,24 +62,16 @@ def gives_way(held: Armed | None, wake_at: float) -> bool:
 
 
 class LastTimeout:
-    """Holds the one wake-up that counts.
-
-    Attributes:
-        held: The armed wake-up, if any.
-    """
+    """Holds the one wake-up that counts."""
 
     def __init__(self) -> None:
         self.held: Armed | None = None
 
     def arm(self, wake_at: float, due_us: float = math.inf) -> Armed | None:
-        """Hold a wake-up at ``wake_at`` for messages due at ``due_us``, unless one that wakes
-        earlier is held already.
+        """Hold a wake-up for messages due at ``due_us``, or, if that is infinite, for whatever is
+        due, which a wake-up that replaces this one inherits.
 
-        An infinite ``due_us`` means "whatever is due". A wake-up that replaces one with this
-        meaning inherits it.
-
-        Returns:
-            The wake-up that now replaces the one held before, or None if that one stays.
+        Returns the new wake-up, or None if one that wakes earlier is held already.
         """
         held = self.held
         last_us = due_us
@@ -93,15 +85,12 @@ class LastTimeout:
         return armed
 
     def release(self, armed: Armed) -> None:
-        """Stop holding a wake-up that has fired, or whose timer could not be set.
-
-        Does nothing if another one is held by now: that one stays armed.
-        """
+        """Stop holding this wake-up, unless another one has replaced it."""
         if self.held is armed:
             self.held = None
 
     def disarm(self) -> bool:
-        """Stop holding any wake-up. Returns whether one was held."""
+        """Stop holding any wake-up. Return whether one was held."""
         held, self.held = self.held, None
         return held is not None
 
@@ -113,10 +102,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """Set a timer for ``wakeup.wake_at``, in place of any timer that is set.
-
-    Report it with :meth:`WakeupPlan.on_timer`.
-    """
+    """Set a timer, in place of any that is set. Report it with :meth:`WakeupPlan.on_timer`."""
 
     wakeup: Armed
 
@@ -255,9 +241,7 @@ class WakeupPlan:
         self.knowledge += 1
 
     def on_look(self, due_us: int, knowledge: int, now: float) -> Actions:
-        """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``, as
-        :meth:`on_next_due` takes it.
-        """
+        """Act on a look that began when we knew ``knowledge``: nothing is due before ``due_us``."""
         self._confirmed = max(self._confirmed, knowledge)
         return self.on_next_due(due_us, now) + self._again(knowledge)
 
@@ -281,15 +265,11 @@ class WakeupPlan:
         return True
 
     def signature(self, now: float) -> str:
-        """Return what the call tells its script about us, to be published if it finds messages;
-        empty for no notice.
-        """
+        """Return what the call tells its script about us, as :meth:`Stagger.signature` does."""
         return self.stagger.signature(now, demand=self._has_demand())
 
     def handed_out(self, through_us: int) -> Actions:
-        """Record that no message due before ``through_us`` is left, so any later announcement of
-        one is out of date.
-        """
+        """Record that no message due before ``through_us`` is left."""
         # This replaces any earlier value: the server's clock may have been set back.
         self._handed_out_us = through_us
         held = self._last_timeout.held
@@ -308,11 +288,7 @@ class WakeupPlan:
             self.stagger.published(listeners, now)
 
     def on_reply(self, due_us: int, now: float) -> Actions:
-        """End the call.
-
-        The next message is due at ``due_us``, as :meth:`on_next_due` takes it, or
-        :data:`NOT_ASKED`.
-        """
+        """End the call, with what :meth:`on_next_due` takes or :data:`NOT_ASKED`."""
         known = self._in_flight.knowledge
         if due_us == NOT_ASKED:
             self._confirmed = -1
@@ -320,24 +296,21 @@ class WakeupPlan:
         self.failures = 0
         self._confirmed = known if due_us else -1
         actions = self.on_next_due(due_us, now) + self._again(known)
-        self._end_call()
+        if self._in_flight.too_late:
+            self.stagger.found_nothing()
         return actions
 
     def on_failure(self, now: float) -> Actions:
         """End the call, which has failed, and try again later."""
         self.failures += 1
         self._confirmed = -1
-        actions = self._wake_in(self._retry_delay(self.failures), now)
-        self._end_call()
-        return actions
+        if self._in_flight.too_late:
+            self.stagger.found_nothing()
+        return self._wake_in(self._retry_delay(self.failures), now)
 
     def _again(self, known: int) -> Actions:
         """Call again if a reply may be out of date while callers rely on it."""
         return self.wake() if known != self.knowledge and self._has_demand() else ()
-
-    def _end_call(self) -> None:
-        if self._in_flight.too_late:
-            self.stagger.found_nothing()
 
     def _wait(self, due_us: int, now: float) -> float:
         return max(0.0, self._clock.seconds_from(now, due_us)) + self.stagger.delay(

@@ -69,7 +69,7 @@ class Looks:
             knowledge = left.pop(partition)
             self._queue.settings.on_epoch(reply.epoch.decode(errors="replace"))
             if due_us:
-                partition.wakeups.looked(due_us, knowledge)
+                partition.wakeups.on_look(due_us, knowledge)
             partition.claims.supply.looked(number, may_have_items=not due_us)
 
         try:

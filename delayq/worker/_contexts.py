@@ -13,9 +13,9 @@ class InOwnContext:
     """Awaits a coroutine in a copy of the current context, so that variables it sets do not outlive
     it.
 
-    The coroutine runs in the same task. One task handles many messages, and a variable that one of
-    them has set (a request id for the log, a span) must not be visible to the next. A task for each
-    message would cost more than everything else in the worker.
+    One task handles many messages, and a variable that one of them has set (a request id for the
+    log, a span) must not be visible to the next. A task for each message would cost more than
+    everything else in the worker.
     """
 
     __slots__ = ("_coroutine",)

@@ -19,10 +19,8 @@ class Scope:
     def __init__(
         self, makers: Mapping[Any, Dependency], made: dict[Any, Any], stack: AsyncExitStack
     ) -> None:
-        """Args:
-        makers: The dependencies, by type.
-        made: The objects that exist already. New ones are added.
-        stack: Tears down the objects that were made.
+        """Create a scope with objects that exist already, to which new ones are added, and whose
+        ``stack`` tears those down.
         """
         self._makers = makers
         self._made = made

@@ -61,7 +61,7 @@ class Handling:
         is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation
             is the handler's own doing.
         """
-        self._queue = listener.queue
+        self._queue = listener.settings.queue
         self._listener = listener
         self._plan = listener.plan
         self._middleware = tuple(reversed(middleware))
@@ -74,7 +74,7 @@ class Handling:
             middleware or listener.plan.injected
         )
         # How far handling may run ahead of the acknowledgements.
-        self._most_unacked = 2 * listener.concurrency
+        self._most_unacked = 2 * listener.settings.concurrency
 
     async def handle(self, message: Message[Any]) -> None:
         """Handle a message and settle it.
@@ -165,7 +165,7 @@ class Handling:
         return failure
 
     async def _within_timeout(self, message: Message[Any], value: Any) -> None:
-        seconds = self._listener.timeout
+        seconds = self._listener.settings.timeout
         if seconds is None:
             await InOwnContext(self._start(message, value))
             return
@@ -246,7 +246,7 @@ class Handling:
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         error.__traceback__ = _below_the_worker(error.__traceback__)
-        what = decide_retry(error, self._listener.on_error)
+        what = decide_retry(error, self._listener.settings.on_error)
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
             text = "was answered in attempt %d with %s: %s"

@@ -20,37 +20,17 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 
-@dataclass(frozen=True, eq=False)
-class Listener:
-    """The arguments of ``@worker.listener``, checked, with the handler.
+@dataclass(frozen=True)
+class ListenerSettings:
+    """The arguments of ``worker.listener(...)``, checked.
 
     Attributes:
         queue: The queue's name.
-        handler: The function to call.
-        plan: How the handler is called.
-        codec: The queue's codec.
+        codec: The queue's codec, if one was given.
         settings: The queue's settings.
         concurrency: Maximum number of handlers at a time.
         timeout: How long a handler may take, in seconds.
         on_error: How to treat errors.
-        reads_type: Whether the codec comes from the type that the handler takes.
-    """
-
-    queue: str
-    handler: Callable[..., Any]
-    plan: HandlerPlan
-    codec: Codec[Any]
-    settings: Settings
-    concurrency: int
-    timeout: float | None
-    on_error: OnError
-    reads_type: bool
-
-
-@dataclass(frozen=True)
-class ListenerSettings:
-    """The arguments of ``worker.listener(...)``, checked: everything in a listener except its
-    handler.
     """
 
     queue: str
@@ -60,33 +40,40 @@ class ListenerSettings:
     timeout: float | None
     on_error: OnError
 
-    def of(self, handler: Callable[..., Any], known: Collection[Any]) -> Listener:
-        """Return the listener with this handler.
 
-        Args:
-            handler: The function to call.
-            known: The types for which there are dependencies.
+@dataclass(frozen=True, eq=False)
+class Listener:
+    """A handler, the queue it is for, and how it runs.
 
-        Raises:
-            ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no
-                codec knows the type.
-        """
-        plan = plan_handler(handler, known)
-        try:
-            codec = codec_for(plan.value) if self.codec is None else self.codec
-        except ConfigurationError as error:
-            raise ConfigurationError(f"{name_of(handler)}: {error}") from error
-        return Listener(
-            self.queue,
-            handler,
-            plan,
-            codec,
-            self.settings,
-            self.concurrency,
-            self.timeout,
-            self.on_error,
-            self.codec is None,
-        )
+    Attributes:
+        settings: The arguments of ``worker.listener(...)``.
+        handler: The function to call.
+        plan: How the handler is called.
+        codec: The queue's codec, which comes from the type that the handler takes if none was
+            given.
+    """
+
+    settings: ListenerSettings
+    handler: Callable[..., Any]
+    plan: HandlerPlan
+    codec: Codec[Any]
+
+
+def listen(
+    settings: ListenerSettings, handler: Callable[..., Any], known: Collection[Any]
+) -> Listener:
+    """Return the listener with this handler, for whose parameters there are ``known`` types.
+
+    Raises:
+        ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no codec
+            knows the type.
+    """
+    plan = plan_handler(handler, known)
+    try:
+        codec = codec_for(plan.value) if settings.codec is None else settings.codec
+    except ConfigurationError as error:
+        raise ConfigurationError(f"{name_of(handler)}: {error}") from error
+    return Listener(settings, handler, plan, codec)
 
 
 def check_settings(
@@ -109,8 +96,7 @@ def check_settings(
                 f'the queue name is missing: write @worker.listener("NAME") above {name_of(queue)}'
             )
         raise BadName(f"a queue's name must be a str, not {queue!r}")
-    # The server may know the queue by another name, but this one shows whether it can be a name at
-    # all.
+    # Not necessarily its name on the server, but this shows whether it can be a name at all.
     ReliableKeys.of(queue)
     check_codec(codec)
     settings.check()

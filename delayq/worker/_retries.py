@@ -19,9 +19,7 @@ OnError = Mapping[type[BaseException], Answer]
 
 @dataclass(frozen=True)
 class Retry:
-    """Try the message again, by ``backoff`` or after ``delay`` if one is given, otherwise by
-    the queue's backoff.
-    """
+    """Try the message again, by ``backoff``, after ``delay``, or by the queue's backoff."""
 
     backoff: Backoff | None = None
     delay: RetryAfter | None = None

@@ -1,8 +1,4 @@
-"""Reads from a handler or a dependency which parameters it asks for, and the types in their
-annotations.
-
-Pure.
-"""
+"""Reads which parameters a handler or a dependency asks for, and their types. Pure."""
 
 from __future__ import annotations
 
@@ -10,14 +6,7 @@ import functools
 import inspect
 import sys
 import typing
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterable,
-    AsyncIterator,
-    Generator,
-    Iterable,
-    Iterator,
-)
+from collections import abc
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -32,17 +21,29 @@ NOTHING: Any = inspect.Parameter.empty
 """The annotation of a parameter that has none."""
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-_STREAMS = (AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator)
+_STREAMS = (
+    abc.AsyncGenerator,
+    abc.AsyncIterable,
+    abc.AsyncIterator,
+    abc.Generator,
+    abc.Iterable,
+    abc.Iterator,
+)
 
 
 @dataclass(frozen=True)
 class Injected:
-    """A parameter that is filled by its type: :class:`Message` for the message, otherwise the type
-    of a dependency.
+    """A parameter that is filled with the message, or with the dependency of its type.
+
+    Attributes:
+        name: The parameter's name.
+        kind: :class:`Message`, or the type of the dependency.
+        content: For a message: the type of its value, if its annotation names one.
     """
 
     name: str
     kind: Any
+    content: Any = NOTHING
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,7 @@ def name_of(function: Any) -> str:
 
 
 def is_async(function: Any) -> bool:
-    """Return whether a function, or the one behind a partial, a method or a decorator, is a
-    coroutine function.
-    """
+    """Return whether a function, or the one that it wraps, is a coroutine function."""
     return callable(function) and any(
         _is(inspect.iscoroutinefunction, one) for one in (function, _plain(function))
     )
@@ -104,7 +103,7 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
     first, *others = parameters
     kind = annotation_of(handler, first.name)
     takes_message = _is_message(kind)
-    if not takes_message and _hashable(kind) and kind in known:
+    if not takes_message and _is_known(kind, known):
         raise ConfigurationError(
             f"{name_of(handler)}: the first parameter must be the value or the message, not"
             f" {show(kind)}"
@@ -112,22 +111,12 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
     value = _of_message(kind) if takes_message else kind
     injected = _injected(handler, others, known)
     for parameter in injected:
-        if _is_message(parameter.kind) and (other := _of_message(parameter.kind)) not in (
-            NOTHING,
-            Any,
-            value,
-        ):
+        if parameter.content not in (NOTHING, Any, value):
             raise ConfigurationError(
-                f"{name_of(handler)} takes a {show(value)}, but a message of {show(other)}"
+                f"{name_of(handler)} takes a {show(value)}, but a message of"
+                f" {show(parameter.content)}"
             )
-    return HandlerPlan(
-        value,
-        takes_message,
-        tuple(
-            Injected(one.name, Message if _is_message(one.kind) else one.kind) for one in injected
-        ),
-        _is(inspect.iscoroutinefunction, handler),
-    )
+    return HandlerPlan(value, takes_message, injected, _is(inspect.iscoroutinefunction, handler))
 
 
 @dataclass(frozen=True)
@@ -138,11 +127,9 @@ class Dependency:
         kind: The type.
         function: The function that makes the object.
         is_async: Whether the function is a coroutine function or an async generator.
-        yields: Whether the function is a generator, which tears the object down after its
-            ``yield``.
+        yields: Whether the function is a generator, which tears the object down at its end.
         takes: The function's parameters.
-        once: Whether the object is made once in a run of the worker, rather than for each message
-            that asks for it.
+        once: Whether the object is made once in a run, rather than for each message that asks.
     """
 
     kind: Any
@@ -156,12 +143,7 @@ class Dependency:
 def plan_dependency(
     function: Callable[..., Any], known: Collection[Any], *, once: bool
 ) -> Dependency:
-    """Decide how a dependency is made.
-
-    Args:
-        function: The function, whose return annotation gives the type.
-        known: The types that the function may ask for.
-        once: See :class:`Dependency`.
+    """Decide how a dependency is made by a function, which may ask for ``known`` types.
 
     Raises:
         ConfigurationError: The function has no return annotation, a parameter cannot be filled, or
@@ -182,10 +164,7 @@ def plan_dependency(
         raise ConfigurationError(
             f"{name_of(function)}: its return annotation must name the type of the dependency"
         )
-    takes = tuple(
-        Injected(one.name, Message if _is_message(one.kind) else one.kind)
-        for one in _injected(function, _parameters(function), known)
-    )
+    takes = _injected(function, _parameters(function), known)
     if once and any(one.kind is Message for one in takes):
         raise ConfigurationError(
             f"{name_of(function)} is called only once, so it cannot take a message"
@@ -197,13 +176,11 @@ def plan_dependency(
 
 
 def annotation_of(function: Callable[..., Any], name: str) -> Any:
-    """Return the annotation of one parameter, or of ``return``, even if it is a string.
-
-    The others may be unreadable.
+    """Return the annotation of one parameter, or of ``return``, even if it is a string and others
+    cannot be read.
 
     Raises:
-        ConfigurationError: The annotation names something that does not exist where the function is
-            defined.
+        ConfigurationError: It names something that does not exist where the function is defined.
     """
     plain = _plain(function)
     annotations = getattr(plain, "__annotations__", {})
@@ -226,11 +203,8 @@ def annotation_of(function: Callable[..., Any], name: str) -> Any:
 
 def show(kind: Any) -> str:
     """Return a type as you would write it."""
-    return (
-        kind.__qualname__
-        if isinstance(kind, type) and typing.get_origin(kind) is None
-        else str(kind)
-    )
+    plain = isinstance(kind, type) and typing.get_origin(kind) is None
+    return kind.__qualname__ if plain else str(kind)
 
 
 def _injected(
@@ -243,7 +217,9 @@ def _injected(
         kind = annotation_of(function, parameter.name)
         has_default = parameter.default is not inspect.Parameter.empty
         by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
-        if by_name and (_is_message(kind) or (_hashable(kind) and kind in known)):
+        if by_name and _is_message(kind):
+            result.append(Injected(parameter.name, Message, _of_message(kind)))
+        elif by_name and _is_known(kind, known):
             result.append(Injected(parameter.name, kind))
         elif not has_default:
             what = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
@@ -267,9 +243,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def _plain(function: Any) -> Any:
-    """Return the function inside a partial, a method, a decorator's wrapper, or an object with
-    ``__call__``.
-    """
+    """Return the function inside a partial, a method, a wrapper, or an object with ``__call__``."""
     while True:
         if isinstance(function, functools.partial):
             function = function.func
@@ -277,9 +251,7 @@ def _plain(function: Any) -> Any:
             function = function.__wrapped__
         elif inspect.ismethod(function):
             function = function.__func__
-        elif (
-            callable(function) and not inspect.isroutine(function) and not inspect.isclass(function)
-        ):
+        elif callable(function) and not (inspect.isroutine(function) or inspect.isclass(function)):
             return getattr(type(function), "__call__")  # noqa: B004, B009 - from the class, where it is the plain function
         else:
             return function
@@ -314,9 +286,8 @@ def _of_message(kind: Any) -> Any:
     return value
 
 
-def _hashable(kind: Any) -> bool:
+def _is_known(kind: Any, known: Collection[Any]) -> bool:
     try:
-        hash(kind)
-    except TypeError:
+        return kind in known
+    except TypeError:  # not hashable
         return False
-    return True

@@ -6,8 +6,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from delayq._engine.line import Taken
     from delayq._reliable.message import Message
     from delayq._reliable.queue import ReliableQueue
@@ -20,33 +18,22 @@ _BATCH = 100
 
 
 class Source:
-    """Claims messages of one queue, and gives back those that no handler has begun."""
+    """Claims messages of one queue, and gives back those that no handler has begun.
+
+    Attributes:
+        name: The queue's name.
+    """
 
     def __init__(self, queue: ReliableQueue[Any]) -> None:
         self._queue = queue
         self._open = queue._open
-
-    @property
-    def name(self) -> str:
-        return self._queue.name
-
-    async def claim(self, count: int, wait: float | None) -> Sequence[Claimed]:
-        """Take up to ``count`` due messages, waiting at most ``wait`` seconds for the first (None:
-        indefinitely).
-
-        Raises:
-            ServerUnavailable, OutcomeUnknown: Only with a ``wait`` of 0. Otherwise as for
-                :meth:`ReliableQueue.claim`.
-        """
-        return await self._queue._take(count, wait)
-
-    def give_back(self, claimed: Sequence[Claimed]) -> None:
-        """Give messages back as they were, without counting an attempt."""
-        self._open.waiters.give_back(claimed)
-
-    async def quiet(self, within: float) -> None:
-        """Wait until the messages given back are on the server, for at most ``within`` seconds."""
-        await self._open.quiet(within)
+        self.name: str = queue.name
+        # Claims up to a number of due messages, waiting at most some seconds for the first.
+        self.claim = queue._take
+        # Gives messages back as they were, without counting an attempt.
+        self.give_back = self._open.waiters.give_back
+        self.quiet = self._open.quiet
+        self.flush = self._open.flush
 
     @property
     def most_at_once(self) -> int:
@@ -57,10 +44,6 @@ class Source:
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
         return self._open.unanswered
-
-    async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements sent before now."""
-        await self._open.flush()
 
     def message(self, claimed: Claimed) -> Message[Any]:
         """Return the message to handle."""

@@ -15,7 +15,7 @@ from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling
-from delayq.worker._listener import check_count, check_settings
+from delayq.worker._listener import check_count, check_settings, listen
 from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
 from delayq.worker._signatures import is_async, name_of, plan_dependency, show
@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound="Callable[..., Any]")
 M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
 
-# A separate logger, so that records about the life of a process can be kept apart from those about
-# messages and queues.
+# Apart from the records about messages and queues.
 _log = logging.getLogger("delayq.worker")
 
 
@@ -89,8 +88,7 @@ class Worker:
         check_count("concurrency", concurrency)
         _check_lifespan(lifespan)
         if client is not None and not isinstance(client, Client):
-            # Only a check that this is a valid address: a client is opened once, while a worker
-            # runs any number of times.
+            # To check the address: a client is opened once, but a worker any number of times.
             connect(client)
         self._given = client
         self._concurrency = concurrency
@@ -213,7 +211,7 @@ class Worker:
                     f"queue {queue!r} already has a listener: {other}; {name_of(handler)} would be"
                     " a second one"
                 )
-            self._listeners[queue] = checked.of(handler, self._known())
+            self._listeners[queue] = listen(checked, handler, self._known())
             return handler
 
         return register
@@ -401,8 +399,7 @@ class Worker:
         try:
             async with stop.cancellable(), AsyncExitStack() as stack:
                 self._client = await self._opened(stack)
-                # First in, last out: a lifespan may use the client, and a dependency may use
-                # anything a lifespan has set up.
+                # First in, last out: a dependency may use anything that a lifespan has set up.
                 for lifespan in (around, self._lifespan):
                     if lifespan is not None:
                         await stack.enter_async_context(lifespan(self))
@@ -446,19 +443,19 @@ class Worker:
     def _feeds(self, made: dict[Any, Any], stop: _Stop) -> list[Feed]:
         assert self._client is not None
         feeds = []
-        for listener in self._listeners.values():
+        for name, listener in self._listeners.items():
+            given = listener.settings
             settings = {
-                name: getattr(listener.settings, name) for name in Settings.__dataclass_fields__
+                field: getattr(given.settings, field) for field in Settings.__dataclass_fields__
             }
-            name = listener.queue
             queue: ReliableQueue[Any] = self._client.reliable_queue(
                 name, codec=listener.codec, **settings
             )
-            if listener.reads_type:
+            if given.codec is None:
                 # The codec is for this handler: producers on this client may offer any JSON.
                 queue.keep_codec()
             # No more than the worker's own concurrency ever run.
-            concurrency = min(listener.concurrency, self._concurrency)
+            concurrency = min(given.concurrency, self._concurrency)
             threads = Threads(name, concurrency)
             handling = Handling(
                 listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
@@ -492,9 +489,7 @@ def _check_lifespan(lifespan: object) -> None:
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
-    """Await a coroutine that takes a few seconds at most, however often the caller is cancelled in
-    the meantime.
-    """
+    """Await a coroutine to its end, however often the caller is cancelled in the meantime."""
     task = asyncio.create_task(coroutine)
     cancelled = False
     while not task.done():
@@ -525,24 +520,20 @@ class _Stop:
         self._shutdown_timeout = shutdown_timeout
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
-        # Cancels the run while it starts or ends, at a moment that is set when the run is asked to
-        # stop.
+        # Cancels the run while it starts or ends, once it is asked to stop.
         self._limit: asyncio.Timeout = asyncio.timeout(None)
         self._phase: Literal["starting", "working", "ending"] = "starting"
 
     @asynccontextmanager
     async def cancellable(self) -> AsyncIterator[None]:
-        """Let :meth:`ask` and :meth:`signalled` cancel the block while it starts or ends.
-
-        A cancelled block just ends.
-        """
+        """Let :meth:`ask` and :meth:`signalled` end the block while it starts or ends."""
         self._task = asyncio.current_task()
         assert self._task is not None
         self._cancelling = self._task.cancelling()
         try:
             async with self._limit:
                 if self.asked.is_set():
-                    self._end_start()
+                    self._cancel(self._shutdown_timeout)
                 yield
         except TimeoutError:
             if not self._limit.expired():
@@ -579,8 +570,8 @@ class _Stop:
         self.error = self.error or error
         if not self.asked.is_set():
             self.asked.set()
-            if self._phase == "starting" and self._task is not None:
-                self._end_start()
+            if self._phase == "starting":
+                self._cancel(self._shutdown_timeout)
 
     def signalled(self) -> None:
         """Act on a signal."""
@@ -593,9 +584,6 @@ class _Stop:
         # Nothing has been claimed yet during a start, so nothing is left undone.
         if self._phase == "starting" or (self._phase == "ending" and not first):
             self._cancel(0.0)
-
-    def _end_start(self) -> None:
-        self._cancel(self._shutdown_timeout)
 
     def _cancel(self, after: float) -> None:
         # Only once: the cleanup in the cancelled part is not cancelled again.
