@@ -1,8 +1,7 @@
 """Plans which items leave together, and when: the decisions of group commit. Pure.
 
-:class:`BatchPlan` takes events and returns actions. It reads no clock: methods that depend
-on the time take ``now``, in local seconds. :class:`delayq._engine.batcher.Batcher` carries out the
-actions, with futures, tasks and connections.
+:class:`delayq._engine.batcher.Batcher` carries them out, with futures, tasks and connections.
+Methods that depend on the time take ``now``, in local seconds.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ Waiter = TypeVar("Waiter")
 # The maximum number of batches in flight, and the number of items that the second one needs.
 SLOTS = 2
 ENOUGH = 50
-# Items submitted further apart than this, in seconds, do not share a batch if it has to leave
-# within some time.
+# Items submitted further apart than this, in seconds, do not share a batch that expires.
 SPAN = 0.5
 # If more bytes than this are waiting, new items are held up.
 MOST_WAITING = 16 * 1024 * 1024
@@ -68,11 +66,10 @@ class BatchPlan(Generic[Item, Waiter]):
     """Decides which items share a batch, and when batches leave.
 
     A lone item never waits for others. Items that are added while a batch is in flight wait for its
-    reply, or leave in a second batch behind it if there are enough of them, so that the server need
-    not wait for us. Both batches use one connection and are therefore carried out in order, unless
-    the server is not ready for the first one and is for the second. For that reason, items passed
-    to :meth:`add_many` never leave side by side, and nothing leaves while a batch is being
-    repeated.
+    reply, or leave in a second batch behind it if there are enough of them. Both batches use one
+    connection and are therefore carried out in order, unless the server is not ready for the first
+    one and is for the second. For that reason, items passed to :meth:`add_many` never leave side by
+    side, and nothing leaves while a batch is being repeated.
 
     A batch that expires fails if it has not left within some time. The time counts from its
     submission, and starts again with every sign that the server carries out earlier ones: where a
@@ -91,11 +88,7 @@ class BatchPlan(Generic[Item, Waiter]):
     """
 
     def __init__(self, *, max_items: int, max_bytes: int, expires_after: float = math.inf) -> None:
-        """Args:
-        max_items: The maximum number of items in a batch.
-        max_bytes: The maximum size of a batch that has more than one item, in bytes.
-        expires_after: How long a batch may wait, in seconds.
-        """
+        """Put ``max_items`` in a batch at most, and ``max_bytes`` in one with several items."""
         self.expires_after: float = expires_after
         self.waiting: deque[Batch[Item, Waiter]] = deque()
         self.in_flight: list[Batch[Item, Waiter]] = []
@@ -117,12 +110,8 @@ class BatchPlan(Generic[Item, Waiter]):
     ) -> bool:
         """Add an item of ``size`` bytes, submitted at ``since``.
 
-        Returns:
-            Whether to call :meth:`leave` now: as soon as a batch may leave if ``eager``, otherwise
-            when half of one is collected.
-
-        Raises:
-            Closed: No more items are accepted.
+        Returns whether to call :meth:`leave` now: as soon as a batch may leave if ``eager``,
+        otherwise when half of one is collected. Raises :class:`Closed`.
         """
         if self.closed:
             raise Closed("the queue is closed")
@@ -149,10 +138,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def add_many(
         self, items: Iterable[tuple[Item, int]], new_waiter: Callable[[], Waiter], since: float
     ) -> list[Waiter]:
-        """Add items with their sizes, in as few batches as they need, which leave one after the
-        other.
-
-        Returns their waiters.
+        """Add items with their sizes, in batches that leave one after the other, and return their
+        waiters.
         """
         waiters = []
         first: Batch[Item, Waiter] | None = None
@@ -165,10 +152,7 @@ class BatchPlan(Generic[Item, Waiter]):
         return waiters
 
     def withdraw(self, batch: Batch[Item, Waiter], places: Sequence[int]) -> Sequence[Waiter]:
-        """Remove the items at these places from a batch that has not been sent.
-
-        Returns as :meth:`settle` does, last.
-        """
+        """Remove items from a batch that has not been sent. Return the last of :meth:`settle`."""
         for place in sorted(places, reverse=True):
             del batch.items[place], batch.waiters[place]
         return self._count(len(places))
@@ -178,9 +162,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def leave(self, now: float, moved_at: float) -> Batch[Item, Waiter] | None:
         """Let the next batch leave, if it may. Call this after every event, until it returns None.
 
-        Returns:
-            A batch to send: if another one is in flight, behind it on the same connection. If it
-                has no slot, it has expired.
+        Send the batch: if another one is in flight, behind it on the same connection. One that has
+        no slot has expired.
         """
         waiting, in_flight = self.waiting, self.in_flight
         if not waiting or (
@@ -209,12 +192,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def on_failure(
         self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool
     ) -> Repeat[Item, Waiter]:
-        """Record that a batch failed, and is being repeated.
-
-        ``unknown`` says whether it may have been carried out.
-        """
-        # If neither was carried out, as when the server did not know the script, one could overtake
-        # the other when retried alone.
+        """Record that a batch failed. It may have been carried out if that is ``unknown``."""
+        # If neither was carried out, one could overtake the other when retried alone.
         after = [
             each for each in self.in_flight if each is not batch and each.repeating and not unknown
         ]
@@ -230,11 +209,8 @@ class BatchPlan(Generic[Item, Waiter]):
     def settle(
         self, batch: Batch[Item, Waiter]
     ) -> tuple[list[Item], list[Waiter], Sequence[Waiter]]:
-        """Remove the items of a batch, because their outcome is known. No item is returned twice.
-
-        Returns:
-            The items, their waiters, and the waiters of :meth:`flush` for whom all items are done
-            now.
+        """Remove the items of a batch, because their outcome is known. Return them, their waiters,
+        and the waiters of :meth:`flush` for whom all items are done now.
         """
         items, waiters, batch.items, batch.waiters = batch.items, batch.waiters, [], []
         return items, waiters, self._count(len(items))
@@ -242,9 +218,7 @@ class BatchPlan(Generic[Item, Waiter]):
     # Time
 
     def expires_at(self, since: float, moved_at: float) -> float:
-        """Return when an item submitted at ``since`` fails, unless the server shows by then that it
-        carries out others.
-        """
+        """Return when an item fails, unless the server shows by then that it carries out others."""
         shown = self._succeeded_at
         if self.in_flight and not self.in_flight[0].repeating:
             # A large call takes its time.
@@ -252,10 +226,7 @@ class BatchPlan(Generic[Item, Waiter]):
         return max(since, shown) + self.expires_after
 
     def expire(self, now: float, moved_at: float) -> list[Batch[Item, Waiter]]:
-        """Remove and return the batches that have waited too long.
-
-        :meth:`settle` must follow for each.
-        """
+        """Remove and return the batches that have waited too long. Settle each."""
         expired = [each for each in self.waiting if self.expires_at(each.since, moved_at) <= now]
         for batch in expired:
             self.waiting.remove(batch)
@@ -271,24 +242,16 @@ class BatchPlan(Generic[Item, Waiter]):
     # Flushing and closing
 
     def flush(self, waiter: Waiter) -> None:
-        """Have :meth:`settle` or :meth:`withdraw` return ``waiter`` once all items added so far are
-        done.
-        """
+        """Have ``waiter`` returned once all items added so far are done."""
         self._flushing.append((self._done + self.unanswered, waiter))
 
     def abandon(self) -> tuple[list[Batch[Item, Waiter]], list[Batch[Item, Waiter]]]:
-        """Remove and return the batches in flight, and those that were never sent.
-
-        :meth:`settle` must follow for each.
-        """
+        """Remove and return the batches in flight, and those that were never sent. Settle each."""
         in_flight, self.in_flight = self.in_flight, []
         return in_flight, self.recall()
 
     def recall(self) -> list[Batch[Item, Waiter]]:
-        """Remove and return the batches that were never sent.
-
-        :meth:`settle` must follow for each.
-        """
+        """Remove and return the batches that were never sent. Settle each."""
         unsent = [*self.waiting]
         self.waiting.clear()
         self.waiting_bytes = 0

@@ -53,11 +53,8 @@ class Batcher(Generic[Item, Result]):
 
     A lone caller never waits for others: the first item leaves before :meth:`submit` returns. If a
     caller is cancelled before its item has left, the item is withdrawn, unless items are
-    ``uncancellable``. If it is cancelled later, the item is committed and the result dropped. If
-    items expire, each one that has not left within a few seconds fails.
-
-    As long as all goes well there is no task: the reply itself sends the next batch. If a call
-    fails, a task retries it.
+    ``uncancellable``. The reply itself sends the next batch; only a call that fails has a task,
+    which retries it.
     """
 
     def __init__(
@@ -77,16 +74,14 @@ class Batcher(Generic[Item, Result]):
         """Args:
         server: Runs the calls.
         background: Owns the tasks that retry.
-        request: Returns the call for a batch and the slot that it takes, 0 or 1. A slot has one
-            call in flight at a time.
-        repeat: Makes a call that could not be sent at once or that failed. Its error argument is
-            set if the call may have been carried out, and None if it was not. Returns the reply.
+        request: Returns the call for a batch and its slot, which has one call in flight at a time.
+        repeat: Makes a call that could not be sent at once or that failed, and returns the reply.
+            Its error argument is set if the call may have been carried out.
         results: Returns one result per item, in order, from a reply.
-        max_items: The maximum number of items per batch: one script blocks the whole server while
-            it runs.
+        max_items: The maximum number of items per batch: a script blocks the whole server.
         max_bytes: The maximum size of a batch that has more than one item, bytes.
         uncancellable: Whether an item is committed even if its caller is cancelled.
-        expires: Whether an item fails if it could not be sent for as long as a call is retried.
+        expires: Whether an item fails that could not be sent for as long as a call is retried.
         on_outcome: Called with each item of :meth:`fire_and_forget` and its outcome.
         """
         # Kept, because on Python 3.11 each lookup asks the system for the process's id.
@@ -114,10 +109,7 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is waiting that more would cost memory and gain nothing.
-
-        See :meth:`wait_for_capacity`.
-        """
+        """Whether so much is waiting that more would cost memory and gain nothing."""
         return self._plan.waiting_bytes > MOST_WAITING
 
     async def flush(self) -> None:
@@ -126,12 +118,7 @@ class Batcher(Generic[Item, Result]):
             await self._flushed()
 
     async def wait_for_capacity(self) -> float:
-        """Wait for capacity.
-
-        Call this before building an item; :meth:`submit` itself accepts items regardless.
-
-        Returns:
-            The time from which the item that is built now counts. Pass it to :meth:`submit`.
+        """Wait for capacity, before you build an item. Return the time to pass to :meth:`submit`.
 
         Raises:
             ServerUnavailable: None of the waiting items could be sent.
@@ -156,10 +143,7 @@ class Batcher(Generic[Item, Result]):
         return since
 
     def submit(self, item: Item, size: int, since: float | None = None) -> Future[Result]:
-        """Add ``item`` of ``size`` bytes to the next batch. Await or cancel the returned future.
-
-        ``since`` is the result of :meth:`wait_for_capacity`, if it was called.
-        """
+        """Add ``item`` of ``size`` bytes to the next batch. Await or cancel the returned future."""
         future: Future[Result] = Future(loop=self._loop)
         if since is None:
             since = self._loop.time()
@@ -172,10 +156,8 @@ class Batcher(Generic[Item, Result]):
         return future
 
     def fire_and_forget(self, item: Item, size: int) -> None:
-        """Submit an item as :meth:`submit` does, for a caller that does not wait: ``on_outcome`` is
-        called with its outcome.
-
-        The item leaves with all others that are submitted in this iteration of the event loop.
+        """Submit an item for a caller that does not wait, together with all others that are
+        submitted in this iteration of the event loop.
         """
         if self._plan.add(item, size, None, self._loop.time(), eager=False):
             self._leave()
@@ -184,9 +166,7 @@ class Batcher(Generic[Item, Result]):
             self._loop.call_soon(self._leave)
 
     def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[Future[Result]]:
-        """Submit each item as :meth:`submit` does, in as few batches as they need, one after the
-        other.
-        """
+        """Submit items in as few batches as they need, one after the other."""
         new_future: Callable[[], Future[Result]] = partial(Future, loop=self._loop)
         futures: list[Any] = self._plan.add_many(items, new_future, self._loop.time())
         self._leave()
@@ -200,9 +180,7 @@ class Batcher(Generic[Item, Result]):
             self._let_in()
 
     async def aclose(self, grace: float) -> None:
-        """Accept no more items, give those that wait ``grace`` seconds, then fail them as unsent or
-        unknown.
-        """
+        """Accept no more items, and fail those that are not done within ``grace`` seconds."""
         self._plan.closed = True
         self._leave()
         if self._plan.unanswered:
@@ -293,8 +271,7 @@ class Batcher(Generic[Item, Result]):
         if batch not in self._plan.in_flight:
             return  # given up meanwhile
         if isinstance(reply, ServerRefused):
-            # It would refuse again. If it has carried out a part of the call, a repetition would
-            # find that part done.
+            # It would refuse again, or find the part done that it has carried out.
             self._plan.end(batch)
             self._fail(batch, reply)
             self._leave()

@@ -1,6 +1,4 @@
-"""The services that queues are built from. All queues of a client share them, except for the
-clock.
-"""
+"""The services that the queues of a client share, except for the clock."""
 
 from __future__ import annotations
 

@@ -49,8 +49,7 @@ def parse(durability: str) -> Durability | None:
 
 
 class DurableBatchers(Generic[Item, Result]):
-    """Stores the messages of one queue: without a further promise, and under each promise that was
-    requested.
+    """Stores the messages of one queue, under each promise that was requested.
 
     Attributes:
         plain: Stores messages without a further promise.
@@ -65,10 +64,9 @@ class DurableBatchers(Generic[Item, Result]):
         ],
     ) -> None:
         """Args:
-        key: One of the queue's keys. It determines which server is asked whether it can keep a
-            promise.
-        new: Creates a batcher from the server that runs the scripts and a function. That function
-            turns the reader of a plain server's answers into the reader of this server's answers.
+        key: One of the queue's keys, whose server is asked whether it can keep a promise.
+        new: Creates a batcher from the server that runs the scripts, and from a function that turns
+            the reader of a plain server's answers into the reader of this server's answers.
         """
         self._server = server
         self._key = key
@@ -105,9 +103,7 @@ class DurableBatchers(Generic[Item, Result]):
 
 
 def _confirming(promise: Durability, results: Results) -> Results:
-    """Adapt ``results`` to the pairs of a :class:`WaitingServer`: each is :class:`Unconfirmed` if
-    the promise is broken.
-    """
+    """Adapt ``results`` to the pairs of a :class:`WaitingServer`."""
 
     def confirmed(items: Sequence[Any], answer: tuple[Any, Any]) -> Sequence[Any]:
         known = results(items, answer[0])

@@ -26,9 +26,7 @@ MOMENT = 0.05
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
-    """Return how many of ``count`` items each waiting caller gets: equal shares, with any remainder
-    going to the first ones.
-    """
+    """Share ``count`` items equally among callers. The first ones get the remainder."""
     result = []
     for place, want in enumerate(wants):
         others = len(wants) - place
@@ -69,9 +67,7 @@ class Source:
         return self.asked or self.attempt > 0 or self.look > 0
 
     def is_slow(self, now: float) -> bool:
-        """Return whether its server has not answered for :data:`MOMENT`, so that nothing waits for
-        it any more.
-        """
+        """Return whether its server has not answered for :data:`MOMENT`: nothing waits for it."""
         return now >= self.since + MOMENT
 
 
@@ -137,8 +133,7 @@ class Line(Generic[Item]):
     def __init__(self) -> None:
         self._places: dict[Place[Item], None] = {}
         self._sources: list[Source] = []
-        # Sources that may have items, and have not been asked because everything was reserved. The
-        # first one is asked first.
+        # Sources that may have items, and have not been asked because everything was reserved.
         self._candidates: dict[Source, None] = {}
         self._attempts = 0
         self._policy: Any = _NONE_YET
@@ -213,10 +208,7 @@ class Line(Generic[Item]):
             self._answer(source, number, None)
 
     def begin(self, source: Source, now: float, most: int) -> Order:
-        """Begin an attempt to take up to ``most`` items.
-
-        It takes nothing if everything that is wanted is reserved.
-        """
+        """Begin an attempt to take up to ``most`` items, or nothing if everything is reserved."""
         self._attempts += 1
         source.attempt = self._attempts
         source.asked, source.since = False, now
@@ -285,10 +277,8 @@ class Line(Generic[Item]):
 
     def number(self, items: Iterable[Item]) -> list[Taken[Item]]:
         """Give items that have just arrived their places in the order of taking."""
-        taken = []
-        for item in items:
-            self._taken += 1
-            taken.append((self._taken, item))
+        taken = list(enumerate(items, self._taken + 1))
+        self._taken += len(taken)
         return taken
 
     def hand_out(
@@ -296,8 +286,8 @@ class Line(Generic[Item]):
     ) -> list[Taken[Item]]:
         """Give items of one policy to the callers, in order, and return those that are left.
 
-        If ``more`` are to come at once, callers need not share: the first ones get all they want,
-        and handle it while the rest arrives for the others.
+        If ``more`` are to come at once, the first callers get all they want, and handle it while
+        the rest arrives for the others.
         """
         waiting = [
             place
@@ -306,18 +296,17 @@ class Line(Generic[Item]):
         ]
         # The callers for whom the attempt was made come first. Items that one of them gives back
         # then go to the others, in order.
-        asked = [place for place in waiting if place.joined < self._attempts]
-        for places in (asked, [place for place in waiting if place.joined >= self._attempts]):
-            if not taken or not places:
-                continue
+        for is_late in (False, True):
+            if not taken:
+                break
+            places = [place for place in waiting if (place.joined >= self._attempts) is is_late]
             wants = [place.want - len(place.items) for place in places]
             at = 0
-            for place, share in zip(
+            for place, want in zip(
                 places, wants if more else shares(len(taken), wants), strict=True
             ):
-                if share and at < len(taken):
-                    place.items += taken[at : at + share]
-                    at += share
+                place.items += taken[at : at + want]
+                at += want
             taken = taken[at:]
         return taken
 
@@ -349,10 +338,7 @@ class Line(Generic[Item]):
     # Demand
 
     def sources_to_ask(self, now: float) -> list[Source]:
-        """Return the sources to ask now for what is wanted and not reserved.
-
-        Each of them begins an attempt soon.
-        """
+        """Return the sources that shall begin an attempt soon, for what is not reserved."""
         if not self._candidates:
             return []
         if not (count := self._unreserved(now).take):
@@ -368,9 +354,7 @@ class Line(Generic[Item]):
         return chosen
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call :meth:`settle` and :meth:`sources_to_ask` again; None if only an
-        event changes anything.
-        """
+        """Return when to settle again; None if only an event changes anything."""
         moments = [place.until for place in self._places if place.gathers and place.is_open]
         if moments or self._candidates:
             moments += [
@@ -392,33 +376,22 @@ class Line(Generic[Item]):
         """Return how much is wanted and not reserved, for the first policy of which there is
         any.
         """
-        orders = self._orders()
-        if len(self._sources) > 1:
+        wanted = self._wanted_by_policy() if self.mixed else {self._policy: self.wanted}
+        for other in self._sources:
+            order = other.order
             # A server that does not answer must not keep the others from serving.
-            reserved = [
-                other.order
-                for other in self._sources
-                if other.attempt and other is not source and not other.is_slow(now)
-            ]
-            orders = [
-                Order(
-                    order.take - sum(each.take for each in reserved if each.policy == order.policy),
-                    order.policy,
-                )
-                for order in orders
-            ]
-        return next((order for order in orders if order.take > 0), _NOTHING)
+            if other is not source and order.policy in wanted and not other.is_slow(now):
+                wanted[order.policy] -= order.take
+        return next((Order(take, policy) for policy, take in wanted.items() if take > 0), _NOTHING)
 
-    def _orders(self) -> list[Order]:
+    def _wanted_by_policy(self) -> dict[Any, int]:
         """Return how much is wanted by the callers of each policy, in order of arrival."""
-        if not self.mixed:
-            return [Order(self.wanted, self._policy)]
         wanted: dict[Any, int] = {}
         for place in self._places:
             if place.is_open:
                 want = place.want - len(place.items)
                 wanted[place.policy] = wanted.get(place.policy, 0) + want
-        return [Order(want, policy) for policy, want in wanted.items()]
+        return wanted
 
 
 _NOTHING = Order(0, None)

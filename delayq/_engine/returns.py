@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Maximum number of items that one call gives back, and of bytes, unless it is a single item: a
-# script blocks the whole server.
+# Maximum number of items, and of bytes, that one call gives back: it blocks the whole server.
 _CHUNK = 100
 _CHUNK_BYTES = 256 * 1024
 # Maximum number of give-back calls sent at a time, one behind the other.
@@ -52,11 +51,9 @@ class Returns(Generic[Item]):
     ) -> None:
         """Args:
         name: The source's name, for the log.
-        hand_back: Builds the call that returns items to the server, in this order, ahead of
-            everything that is there.
+        hand_back: Builds the call that returns items, in this order, ahead of what is there.
         size: Returns how many bytes an item takes in that call.
-        given_back: Called once with items that went back and will not be handed to a caller here
-            any more.
+        given_back: Called once with items that went back.
         hand_out: Hands items to callers that have come meanwhile, and returns the rest.
         """
         self._name = name
@@ -80,7 +77,7 @@ class Returns(Generic[Item]):
         return not (self._items or self._chunks)
 
     def attempt_begins(self) -> None:
-        """Keep items from going back until the attempt is over: its own belong behind them."""
+        """Keep items from going back until the attempt is over."""
         if self._attempt is None:
             self._attempt = asyncio.get_running_loop().create_future()
 
@@ -111,7 +108,7 @@ class Returns(Generic[Item]):
             await asyncio.wait({self._task}, timeout=within)
 
     def close(self, last: LastCalls, items: list[Taken[Item]]) -> None:
-        """Write the calls that give back these items, and all others that are on their way."""
+        """Write the calls that give back these items, and all others."""
         self._last = last
         self._items += items
         if self._task is not None:
@@ -152,9 +149,7 @@ class Returns(Generic[Item]):
                 log(ERROR, self._name, f"%d messages were taken and {words}: %s", count, why)
 
     def _cut(self) -> list[_Chunk[Item]]:
-        """Pack the items that go back into calls short enough for one script, beginning with the
-        last items of the order.
-        """
+        """Pack the items that go back into calls, beginning with the last ones."""
         items = sorted(self.withdraw())
         chunks = []
         while items:
@@ -203,8 +198,7 @@ class Returns(Generic[Item]):
                 self._given_back([item for _, item in chunk.items])
             else:
                 left.append(chunk)
-        # Calls that may have been carried out are repeated unchanged. Other items may go to callers
-        # that have arrived since.
+        # Calls that may have been carried out are repeated unchanged.
         self._chunks[: len(chunks)] = [chunk for chunk in left if chunk.call.is_unsure]
         self._items += [item for chunk in left if not chunk.call.is_unsure for item in chunk.items]
         return left

@@ -21,20 +21,15 @@ class ServerClock:
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Args:
-        now: Returns monotonic seconds.
-        """
+        """Create an estimate. ``now`` returns monotonic seconds."""
         self.local: Callable[[], float] = now
         self._offset: float | None = None
         self._seen_at = 0.0
 
     def observe(self, server_us: int, asked_at: float) -> None:
-        """Record the time that an answer carried, in microseconds since the epoch, for a request
-        that left at ``asked_at``.
-        """
+        """Record the time in an answer, microseconds, for a request that left at ``asked_at``."""
         arrived = self.local()
-        # The server truncates its time to microseconds, so the true time may have been up to a
-        # microsecond later.
+        # The server truncates its time to microseconds.
         lowest, highest = server_us / 1_000_000 - arrived, (server_us + 1) / 1_000_000 - asked_at
         kept = None if self._offset is None else self._offset - _DRIFT * (arrived - self._seen_at)
         # If the offset is above the highest, one of the clocks was set.
@@ -42,19 +37,15 @@ class ServerClock:
             self._offset, self._seen_at = lowest, arrived
 
     def seconds_until(self, due_us: int) -> float:
-        """Return the seconds until the server's clock shows ``due_us``; 0 if that has passed, or if
-        it has never answered.
-        """
+        """Return the seconds until ``due_us``; 0 if that has passed, or before any answer."""
         return max(0.0, self.seconds_from_now(due_us))
 
     def seconds_from_now(self, due_us: float) -> float:
-        """Return the same as :meth:`seconds_until`, but negative if the moment has passed."""
+        """Return the seconds until ``due_us``; negative if it has passed."""
         return self.seconds_from(self.local(), due_us)
 
     def seconds_from(self, now: float, due_us: float) -> float:
-        """Return the seconds from the local time ``now`` to ``due_us``; negative if it has passed,
-        0 before the first answer.
-        """
+        """Return the seconds from the local time ``now`` to ``due_us``; 0 before any answer."""
         if self._offset is None:
             return 0.0
         return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now

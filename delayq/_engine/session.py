@@ -26,9 +26,7 @@ _TICK = 0.0001
 
 
 class Session:
-    """The connections, the timer, the background tasks and the scheduler, shared by all queues of a
-    client.
-    """
+    """What all queues of a client share."""
 
     def __init__(
         self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks
@@ -50,20 +48,17 @@ class Session:
         )
 
     def check_loop(self) -> None:
-        """Raise a clear error in cases where asyncio would hang, or fail late.
+        """Raise ConfigurationError unless the client was opened in this event loop and process.
 
-        Raises:
-            ConfigurationError: The current event loop or process is not the one in which the client
-                was opened.
+        Otherwise asyncio would hang, or fail late.
         """
         if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             raise self.server.wrong_loop()
 
     async def aclose(self) -> None:
-        """Close every queue, then everything else.
+        """Close every queue, then everything else, even if the caller is cancelled.
 
-        Messages that were fetched but not handed to a consumer are on their way back before this
-        waits for anything. If the caller is cancelled, a task does the rest.
+        Messages that reached no consumer are on their way back before this waits for anything.
         """
         if self._closing is None:
             end = self.scheduler.close(self.scheduler.queues)
@@ -92,10 +87,7 @@ class Session:
 
 
 async def _ended(closing: asyncio.Task[None]) -> None:
-    """Wait until closing has ended, even if cancelled.
-
-    After a second cancellation, the task finishes on its own.
-    """
+    """Wait until closing has ended, even if cancelled. After a second one, it ends on its own."""
     try:
         await asyncio.shield(closing)
     except asyncio.CancelledError:

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # A stagger is this multiple of the time that notices take to arrive, within these bounds, in
-# seconds, and up to twice that at random. The randomness spaces clients out, so that the second
-# one's notice stops the third.
+# seconds, and up to twice that at random, so that the second client's notice stops the third.
 _TIMES = 2.0
 LEAST, MOST = 0.0025, 0.0045
-# Number of clients for which this range of staggers suffices; more clients widen it. And the
-# longest stagger, in seconds.
+# More clients than this widen the range of staggers, up to the longest one, in seconds.
 _CROWD = 8
 _LONGEST = 0.25
 # Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
@@ -62,11 +60,7 @@ class TransferNotice:
 
 
 def parse(content: bytes) -> TransferNotice | None:
-    """Parse a notice.
-
-    Returns None if it is not one: scripts write four words, which are two numbers and the
-    signature.
-    """
+    """Parse a notice, or return None: scripts write two numbers and the signature's two words."""
     words = content.split()
     try:
         next_us, through_us, name, demand = words
@@ -83,10 +77,7 @@ def parse(content: bytes) -> TransferNotice | None:
 
 
 def parse_moment(content: bytes) -> int | None:
-    """Parse a notification.
-
-    Returns when a message is due, or None if the notification makes no sense.
-    """
+    """Parse an announcement: when a message is due, or None if it makes no sense."""
     try:
         return _number(content)
     except ValueError:
@@ -113,16 +104,12 @@ class Stagger:
         # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
         self._slowest = 0.0
-        # How many clients heard the last notice, including ourselves, and when we last published
-        # one.
+        # How many clients, including ourselves, heard the last notice; when we last published one.
         self._listeners = 1
         self._published_at = float("-inf")
 
     def delay(self, *, demand: bool) -> float:
-        """Return how long after the due time to wake, in seconds.
-
-        ``demand`` says whether we want the messages that come due.
-        """
+        """Return how long after the due time to wake, in seconds, with or without demand."""
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
@@ -130,8 +117,9 @@ class Stagger:
         return min(least * (1 + spread * self._place), _LONGEST) * (1 if demand else _ASIDE)
 
     def signature(self, now: float, *, demand: bool) -> str:
-        """Return what our next call tells its script, to be appended to the notice; empty for no
-        notice, which is enough where, as far as we know, no other client listens.
+        """Return what our next call tells its script, to be appended to the notice.
+
+        It is empty, for no notice, where no other client listens, as far as we know.
         """
         if self._listeners <= 1 and now - self._published_at < _ASK_EVERY:
             return ""
@@ -143,7 +131,7 @@ class Stagger:
         self._place = None
 
     def published(self, listeners: int, now: float) -> None:
-        """Record that our call published a notice, and that ``listeners`` clients heard it."""
+        """Record that ``listeners`` clients heard the notice of our call."""
         self._listeners, self._published_at = listeners, now
 
     def found_nothing(self) -> None:
@@ -152,9 +140,7 @@ class Stagger:
             self._step_back()
 
     def on_notice(self, notice: TransferNotice, after: float, *, demand: bool) -> None:
-        """Act on another client's notice, which came ``after`` seconds after the moment we were
-        waiting for.
-        """
+        """Act on another client's notice, ``after`` seconds after the moment we waited for."""
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _FORGETS)
         if demand and not notice.demand:

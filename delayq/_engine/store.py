@@ -31,7 +31,7 @@ class NextDue(NamedTuple):
 
 
 class Resynced(NamedTuple):
-    """The reply to one call: the server's time in microseconds, and each of its queues in order."""
+    """The reply to one call: the server's time in microseconds, and its queues in order."""
 
     now_us: int
     queues: Sequence[NextDue]
@@ -47,13 +47,8 @@ async def resync(
 ) -> list[Resynced | BaseException]:
     """Look at many queues in one round trip to one server.
 
-    Args:
-        client: Runs the calls.
-        calls: For each call, the kinds and the keys of some queues. In a cluster, a call has one
-            queue.
-
-    Returns:
-        The reply to each call, or the error with which it failed.
+    Each call has the kinds and the keys of some queues, in a cluster of one. Returns its reply, or
+    the error with which it failed.
     """
     requests = [
         ([key for _, keys in queues for key in keys], [kind for kind, _ in queues])

@@ -25,10 +25,9 @@ _NAMED = 20
 class Subscriber:
     """Keeps one connection subscribed to all channels that are wanted.
 
-    Notifications are only hints: anything published while the link is down is lost, and a half-open
-    link looks like silence. Every confirmation of a subscription is therefore reported, so that the
-    queues themselves can be checked, and the link is pinged and replaced when it does not answer.
-    In a cluster any server will do, because the servers pass notifications on to one another.
+    Notifications are only hints: anything published while the link is down is lost. Every
+    confirmation of a subscription is therefore reported, so that the queues can be checked, and a
+    link that does not answer pings is replaced. In a cluster any server will do.
     """
 
     def __init__(
@@ -128,8 +127,7 @@ class Subscriber:
 
     async def _write(self, link: DedicatedConnection) -> None:
         now = asyncio.get_running_loop().time
-        # The safety re-check has the same interval and starts at the same time. A ping halfway
-        # between two of them halves the time until we find out that all connections are dead.
+        # Halfway between two re-checks, which find out about dead connections, too.
         ping_at = now() + self._ping_interval / 2
         try:
             while True:

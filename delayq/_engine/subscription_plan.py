@@ -1,8 +1,7 @@
 """Plans which channels to ask the server for. Pure.
 
-:class:`SubscriptionPlan` takes events and returns commands. It reads no clock: methods that depend
-on the time take ``now``, in local seconds. :class:`delayq._engine.subscriber.Subscriber` sends the
-commands over a connection, and reports the replies.
+:class:`delayq._engine.subscriber.Subscriber` sends the commands, and reports the replies. Methods
+that depend on the time take ``now``, in local seconds.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ Command = tuple[Kind, list[str]]
 class SubscriptionPlan:
     """Decides which commands lead from the channels that are subscribed to those that are wanted.
 
-    If the user may not subscribe to one channel of a command, the server refuses all of them. Each
-    half is then requested separately, until the forbidden channels are found. Those are left out,
-    and tried again every minute.
+    The server refuses a command if one of its channels is forbidden. Each half is then requested
+    separately, until the forbidden ones are found. They are tried again every minute.
     """
 
     def __init__(self) -> None:
@@ -101,11 +99,7 @@ class SubscriptionPlan:
                 self._sent.popleft()
 
     def on_refusal(self, error: str, now: float) -> bool:
-        """Handle an error, which answers the oldest command in flight.
-
-        Returns:
-            Whether the connection can still be used.
-        """
+        """Handle an error, the oldest command's. Return whether the connection still works."""
         if not self._sent:
             return False
         kind, unnamed = self._sent.popleft()

@@ -1,7 +1,4 @@
-"""Lets a client handle one suspect at a time.
-
-A suspect is a message that may have killed its last worker.
-"""
+"""Lets a client handle one suspect at a time: a message that may have killed its last worker."""
 
 from __future__ import annotations
 
@@ -22,59 +19,48 @@ class Suspects(Generic[T]):
     When a worker's process dies, all its messages lose their leases, and any of them may be the
     cause. If they came back together, the cause would take the others down again. A suspect that
     has been at work for a whole lease counts as cleared.
+
+    Attributes:
+        held: The suspect at work, if any.
     """
 
     def __init__(self) -> None:
-        self._held: T | None = None
+        self.held: T | None = None
         self._asking = False
         self._timeout: Timeout | None = None
         # Ordered, so that queues take turns.
         self._waiting: dict[Callable[[], None], None] = {}
 
     @property
-    def held(self) -> T | None:
-        """The suspect at work, if any."""
-        return self._held
-
-    @property
     def is_free(self) -> bool:
         """Whether another suspect may be handed out."""
-        return self._held is None and not self._asking
+        return self.held is None and not self._asking
 
     def ask(self) -> bool:
-        """Begin a call that may bring a suspect, to be ended with :meth:`answered`.
-
-        Returns False if another one is in flight.
-        """
+        """Begin a call that may bring a suspect. Return False if another one is in flight."""
         if self._asking:
             return False
         self._asking = True
         return True
 
     def answered(self, suspect: T | None, timer: HashedWheelTimer, proven_in: float) -> None:
-        """End a call begun with :meth:`ask`.
-
-        The ``suspect`` that it brought, if any, counts as cleared after ``proven_in`` seconds.
-        """
+        """End a call. The suspect that it brought counts as cleared after ``proven_in`` seconds."""
         self._asking = False
         if suspect is None:
-            if self._held is None:
+            if self.held is None:
                 self._wake()
             return
         if self._timeout is not None:
             # The previous suspect has lost its lease.
             self._timeout.cancel()
-        self._held = suspect
+        self.held = suspect
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: T) -> None:
-        """Let the next suspect be handed out, since this one is settled, lost or cleared.
-
-        Does nothing if it is not at work.
-        """
-        if self._held is not claim:
+        """Let the next suspect be handed out, if this one was at work."""
+        if self.held is not claim:
             return
-        self._held = None
+        self.held = None
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None

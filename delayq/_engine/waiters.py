@@ -71,20 +71,14 @@ class Reader(Generic[Item]):
 
 
 class Loop(Generic[Value]):
-    """The iterator of a loop.
-
-    When the loop is left, items fetched ahead go back before the next statement runs.
+    """The iterator of a loop, which gives items fetched ahead back before the next statement runs.
 
     An asynchronous generator that is dropped is closed only some iterations of the event loop
-    later. Until then, a call that follows the loop would take messages from behind those that were
-    fetched ahead.
+    later. Until then, a call that follows the loop would take messages from behind those.
     """
 
     def __init__(self, values: AsyncGenerator[Value, None], left: Callable[[], None]) -> None:
-        """Args:
-        values: Yields the values that the loop handles.
-        left: Called when no reference to the iterator is left.
-        """
+        """Call ``left`` when no reference to the iterator is left."""
         self._values = values
         self._left = left
 
@@ -105,8 +99,8 @@ class Loop(Generic[Value]):
 class Supply(Source, Generic[Item]):
     """One of the sources of a line of callers, and the attempts to take from it.
 
-    Each attempt begins with :meth:`begin` and :meth:`over` must follow; in between, :meth:`end` or
-    :meth:`fail` reports what came of it.
+    :meth:`begin` begins an attempt, :meth:`end` or :meth:`fail` reports what came of it, and
+    :meth:`over` must follow.
 
     Attributes:
         waiters: The callers.
@@ -155,9 +149,7 @@ class Supply(Source, Generic[Item]):
             self.waiters.settle()
 
     def looked(self, number: int, *, may_have_items: bool) -> None:
-        """Report what a look of :meth:`Waiters.look` has found: whether the source may have
-        items.
-        """
+        """Report what a look of :meth:`Waiters.look` has found."""
         self.waiters.line.looked(self, number, may_have_items=may_have_items)
         self.waiters.settle()
 
@@ -180,9 +172,8 @@ class Supply(Source, Generic[Item]):
 class Waiters(Generic[Item]):
     """The callers of one queue, in order of arrival, and the items they take: payloads or leases.
 
-    Callers never touch the connection themselves: the client's tasks take on their behalf, from one
-    or more sources. A cancelled caller thus leaves no half-read answer behind, and items that
-    arrive for a caller that has gone are handed to the next one, or go back.
+    The client's tasks take on their behalf, from one or more sources. A cancelled caller thus
+    leaves no half-read answer behind, and its items are handed to the next one, or go back.
 
     Attributes:
         line: Decides which caller gets what.
@@ -213,8 +204,7 @@ class Waiters(Generic[Item]):
         self._policy_of = policy_of
         self.line: Line[Item] = Line()
         self._supplies: list[Supply[Item]] = []
-        # The waiters that their callers await, including those that have been handed items but
-        # whose task has yet to run.
+        # Those that callers await, including those that have items but whose task has yet to run.
         self._awaited: set[_Waiter[Item]] = set()
         self._readers: dict[Reader[Item], None] = {}
         # Set when the queue is closed.
@@ -233,13 +223,8 @@ class Waiters(Generic[Item]):
     ) -> Supply[Item]:
         """Add a source, whose number is one higher than that of the last.
 
-        Args:
-            name: The source's name, for the log.
-            ask: Requests an attempt to take from it.
-            hand_back: As for :class:`Returns`, like all arguments below.
-            size: Returns an item's size.
-            given_back: Called with items that are back.
-            services: The services that the source is built from.
+        ``ask`` requests an attempt to take from it; the other arguments are those of
+        :class:`Returns`.
         """
         returns = Returns(
             name,
@@ -308,7 +293,7 @@ class Waiters(Generic[Item]):
         return taken
 
     def _join(self, want: int, timeout: float | None, policy: Hashable) -> _Waiter[Item]:
-        """Add a caller to the line, as :meth:`get` does. Remove it with :meth:`_leave`."""
+        """Add a caller to the line. Remove it with :meth:`_leave`."""
         once = timeout is not None and timeout <= 0
         # Not _Waiter[Item](...): calling an alias costs more than everything else here.
         waiter: _Waiter[Item] = _Waiter(want, policy, once=once)
@@ -394,15 +379,12 @@ class Waiters(Generic[Item]):
     async def batches(
         self, reader: Reader[Item] | None = None, policy: Hashable = None
     ) -> AsyncGenerator[deque[Taken[Item]], None]:
-        """Yield batches without end: one to 100 items, as many as the reader handles in a moment.
-
-        Ends when the queue closes.
+        """Yield batches until the queue closes: one to 100 items, as many as the reader handles in
+        a moment.
 
         If batches are large and come back full, the next one is fetched while the current one is
-        handled.
-
-        The reader empties each batch. Items that it leaves there when it goes, or when the queue
-        closes, go back.
+        handled. The reader empties each batch. Items that it leaves there when it goes, or when the
+        queue closes, go back.
         """
         loop = self._loop
         reader = Reader() if reader is None else reader
@@ -413,8 +395,6 @@ class Waiters(Generic[Item]):
             while await self._fill(reader, batch, policy):
                 count, started = len(ahead), loop.time()
                 if fetches_more(batch, count):
-                    # Fetch while these are handled, so that neither we nor the server wait for the
-                    # other.
                     reader.fetching = self._join(batch, 0, policy)
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
@@ -428,19 +408,13 @@ class Waiters(Generic[Item]):
             self.give_back(self._take_all(reader))
 
     def abandon(self, reader: Reader[Item]) -> None:
-        """Give back everything held by a reader whose loop was left.
-
-        Does nothing in another thread, or after the event loop has ended.
-        """
+        """Give back everything that a reader holds whose loop was left, if the event loop runs."""
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             self.give_back(self._take_all(reader))
 
     @contextmanager
     def at_hand(self) -> Iterator[deque[Taken[Item]]]:
-        """Provide a buffer for a reader that takes with :meth:`get`.
-
-        Items that it leaves there when it goes, or when the queue closes, go back.
-        """
+        """Provide a buffer whose items go back at its end, or when the queue closes."""
         reader: Reader[Item] = Reader()
         self._readers[reader] = None
         try:
@@ -450,10 +424,7 @@ class Waiters(Generic[Item]):
             self.give_back(self._take_all(reader))
 
     def _take_all(self, reader: Reader[Item]) -> list[Taken[Item]]:
-        """Remove and return all items that a reader has in hand or has fetched.
-
-        The reader is left empty, so that no message assumes that more are in hand.
-        """
+        """Remove and return all items that a reader has in hand or has fetched."""
         taken = list(reader.ahead)
         reader.ahead.clear()
         if (waiter := reader.fetching) is not None:
@@ -479,9 +450,7 @@ class Waiters(Generic[Item]):
     # Closing
 
     def close(self, last: LastCalls) -> None:
-        """End every waiting call. Before this returns, write back the items that reached no
-        caller.
-        """
+        """End every waiting call, and write those that give back what reached no caller."""
         self._last = last
         if self._alarm is not None:
             self._alarm.cancel()

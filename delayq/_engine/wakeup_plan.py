@@ -1,8 +1,7 @@
 """Plans when to call the server for one queue: now, at a given moment, or not until asked. Pure.
 
-:class:`WakeupPlan` takes events and returns actions. It reads no clock: every event that
-depends on the time carries ``now``, in local seconds. :class:`delayq._engine.wakeup.WakeupLoop`
-carries out the actions, with a task and a timer.
+:class:`delayq._engine.wakeup.WakeupLoop` carries out the actions, with a task and a timer. Events
+that depend on the time carry ``now``, in local seconds.
 """
 
 from __future__ import annotations

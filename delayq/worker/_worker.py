@@ -24,7 +24,7 @@ from delayq.worker._source import Source
 from delayq.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Expired, Unset, WhenFull
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.worker._handling import Middleware
     from delayq.worker._listener import Listener
     from delayq.worker._retries import OnError
     from delayq.worker._signatures import Dependency
@@ -96,9 +97,7 @@ class Worker:
         self._lifespan = lifespan
         self._listeners: dict[str, Listener] = {}
         self._makers: dict[Any, Dependency] = {}
-        self._middleware: list[
-            Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
-        ] = []
+        self._middleware: list[Middleware] = []
         self._client: Client | None = None
         self._stop: _Stop | None = None
         self._background: asyncio.Task[None] | None = None
@@ -407,22 +406,22 @@ class Worker:
                 scope = Scope(self._makers, made, stack)
                 for kind in [kind for kind, maker in self._makers.items() if maker.once]:
                     await scope.get(kind)
+                feeds = self._feeds(stop, made, stack)
                 with stop.working():
-                    await self._work(stop, made, burst=burst, started=started)
+                    await self._work(stop, feeds, burst=burst, started=started)
         finally:
             self._client = self._stop = None
 
     async def _work(
         self,
         stop: _Stop,
-        made: dict[Any, Any],
+        feeds: Sequence[Feed],
         *,
         burst: bool,
         started: Callable[[], object] | None,
     ) -> None:
-        feeds = self._feeds(made, stop)
+        pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
         try:
-            pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
             pool.start()
             if started is not None:
                 started()
@@ -431,16 +430,20 @@ class Worker:
                 ", ".join(f"queue {name!r}" for name in self._listeners),
                 self._concurrency,
             )
-            await self._until_stopped(pool, stop)
+            await stop.asked.wait()
+            await pool.close()
+            await pool.drain(self._shutdown_timeout, stop.at_once)
         finally:
-            for feed in feeds:
-                feed.handling.threads.close()
+            stop.handlers_cancelled = True
+            await _to_its_end(pool.end())
+        if stop.error is not None:
+            raise stop.error
 
     async def _opened(self, stack: AsyncExitStack) -> Client:
         client = self._given if isinstance(self._given, Client) else connect(self._given)
         return await stack.enter_async_context(client) if client.is_new else client
 
-    def _feeds(self, made: dict[Any, Any], stop: _Stop) -> list[Feed]:
+    def _feeds(self, stop: _Stop, made: dict[Any, Any], stack: AsyncExitStack) -> list[Feed]:
         assert self._client is not None
         feeds = []
         for name, listener in self._listeners.items():
@@ -457,22 +460,12 @@ class Worker:
             # No more than the worker's own concurrency ever run.
             concurrency = min(given.concurrency, self._concurrency)
             threads = Threads(name, concurrency)
+            stack.callback(threads.close)
             handling = Handling(
                 listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
             )
             feeds.append(Feed(Source(queue), handling, concurrency))
         return feeds
-
-    async def _until_stopped(self, pool: Pool, stop: _Stop) -> None:
-        try:
-            await stop.asked.wait()
-            await pool.close()
-            await pool.drain(self._shutdown_timeout, stop.at_once)
-        finally:
-            stop.handlers_cancelled = True
-            await _to_its_end(pool.end())
-        if stop.error is not None:
-            raise stop.error
 
 
 def _check_lifespan(lifespan: object) -> None:
