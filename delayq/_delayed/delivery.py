@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
-from delayq._engine.leases import LOST
-from delayq._engine.leaving import paced, settle_quietly
+from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq.errors import LeaseLost
 
 if TYPE_CHECKING:

@@ -87,7 +87,9 @@ class TransferTask:
                 self._leased.pop(unused).keeper.close()
                 del self._supplies[unused]
             supply: Supply[Lease] = self._new_supply(self._release, lambda _: 0)
-            keeper = LeaseKeeper(self._store.keys.name, lease_us, self.leases, self._services)
+            keeper = LeaseKeeper(
+                self._store.keys.name, lease_us, self.leases.extend, self._services
+            )
             self._leased[lease_us] = LeasedWaiters(supply.waiters, keeper)
             self._supplies = {lease_us: supply, **self._supplies}
         return self._leased[lease_us]

@@ -10,7 +10,7 @@ from delayq._logging import log
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._timer.wheel import Timeout
@@ -34,29 +34,24 @@ class Leased(Protocol):
 
 
 L = TypeVar("L", bound=Leased)
-L_contra = TypeVar("L_contra", bound=Leased, contravariant=True)
-
-
-class Extends(Protocol[L_contra]):
-    """Protocol of objects that can extend leases."""
-
-    async def extend(self, leases: Sequence[L_contra], lease_us: int, /) -> list[bool]:
-        """Extend leases to end ``lease_us`` from now. Return which are ours.
-
-        Raises ServerError.
-        """
-        ...
 
 
 class LeaseKeeper(Generic[L]):
     """Keeps leases alive, with one timer and one call for all messages of a queue."""
 
     def __init__(
-        self, name: str, lease_us: int, settling: Extends[L], services: EngineContext
+        self,
+        name: str,
+        lease_us: int,
+        extend: Callable[[Sequence[L], int], Awaitable[list[bool]]],
+        services: EngineContext,
     ) -> None:
+        """Renew leases with ``extend``, which gets leases and their new length in microseconds, and
+        returns which of them are still ours.
+        """
         self._name = name
         self._lease_us = lease_us
-        self._settling = settling
+        self._extend = extend
         self._timer = services.timer
         self._clock = services.clock
         self._background = services.background
@@ -98,7 +93,7 @@ class LeaseKeeper(Generic[L]):
     async def freshen(self, claims: Sequence[L]) -> list[L]:
         """Restore the full lease of claims that have waited here. Returns those that are lost."""
         try:
-            ours = await self._settling.extend(claims, self._lease_us)
+            ours = await self._extend(claims, self._lease_us)
         except ServerError:
             # The outcome is unknown. Only claims whose lease has certainly ended count as lost.
             return [claim for claim in claims if not self._clock.seconds_until(claim.ends_us)]
@@ -112,7 +107,7 @@ class LeaseKeeper(Generic[L]):
         try:
             # Fail early enough to try again, or to notify the handlers.
             async with asyncio.timeout(lease / _TIMES):
-                ours = await self._settling.extend(claims, self._lease_us)
+                ours = await self._extend(claims, self._lease_us)
         except (ServerError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
             log(WARNING, self._name, "cannot renew %d leases: %s", len(claims), reason)

@@ -9,7 +9,6 @@ import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from delayq._engine.context import EngineContext
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import parse, parse_moment
 from delayq._engine.store import resync
@@ -22,14 +21,10 @@ from delayq.errors import ServerError, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from delayq._background import Background
+    from delayq._engine.context import EngineContext
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
-    from delayq._redis.client import RedisClient
     from delayq._redis.pool import ConnectionPool
-    from delayq._redis.topology import Topology
-    from delayq._timer.timer import HashedWheelTimer
-    from delayq.instrumentation import Hooks
 
 _log = logging.getLogger("delayq")
 
@@ -41,8 +36,7 @@ _AT_A_TIME = 200
 _PATIENCE = 1.0
 # Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
 _GRACE = 0.7
-# Closing ends after this time in any case, in seconds: on a slow network, it waits for bytes that
-# are still moving.
+# Closing ends after this time in any case, in seconds.
 _CLOSE_WITHIN = 8.0
 
 
@@ -84,23 +78,12 @@ class OpenQueue(Protocol):
         """Act on a notification: a message is due at ``due_us`` microseconds."""
         ...
 
-    def on_notice(self, notice: TransferNotice) -> None:
-        """Act on a notice: another client was first."""
-        ...
-
-    def on_settings(self) -> None:
-        """Act on a notification: the queue's settings have changed."""
-        ...
-
-    def wake(self) -> None:
-        """Look for due messages now."""
-        ...
+    def on_notice(self, notice: TransferNotice) -> None: ...
+    def on_settings(self) -> None: ...
+    def wake(self) -> None: ...
 
     def close(self, last: LastCalls) -> None:
-        """Start nothing new.
-
-        Before this returns, write the calls that give back all messages that reached no caller.
-        """
+        """Start nothing new, and write the calls that give back what reached no caller."""
         ...
 
     async def aclose(self, grace: float) -> None:
@@ -119,28 +102,20 @@ class Scheduler:
     which limits the delay that a lost notification can cause.
     """
 
-    def __init__(
-        self,
-        server: RedisClient,
-        nodes: Topology,
-        timer: HashedWheelTimer,
-        background: Background,
-        resync_interval: float,
-        hooks: Hooks,
-    ) -> None:
-        # No caller should wait longer for a retry than for the re-check.
-        retry_most = min(5.0, resync_interval)
-        clock = ServerClock(asyncio.get_running_loop().time)
-        self.services: EngineContext = EngineContext(
-            server, nodes, timer, clock, background, resync_interval, retry_most, hooks
-        )
+    def __init__(self, services: EngineContext) -> None:
+        self.services: EngineContext = services
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
         self._failing = self._refused = False
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
-            nodes, background, self._heard, self._check_now.set, resync_interval, retry_most
+            services.nodes,
+            services.background,
+            self._heard,
+            self._check_now.set,
+            services.resync_interval,
+            services.retry_most,
         )
 
     @property
@@ -226,12 +201,10 @@ class Scheduler:
         queues: Sequence[tuple[Q, tuple[str, ...]]],
         found: Callable[[Q, int, NextDue], object],
     ) -> None:
-        """Look at queues of one server.
+        """Look at queues of one server, each with the keys to examine.
 
-        Args:
-            queues: The queues, each with the keys to examine.
-            found: Called with each queue that is still open, the time when its next message is due,
-                as :meth:`OpenQueue.resynced` takes it, and what else was found.
+        Calls ``found`` with each queue that is still open, and what :meth:`OpenQueue.resynced`
+        takes.
 
         Raises:
             ServerError: Some of the queues could not be looked at.
@@ -283,8 +256,7 @@ class Scheduler:
             self.services.nodes.prune()
         except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
             if isinstance(error, ServerRefused) and not self._refused:
-                # We may lack the right to move one of the queues. Its own call finds that out, and
-                # then it is left out here.
+                # We may lack the right to move one of the queues: its own call finds that out.
                 self._refused = True
                 for queue in self.queues:
                     queue.wake()
@@ -294,8 +266,6 @@ class Scheduler:
                 _log.warning(
                     "re-checking %d queues failed: %s", len(self.queues), error, exc_info=unexpected
                 )
-            # A call that could not be sent has already been retried for a while. One that was
-            # refused fails at once.
             await asyncio.sleep(min(1.0, self.services.retry_most))
             self._check_now.set()
         else:

@@ -6,7 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from delayq._background import Background
+from delayq._engine.context import EngineContext
 from delayq._engine.scheduler import Scheduler
+from delayq._engine.server_clock import ServerClock
 from delayq._redis.client import RedisClient
 from delayq._redis.cluster import Cluster
 from delayq._redis.pool import ConnectionPool
@@ -43,9 +45,18 @@ class Session:
         self._closing: asyncio.Task[None] | None = None
         # Tasks that wait until queues closed on their own have given everything back.
         self._closing_queues: set[asyncio.Task[None]] = set()
-        self.scheduler: Scheduler = Scheduler(
-            self.server, self.nodes, self.timer, self.background, resync_interval, hooks
+        services = EngineContext(
+            self.server,
+            self.nodes,
+            self.timer,
+            ServerClock(self._loop.time),
+            self.background,
+            resync_interval,
+            # No caller should wait longer for a retry than for the re-check.
+            min(5.0, resync_interval),
+            hooks,
         )
+        self.scheduler: Scheduler = Scheduler(services)
 
     def check_loop(self) -> None:
         """Raise ConfigurationError unless the client was opened in this event loop and process.

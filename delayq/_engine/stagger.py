@@ -1,12 +1,11 @@
 """Decides which client calls first when many wait for the same moment and one call is enough. Pure.
 
-There is no election, and no client waits for another. Each client that wants messages wakes at the
-due time plus a stagger of its own. A client that finds messages wakes without a stagger from then
-on, and its script publishes a *notice*, which says that everything due has been handed out, and
-when the next message is due. A client that hears another's notice before its own stagger is over
-need not call at all. If it had no stagger, it has one from then on. The same client is thus first
-again and again, as long as it is there and quick enough. When it dies, has no room, or is slow, the
-client with the next stagger is first instead, a few milliseconds late, and stays first.
+No client waits for another: each wakes at the due time plus a stagger of its own. A client that
+finds messages wakes without a stagger from then on, and its script publishes a *notice*, which says
+that everything due has been handed out, and when the next message is due. A client that hears
+another's notice before its own stagger is over need not call at all. If it had no stagger, it has
+one from then on. The same client is thus first again and again. When it dies, has no room, or is
+slow, the client with the next stagger is first instead, a few milliseconds late, and stays first.
 
 The more clients listen, the wider their staggers are spread, so that few of them wake before the
 first one's notice has reached them. The earliest of many is early all the same. A notice says how

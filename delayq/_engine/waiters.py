@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._engine.leaving import Paced
+from delayq._engine.leases import Batch
 from delayq._engine.line import Line, Order, Place, Source, Taken
 from delayq._engine.prefetch import fetches_more, next_batch
 from delayq._engine.returns import Returns
@@ -15,6 +14,7 @@ from delayq._redis.connection import own_copy
 from delayq.errors import Closed, ConfigurationError, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import (
         AsyncGenerator,
         Awaitable,
@@ -40,10 +40,6 @@ _TURNS_TO_LEAVE = 2
 ANSWER_WITHIN = 5.0
 
 
-class Batch(deque[Taken[Item]], Paced):
-    """The items that one reader has in hand."""
-
-
 class _Waiter(Place[Item]):
     __slots__ = ("future", "limit")
 
@@ -66,7 +62,7 @@ class Reader(Generic[Item]):
     __slots__ = ("ahead", "fetching")
 
     def __init__(self) -> None:
-        self.ahead: Batch[Item] = Batch()
+        self.ahead: Batch[Taken[Item]] = Batch()
         self.fetching: _Waiter[Item] | None = None
 
 
@@ -117,27 +113,18 @@ class Supply(Source, Generic[Item]):
         self.returns: Returns[Item] = returns
 
     def begin(self, most: int) -> Order:
-        """Begin an attempt to take up to ``most`` items.
-
-        Returns how many to take: 0 if other attempts take all that is wanted.
-        """
+        """Begin an attempt to take up to ``most`` items. Return how many to take."""
         self.returns.attempt_begins()
         return self.waiters.line.begin(self, self.waiters.now(), most)
 
     def end(self, items: Collection[Item], *, more: bool = False) -> None:
-        """Report the items that the attempt brought, in this order.
-
-        If ``more`` are to come at once, callers need not share.
-        """
+        """Report the items that the attempt brought, and whether more are to come at once."""
         line = self.waiters.line
         line.end(self, len(items), more=more)
         self.put(line.number(items), more=more)
 
     def fail(self, error: DelayqError) -> None:
-        """Report that the attempt has failed.
-
-        Callers that can wait stay for the next one, unless that is bound to fail too.
-        """
+        """Report that the attempt has failed. Callers that can wait stay for the next one."""
         self.waiters.line.over(self)
         self.look_failed(error)
 
@@ -267,12 +254,9 @@ class Waiters(Generic[Item]):
     ) -> list[Taken[Item]]:
         """Take one to ``want`` items, waiting at most ``timeout`` seconds (None: indefinitely).
 
-        Returns [] if none came.
-
         Raises:
             Closed: The queue is closed, or closes in the meantime.
-            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server could not be
-                queried.
+            ServerUnavailable, OutcomeUnknown: Only with a timeout of 0: the server did not answer.
             ServerRefused: The server does not let us take.
         """
         if self._last is not None:
@@ -307,10 +291,7 @@ class Waiters(Generic[Item]):
         return waiter
 
     def look(self, supplies: Sequence[Supply[Item]]) -> int:
-        """Note that these sources are looked at, and return the number of the look.
-
-        :meth:`Supply.looked` or :meth:`Supply.look_failed` must follow for each.
-        """
+        """Begin a look at sources, each to be ended with what it found, and return its number."""
         return self.line.look(supplies, self.now())
 
     def fail(self, error: DelayqError) -> None:

@@ -16,11 +16,9 @@ if TYPE_CHECKING:
     from delayq._engine.server_clock import ServerClock
     from delayq._engine.stagger import Stagger, TransferNotice
 
-# A reply may overtake a notification of messages that it has handed out already, by this much, in
-# microseconds.
+# A reply may overtake a notification of messages that it has handed out, by this much, in us.
 _LATE_US = 250_000
-# Our estimate of the server's clock lags by a reply's travel time. A notice cannot be further ahead
-# of it, in seconds.
+# A notice cannot be further ahead of our estimate of the server's clock, in seconds.
 _AHEAD = 5.0
 
 # The reply of a call that was not made, because no caller wants messages.
@@ -28,20 +26,15 @@ NOT_ASKED = -2
 
 
 def due_us(now_us: int, wait_us: int) -> int:
-    """Return the moment ``wait_us`` after ``now_us``.
-
-    The special values 0 (now) and -1 (never) are returned unchanged.
-    """
+    """Return the moment ``wait_us`` after ``now_us``; 0 (now) and -1 (never) stay as they are."""
     return now_us + wait_us if wait_us > 0 else wait_us
 
 
 @dataclass(eq=False, slots=True)
 class Armed:
-    """An armed wake-up: ``wake_at`` in local seconds, for messages due at ``due_us`` by the
-    server's clock.
+    """A wake-up at ``wake_at``, in local seconds, for messages due at ``due_us``.
 
-    Requests for a later wake-up rely on this one while it is armed. ``last_us`` is the latest
-    moment it covers.
+    Requests for later ones rely on it while it is armed: ``last_us`` is the last moment it covers.
     """
 
     wake_at: float
@@ -50,12 +43,10 @@ class Armed:
 
 
 def gives_way(held: Armed | None, wake_at: float) -> bool:
-    """Return whether the held wake-up gives way to one at ``wake_at``, which it does only if that
-    one is earlier.
+    """Return whether the held wake-up gives way to one at ``wake_at``: only to an earlier one.
 
     Replies and notifications travel on different connections, so an old one may arrive after a
-    newer one. Whichever arrives last, the earlier moment is kept: waking too early costs a call,
-    while waking too late breaks the promise.
+    newer one. Waking too early costs a call, waking too late breaks the promise.
     """
     return held is None or wake_at < held.wake_at
 
@@ -168,8 +159,7 @@ class WakeupPlan:
         self._has_demand = has_demand
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
-        # The call requested: for messages due by this moment, in us; inf for whatever is due; None
-        # if none is requested.
+        # The call requested: for messages due by this moment, in us, or inf; None if there is none.
         self._requested: float | None = None
         self._handed_out_us = 0
         self._closed = False
@@ -220,17 +210,14 @@ class WakeupPlan:
         held, after = self._last_timeout.held, 0.0
         actions = self.handed_out(notice.through_us)
         if held is not None and held.due_us <= notice.through_us:
-            # Anything else it covers is known to the notice, or to an announcement that follows the
-            # notice.
+            # The notice, or an announcement that follows it, knows of anything else that it covers.
             after = max(0.0, -self._clock.seconds_from(now, held.due_us))
             actions += self._disarm()
         self.stagger.on_notice(notice, after, demand=self._has_demand())
         return actions + self.on_next_due(notice.next_us, now)
 
     def on_next_due(self, due_us: int, now: float) -> Actions:
-        """Arrange the next call, for a message due at ``due_us`` microseconds by the server's clock
-        (0: now, -1: no message).
-        """
+        """Arrange the next call, for a message due at ``due_us`` (0: now, -1: no message)."""
         if due_us > 0:
             return self._wake_in(self._wait(due_us, now), now, due_us)
         return self.wake() if due_us == 0 else ()
@@ -253,10 +240,7 @@ class WakeupPlan:
     # The call in flight
 
     def begin_call(self) -> bool:
-        """Begin a call, if one is requested and still needed.
-
-        :meth:`on_reply` or :meth:`on_failure` must follow.
-        """
+        """Begin a call, if one is requested and needed. Report how it ends."""
         requested, self._requested = self._requested, None
         if requested is None or requested < self._handed_out_us:
             return False
@@ -272,14 +256,12 @@ class WakeupPlan:
         # This replaces any earlier value: the server's clock may have been set back.
         self._handed_out_us = through_us
         held = self._last_timeout.held
-        # It would be skipped when it fires, and until then keep a later one from being armed.
+        # It would be skipped, and keep a later one from being armed.
         return self._disarm() if held is not None and held.last_us < through_us else ()
 
     def transferred(self, listeners: int, now: float) -> None:
-        """Record that the call found messages.
-
-        Its notice was heard by ``listeners`` clients; 0 if it gave none, -1 if the user may not
-        publish it.
+        """Record that the call found messages, and how many clients heard its notice: 0 if it gave
+        none, -1 if the user may not publish it.
         """
         self._in_flight.too_late = False
         self.stagger.transferred()

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
-from delayq._engine.leases import LOST
-from delayq._engine.leaving import paced, settle_quietly
+from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq._reliable.bodies import parse
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
 from delayq.errors import DecodeError, LeaseLost

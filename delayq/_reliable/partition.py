@@ -90,7 +90,7 @@ class Partition:
         """Return the keeper of leases of this length."""
         if lease_us not in self._keepers:
             self._keepers[lease_us] = LeaseKeeper(
-                self.name, lease_us, self.settling, self._services
+                self.name, lease_us, self.settling.extend, self._services
             )
         return self._keepers[lease_us]
 

@@ -1,13 +1,14 @@
 """Takes one message from its claim to its end: runs the handler and everything around it, and acts
 on the outcome.
 """
-# ruff: noqa: SLF001 - the worker and the message are one library
+# ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
 
 import asyncio
 import inspect
 from contextlib import AsyncExitStack
+from contextvars import copy_context
 from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -18,26 +19,64 @@ from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, instruction_of, is_instruction
 from delayq.errors import DecodeError, DelayqError, LeaseLost
-from delayq.worker._contexts import InOwnContext
 from delayq.worker._dependencies import Scope
 from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
     from types import TracebackType
 
+    from delayq._engine.line import Taken
+    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.replies import Claim
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._threads import Threads
 
+    Claimed = Taken[Claim]
     Middleware = Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
 
 UNDECODABLE = "undecodable"
+# Maximum number of messages that one call claims from a partition.
+_BATCH = 100
 # How long to wait before beginning the next message if the system cannot provide a thread, in
 # seconds.
 _NO_THREAD_PAUSE = 1.0
 _HERE = str(Path(__file__).parent)
+
+
+class Source:
+    """Claims messages of one queue, and gives back those that no handler has begun.
+
+    Attributes:
+        name: The queue's name.
+    """
+
+    def __init__(self, queue: ReliableQueue[Any]) -> None:
+        self._queue = queue
+        self._open = queue._open
+        self.name: str = queue.name
+        # Claims up to a number of due messages, waiting at most some seconds for the first.
+        self.claim = queue._take
+        # Gives messages back as they were, without counting an attempt.
+        self.give_back = self._open.waiters.give_back
+        self.quiet = self._open.quiet
+        self.flush = self._open.flush
+
+    @property
+    def most_at_once(self) -> int:
+        """Maximum number of messages to claim at once."""
+        return _BATCH * len(self._open.partitions)
+
+    @property
+    def unanswered(self) -> int:
+        """Number of acknowledgements in flight."""
+        return self._open.unanswered
+
+    def message(self, claimed: Claimed) -> Message[Any]:
+        """Return the message to handle."""
+        return self._queue._leased(claimed[1])
 
 
 class Handling:
@@ -167,11 +206,11 @@ class Handling:
     async def _within_timeout(self, message: Message[Any], value: Any) -> None:
         seconds = self._listener.settings.timeout
         if seconds is None:
-            await InOwnContext(self._start(message, value))
+            await _InOwnContext(self._start(message, value))
             return
         try:
             async with asyncio.timeout(seconds) as limit:
-                await InOwnContext(self._start(message, value))
+                await _InOwnContext(self._start(message, value))
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -263,6 +302,37 @@ class Handling:
             await message.nack(
                 None if what.backoff is None else what.backoff.delay(message.attempt), error
             )
+
+
+class _InOwnContext:
+    """Awaits a coroutine in a copy of the current context, so that variables it sets do not outlive
+    it.
+
+    One task handles many messages, and a variable that one of them has set (a request id for the
+    log, a span) must not be visible to the next. A task for each message would cost more than
+    everything else in the worker.
+    """
+
+    __slots__ = ("_coroutine",)
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        self._coroutine = coroutine
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        coroutine, run = self._coroutine, copy_context().run
+        try:
+            waits_for = run(coroutine.send, None)
+            while True:
+                try:
+                    answer = yield waits_for
+                except BaseException as error:  # noqa: BLE001 - any error belongs to the coroutine
+                    waits_for = run(coroutine.throw, error)
+                else:
+                    waits_for = run(coroutine.send, answer)
+        except StopIteration:
+            return
+        finally:
+            coroutine.close()
 
 
 def _tell(message: Message[Any], failure: BaseException) -> None:

@@ -1,18 +1,15 @@
 """Decides which message is handled when: the slots of a worker, and the messages that each listener
 has claimed for them. Pure.
 
-A *feed* is a listener at work: its queue, the messages it has claimed ahead, and the number of its
-handlers that are running. A fixed number of *slots*, one for each handler that may run, take from
-the feeds in turn, so a flood in one feed holds up another by one message at most. Each feed claims
-as many messages as there are free slots, plus as many as will be begun within a moment: none where
-handling takes long, a few hundred where it is quick. If there are several feeds, each holds one
-more message, so that its turn finds one.
+A *feed* is a listener at work. A fixed number of *slots*, one for each handler that may run, take
+from the feeds in turn, so a flood in one holds up another by one message at most. Each feed claims
+as many messages as there are free slots, plus as many as will be begun within a moment. If there
+are several feeds, each holds one more, so that its turn finds one.
 
-A feed may turn out to hold too many messages, because slots that were free are taken by other
-feeds, or because a handler hangs. Messages that arrive when no slot will be free soon go back to
-the server at once, and so do those that have waited a second while nothing moved. No attempt is
-counted. A feed that gave messages back has the next free slot, or it might never get one: while it
-asks the server for them again, the slot is reserved for it.
+Messages that arrive when no slot will be free soon, because other feeds have taken them, go back to
+the server, and so do those that have waited a second while nothing moved. No attempt is counted. A
+feed that gave messages back has the next free slot, or it might never get one: while it asks the
+server for them again, the slot is reserved for it.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ from delayq._engine.prefetch import begun_soon, moving_mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq.worker._handling import Handling
-    from delayq.worker._source import Claimed, Source
+    from delayq.worker._handling import Claimed, Handling, Source
 
 # Maximum number of messages that a feed claims ahead of free slots.
 _MOST_AHEAD = 200
@@ -121,8 +117,8 @@ class SlotPlan:
         return claimed
 
     def park(self, feed: Feed) -> None:
-        """Have a feed whose messages have waited too long claim no more than there are free slots,
-        until one becomes free, and reserve that one for it.
+        """Have a feed whose messages have waited too long claim none ahead until a slot becomes
+        free, and reserve that one for it.
         """
         self._parked.add(feed)
         feed.took = None
@@ -192,10 +188,7 @@ class SlotPlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether all queues were found empty, in a burst.
-
-        A handler that ended after that may have offered a message.
-        """
+        """Whether all queues were found empty, in a burst, after the last handler had ended."""
         return not self.is_at_work and all(
             feed.empty_at == self.finished or not feed.places for feed in self.feeds
         )

@@ -14,13 +14,12 @@ from delayq._reliable.settings import UNSET, Settings
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._dependencies import Scope
-from delayq.worker._handling import Handling
+from delayq.worker._handling import Handling, Source
 from delayq.worker._listener import check_count, check_settings, listen
 from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
 from delayq.worker._signatures import is_async, name_of, plan_dependency, show
 from delayq.worker._slots import Feed
-from delayq.worker._source import Source
 from delayq.worker._threads import Threads
 
 if TYPE_CHECKING:
