@@ -350,7 +350,7 @@ class DelayedQueue(Generic[T]):
         check_count(max_items, "max_items")
         values: list[T] = []
         # These messages go back if the block ends with an error or the queue closes.
-        with self._waiters.at_hand() as taken:
+        with self._waiters.at_hand(Reader()) as taken:
             most = max_items
             while most is None or len(taken) < most:
                 some = await self._waiters.get(

@@ -34,18 +34,11 @@ def parse(durability: str) -> Durability | None:
     Raises:
         BadInput: It is none of these.
     """
-    if durability == "memory":
-        return None
-    if durability == "fsync":
-        return Durability(0)
-    found = (
-        re.fullmatch(r"replicas:([1-9][0-9]{0,3})", durability)
-        if isinstance(durability, str)
-        else None
-    )
+    text = durability if isinstance(durability, str) else ""
+    found = re.fullmatch(r"memory|fsync|replicas:([1-9][0-9]{0,3})", text)
     if found is None:
         raise BadInput(f'durability must be "memory", "fsync" or "replicas:N", not {durability!r}')
-    return Durability(int(found[1]))
+    return None if text == "memory" else Durability(int(found[1] or 0))
 
 
 class DurableBatchers(Generic[Item, Result]):
@@ -83,9 +76,7 @@ class DurableBatchers(Generic[Item, Result]):
     async def under(self, promise: Durability) -> Batcher[Item, Result | Unconfirmed[Result]]:
         """Return the batcher that stores messages under a promise.
 
-        Raises:
-            ServerError: The server cannot be asked, or cannot keep such a promise.
-            Closed: The queue was closed meanwhile.
+        Raises ServerError if the server cannot keep it, and Closed.
         """
         if promise not in self._promised:
             server = WaitingServer(self._server, promise)

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
-# Seconds of a lease that must be left for us to know that a repeated call found nothing because the
-# first was carried out.
+# If this much of a lease is left, in seconds, a repeated call finds nothing only after a first one.
 _SURELY = 1.0
 HANDLED_TWICE = "the lease of %s was lost, so the message may be handled again"
 LOST = "the lease has ended: another worker may have the message"

@@ -23,25 +23,18 @@ def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
-    """Return how many messages to request after ``got`` of ``batch`` messages were handled in
-    ``took`` seconds.
-
-    The number doubles while batches come back full, and shrinks at once when handling becomes slow.
+    """Return how many messages to request after ``got`` of ``batch`` took ``took`` seconds: twice
+    as many while batches come back full, and few at once when handling becomes slow.
     """
     wish = batch * 2 if got >= batch else batch
     return max(1, min(wish, begun_soon(got, took)))
 
 
 def fetches_more(batch: int, got: int) -> bool:
-    """Return whether to fetch the next batch while handling the ``got`` messages received for a
-    request of ``batch``.
-    """
+    """Return whether to fetch the next batch while handling ``got`` messages of this one."""
     return got >= batch >= _MANY
 
 
 def moving_mean(before: float | None, took: float) -> float:
-    """Return the mean time after one more message that took ``took`` seconds.
-
-    The most recent messages count most.
-    """
+    """Return the mean time after one more message. The most recent ones count most."""
     return took if before is None else before + (took - before) * _WEIGHT

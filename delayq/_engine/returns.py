@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from logging import ERROR, WARNING
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from delayq._logging import log
 from delayq._redis.hand_back import send
@@ -26,14 +26,11 @@ _CHUNK_BYTES = 256 * 1024
 _AT_ONCE = 16
 
 
-class _Chunk(Generic[Item]):
+class _Chunk(NamedTuple, Generic[Item]):
     """Items that go back in one call."""
 
-    __slots__ = ("call", "items")
-
-    def __init__(self, call: HandBack, items: list[Taken[Item]]) -> None:
-        self.call = call
-        self.items = items
+    call: HandBack
+    items: list[Taken[Item]]
 
 
 class Returns(Generic[Item]):

@@ -161,8 +161,7 @@ class Scheduler:
             queue.close(last)
 
         async def end() -> None:
-            # Neither gathered nor in a scope: a cancelled caller can thus be told apart from a
-            # closing that takes too long.
+            # Not gathered: a cancelled caller is not a closing that takes too long.
             ending = [
                 self.services.background.spawn(queue.aclose(grace), f"close {queue.name}")
                 for queue in closing

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from delayq._engine.scheduler import OpenQueue
     from delayq.instrumentation import Hooks
 
-# Short enough that the wheel adds next to nothing to the alarm's own error. An idle wheel costs
-# nothing, however short its ticks.
+# Seconds. An idle wheel costs nothing, however short its ticks.
 _TICK = 0.0001
 
 

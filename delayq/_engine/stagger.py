@@ -29,8 +29,7 @@ _CROWD = 8
 _LONGEST = 0.25
 # Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
 _DIGITS = 19
-# A client that moves due messages but wants none staggers this many times as long, and leaves them
-# to clients that do.
+# A client that moves due messages but wants none staggers this many times as long.
 _ASIDE = 3.0
 # How fast a slow notice is forgotten: this much of it still counts after the next one.
 _FORGETS = 0.95

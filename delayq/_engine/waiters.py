@@ -177,8 +177,8 @@ class Waiters(Generic[Item]):
     ) -> None:
         """Args:
         services: The services the queue is built from.
-        ask: Requests attempts to take, for a caller that has joined. Unless its argument is True,
-            it may do nothing while it is known that no message is there yet.
+        ask: Requests attempts for a caller that has joined, unless its argument is False and no
+            message is there yet.
         unwanted: Called when the last caller that waited for messages has left.
         supply_of: Returns the number of the source from which an item came.
         policy_of: Returns the policy of the callers that may have an item.
@@ -367,14 +367,10 @@ class Waiters(Generic[Item]):
         handled. The reader empties each batch. Items that it leaves there when it goes, or when the
         queue closes, go back.
         """
-        loop = self._loop
-        reader = Reader() if reader is None else reader
-        self._readers[reader] = None
-        ahead = reader.ahead
-        batch = 1
-        try:
+        reader, batch = reader or Reader(), 1
+        with self.at_hand(reader) as ahead:
             while await self._fill(reader, batch, policy):
-                count, started = len(ahead), loop.time()
+                count, started = len(ahead), self.now()
                 if fetches_more(batch, count):
                     reader.fetching = self._join(batch, 0, policy)
                     # A reader that never awaits would keep the call from being sent.
@@ -382,26 +378,22 @@ class Waiters(Generic[Item]):
                         await asyncio.sleep(0)
                 ahead.waited = 0.0
                 yield ahead
-                batch = next_batch(batch, count, loop.time() - started - ahead.waited)
-        finally:
-            del self._readers[reader]
-            # All at once, so that everything goes back in order.
-            self.give_back(self._take_all(reader))
+                batch = next_batch(batch, count, self.now() - started - ahead.waited)
 
     def abandon(self, reader: Reader[Item]) -> None:
-        """Give back everything that a reader holds whose loop was left, if the event loop runs."""
+        """Give back what a reader holds whose loop was left, if the event loop still runs."""
         if asyncio._get_running_loop() is self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             self.give_back(self._take_all(reader))
 
     @contextmanager
-    def at_hand(self) -> Iterator[deque[Taken[Item]]]:
-        """Provide a buffer whose items go back at its end, or when the queue closes."""
-        reader: Reader[Item] = Reader()
+    def at_hand(self, reader: Reader[Item]) -> Iterator[Batch[Taken[Item]]]:
+        """Give back what a reader holds at the end of the block, or when the queue closes."""
         self._readers[reader] = None
         try:
             yield reader.ahead
         finally:
             del self._readers[reader]
+            # All at once, so that everything goes back in order.
             self.give_back(self._take_all(reader))
 
     def _take_all(self, reader: Reader[Item]) -> list[Taken[Item]]:

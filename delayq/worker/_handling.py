@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 UNDECODABLE = "undecodable"
 # Maximum number of messages that one call claims from a partition.
 _BATCH = 100
-# How long to wait before beginning the next message if the system cannot provide a thread, in
-# seconds.
+# How long to wait for the next message if the system cannot provide a thread, in seconds.
 _NO_THREAD_PAUSE = 1.0
 _HERE = str(Path(__file__).parent)
 
@@ -97,8 +96,7 @@ class Handling:
         makers: How dependencies are made, by type.
         made: The dependencies that exist for the whole run.
         threads: Runs handlers that are not coroutine functions.
-        is_cancelled: Returns whether the worker has cancelled its handlers. If not, a cancellation
-            is the handler's own doing.
+        is_cancelled: Returns whether it is the worker that has cancelled its handlers.
         """
         self._queue = listener.settings.queue
         self._listener = listener
@@ -196,8 +194,7 @@ class Handling:
         except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and self._must_end(message):
                 raise
-            # Only its message has failed, even if something that it waited for was cancelled, or
-            # if it has cancelled its own task.
+            # Only its message has failed, even if it has cancelled its own task.
             failure = error
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)

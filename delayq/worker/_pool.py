@@ -26,8 +26,7 @@ _log = logging.getLogger("delayq")
 _PATIENCE = 1.0
 # Number of messages after which a task that never had to wait lets others work.
 _IN_A_ROW = 25
-# How long a cancelled handler has to hand its message back before it is cancelled again, in
-# seconds.
+# How long a cancelled handler has to hand its message back, in seconds.
 _HAND_BACK_WITHIN = 1.0
 # In a burst, how often an empty feed looks again while others are at work, in seconds.
 _LOOK_AGAIN = 0.05
@@ -104,8 +103,7 @@ class Pool:
         Takes a few seconds at most.
         """
         await self.close()
-        # A cancelled handler hands its message back, but a server that does not answer may keep it
-        # from doing so.
+        # A server that does not answer may keep a cancelled handler from handing its message back.
         for _ in range(2):
             for worker in self._workers:
                 worker.cancel()
@@ -165,8 +163,7 @@ class Pool:
         if wait and not claimed and feed.begun == begun:
             self._park(feed)
         if reserved and not claimed:
-            # The feed has had its chance. If messages came, the slot is kept until the feed takes
-            # it.
+            # The feed has had its chance. Otherwise the slot is kept until the feed takes it.
             plan.unreserve(feed)
         if left := plan.add(feed, claimed):
             feed.source.give_back(left)

@@ -38,8 +38,7 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
         # This also wakes the loop.
         loop.call_soon_threadsafe(call)
 
-    # Not loop.add_signal_handler: it cannot restore the handlers that were there before, such as
-    # the one that asyncio.run() installs for Ctrl-C.
+    # Not loop.add_signal_handler: it cannot restore the handlers that were there before.
     before = {number: signal.signal(number, handle) for number in NUMBERS}
     try:
         yield

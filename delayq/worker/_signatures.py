@@ -77,11 +77,7 @@ def is_async(function: Any) -> bool:
 
 
 def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
-    """Decide how a handler is called.
-
-    Args:
-        handler: A function (sync or async), a method, a partial, or an object with ``__call__``.
-        known: The types for which there are dependencies.
+    """Decide how a handler is called, for whose parameters there are ``known`` types.
 
     Raises:
         ConfigurationError: The handler takes no value, a parameter cannot be filled, or an

@@ -51,9 +51,7 @@ class Threads:
         return len(self._abandoned)
 
     async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a thread, in a copy of the current context.
-
-        If the caller is cancelled, the thread continues.
+        """Call the function in a thread, which continues if the caller is cancelled.
 
         Raises:
             NotBegun: There is no thread for the function.
