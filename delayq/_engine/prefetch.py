@@ -7,8 +7,8 @@ handled, or at least begun, within a moment.
 from __future__ import annotations
 
 MOST = 100
-_MOMENT = 0.05
-"""Seconds."""
+_WITHIN = 0.05
+"""How soon their handling should begin, in seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _MANY = 25
 # The weight of one more message in the mean.
@@ -19,7 +19,7 @@ def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
     """Return how many messages ``handlers`` begin within a moment if each takes ``took`` seconds:
     ``most`` at most.
     """
-    return most if took * most <= handlers * _MOMENT else int(handlers * _MOMENT / took)
+    return most if took * most <= handlers * _WITHIN else int(handlers * _WITHIN / took)
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
