@@ -152,7 +152,7 @@ class BatchPlan(Generic[Item, Waiter]):
         return waiters
 
     def withdraw(self, batch: Batch[Item, Waiter], places: Sequence[int]) -> Sequence[Waiter]:
-        """Remove items from a batch that has not been sent. Return the last of :meth:`settle`."""
+        """Remove items from a batch that was not sent. Return the waiters whose flush is done."""
         for place in sorted(places, reverse=True):
             del batch.items[place], batch.waiters[place]
         return self._count(len(places))
@@ -192,7 +192,10 @@ class BatchPlan(Generic[Item, Waiter]):
     def on_failure(
         self, batch: Batch[Item, Waiter], moved_at: float, *, unknown: bool
     ) -> Repeat[Item, Waiter]:
-        """Record that a batch failed. It may have been carried out if that is ``unknown``."""
+        """Record that a batch failed, and is being repeated.
+
+        ``unknown`` says whether it may have been carried out.
+        """
         # If neither was carried out, one could overtake the other when retried alone.
         after = [
             each for each in self.in_flight if each is not batch and each.repeating and not unknown

@@ -27,7 +27,7 @@ _TICK = 0.0001
 
 
 class Session:
-    """What all queues of a client share."""
+    """The connections, the timer, the tasks and the scheduler of a client."""
 
     def __init__(
         self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks

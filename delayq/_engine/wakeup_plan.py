@@ -114,7 +114,7 @@ class _InFlight:
     """The call in flight.
 
     Attributes:
-        knowledge: What we knew when it began.
+        knowledge: The plan's knowledge when it began.
         too_late: Whether it was made for messages due by some moment, and has found none so far.
     """
 

@@ -19,9 +19,7 @@ class Scope:
     def __init__(
         self, makers: Mapping[Any, Dependency], made: dict[Any, Any], stack: AsyncExitStack
     ) -> None:
-        """Create a scope with objects that exist already, to which new ones are added, and whose
-        ``stack`` tears those down.
-        """
+        """Add objects to those that were ``made`` before, and tear them down with ``stack``."""
         self._makers = makers
         self._made = made
         self._stack = stack
