@@ -316,7 +316,7 @@ def main(
     seed: object,
     habits: Habits,
 ) -> None:
-    """Consume until killed, over connections that take these detours."""
+    """Consume in loops, or with a worker if there are none, over detours, until killed."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
     shorten_deadlines(_set)
     with detour(detours):
@@ -332,12 +332,10 @@ async def _consume(
     while True:
         try:
             async with delayq.connect(url, resync_interval=RESYNC) as client:
-                await asyncio.gather(
-                    *(
-                        Consumer(client, kind, who, notes, (seed, n), habits).run()
-                        for n in range(loops)
-                    )
-                )
+                if not loops:
+                    await WorkerConsumer(client, who, notes, seed, habits).run()
+                made = (Consumer(client, kind, who, notes, (seed, n), habits) for n in range(loops))
+                await asyncio.gather(*(consumer.run() for consumer in made))
         except delayq.ServerError:
             # The process was started while the server was away.
             await asyncio.sleep(0.05)

@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import delayq
-from delayq import Offer
 from tests.faults import consumers
 from tests.faults.checker import Rules, Violation, check, summary
-from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind, open_delayed, open_reliable
-from tests.faults.history import Delivered, End, Fault, History, Offered, Told, now_us
+from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind
+from tests.faults.history import Delivered, End, Fault, History, Told, now_us
 from tests.faults.network import REPLIES, REQUESTS, Connection, Network
+from tests.faults.producers import offer_together
 from tests.faults.storm import _Doubts
 from tests.faults.virtual import EPOCH, Process, VirtualLoop, governed
 
@@ -55,34 +55,24 @@ _END_WITHIN = 30.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a simulation.
-
-    Attributes:
-        kind: The kind of queue, and how it is consumed.
-        seed: The seed of every random choice.
-        messages: How many messages are offered, approximately.
-        faults: How many faults are injected.
-        only: The names of the faults to choose from; all if empty.
-        pause: Seconds between two faults at most.
-        producers: How many processes offer.
-        consumers: How many processes consume.
-        loops: How many loops each consumer has.
-        resync: Seconds between two re-checks.
-        within: Seconds that a message may take once it is due and nothing holds it back.
-        habits: How consumers behave.
-    """
+    """The plan of a simulation. Each producer and each consumer is a process."""
 
     kind: Kind
     seed: int
     messages: int = 60
     faults: int = 8
     only: tuple[str, ...] = ()
+    """The names of the faults to choose from; all if empty."""
     pause: float = 2.0
+    """Seconds between two faults at most."""
     producers: int = 2
     consumers: int = 2
     loops: int = 2
+    """Of each consumer."""
     resync: float = 1.0
+    """Seconds between two re-checks."""
     within: float = WITHIN
+    """Seconds that a message may take once it is due and nothing holds it back."""
     habits: Habits = field(
         default_factory=lambda: Habits(
             fails=0.04, releases=0.02, waits_for_its_ack=0.3, dawdles=0.02, leaves=0.02
@@ -99,20 +89,14 @@ class Plan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a simulation.
+    """The result of a simulation."""
 
-    Attributes:
-        history: Everything that happened, for the checker.
-        violations: Everything that must not happen but did.
-        trace: A hash of everything that passed over the network, and when.
-        lasted: Simulated seconds.
-    """
-
-    plan: Plan
     history: History
     violations: Sequence[Violation]
     trace: str
+    """A hash of everything that passed over the network, and when."""
     lasted: float
+    """Simulated seconds."""
 
     def lines(self) -> list[str]:
         """Return everything that happened, one line each, ordered by time."""
@@ -165,7 +149,7 @@ def simulate(plan: Plan) -> Outcome:
     finally:
         log.removeHandler(doubts)
         loop.close()
-    return Outcome(plan, history, violations, trace, lasted)
+    return Outcome(history, violations, trace, lasted)
 
 
 class Simulation:
@@ -414,42 +398,19 @@ class _Producer:
             await asyncio.gather(*offering, return_exceptions=True)
 
     async def _offer(self, client: delayq.Client, count: int) -> None:
-        chance, history = self._chance, self._history
+        chance, history, kind = self._chance, self._history, self._plan.kind
         delays = [
             chance.choice((0.0, 0.0, 0.3, 2.0, 2.0, _LONGEST_DELAY)) * chance.random()
             for _ in range(count)
         ]
-        keys = [next(self._keys) for _ in range(count)]
-        named = chance.random() < 0.5
-        began = now_us()
-        for key, delay in zip(keys, delays, strict=True):
-            history.offered[key] = Offered(began + int(delay * 1_000_000))
-        stored: Sequence[int] = ()
-        told = Told.OK
+        messages = {next(self._keys): delay for delay in delays}
         try:
-            if self._plan.kind == "reliable":
-                names = [f"m{key}" if named else None for key in keys]
-                offers = [
-                    Offer(value=key, delay=delay, id=name)
-                    for key, delay, name in zip(keys, delays, names, strict=True)
-                ]
-                await open_reliable(client).offer_many(offers)
-            else:
-                await open_delayed(client).offer_many(list(zip(keys, delays, strict=True)))
-        except delayq.OutcomeUnknown as error:
-            told = Told.UNKNOWN
-            if self._plan.kind == "reliable":
-                stored = [int(name[1:]) for name in error.stored] if named else ()
-            else:
-                stored = [int(receipt._payload) for receipt in error.stored]
-        except (delayq.ServerUnavailable, delayq.DuplicateMessage):
+            await offer_together(client, kind, history, messages, named=chance.random() < 0.5)
+        except delayq.DuplicateMessage:
             # All ids differ. A producer that is told of a duplicate relies on neither message being
             # stored.
-            told = Told.FAILED
-        for key in keys:
-            history.offered[key].told = told
-        for key in stored:
-            history.offered[key].told = Told.OK
+            for key in messages:
+                history.offered[key].told = Told.FAILED
 
 
 class _Consumers:

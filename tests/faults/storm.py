@@ -36,6 +36,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
+from delayq._redis.client import RETRY_FOR
 from tests.faults import consumers
 from tests.faults.checker import Rules, check, summary
 from tests.faults.consumers import (
@@ -48,7 +49,6 @@ from tests.faults.consumers import (
     Habits,
     Kind,
     WorkerConsumer,
-    open_delayed,
     open_reliable,
     shorten_deadlines,
 )
@@ -63,6 +63,7 @@ from tests.faults.history import (
     now_us,
     read_notes,
 )
+from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.support.forks import FORKS
 from tests.support.links import BOTH, Links, detour
@@ -94,28 +95,18 @@ work, not a backlog.
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of a storm.
-
-    Attributes:
-        kind: The kind of queue, and how it is consumed.
-        messages: How many messages are offered.
-        faults: How many faults are injected.
-        seed: The seed of every random choice.
-        clients: How many clients offer, and how many consume, in this process.
-        loops: How many loops each consuming client has.
-        processes: How many consumers are processes of their own, to be killed.
-        pause: Seconds between two faults: minimum and maximum.
-        tcp: Whether the network is TCP.
-    """
-
     kind: Kind
     messages: int
     faults: int
     seed: int
     clients: int = 2
+    """How many clients offer, and how many consume, in this process."""
     loops: int = 2
+    """Of each consuming client."""
     processes: int = 1
+    """How many consumers are processes of their own, to be killed."""
     pause: tuple[float, float] = (0.05, 0.4)
+    """Seconds between two faults: minimum and maximum."""
     tcp: bool = True
     round_trip: float = 0.0
     """Milliseconds, while nothing is broken."""
@@ -125,9 +116,11 @@ class Plan:
     drain_within: float = 45.0
     """Seconds within which everything must be delivered once all is healed."""
     workers: bool = False
-    """Whether workers consume in this process, instead of loops. Only for a reliable queue."""
+    """Whether workers consume instead of loops. Only for a reliable queue."""
     only: tuple[str, ...] = ()
-    """The names of the faults to choose from; all if empty."""
+    """The names of the faults to choose from, the frequent ones several times; empty means each
+    that is short.
+    """
 
     @property
     def rules(self) -> Rules:
@@ -345,20 +338,13 @@ class Storm:
             )
             self._consuming.append((client, worker.stop, [asyncio.create_task(worker.run())]))
             return
-        consumers = [
-            Consumer(
-                client,
-                plan.kind,
-                f"consumer {number}.{loop}",
-                self,
-                (plan.seed, number, loop),
-                plan.habits,
-            )
-            for loop in range(plan.loops)
+        who, seed = f"consumer {number}", (plan.seed, number)
+        loops = [
+            Consumer(client, plan.kind, f"{who}.{n}", self, (*seed, n), plan.habits)
+            for n in range(plan.loops)
         ]
-        self._consuming.append(
-            (client, lambda: None, [asyncio.create_task(consumer.run()) for consumer in consumers])
-        )
+        tasks = [asyncio.create_task(loop.run()) for loop in loops]
+        self._consuming.append((client, lambda: None, tasks))
 
     async def close_one(self) -> None:
         """Close the client that has consumed longest, as a process does when it ends.
@@ -407,56 +393,12 @@ class Storm:
         delays = [
             chance.choice((0.0, chance.random() * 0.3, chance.random() * 2.0)) for _ in range(count)
         ]
-        keys = [next(self._keys) for _ in range(count)]
-        began = now_us()
-        for key, delay in zip(keys, delays, strict=True):
-            self.history.offered[key] = Offered(began + int(delay * 1_000_000))
+        messages = {next(self._keys): delay for delay in delays}
         if count <= 50:
-            await asyncio.gather(
-                *(
-                    self._offer_one(client, key, delay)
-                    for key, delay in zip(keys, delays, strict=True)
-                )
-            )
-            return
-        stored: Sequence[int] = ()
-        told = Told.OK
-        named = chance.random() < 0.5
-        try:
-            if self._plan.kind == "reliable":
-                await open_reliable(client).offer_many(
-                    [
-                        Offer(value=key, delay=delay, id=f"m{key}" if named else None)
-                        for key, delay in zip(keys, delays, strict=True)
-                    ]
-                )
-            else:
-                await open_delayed(client).offer_many(list(zip(keys, delays, strict=True)))
-        except delayq.OutcomeUnknown as error:
-            told = Told.UNKNOWN
-            if self._plan.kind == "reliable":
-                stored = [int(name[1:]) for name in error.stored] if named else ()
-            else:
-                stored = [int(receipt._payload) for receipt in error.stored]
-        except (delayq.ServerUnavailable, delayq.ServerRefused):
-            told = Told.FAILED
-        for key in keys:
-            self.history.offered[key].told = told
-        for key in stored:
-            self.history.offered[key].told = Told.OK
-
-    async def _offer_one(self, client: delayq.Client, key: int, delay: float) -> None:
-        offered = self.history.offered[key]
-        try:
-            if self._plan.kind == "reliable":
-                await open_reliable(client).offer(key, delay)
-            else:
-                await open_delayed(client).offer(key, delay)
-            offered.told = Told.OK
-        except (delayq.ServerUnavailable, delayq.ServerRefused):
-            offered.told = Told.FAILED
-        except delayq.OutcomeUnknown:
-            pass
+            await offer_each(client, self._plan.kind, self.history, messages)
+        else:
+            named = chance.random() < 0.5
+            await offer_together(client, self._plan.kind, self.history, messages, named=named)
 
     async def _reuse(self, client: delayq.Client, count: int) -> None:
         """Offer messages that expire before they are taken, then others under the same ids, which
@@ -571,20 +513,11 @@ class Crowd:
     def start(self) -> None:
         number = next(self._numbers)
         who, plan = f"process {number}", self._plan
-        process = FORKS.Process(
-            target=consumers.main,
-            args=(
-                self.url,
-                self.detours,
-                self._folder / f"notes-{number}",
-                who,
-                plan.kind,
-                plan.loops,
-                (plan.seed, who),
-                plan.habits,
-            ),
-            daemon=True,
-        )
+        notes = self._folder / f"notes-{number}"
+        loops = 0 if plan.workers else plan.loops
+        seed = (plan.seed, who)
+        consuming = (self.url, self.detours, notes, who, plan.kind, loops, seed, plan.habits)
+        process = FORKS.Process(target=consumers.main, args=consuming, daemon=True)
         process.start()
         self._processes.append(process)
 
@@ -601,15 +534,9 @@ class Crowd:
             self.kill_one()
 
     def take_notes(self) -> list[Delivered]:
-        """Return what they saw.
-
-        They were killed, so it is not known whether their last acknowledgements had left.
-        """
+        """Return what they saw."""
         paths = sorted(self._folder.glob("notes-*"))
-        read = read_notes(paths)
-        for one in read:
-            if one.end is End.UNATTENDED:
-                one.end = End.UNKNOWN
+        read = _without_certainty(read_notes(paths))
         for path in paths:
             path.unlink()
         return read
@@ -630,10 +557,15 @@ class Crowd:
             await until(all_ended, 2)
         for path in paths:
             os.truncate(path, 0)
-        for one in noted:
-            if one.end is End.UNATTENDED:
-                one.end = End.UNKNOWN
-        return noted
+        return _without_certainty(noted)
+
+
+def _without_certainty(delivered: list[Delivered]) -> list[Delivered]:
+    """Return what a process saw that was killed: its last acknowledgements may not have left."""
+    for one in delivered:
+        if one.end is End.UNATTENDED:
+            one.end = End.UNKNOWN
+    return delivered
 
 
 class _Doubts(logging.Handler):
@@ -662,6 +594,9 @@ class _Doubts(logging.Handler):
 
 
 _FAILOVERS = ("planned failover", "Sentinel killed")
+AWAY_FOR_LONG = "server away for long"
+# Of these, a storm revokes one at a time.
+_RIGHTS = "publish lpush rpush lpop set hset hdel zadd zrem zremrangebyrank"
 
 
 class _Faults:
@@ -680,6 +615,7 @@ class _Faults:
             "refused": self._refuse,
             "server stopped": self._sigstop,
             "server killed": self._sigkill,
+            AWAY_FOR_LONG: self._sigkill_for_long,
             "CLIENT KILL normal": lambda _: self._ask("CLIENT", "KILL", "TYPE", "normal"),
             "CLIENT KILL pubsub": lambda _: self._ask("CLIENT", "KILL", "TYPE", "pubsub"),
             "CLIENT PAUSE": self._pause,
@@ -694,17 +630,16 @@ class _Faults:
     def order(self, count: int, chance: random.Random) -> list[str]:
         """Return this many names, all about equally often, in random order."""
         plan = self._storm._plan
-        names = [
-            name for name in self._all if (name in plan.only or not plan.only) and self._fits(name)
-        ]
-        if not plan.processes:
-            names = [name for name in names if name != "consumer killed"]
+        chosen = plan.only or [name for name in self._all if name != AWAY_FOR_LONG]
+        names = [name for name in chosen if self._fits(name)]
         order: list[str] = []
         while len(order) < count:
             order += chance.sample(names, len(names))
         return order[:count]
 
     def _fits(self, name: str) -> bool:
+        if name == "consumer killed" and not self._storm._plan.processes:
+            return False
         match self._storm._servers:
             case PrivateServer():
                 return name not in _FAILOVERS
@@ -775,6 +710,13 @@ class _Faults:
         await asyncio.sleep(chance.choice((0.0, 0.2)))
         await asyncio.to_thread(server.start)
 
+    async def _sigkill_for_long(self, chance: random.Random) -> None:
+        """Keep the server down until calls have been given up, and leases have ended."""
+        server = await self._one(chance)
+        server.kill()
+        await asyncio.sleep(RETRY_FOR + 1)
+        await asyncio.to_thread(server.start)
+
     async def _pause(self, chance: random.Random) -> None:
         milliseconds = int(chance.uniform(50, 400))
         await self._ask("CLIENT", "PAUSE", str(milliseconds))
@@ -793,20 +735,7 @@ class _Faults:
         """Revoke a right and cut all connections, because rights that were seen on a connection are
         remembered for a while.
         """
-        command = chance.choice(
-            (
-                "publish",
-                "lpush",
-                "rpush",
-                "lpop",
-                "set",
-                "hset",
-                "hdel",
-                "zadd",
-                "zrem",
-                "zremrangebyrank",
-            )
-        )
+        command = chance.choice(_RIGHTS.split())
         raw = await self._storm.raw(await self._one(chance))
         async with raw.pipeline(transaction=True) as pipeline:
             pipeline.execute_command("ACL", "SETUSER", "default", f"-{command}")

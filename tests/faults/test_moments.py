@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delayq._engine.waiters import Waiters
-from tests.faults.moments import Outcome, Plan, run_all, table
+from tests.faults.moments import Plan, run_all
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -18,18 +18,10 @@ FEW, MANY = 12, 1_000
 AT_ONCE = 8
 
 
-def flaws(outcomes: list[Outcome]) -> list[tuple[int, str]]:
-    """Return what went wrong, by seed."""
-    return [(one.plan.seed, words) for one in outcomes for words in one.flaws]
-
-
 async def test_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
     plans = [plan for plan in map(Plan.of, range(3 * FEW)) if len(plan.queues) <= 10][:FEW]
-    outcomes: list[Outcome] = []
-    await run_all(own_server, plans, AT_ONCE, outcomes.append)
-    print(*table(outcomes), sep="\n")
-    assert len(outcomes) == FEW
-    assert flaws(outcomes) == []
+    outcomes = await run_all(own_server, plans, AT_ONCE)
+    assert [one.flaws for one in outcomes] == [[]] * FEW
 
 
 async def test_the_trials_name_a_client_that_hands_nothing_back(
@@ -40,18 +32,12 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
     monkeypatch.setattr(Waiters, "_put", lambda *_args, **_options: None)
     plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
-    outcomes: list[Outcome] = []
-    await run_all(
-        own_server, [plan for plan in plans if len(plan.queues) <= 20], AT_ONCE, outcomes.append
-    )
-    assert any(one.lost for one in outcomes)
+    outcomes = await run_all(own_server, [one for one in plans if len(one.queues) <= 20], AT_ONCE)
+    assert any(flaw.startswith("lost") for one in outcomes for flaw in one.flaws)
 
 
 @pytest.mark.storm
 @pytest.mark.timeout(1200)
 async def test_a_thousand_clients_going_at_random_lose_nothing(own_server: PrivateServer) -> None:
-    outcomes: list[Outcome] = []
-    await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE, outcomes.append)
-    print(*table(outcomes), sep="\n")
-    assert len(outcomes) == MANY
-    assert flaws(outcomes) == []
+    outcomes = await run_all(own_server, map(Plan.of, range(MANY)), AT_ONCE)
+    assert [one.flaws for one in outcomes] == [[]] * MANY

@@ -21,7 +21,6 @@ FORKS.set_forkserver_preload(
         "delayq.cli.app",
         "tests.faults.consumers",
         "tests.faults.victims",
-        "tests.support.crash_worker",
     ],
 )
 

@@ -1,0 +1,45 @@
+"""Workers and the server are killed again and again: nothing is lost, and nothing is handled twice
+without a cause.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.faults.checker import check, summary
+from tests.faults.consumers import Habits, shorten_deadlines
+from tests.faults.storm import AWAY_FOR_LONG, Plan, Storm
+from tests.support.depth import thorough
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.servers import PrivateServer
+
+# Each message takes some time, so workers are killed while they hold many.
+BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0)
+CRASHES = ("consumer killed",) * 8 + ("server killed", AWAY_FOR_LONG)
+
+
+@pytest.mark.parametrize(("count", "crashes"), [(3_000, 10), thorough(20_000, 60)])
+async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
+    own_server: PrivateServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    crashes: int,
+) -> None:
+    shorten_deadlines(monkeypatch.setattr)
+    plan = Plan(
+        "reliable", count, crashes, seed=11, processes=4, habits=BUSY, workers=True, only=CRASHES
+    )
+    async with Storm(own_server, plan, tmp_path) as storm:
+        await storm.blow()
+        history = await storm.end()
+    violations = check(history, plan.rules)
+    assert not violations, summary(violations, show=20)
+    assert len(history.offered) >= count
+    # Without redeliveries after a death, the test would prove nothing.
+    assert any(one.attempt > 1 for one in history.delivered)
