@@ -1,4 +1,4 @@
-"""Values that a producer offers without naming a codec, and the types that workers read them by."""
+"""codec_for: the JSON of values that a producer offers, and the types that workers read them by."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, NewType, NotRequired, cast
@@ -25,7 +26,7 @@ from typing_extensions import TypedDict
 
 import delayq
 from delayq import JsonCodec
-from delayq.codecs import codec_for
+from delayq.codecs import BytesCodec, codec_for
 from delayq.codecs.typed import StandardCodec, _MsgspecCodec, _PydanticCodec
 
 if TYPE_CHECKING:
@@ -288,6 +289,32 @@ class WithStruct:
     parent: WithStruct | None = None
 
 
+class Row(TypedDict):
+    id: int
+
+
+@dataclasses.dataclass
+class Item:
+    item: str
+    price: float = 0.0
+
+
+@dataclasses.dataclass
+class Basket:
+    id: int
+    lines: list[Item]
+    notes: dict[str, str | None] = dataclasses.field(default_factory=dict)
+    parent: Basket | None = None
+    total: float = dataclasses.field(init=False, default=0.0)
+
+    def __post_init__(self) -> None:
+        self.total = sum(line.price for line in self.lines)
+
+
+class Money:
+    """No codec knows it."""
+
+
 MOMENT = datetime(2030, 1, 1, 12, tzinfo=ZoneInfo("Europe/Berlin"))
 MODEL = Model(madeBy="ada", prices={Colour.RED: Decimal("1.50")})
 ORDER = Order(
@@ -295,61 +322,128 @@ ORDER = Order(
 )
 
 
-@pytest.mark.parametrize(
-    ("kind", "value", "wire"),
-    [
-        (
-            Struct,
-            Struct(MOMENT, frozenset("a")),
-            '{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00","tags":["a"]}',
-        ),
-        (Model, MODEL, '{"madeBy":"ada","prices":{"red":"1.50"}}'),
-        (Checked, Checked(SIZE=1), '{"SIZE":1}'),
-        (Large, Large(1, 2), '{"size":1,"weight":2}'),
-        (list[Model], [MODEL], '[{"madeBy":"ada","prices":{"red":"1.50"}}]'),
-        (
-            Both,
-            Both(Model(madeBy="bob"), [Checked(SIZE=1)]),
-            '{"model":{"madeBy":"bob","prices":{}},"checked":[{"SIZE":1}]}',
-        ),
-        (
-            WithStruct,
-            WithStruct(Struct(MOMENT), WithStruct(Struct(MOMENT))),
-            (
-                '{"struct":{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00"},"parent":'
-                '{"struct":{"type":"struct","madeAt":"2030-01-01T12:00:00+01:00"},"parent":null}}'
-            ),
-        ),
-        (
-            Order,
-            ORDER,
-            (
-                '{"id":"00000000-0000-0000-0000-000000000005","lines":[{"price":1},{"price":null}],'
-                '"paid":"green","at":"2030-01-01T12:00:00+01:00","by_day":{"2030-01-01":"7"}}'
-            ),
-        ),
-        (set[UUID], {UUID(int=5)}, '["00000000-0000-0000-0000-000000000005"]'),
-        (frozenset[int], frozenset({3, 1, 2}), "[1,2,3]"),
-        (dict[int, str], {1: "a"}, '{"1":"a"}'),
-        (
-            datetime,
-            datetime(1880, 1, 1, tzinfo=ZoneInfo("Europe/Berlin")),
-            '"1879-12-31T23:06:32Z"',
-        ),
-    ],
-    ids=lambda value: getattr(value, "__name__", None),
+LATER = '"2030-01-01T12:00:00+01:00"'
+STRUCT = f'{{"type":"struct","madeAt":{LATER}}}'
+ORDER_JSON = (
+    '{"id":"00000000-0000-0000-0000-000000000005","lines":[{"price":1},{"price":null}],'
+    f'"paid":"green","at":{LATER},"by_day":{{"2030-01-01":"7"}}}}'
 )
-def test_types_of_libraries_and_their_exact_json(kind: Any, value: Any, wire: str) -> None:
-    assert JsonCodec().encode(value).decode() == wire
+EXACT: list[tuple[Any, Any, str]] = [
+    (dict, {"a": 1}, '{"a":1}'),
+    (dict[str, Any], {"a": 1}, '{"a":1}'),
+    (list, [1, "a"], '[1,"a"]'),
+    (list[Any], [1], "[1]"),
+    (str, "é", '"é"'),
+    (int, 7, "7"),
+    (float, 1.5, "1.5"),
+    (bool, True, "true"),
+    (None, None, "null"),
+    (Any, {"a": None}, '{"a":null}'),
+    (object, 1, "1"),
+    (list[int], [1, 2], "[1,2]"),
+    (int | None, None, "null"),
+    (Literal["a", "b"], "b", '"b"'),
+    (Struct, Struct(MOMENT, frozenset("a")), f'{STRUCT[:-1]},"tags":["a"]}}'),
+    (Model, MODEL, '{"madeBy":"ada","prices":{"red":"1.50"}}'),
+    (Checked, Checked(SIZE=1), '{"SIZE":1}'),
+    (Large, Large(1, 2), '{"size":1,"weight":2}'),
+    (list[Model], [MODEL], '[{"madeBy":"ada","prices":{"red":"1.50"}}]'),
+    (
+        Both,
+        Both(Model(madeBy="bob"), [Checked(SIZE=1)]),
+        '{"model":{"madeBy":"bob","prices":{}},"checked":[{"SIZE":1}]}',
+    ),
+    (
+        WithStruct,
+        WithStruct(Struct(MOMENT), WithStruct(Struct(MOMENT))),
+        f'{{"struct":{STRUCT},"parent":{{"struct":{STRUCT},"parent":null}}}}',
+    ),
+    (
+        Order,
+        ORDER,
+        ORDER_JSON,
+    ),
+    (dict[str, Small], {"a": Small(1)}, '{"a":{"size":1}}'),
+    (Row, {"id": 1}, '{"id":1}'),
+    (set[UUID], {UUID(int=5)}, '["00000000-0000-0000-0000-000000000005"]'),
+    (frozenset[int], frozenset({3, 1, 2}), "[1,2,3]"),
+    (dict[int, str], {1: "a"}, '{"1":"a"}'),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "wire"), EXACT, ids=[str(kind) for kind, _, _ in EXACT])
+def test_a_value_is_the_same_json_from_either_codec_and_comes_back(
+    kind: Any, value: Any, wire: str
+) -> None:
+    assert JsonCodec().encode(value).decode() == codec_for(kind).encode(value).decode() == wire
     back = codec_for(kind).decode(wire.encode())
-    assert back == value or back.astimezone(UTC) == value.astimezone(UTC)
+    assert back == value
     assert type(back) is type(value)
 
 
-def test_a_dataclass_with_types_of_pydantics_is_read_by_pydantic() -> None:
+def test_bytes_are_no_json() -> None:
+    assert (
+        codec_for(bytes).encode(b"\x00\xff") == codec_for(bytes).decode(b"\x00\xff") == b"\x00\xff"
+    )
+
+
+def test_an_offset_with_seconds_is_written_in_utc() -> None:
+    moment = datetime(1880, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
+    assert JsonCodec().encode(moment) == b'"1879-12-31T23:06:32Z"'
+    assert codec_for(datetime).decode(b'"1879-12-31T23:06:32Z"') == moment.astimezone(UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "wire", "why"),
+    [
+        (dict, b"[]", "list, not dict"),
+        (int, b"true", "bool, not int"),
+        (int, b"1.5", "float, not int"),
+        (str, b"1", "int, not str"),
+        (bool, b"1", "int, not bool"),
+        (list[int], b'["a"]', "$[0]"),
+        (Small, b'{"size":"x"}', "size: Input should be a valid integer"),
+        (Model, b"{}", "madeBy: Field required"),
+        (Struct, b'{"type":"struct","madeAt":"x"}', "$.madeAt"),
+        (Basket, b'{"id":null}', "$.id"),
+        (Checked, b'{"SIZE":-1}', "must not be negative"),
+        (list[Checked], b'[{"SIZE":-1}]', "must not be negative"),
+        (Both, b'{"model":{"madeBy":"bob"},"checked":[{"SIZE":-1}]}', "must not be negative"),
+        (Row, b"{}", "id"),
+        *((kind, b"{", "") for kind in (dict, list[int], Model, Struct, Order)),
+        *((kind, b'{                  "id":"secret"}', "") for kind in (Model, Order, Struct, int)),
+    ],
+    ids=str,
+)
+def test_what_is_not_of_the_type_is_refused_and_the_cause_says_why_without_the_value(
+    kind: Any, wire: bytes, why: str
+) -> None:
     with pytest.raises(delayq.DecodeError) as caught:
-        codec_for(Both).decode(b'{"model":{"madeBy":"bob"},"checked":[{"SIZE":-1}]}')
-    assert "must not be negative" in str(caught.value.__cause__)
+        codec_for(kind).decode(wire)
+    assert why in str(caught.value.__cause__)
+    assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        *((int, "1"), (int, True), (dict, []), (Row, 1), (list[Model], [1])),
+        *((Model, {"id": 1}), (Struct, {"id": 1}), (Order, {"id": 1})),
+    ],
+)
+def test_a_producer_cannot_offer_another_type(kind: Any, value: Any) -> None:
+    with pytest.raises(delayq.EncodeError):
+        codec_for(kind).encode(value)
+
+
+def test_what_needs_no_checking_has_the_plain_codecs() -> None:
+    assert isinstance(codec_for(Any), JsonCodec)
+    assert isinstance(codec_for(bytes), BytesCodec)
+
+
+def test_a_type_that_nobody_knows_is_an_error_that_names_it() -> None:
+    with pytest.raises(delayq.ConfigurationError, match=r"Money.*msgspec: .*pydantic: "):
+        codec_for(Money)
 
 
 @given(st.sets(TEXT | INTS))
@@ -366,10 +460,6 @@ def test_equal_sets_are_equal_bytes(values: set[Any]) -> None:
 def test_plain_values_are_what_the_standard_library_writes(value: Any) -> None:
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     assert JsonCodec().encode(value) == text.encode()
-
-
-class Money:
-    """No codec knows it."""
 
 
 def loop() -> Order:
@@ -478,9 +568,16 @@ def test_without_a_library_what_others_write_is_read_too(
         (Pair, b'[1,"a",2]', "it has 3 items, not 2"),
         (Pair, b'["secret"]', "first: it is str, not int"),
         (set[Any], b"[[]]", "unhashable type: 'list'"),
+        (Basket, b"[]", "it is list, not an object of Basket"),
+        (Basket, b'{"lines": []}', "id is missing"),
+        (Basket, b'{"id": true, "lines": []}', "id: it is bool, not int"),
+        (Basket, b'{"id": 1, "lines": {}}', "lines: it is dict, not list"),
+        (Basket, b'{"id": 1, "lines": [{"item": 1}]}', "lines: item: it is int, not str"),
+        (Basket, b'{"id": 1, "lines": [], "notes": {"a": 1}}', "notes: it is int, not str | None"),
+        (Basket, b'{"id": 1, "lines": [], "parent": 1}', "parent: it is int, not "),
     ],
 )
-def test_without_a_library_the_reason_of_a_refusal_quotes_nothing(
+def test_without_a_library_the_reason_of_a_refusal_says_where_and_quotes_nothing(
     kind: Any, payload: bytes, reason: str
 ) -> None:
     with pytest.raises(delayq.DecodeError) as caught:
@@ -488,12 +585,79 @@ def test_without_a_library_the_reason_of_a_refusal_quotes_nothing(
     assert reason in str(caught.value.__cause__)
     assert "secret" not in str(caught.value.__cause__)
     assert caught.value.__context__ is None
+    if kind is Basket:
+        with pytest.raises(delayq.DecodeError):
+            codec_for(Basket).decode(payload)
+
+
+def test_without_a_library_what_is_written_is_read() -> None:
+    basket = Basket(1, [Item("pen", 2.5), Item("ink")], {"a": None}, Basket(2, []))
+    written = StandardCodec(Basket).encode(basket)
+    assert json.loads(written) == dataclasses.asdict(basket)
+    assert StandardCodec(Basket).decode(written) == codec_for(Basket).decode(written) == basket
+    with pytest.raises(delayq.EncodeError):
+        StandardCodec(Basket).encode(Item("pen"))  # type: ignore[arg-type, unused-ignore]
+
+
+def test_defaults_and_unknown_fields_and_whole_floats_are_fine() -> None:
+    text = b'{"id": 1, "new": true, "lines": [{"item": "pen", "price": 2}]}'
+    for codec in (StandardCodec(Basket), codec_for(Basket)):
+        assert codec.decode(text) == Basket(1, [Item("pen", 2.0)])
+
+
+@pytest.mark.parametrize("kind", [bytes, complex, Sequence[int], list[bytes], dict[str, bytes]])
+def test_a_field_that_json_codec_does_not_write_is_an_error_at_once(kind: Any) -> None:
+    with pytest.raises(TypeError, match="JsonCodec does not write "):
+        StandardCodec(dataclasses.make_dataclass("Odd", [("field", kind)]))
+
+
+def without(*modules: str, code: str) -> str:
+    program = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n{code}"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return result.stdout.strip()
+
+
+DATACLASS = """
+import dataclasses, delayq
+@dataclasses.dataclass
+class Order: id: int
+try: codec = delayq.codecs.codec_for(Order)
+except delayq.ConfigurationError as error: print(error)
+else:
+    loaded = sorted({"msgspec", "pydantic"} & set(sys.modules))
+    print(codec.encode(Order(1)).decode(), codec.decode(b'{"id":2}'), loaded)
+"""
+
+
+def test_a_dataclass_is_read_by_whichever_library_is_there_or_by_none() -> None:
+    assert (
+        without("msgspec", "pydantic", code=DATACLASS)
+        == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
+    )
+    assert without("msgspec", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
+    assert without("pydantic", code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec', 'pydantic']"""
+    # If both libraries are installed, only one is loaded.
+    assert without(code=DATACLASS) == """{"id":1} Order(id=2) ['msgspec']"""
+
+
+def test_a_dataclass_with_more_than_json_codec_writes_needs_one_of_two_libraries() -> None:
+    code = "import pathlib\n" + DATACLASS.replace("id: int", "path: pathlib.Path")
+    assert without("msgspec", "pydantic", code=code) == (
+        "no codec for Order: pip install 'delayq[msgspec]'; or pip install 'delayq[pydantic]'; "
+        "or json: JsonCodec does not write Path"
+    )
+
+
+def test_plain_types_and_a_worker_load_neither() -> None:
+    code = "import delayq; delayq.Worker('redis://x'); delayq.codecs.codec_for(dict)"
+    code += "; print(sorted({'msgspec', 'pydantic'} & set(sys.modules)))"
+    assert without(code=code) == "[]"
 
 
 def test_neither_library_is_needed() -> None:
     program = """
-import sys
-sys.modules["msgspec"] = sys.modules["pydantic"] = None
 import dataclasses, datetime, decimal, enum, typing, uuid
 from delayq.codecs import JsonCodec, codec_for
 
@@ -530,4 +694,4 @@ for kind, value in (Order, order), (list[Order], [order]), (moment, now), (Colou
     assert codec_for(kind).decode(JsonCodec().encode(value)) == value, value
     assert codec_for(kind).decode(codec_for(kind).encode(value)) == value, value
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    without("msgspec", "pydantic", code=program)
