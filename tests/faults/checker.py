@@ -56,21 +56,12 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The promises of a queue.
-
-    Attributes:
-        lease_us: How long a consumer may keep a message; 0 means for good, so that it is never
-            redelivered.
-        within_us: How long a message may take once it is due and nothing is broken.
-        may_lose: How many messages may disappear with consumers that were killed. Only for queues
-            without leases.
-        clock_us: The resolution of the times that the queue reports.
-    """
+    """The promises of a queue."""
 
     lease_us: int
+    """0 means for good: a message is never redelivered."""
     within_us: int
-    may_lose: int = 0
-    clock_us: int = 0
+    """How long a message may take once it is due and nothing is broken."""
 
 
 def check(history: History, rules: Rules) -> list[Violation]:
@@ -92,7 +83,7 @@ def check(history: History, rules: Rules) -> list[Violation]:
         offered = history.offered.get(key)
         found += _unexpected(key, offered)
         if offered is not None:
-            found += _early(key, offered, some, rules)
+            found += _early(key, offered, some)
         found += _stored_twice(key, some)
         found += _again(key, some, rules)
         if rules.lease_us:
@@ -118,9 +109,8 @@ def summary(violations: Sequence[Violation], show: int = 5) -> str:
 
 
 def lateness_us(history: History) -> list[int]:
-    """Return how late each message first arrived, sorted.
-
-    Messages that a fault may have delayed are left out.
+    """Return how late each message first arrived, sorted, without those that a fault may have
+    delayed.
     """
     waits = _Waits(history.faults)
     first = _first(history)
@@ -146,23 +136,15 @@ def percentile(values: Sequence[int], share: float) -> int:
 def _lost(
     history: History, by_key: dict[int, list[Delivered]], rules: Rules
 ) -> Iterator[Violation]:
-    lost = []
     for key, offered in history.offered.items():
         if offered.told is not Told.OK or offered.expires:
             continue
         some = by_key.get(key, [])
         if not some:
-            lost.append(Violation("lost", key, "was stored and never came"))
+            yield Violation("lost", key, "was stored and never came")
         elif rules.lease_us and not any(one.end in _DONE for one in some):
-            lost.append(
-                Violation(
-                    "lost",
-                    key,
-                    f"was stored and never handled: {', '.join(one.end for one in some)}",
-                )
-            )
-    if len(lost) > rules.may_lose:
-        yield from lost
+            ends = ", ".join(one.end for one in some)
+            yield Violation("lost", key, f"was stored and never handled: {ends}")
 
 
 def _unexpected(key: int, offered: Offered | None) -> Iterator[Violation]:
@@ -182,15 +164,13 @@ def _held(history: History) -> Iterator[Violation]:
             )
 
 
-def _early(
-    key: int, offered: Offered, some: Sequence[Delivered], rules: Rules
-) -> Iterator[Violation]:
+def _early(key: int, offered: Offered, some: Sequence[Delivered]) -> Iterator[Violation]:
     for one in some:
         if one.seen_us < offered.due_us:
             yield Violation(
                 "early", key, f"came {offered.due_us - one.seen_us} us before its delay had passed"
             )
-        elif one.due_us and one.due_us > (one.claimed_us or one.seen_us) + rules.clock_us:
+        elif one.due_us and one.due_us > (one.claimed_us or one.seen_us):
             yield Violation(
                 "early", key, f"left the server {one.due_us - one.claimed_us} us before it was due"
             )
@@ -206,7 +186,7 @@ def _again(key: int, some: Sequence[Delivered], rules: Rules) -> Iterator[Violat
     for first, second in itertools.pairwise(some):
         if not rules.lease_us:
             yield Violation("duplicate", key, f"came to {first.who} and to {second.who}")
-        elif first.end not in _BACK and first.ends_us > second.claimed_us + rules.clock_us:
+        elif first.end not in _BACK and first.ends_us > second.claimed_us:
             left = first.ends_us - second.claimed_us
             yield Violation(
                 "duplicate",
@@ -238,7 +218,7 @@ def _attempts(
     # lasted a whole lease.
     first = numbered[0]
     earliest = (offered.due_us if offered else first.due_us) + (first.attempt - 1) * rules.lease_us
-    if first.attempt > 1 and first.claimed_us + rules.clock_us < earliest:
+    if first.attempt > 1 and first.claimed_us < earliest:
         yield Violation(
             "attempts",
             key,
@@ -251,9 +231,7 @@ def _attempts(
             yield Violation(
                 "attempts", key, f"came with attempt {after.attempt} after {before.attempt}"
             )
-        elif (
-            more > 1 and after.claimed_us + rules.clock_us < free_from + (more - 1) * rules.lease_us
-        ):
+        elif more > 1 and after.claimed_us < free_from + (more - 1) * rules.lease_us:
             yield Violation(
                 "attempts",
                 key,
@@ -295,8 +273,6 @@ class _Waits:
         self._ends = list(itertools.accumulate((fault.to_us for fault in in_order), max))
 
     def healthy_from(self, due_us: int, seen_us: int) -> int:
-        """Return when the message was due, or when the last fault that began before it arrived
-        ended, if that is later.
-        """
+        """Return when the message was due, or when the last fault before its arrival ended."""
         count = bisect_right(self._starts, seen_us)
         return max(due_us, self._ends[count - 1]) if count else due_us

@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["reliable", "deliveries", "plain"]
 KINDS: tuple[Kind, ...] = ("reliable", "deliveries", "plain")
-"""A reliable queue; a delayed queue with leases; and a delayed queue without leases, where a
-message that was taken is gone.
-"""
+"""The last one is a delayed queue without leases: a message that was taken is gone."""
 
 QUEUE = "storm"
 IDS = "storm-ids"
-"""A reliable queue that has no consumers until everything is healed: its messages expire, and their
-ids are used again.
-"""
+"""Has no consumers until everything is healed: its messages expire, and their ids are reused."""
 LEASE = 3.0
 RESYNC = 0.5
 RETRY_DELAY = 0.2
@@ -60,9 +56,7 @@ class Habits:
     dawdles: float = 0.0002
     leaves: float = 0.001
     pauses: float = 0.002
-    """Only without leases: how often it spends some milliseconds on a message while it has more in
-    hand.
-    """
+    """Only without leases: how often it spends some milliseconds on a message."""
 
 
 class Witness(Protocol):
@@ -230,9 +224,7 @@ class Consumer:
             raise
 
     def _ends(self, one: Delivered, end: End) -> None:
-        """Report the end before trying it: a consumer that is killed from now on may or may not
-        have carried it out.
-        """
+        """Report the end before trying it, because this process may be killed from now on."""
         one.end = end
         self._witness.ended(one)
 

@@ -44,10 +44,7 @@ class End(StrEnum):
     ACKED = "acked"
     """The server confirmed the acknowledgement."""
     UNATTENDED = "unattended"
-    """Handled; the acknowledgement was sent without waiting for the reply.
-
-    The log tells if it failed.
-    """
+    """Handled; the acknowledgement was not waited for. The log tells if it failed."""
     UNKNOWN = "unknown"
     """Handled, but the reply was lost."""
     LOST = "lost"
@@ -55,54 +52,37 @@ class End(StrEnum):
     RETURNED = "returned"
     """Given back untouched, or at least that was tried: it may be redelivered at once."""
     EITHER = "either"
-    """Given back and then, because it was unclear whether that was carried out, acknowledged.
-
-    One of the two took effect.
-    """
+    """Given back, which may have failed, and then acknowledged: one of the two took effect."""
     NACKED = "nacked"
     """Its handler failed: it may be redelivered, as the next attempt."""
 
 
 @dataclass(slots=True)
 class Offered:
-    """A message that was offered.
-
-    Attributes:
-        due_us: The earliest time at which it may be delivered: the beginning of the offer, plus the
-            delay.
-        told: The outcome that its producer was told.
-        expires: Whether its time to live ends before it can be taken, so that it never arrives.
-    """
+    """A message that was offered."""
 
     due_us: int
+    """When its offer began, plus the delay."""
     told: Told = Told.UNKNOWN
     expires: bool = False
+    """Whether its time to live ends before it can be taken, so that it never arrives."""
 
 
 @dataclass(slots=True)
 class Delivered:
-    """A message that a consumer received.
-
-    Attributes:
-        key: The key of the message.
-        seen_us: When the consumer had it.
-        who: The consumer.
-        copy: The queue's own id for it, which is the same at each delivery unless it was stored
-            twice.
-        due_us: When it was due, according to the queue; 0 if the queue does not say.
-        claimed_us: When it left the server, or later. Without leases, when it was seen.
-        ends_us: The end of its lease, as far as the consumer knew; 0 without leases.
-        attempt: The number of the attempt, according to the queue; 0 if the queue does not say.
-        end: How the consumer finished with it.
-    """
+    """A message that a consumer received."""
 
     key: int
     seen_us: int
     who: str = ""
     copy: str = ""
+    """The queue's own id for it, which differs if the message was stored twice."""
     due_us: int = 0
+    """According to the queue; 0 if it does not say. So is ``attempt``."""
     claimed_us: int = 0
+    """When it left the server, or later. Without leases, when it was seen."""
     ends_us: int = 0
+    """The end of its lease, as far as the consumer knew; 0 without leases."""
     attempt: int = 0
     end: End = End.NONE
 
@@ -118,24 +98,17 @@ class Fault:
 
 @dataclass
 class History:
-    """The record of a whole storm.
-
-    Attributes:
-        offered: The offers, by key.
-        delivered: The deliveries, in any order.
-        faults: The faults, in any order.
-        doubts: Copies whose unattended acknowledgement failed or may have failed, according to the
-            log.
-        nameless_doubts: How many more of these there are that the log does not name.
-        left: Descriptions of everything that is still on the server at the end.
-    """
+    """The record of a whole storm."""
 
     offered: dict[int, Offered] = field(default_factory=dict)
     delivered: list[Delivered] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     doubts: set[str] = field(default_factory=set)
+    """Copies whose acknowledgement failed or may have failed, according to the log."""
     nameless_doubts: int = 0
+    """How many more of these the log does not name."""
     left: list[str] = field(default_factory=list)
+    """What is still on the server at the end, in words."""
 
 
 def now_us() -> int:
@@ -155,9 +128,7 @@ def demand_one_clock(server: PrivateServer) -> None:
 
 
 class Notes:
-    """A record of deliveries in a file, for a process that may be killed at any moment: each line
-    is a single write.
-    """
+    """A record of deliveries in a file, which a kill at any moment leaves readable."""
 
     def __init__(self, path: Path, who: str) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -179,10 +150,7 @@ class Notes:
 
 
 def read_notes(paths: Iterable[Path]) -> list[Delivered]:
-    """Return the deliveries that :class:`Notes` of several processes hold.
-
-    The last line of a killed one may be cut off.
-    """
+    """Return the deliveries in these notes. The last line of a killed process may be cut off."""
     read: list[Delivered] = []
     open_ones: dict[tuple[str, int, int], Delivered] = {}
     for path in paths:

@@ -155,9 +155,7 @@ class Outcome:
 
 
 class _Client:
-    """A client in its own event loop and thread. The loop may end as soon as the client has
-    left.
-    """
+    """A client in its own event loop and thread."""
 
     def __init__(self, url: str, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
         self._url = url

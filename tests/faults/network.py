@@ -30,16 +30,7 @@ _BEHIND = 1e-6
 
 
 class Network:
-    """A network that leads from everywhere to one server.
-
-    Attributes:
-        connections: The connections that are still usable.
-        refuses: Whether every new connection is refused.
-        mute: The share of all notifications that are lost.
-        slower: Seconds by which everything is slower, at most.
-        loses: The direction in which data is lost at times, which breaks its connection.
-        trace: A hash of everything that has arrived, and when.
-    """
+    """A network that leads from everywhere to one server."""
 
     def __init__(self, seed: str) -> None:
         self._seed = seed
@@ -50,9 +41,9 @@ class Network:
         self._made: list[Connection] = []
         self.loop: VirtualLoop
         self.refuses: bool = False
-        self.mute: float = 0.0
-        self.slower: float = 0.0
-        self.loses: int | None = None
+        self.mute: float = 0.0  # the share of all notifications that are lost
+        self.slower: float = 0.0  # seconds at most
+        self.loses: int | None = None  # the direction in which losses break connections
         self.trace: Any = hashlib.sha256()
 
     @property
@@ -107,13 +98,7 @@ class Network:
 
 
 class Connection(asyncio.Transport):
-    """The client's end of a connection, and the way to the other end.
-
-    Attributes:
-        process: The process that it belongs to.
-        stalled_until: For each direction, the earliest time at which data sent in it arrives,
-            seconds.
-    """
+    """The client's end of a connection, and the way to the other end."""
 
     def __init__(self, network: Network, protocol: Any, chance: random.Random) -> None:
         super().__init__()
@@ -136,10 +121,7 @@ class Connection(asyncio.Transport):
     # Faults
 
     def cut(self) -> None:
-        """Break it and tell both ends.
-
-        Half of the time everything in transit is lost, otherwise only the replies.
-        """
+        """Break it and tell both ends. Half of the time, only replies in transit are lost."""
         if self._passes and self._client_there:
             self._server_ends(at_once=self._chance.random() < 0.5)
             self._passes = False
@@ -150,9 +132,7 @@ class Connection(asyncio.Transport):
         self._passes = self._server_there = False
 
     def orphan(self) -> None:
-        """End it for a client whose process is dead. Data that it has already sent still
-        arrives.
-        """
+        """End it for a client whose process is dead. Data that it has sent still arrives."""
         self._client_there = False
         self._server_ends(at_once=False)
 
@@ -321,9 +301,7 @@ class _Session(FakeSocket):
 
 
 class _QuickRuntime:
-    """A faster Lua runtime. fakeredis compiles a script and collects garbage on each call; both
-    take longer than the script.
-    """
+    """A faster Lua runtime, which compiles a script once and collects no garbage."""
 
     def __init__(self, runtime: Any) -> None:
         self._runtime = runtime

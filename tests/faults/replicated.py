@@ -104,9 +104,7 @@ class BehindSentinels(Watched):
                 redis.execute_command("CLIENT", "UNPAUSE")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree on the master, and every replica has all the master's data, on disk
-        as well.
-        """
+        """Wait until all agree on the master, whose data every replica has on disk."""
 
         def sound() -> bool:
             master = self._agreed()
@@ -118,10 +116,7 @@ class BehindSentinels(Watched):
         wait_for(sound, "the servers are sound")
 
     def kill_a_sentinel(self) -> None:
-        """Kill the Sentinel that clients may ask first, and clients' connections to the master.
-
-        Then restart it.
-        """
+        """Restart the Sentinel that clients ask first, and cut their connections to the master."""
         master = self.master()
         self.sentinels[0].kill()
         master.call("CLIENT", "KILL", "TYPE", "normal")
@@ -173,9 +168,7 @@ class InCluster(TestCluster):
         wait_for(done, "the failover")
 
     def wait_until_sound(self) -> None:
-        """Wait until all agree on the masters, and every replica has all its master's data, on disk
-        as well.
-        """
+        """Wait until all agree on the masters, whose data every replica has on disk."""
 
         def sound() -> bool:
             states = [self.info(node) for node in self.nodes]
@@ -223,10 +216,7 @@ def _follows(replica: PrivateServer, master: PrivateServer) -> bool:
 
 
 def _is_on_disk(server: PrivateServer) -> bool:
-    """Return whether a server's data is all on disk.
-
-    It is not while the file is rewritten, as after a full synchronization.
-    """
+    """Return whether all data is on disk: not while the file is rewritten."""
     with admin(server) as redis:
         told = redis.info("persistence")
     return not (told["loading"] or told["aof_rewrite_in_progress"] or told["aof_rewrite_scheduled"])

@@ -44,9 +44,7 @@ URL = "redis://simulated:6379?protocol=2"
 WITHIN = 30.0
 """Seconds that a message may take when it has to wait for leases and deadlines."""
 DRAIN_WITHIN = 150.0
-"""Seconds within which everything is delivered once all is healed: the longest delay plus several
-deadlines and leases.
-"""
+"""Seconds in which everything is delivered once all is healed."""
 _LONGEST_DELAY = 20.0
 _UNTIL = 1000.0
 # How long the end of a simulation takes: every call has been abandoned by then.
@@ -228,9 +226,7 @@ class Simulation:
             ]
 
     async def _drain(self) -> None:
-        """Wait until every stored message has been delivered and only keys that expire by
-        themselves are left.
-        """
+        """Wait until every stored message is delivered, and every key gone that does not expire."""
         give_up_at = self._loop.time() + DRAIN_WITHIN
         while (
             self._shares

@@ -39,18 +39,10 @@ WARM_UP = 0.3
 
 @dataclass
 class Sample:
-    """The resources in use at a moment when nothing is in progress.
-
-    Attributes:
-        rss_kb: Memory of the consumer, which is a process of its own.
-        files: The consumer's open files.
-        server_kb: Memory that the server reports as used.
-        keys: How many keys the server holds, including records of calls, which expire by
-            themselves.
-    """
+    """The resources in use at a moment when nothing is in progress."""
 
     at: float
-    rss_kb: int
+    rss_kb: int  # of the consumer, which is a process of its own
     files: int
     server_kb: int
     keys: int
@@ -77,10 +69,7 @@ class Result:
 
     @property
     def growth(self) -> float:
-        """The consumer's memory at the end, as a multiple of that after the warm-up.
-
-        Both are medians, as memory fluctuates.
-        """
+        """The consumer's memory at the end, as a multiple of that after the warm-up: medians."""
         some = [sample.rss_kb for sample in self.settled]
         third = max(1, len(some) // 3)
         return sorted(some[-third:])[third // 2] / sorted(some[:third])[third // 2]
@@ -121,17 +110,7 @@ async def soak(
     seed: int = 1,
     told: Callable[[str], object] = lambda _: None,
 ) -> Result:
-    """Load a server for a number of seconds.
-
-    Args:
-        server: The server to load. It is killed and restarted.
-        folder: A directory for the consumer's notes.
-        seconds: How long to load it.
-        kind: The kind of queue.
-        rate: Messages per second, approximately.
-        seed: The seed of the faults.
-        told: Called with a line of text after each round.
-    """
+    """Load a server for a number of seconds, at a rate per second. It is killed and restarted."""
     # A single consumer, which lives for the whole soak: it is the one that is measured.
     faults = 5
     plan = Plan(

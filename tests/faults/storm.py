@@ -80,17 +80,11 @@ if TYPE_CHECKING:
     from tests.faults.replicated import Replicated
 
 WITHIN = 30.0
-"""Seconds that a message may take once it is due and nothing holds it back: leases, deadlines and a
-busy machine take time.
-"""
+"""Seconds that a message may take once it is due and nothing holds it back."""
 REUSES = 0.1
-"""The share of offering calls after which messages of a reliable queue expire and their ids are
-used again.
-"""
+"""The share of offering calls after which ids of expired messages are used again."""
 BACKLOG = 4_000
-"""The next fault waits until fewer messages than this are undelivered: it should hit clients at
-work, not a backlog.
-"""
+"""Undelivered messages at the next fault, at most: it should hit clients at work."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +112,7 @@ class Plan:
     workers: bool = False
     """Whether workers consume instead of loops. Only for a reliable queue."""
     only: tuple[str, ...] = ()
-    """The names of the faults to choose from, the frequent ones several times; empty means each
-    that is short.
-    """
+    """The names of the faults to choose from; empty means each that is short."""
 
     @property
     def rules(self) -> Rules:
@@ -241,9 +233,7 @@ class Storm:
     # The storm itself
 
     async def blow(self) -> History:
-        """Offer everything, break everything, heal it, wait until all is drained, and return what
-        was seen.
-        """
+        """Offer everything, break everything, heal it, drain it, and return what was seen."""
         plan = self._plan
         self.history = History()
         self._doubts.clear()
@@ -284,8 +274,8 @@ class Storm:
         return self.history
 
     def take_doubts(self) -> tuple[set[str], int]:
-        """Return the copies that the log doubts, and how many more it does not name, since the last
-        call or :meth:`blow`.
+        """Return the copies that the log doubts, and how many more it does not name, and forget
+        them.
         """
         found = self._doubts.copies, self._doubts.nameless
         self._doubts.clear()
@@ -347,10 +337,7 @@ class Storm:
         self._consuming.append((client, lambda: None, tasks))
 
     async def close_one(self) -> None:
-        """Close the client that has consumed longest, as a process does when it ends.
-
-        Its loops end by themselves.
-        """
+        """Close the client that has consumed longest. Its loops end by themselves."""
         client, stop, tasks = self._consuming.popleft()
         stop()
         if self._plan.workers:
@@ -401,9 +388,7 @@ class Storm:
             await offer_together(client, self._plan.kind, self.history, messages, named=named)
 
     async def _reuse(self, client: delayq.Client, count: int) -> None:
-        """Offer messages that expire before they are taken, then others under the same ids, which
-        are free by then.
-        """
+        """Offer messages that expire at once, then others under the same ids."""
         chance, queue, offered = self._chance, open_reliable(client, IDS), self.history.offered
         on_duplicate: OnDuplicate = chance.choice(("raise", "ignore", "replace"))
         ttl = chance.uniform(0.01, 0.2)
@@ -447,9 +432,7 @@ class Storm:
     # The end
 
     async def _drain(self) -> None:
-        """Wait until every stored message has been delivered and only keys that expire by
-        themselves are left.
-        """
+        """Wait until every stored message is delivered, and every key gone that does not expire."""
         stored = {
             key
             for key, offered in self.history.offered.items()
@@ -542,9 +525,7 @@ class Crowd:
         return read
 
     async def settled_notes(self) -> list[Delivered]:
-        """Return what the living processes have seen so far, once nothing is in progress, and
-        forget it.
-        """
+        """Return what the living processes have seen once nothing is in progress, and forget it."""
         paths = sorted(self._folder.glob("notes-*"))
         noted: list[Delivered] = []
 
@@ -569,9 +550,7 @@ def _without_certainty(delivered: list[Delivered]) -> list[Delivered]:
 
 
 class _Doubts(logging.Handler):
-    """A log handler that collects doubts about acknowledgements that were sent without waiting for
-    the reply.
-    """
+    """Collects doubts about acknowledgements whose reply was not waited for."""
 
     _NAME = re.compile(r"message '([^']*)'")
 
@@ -732,9 +711,7 @@ class _Faults:
         await self._storm.start_consuming()
 
     async def _lose_right(self, chance: random.Random) -> None:
-        """Revoke a right and cut all connections, because rights that were seen on a connection are
-        remembered for a while.
-        """
+        """Revoke a right and cut all connections, which remember their rights for a while."""
         command = chance.choice(_RIGHTS.split())
         raw = await self._storm.raw(await self._one(chance))
         async with raw.pipeline(transaction=True) as pipeline:
@@ -811,9 +788,7 @@ def main() -> None:
 async def _for_minutes(
     servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float
 ) -> list[Violation]:
-    """Run storms, each with its own seed, until this many minutes have passed or one finds a
-    violation.
-    """
+    """Run storms, each with its own seed, until the time is over or one finds a violation."""
     started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
     violations: list[Violation] = []
     while time.monotonic() - started < minutes * 60 and not violations:

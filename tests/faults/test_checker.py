@@ -84,13 +84,6 @@ def test_a_message_that_nobody_had_to_the_end_is_lost(end: End) -> None:
     assert kinds(story(came(0, 0, end))) == ["lost"]
 
 
-def test_a_queue_without_leases_may_lose_what_killed_consumers_had_and_no_more() -> None:
-    delivered = [came(key, 0) for key in range(7)]
-    rules = Rules(0, 5 * SECOND, may_lose=3)
-    assert kinds(story(*delivered, keys=10), rules) == []
-    assert kinds(story(*delivered, keys=11), rules) == ["lost"] * 4
-
-
 def test_what_nobody_offered_or_was_refused_is_unexpected() -> None:
     assert kinds(story(came(0, 0), came(7, 0))) == ["unexpected"]
     assert kinds(story(came(0, 0), told=Told.FAILED)) == ["unexpected"]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 PING, PONG = b"PING\r\n", b"+PONG\r\n"
 WHILE = 0.05
-"""Seconds in which nothing arrives.
-
-Bytes that were not held back would arrive in a thousandth of that.
-"""
+"""Seconds in which nothing arrives; usually, bytes take a thousandth of that."""
 
 
 class Talker:
@@ -283,9 +280,7 @@ async def test_a_bandwidth_limits_each_direction_and_a_long_round_trip_does_not(
 
 
 async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
-    """A large reply on one link does not hold up a small one on another, and two together are not
-    faster than one alone.
-    """
+    """Two large replies are not faster than one alone, and hold up no small one."""
     size, loop = 500_000, asyncio.get_running_loop()
     server.call("SET", "k", "x" * size)
     async with Links(server, mbit=8) as links:

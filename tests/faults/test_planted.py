@@ -41,10 +41,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.storm
 
 WITHIN = 2.0
-"""Seconds that a message may take here.
-
-A busy machine may also take longer; then there is more to name.
-"""
+"""Seconds that a message may take here."""
 DRAIN_WITHIN = 8.0
 """Seconds to wait for messages that a bug has swallowed: longer than a lease lasts."""
 
@@ -100,10 +97,7 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never ask for lost replies.
-
-    Messages come back by themselves only long after the storm is over.
-    """
+    """Never ask for lost replies. Messages come back by themselves only after the storm."""
 
     async def forget(calls: Any) -> None:
         calls._lost.clear()
@@ -159,9 +153,7 @@ def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
 
 
 def gives_back_what_is_here(call: HandBack) -> bool:
-    """Return whether a call gives back payloads that a client holds, rather than those that another
-    of its calls handed out.
-    """
+    """Return whether a call gives back payloads that the client holds."""
     return call.request.script is delayed_store.GIVE_BACK and len(call.request.args) > 3
 
 
@@ -296,9 +288,7 @@ STORMS: dict[str, dict[str, Any]] = {
     "a close loses what is on its way": _CLOSING,
     "a script is refused half way": {"faults": 30, "only": ("right lost",)},
 }
-"""Conditions under which a bug shows: replies are lost, leases expire, clients close with messages
-in hand.
-"""
+"""Conditions under which a bug shows."""
 
 
 def plan(kind: Kind, bug: str = "") -> Plan:

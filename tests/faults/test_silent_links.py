@@ -132,10 +132,7 @@ async def test_when_all_connections_died_silently_the_next_message_comes_and_one
 async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
     own_server: PrivateServer, pooled: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No connection gets an answer, old or new, as while a long script runs.
-
-    That proves nothing about the connections.
-    """
+    """No connection gets an answer while a long script runs, which proves nothing about them."""
     async with delayq.connect(own_server.url, max_connections=pooled) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
@@ -173,9 +170,7 @@ async def test_a_long_round_trip_is_no_reason_to_doubt(own_server: PrivateServer
 async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bytes keep arriving: half a megabyte over 2 Mbit/s takes four times as long as a
-    connection may be silent.
-    """
+    """Half a megabyte over 2 Mbit/s takes four times as long as a connection may be silent."""
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     own_server.call("SET", "large", "x" * 500_000)
     async with Links(own_server, mbit=2) as links:
@@ -200,9 +195,7 @@ async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
 
 
 async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
-    """WAIT withholds its reply for as long as it was told to, while every other connection is
-    answered at once.
-    """
+    """WAIT withholds its reply while every other connection is answered at once."""
     connections = ConnectionPool(one_server(own_server.url), 2)
     wire = await connections.acquire()
     told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -69,25 +69,15 @@ def arms_no_earlier(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """A safeguard to switch off.
-
-    Attributes:
-        plant: Switches the safeguard off.
-        names: Kinds of violation; the checker must find at least one of them.
-        kind: The kind of queue that it guards.
-        options: The storms in which it matters.
-        lease: Seconds.
-        within: How many seeds are tried, one of which must fail.
-        thorough: Whether the seed that fails comes late.
-    """
+    """A safeguard to switch off, and the storms of which one must fail."""
 
     plant: Plant
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of violations: the checker finds at least one of these
     kind: Kind
     options: dict[str, Any] = field(default_factory=dict)
     lease: float = consumers.LEASE
-    within: int = 25
-    thorough: bool = False
+    within: int = 25  # seeds
+    thorough: bool = False  # the seed that fails comes late
 
 
 # Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from

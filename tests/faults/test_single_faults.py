@@ -272,10 +272,7 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
     server_kind: Kind,
     step: str,
 ) -> None:
-    """After a step forward, pending messages are due.
-
-    After a step back, messages offered from then on arrive on time.
-    """
+    """After a step forward, messages are due; after a step back, new ones arrive on time."""
     clock = tmp_path / "clock"
     clock.write_text("+0")
     if server_kind.name == "redis-7":
@@ -347,9 +344,7 @@ async def test_an_unannounced_reliable_message_reaches_its_offerer_in_time_other
 async def test_what_is_refused_is_not_offered_again_and_again(
     server: PrivateServer, raw: Any, kind: str, denied: str
 ) -> None:
-    """The remains of the first try occupy its id, so each repetition would make up another one,
-    forever.
-    """
+    """The remains of the first try occupy its id, so each repetition would make up another one."""
     async with limited(server, raw, denied) as client:
         # The second time, the server already knows the script.
         for _ in range(2):
@@ -457,10 +452,7 @@ async def size_is_odd(size: Callable[[], Awaitable[int]], before: int) -> bool:
 async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(
     server: PrivateServer, tmp_path: Path
 ) -> None:
-    """Another consumer handles its messages in the meantime.
-
-    It does not even begin those that it had claimed ahead.
-    """
+    """Another consumer handles its messages, even those that it had claimed ahead."""
     notes = tmp_path / "notes"
     async with delayq.connect(server.url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=victims.LEASE)
@@ -509,10 +501,7 @@ async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
 
 
 async def test_a_loop_blocked_beyond_its_lease_loses_it_and_says_so(server: PrivateServer) -> None:
-    """The loop is blocked for three seconds, with a lease of one.
-
-    Meanwhile one other client, and only one, has the message.
-    """
+    """Meanwhile one other client, and only one, has the message."""
     taken = Queue[tuple[int, datetime]]()
 
     async def take_elsewhere() -> None:

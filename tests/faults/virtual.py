@@ -33,9 +33,7 @@ _TURN = 1e-6
 
 
 class Process:
-    """The equivalent of an operating-system process: everything that runs because of it dies with
-    it.
-    """
+    """An operating-system process: everything that runs because of it dies with it."""
 
     def __init__(self, name: str) -> None:
         self.name: str = name
@@ -45,22 +43,11 @@ class Process:
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """An event loop that never waits: when there is nothing to do, it jumps to the next moment at
-    which there is.
-
-    Every callback belongs to the process that scheduled it; :meth:`halt` stops all callbacks of a
-    process.
-
-    Attributes:
-        process: The process that runs now, or None for the harness, the network and the server.
-        complaints: Errors that were not reported to any caller.
+    """An event loop that never waits: it jumps to the next moment at which there is work.
+    Every callback belongs to the process that scheduled it; :meth:`halt` stops those of a process.
     """
 
     def __init__(self, connect: Callable[[Any], Awaitable[Any]], until: float) -> None:
-        """Args:
-        connect: Makes connections, wherever they are supposed to lead.
-        until: Seconds after which a simulation is considered endless.
-        """
         super().__init__()
         self._selector = self
         self._connect = connect
@@ -113,17 +100,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._held.setdefault(process, [])
 
     def resume(self, process: Process) -> None:
-        """Run the callbacks of a process that were held back in the meantime, and let it
-        continue.
-        """
+        """Run the callbacks of a process that were held back, and let it continue."""
         with self.within(process):
             for callback, args, context in self._held.pop(process):
                 self.call_soon(callback, *args, context=context)
 
     def end_all(self, within: float) -> None:
-        """Revive the dead and cancel everything: otherwise Python would end their coroutines
-        wherever it finds them.
-        """
+        """Revive the dead and cancel everything, so that Python ends no coroutine at random."""
         self._until = math.inf
         self.run_until_complete(self._end_all(within))
         self.run_until_complete(self.shutdown_asyncgens())
@@ -183,10 +166,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class _Task(asyncio.Task[Any]):
-    """A task whose place in a set depends on its number.
-
-    Other tasks are placed by their memory address.
-    """
+    """A task whose place in a set depends on its number, not on its memory address."""
 
     def __init__(
         self, work: Any, loop: asyncio.AbstractEventLoop, number: int, options: dict[str, Any]

@@ -39,9 +39,7 @@ MAY_NOT_MOVE = "no permission to move due messages"
 
 
 class Warned(logging.Handler):
-    """Collects the log lines about calls that were not permitted, so that a call that fails in the
-    background fails the job.
-    """
+    """Collects log lines about calls that were not permitted, in the background too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,22 +60,17 @@ class Warned(logging.Handler):
 
 @dataclass
 class Place:
-    """The surroundings in which a job runs.
-
-    Attributes:
-        client: The client of the user under test.
-        helper: A client that may do everything.
-        raw: A plain connection to the server that may do everything too.
-        lose: Drops the reply to the next call of the named script.
-        within: How long any single step may take, seconds.
-    """
+    """The surroundings in which a job runs."""
 
     client: Client
     helper: Client
+    """It may do everything, as may ``raw``."""
     raw: Any
     warned: Warned
     lose: Callable[[str], None]
+    """Drops the reply to the next call of the named script."""
     within: float = 5.0
+    """How long any single step may take, seconds."""
 
     async def until(self, condition: Callable[[], Any]) -> None:
         def over() -> Any:
@@ -284,9 +277,7 @@ async def delayed_admin(place: Place) -> None:
 
 
 async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
-    """Assert that a change that the user makes to the message "hurried" reaches a waiting consumer
-    at once.
-    """
+    """Assert that hastening the message "hurried" reaches a waiting consumer at once."""
     theirs = place.helper.reliable_queue(NAME, lease=60)
     for message in await theirs.claim(100):
         await message.ack()

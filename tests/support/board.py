@@ -18,9 +18,7 @@ HOST = "http://board.test"
 
 @asynccontextmanager
 async def browse(app: Any, base: str = f"{HOST}/") -> AsyncIterator[httpx.AsyncClient]:
-    """Open a client that calls the application directly, keeps cookies and, like a browser, states
-    its origin.
-    """
+    """Open a client that calls the application directly and, like a browser, states its origin."""
     transport = httpx.ASGITransport(app, raise_app_exceptions=True)
     async with httpx.AsyncClient(
         transport=transport, base_url=base, headers={"Origin": HOST}

@@ -88,11 +88,7 @@ class _Several:
 
 
 class TestCluster(_Several):
-    """Masters that share the slots evenly, with replicas assigned to them in turn.
-
-    Attributes:
-        nodes: The masters, followed by the replicas.
-    """
+    """Masters that share the slots evenly, followed by replicas assigned to them in turn."""
 
     __test__ = False
 
@@ -188,10 +184,7 @@ class TestCluster(_Several):
     def move(
         self, key: str, to: PrivateServer, *, between: Callable[[], None] = lambda: None
     ) -> None:
-        """Move the slot of ``key`` with its contents, as an operator does.
-
-        Call ``between`` after the first of its keys.
-        """
+        """Move the slot of ``key``, calling ``between`` after the first of its keys."""
         slot, source = key_slot(key.encode()), self.owner(key)
         source_id, target_id = self.id_of(source), self.id_of(to)
         with admin(source) as left, admin(to) as right:

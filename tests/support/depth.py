@@ -14,10 +14,6 @@ def thorough(*values: Any) -> Any:
 
 
 def examples(number: int) -> int:
-    """Return the number of examples for a test to which the hypothesis profile ``full`` gives
-    ``number``.
-
-    Tests that need no server leave the number to the profile: see tests/conftest.py.
-    """
+    """Return the number of examples, if the hypothesis profile ``full`` is to try ``number``."""
     assert settings.default is not None
     return number * settings.default.max_examples // 1_000

@@ -9,12 +9,7 @@ if TYPE_CHECKING:
 
 
 async def store(raw: Any, keys: DelayedKeys, records: dict[bytes, float]) -> None:
-    """Store records with their due times (ms) in one step, as Redisson's script does, without a
-    notification.
-
-    In two steps, a client that looks for due messages in between would find a record in only one of
-    the two structures.
-    """
+    """Store records with their due times (ms) in one step, as Redisson does, but silently."""
     async with raw.pipeline(transaction=True) as transaction:
         transaction.zadd(keys.timeout, records)
         transaction.rpush(keys.ordered, *records)

@@ -26,15 +26,8 @@ FORKS.set_forkserver_preload(
 
 
 def run_program(path: Path, output: Path, within: float = 60.0) -> int | None:
-    """Run a Python file as ``python -W error`` does.
-
-    Args:
-        path: The file.
-        output: Receives what the program writes to standard output and standard error.
-        within: The time limit, seconds.
-
-    Returns:
-        Its exit status, or None if it was killed because it took too long.
+    """Run a file as ``python -W error`` does, for ``within`` seconds. Return its exit status, if
+    any.
     """
     process = FORKS.Process(target=_program, args=(str(path), output))
     process.start()

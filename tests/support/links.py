@@ -99,46 +99,25 @@ class Links:
             self._delays[direction] = milliseconds / 1000
 
     def bandwidth(self, mbit: float | None, *directions: Direction) -> None:
-        """Limit the bandwidth to this many megabits per second, in the given directions or in both,
-        until :meth:`heal`.
-        """
+        """Limit the bandwidth, megabits per second, in these directions or in both."""
         for direction in directions or BOTH:
             self._lines[direction].set_rate(_bytes_a_second(mbit))
 
     def stall(self, *directions: Direction, new: bool = True) -> None:
-        """Hold back all bytes in the given directions, or in both.
-
-        They arrive after :meth:`heal`, even if the sender has gone.
-
-        Args:
-            directions: The directions.
-            new: Whether to stall links that are opened until then, too. If false, those work.
-        """
+        """Hold back bytes, on ``new`` links too, until :meth:`heal`."""
         if new:
             self._stalled.update(directions or BOTH)
         for link in self._links:
             link.stalled.update(directions or BOTH)
 
     def half_open(self, *, new: bool = True) -> None:
-        """Let all open links die silently: they stay open, but their bytes are lost for good.
-
-        Args:
-            new: Whether links that are opened until :meth:`heal` are dead, too. If false, those
-                work.
-        """
+        """Let all open links die silently, and ``new`` ones as well: bytes are lost for good."""
         self._half_open = new
         for link in self._links:
             link.mute = True
 
     def cut_after(self, count: int, direction: Direction, *, new: bool = False) -> None:
-        """Cut each open link after the next ``count`` bytes in one direction, in the middle of a
-        message if need be.
-
-        Args:
-            count: The number of bytes that still arrive.
-            direction: The direction in which bytes are counted.
-            new: Whether to do the same to each link that is opened until :meth:`heal`.
-        """
+        """Cut each open link after ``count`` more bytes, and ``new`` links until :meth:`heal`."""
         if new:
             self._cut_new_after[direction] = count
         for link in self._links:
@@ -151,14 +130,7 @@ class Links:
         then: Literal["cut", "silence"] = "cut",
         times: int | None = 1,
     ) -> None:
-        """Pass on a request but lose its reply, so that the server executes a call that its client
-        sees fail.
-
-        Args:
-            matching: Bytes that a request must contain. By default every request matches.
-            then: Whether to cut the link when the reply comes, or to keep it open and mute.
-            times: The number of replies to lose. None: all, until :meth:`heal`.
-        """
+        """Pass on matching requests but lose the replies: ``times``, or all until :meth:`heal`."""
         self._losing = _Losing(matching, then, times)
 
     def cut(self) -> int:
@@ -229,9 +201,7 @@ class Links:
 
 @contextmanager
 def detour(ports: Mapping[int, int]) -> Iterator[None]:
-    """Redirect this process's connections from these ports of 127.0.0.1 to others: servers tell
-    clients their own addresses.
-    """
+    """Redirect connections from these ports of 127.0.0.1: servers tell their own addresses."""
     connection: Any = Connection
     direct = connection._connection_arguments
 
@@ -337,10 +307,7 @@ class _Link:
 
 
 class _Pipe:
-    """One direction of a link.
-
-    Bytes are held while it is stalled, then wait for their turn on the line, then travel.
-    """
+    """One direction of a link: bytes wait for their turn on the line, then travel."""
 
     def __init__(self, link: _Link, direction: Direction, source: _End, target: _End) -> None:
         self._link = link
@@ -438,9 +405,7 @@ class _Pipe:
         return bytes(data[:count]), bool(self._queued)
 
     def travel(self, data: bytes, left_at: float) -> None:
-        """Deliver bytes that left the sender at a moment when they are due, but after all bytes
-        that went before them.
-        """
+        """Deliver bytes when they are due, but after all bytes that went before them."""
         if self._link.is_cut:
             return
         arrival = self._last_arrival = max(left_at + self._delay, self._last_arrival)

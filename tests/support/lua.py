@@ -38,9 +38,7 @@ def without_comments(text: str) -> str:
 
 
 def calls(text: str) -> list[tuple[str, str]]:
-    """Return each command that is called and its first argument as written, which is empty if there
-    is none.
-    """
+    """Return each command that is called and its first argument as written, if any."""
     found = []
     for match in re.finditer(r"redis\.p?call\(", text):
         command, *arguments = arguments_at(text, match.end())
@@ -76,9 +74,7 @@ def parameters(text: str) -> dict[str, list[str]]:
 
 
 def unknown_keys(script: Script) -> list[str]:
-    """Return expressions in the place of a key that do not come from KEYS, as far as the text
-    shows.
-
+    """Return expressions in the place of a key that do not come from KEYS.
     A key is an item of KEYS, several of these unpacked, a local variable or a table that holds
     such, the result of a function that returns such, or a parameter that every call fills with one.
     """
@@ -134,9 +130,7 @@ def _listed(values: str) -> list[str]:
 
 
 def declared(text: str) -> list[str]:
-    """Return every name that the text declares, once for each declaration: locals, loop variables,
-    parameters and functions.
-    """
+    """Return the locals, loop variables, parameters and functions, once for each declaration."""
     found: list[str] = [*parameters(text)]
     for words in (
         *re.findall(r"\blocal (?!function)([\w, ]+)", text),

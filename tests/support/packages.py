@@ -65,9 +65,7 @@ class Wrong(Exception):
 def run(
     *command: str | Path, cwd: Path | None = None, environment: dict[str, str] | None = None
 ) -> str:
-    """Run a command and return its output. Raise :class:`Wrong` with all of the output if it
-    fails.
-    """
+    """Run a command and return its output, which an error quotes."""
     done = subprocess.run(
         command,
         cwd=cwd,
@@ -117,9 +115,7 @@ def differ(package: str, files: set[str], wanted: set[str]) -> None:
 
 
 def interpreters() -> dict[str, Path]:
-    """Find an interpreter for each version that delayq supports, on the PATH or installed by
-    pyenv.
-    """
+    """Find an interpreter for each version that delayq supports, on the PATH or from pyenv."""
     homes = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
     found: dict[str, Path] = {}
     for minor in VERSIONS:
@@ -147,9 +143,7 @@ def environment(interpreter: Path, directory: Path) -> Path:
 
 
 def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
-    """Try the wheel without extras: modules that need none import, the command names the extra it
-    lacks, no conflicts.
-    """
+    """Try the wheel without extras: modules import, and the command names the extra it lacks."""
     python = environment(interpreter, directory)
     run(python, "-m", "pip", "install", "--quiet", wheel)
     run(python, "-m", "pip", "check")
@@ -176,10 +170,7 @@ def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> N
 def try_tests(
     interpreter: Path, wheel: Path, sdist: Path, directory: Path, tests: list[str]
 ) -> str:
-    """Run the sdist's tests in an environment without delayq's source.
-
-    Return the last lines of each run.
-    """
+    """Run the sdist's tests against the wheel. Return the last lines of each run."""
     python = environment(interpreter, directory / "venv")
     with tarfile.open(sdist) as archive:
         archive.extractall(directory, filter="data")

@@ -53,9 +53,7 @@ return reply
 
 @dataclass(frozen=True)
 class Stored:
-    """Everything under a queue's keys. Moments are in microseconds, relative to the server's
-    now.
-    """
+    """Everything under a queue's keys. Moments are in microseconds from the server's now."""
 
     live: dict[str, tuple[int, float]]
     """Priority and moment, by id."""
@@ -91,9 +89,7 @@ class Stored:
         )
 
     def demand_no_orphans(self) -> None:
-        """Assert that every stored detail belongs to a message, and that every message is in one
-        place.
-        """
+        """Assert that every message is in one place, and every detail belongs to a message."""
         live = set(self.live)
         assert len(self.order) == len(live), "an id is in two live sets"
         assert set(self.bodies) == live
@@ -118,12 +114,7 @@ class Stored:
 
 
 class Store:
-    """Looks at one queue on the server, bypassing the library.
-
-    Args:
-        connection: A connection that nothing else uses.
-        name: The name of the queue.
-    """
+    """Looks at one queue over a connection that nothing else uses, bypassing the library."""
 
     def __init__(self, connection: Any, name: str) -> None:
         self.keys = ReliableKeys.of(name)

@@ -35,12 +35,7 @@ SECOND_US = 1_000_000
 
 @dataclass
 class Prepared:
-    """Connections that may prepare anything.
-
-    Attributes:
-        client: A client that may do everything.
-        raw: A plain connection to the server that may do everything too.
-    """
+    """A client and a plain connection that may prepare anything."""
 
     client: Client
     raw: Any
@@ -98,9 +93,7 @@ async def offer_unlisted(at: Prepared) -> Any:
 
 
 async def what_is_due(at: Prepared) -> None:
-    """Prepare due messages: listed at the head, middle and tail, or not at all; unreadable; ready;
-    with an ended lease.
-    """
+    """Prepare due messages in every place, an unreadable one, and one with an ended lease."""
     found = await receipts(at, *[60.0] * 12)
     for place in (0, 5, 11):
         await at.raw.zadd(DELAYED.timeout, {found[place]._record(): 1000 + place})
@@ -185,11 +178,7 @@ async def outdated(at: Prepared) -> Any:
 
 
 async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
-    """Put two messages into each state, with two priorities and every detail that may be stored.
-
-    Returns:
-        The id, token and priority of each leased message, by id.
-    """
+    """Put two messages into each state. Return id, token and priority of the leased ones, by id."""
     queue = at.client.reliable_queue(NAME, lease=3600, dedup_window=3600)
     for n, priority in enumerate((0, 3)):
         first = [f"{what}{n}" for what in ("again", "taken", "dead", "handled")]
@@ -253,13 +242,7 @@ def about(id: str, token: str) -> dict[str, Any]:  # noqa: A002
 
 def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the arguments of calls to a script of a reliable queue, made from their names.
-
-    Args:
-        script: It gets a call for each message, and for each value of its other arguments.
-        some_messages: The values of the arguments that name a message: see :func:`about`.
-
-    Raises:
-        LookupError: The name of an argument does not tell its value.
+    It gets a call for each message (see :func:`about`), and for each value of other arguments.
     """
     plain = [name for name in script.args if not name.endswith("...")]
     columns = [name.removesuffix("...") for name in script.args if name.endswith("...")]

@@ -116,15 +116,8 @@ def _version(binary: Path) -> str:
 
 class PrivateServer:
     """One server of one kind, with a directory that stays until :meth:`close`.
-
-    Args:
-        kind: The server program to run.
-        appendonly: How it syncs its append-only file, or None to keep no data after its death.
-        tcp: Whether to listen on 127.0.0.1 as well, on a free port, or the port to listen on.
-            ``url`` is then the TCP address.
-        options: More options for the command line, such as ``("--maxmemory", "10mb")``.
-        within: The directory in which to create its own, or None for the system's place for
-            temporary files.
+    It syncs its file as ``appendonly`` says, or keeps no data. With ``tcp``, ``url`` is an address
+    of 127.0.0.1, at that port or a free one. Its directory is made ``within`` another.
     """
 
     def __init__(
@@ -176,13 +169,7 @@ class PrivateServer:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Start the server and wait until it answers and has loaded its data.
-
-        Does nothing if it is running.
-
-        Raises:
-            RuntimeError: It does not start, or another program listens on its port.
-        """
+        """Start the server, if it is not running, and wait until it has loaded its data."""
         if self.is_running():
             return
         if self.port and _listens(self.port):
@@ -205,10 +192,7 @@ class PrivateServer:
             time.sleep(0.002)
 
     def stop(self) -> None:
-        """Shut the server down cleanly, so that it writes the data it keeps.
-
-        The directory stays, for the next start.
-        """
+        """Shut the server down cleanly. The directory stays, for the next start."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
@@ -247,12 +231,7 @@ class PrivateServer:
         assert reply == b"+OK", reply
 
     def call(self, *words: str, timeout: float = 5.0) -> bytes:
-        """Send one command and return its reply: the first line, or the content of a bulk string.
-
-        Args:
-            words: The command and its arguments.
-            timeout: The time limit for the whole call, seconds.
-        """
+        """Send one command, within seconds. Return the first line, or a bulk string's content."""
         return raw_call(self.socket_path, *words, timeout=timeout)
 
     def _command(self) -> list[str]:
@@ -292,13 +271,7 @@ class PrivateServer:
 
 
 def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
-    """Send one command to a server's socket.
-
-    Return the reply's first line, or the content of a bulk string.
-
-    Raises:
-        OSError: The server does not answer.
-    """
+    """Send one command to a socket. Return the reply's first line, or a bulk string's content."""
     encoded = [word.encode() for word in words]
     request = b"*%d\r\n" % len(words) + b"".join(
         b"$%d\r\n%s\r\n" % (len(word), word) for word in encoded
@@ -324,10 +297,7 @@ def one_server(url: str) -> Address:
 
 
 def memory_disk(room: int = 1 << 30) -> Path | None:
-    """Return a directory in memory with ``room`` bytes free, or None.
-
-    Data synced there survives a process, at once.
-    """
+    """Return a directory in memory with ``room`` bytes free, or None."""
     place = Path("/dev/shm")
     try:
         return (
@@ -342,9 +312,7 @@ _returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """Return a free port of 127.0.0.1 that no other call has returned, in this process or in
-    another worker of this test run.
-    """
+    """Return a free port of 127.0.0.1 that no other call has returned in this test run."""
     # Stay below the ports that the system gives to outgoing connections.
     first = 10_000 + 1_000 * (
         int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 20

@@ -35,12 +35,7 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """The output and exit status of a command.
-
-    Attributes:
-        raw: Everything that it wrote, including standard error: a terminal shows both.
-        status: Its exit status.
-    """
+    """What a command wrote, standard error included, and its exit status."""
 
     raw: str
     status: int
@@ -57,10 +52,7 @@ class Seen:
 
 
 def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for each thing that a terminal can do
-    """Return the final screen of a terminal of that width.
-
-    Implements only the control sequences used here.
-    """
+    """Return the final screen of a terminal with the few control sequences used here."""
     lines: list[list[str]] = [[]]
     row = column = 0
     for step in _STEP.finditer(raw):
@@ -114,15 +106,9 @@ def at_terminal(
     act: Callable[[BaseProcess, str, Callable[[str], None]], None] | None = None,
     **variables: str,
 ) -> Seen:
-    """Run ``delayq`` with these arguments.
-
-    Args:
-        arguments: The arguments of the command line.
-        columns: The width of the terminal.
-        rows: The height of the terminal.
-        act: Called after each output with the process, its whole output so far, and a function that
-            types text.
-        variables: Additional environment variables.
+    """Run ``delayq`` with these arguments and environment variables.
+    After each output, call ``act`` with the process, its whole output so far, and a function that
+    types text.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -26,12 +26,6 @@ needs_tls = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Authority:
-    """A certificate authority.
-
-    Attributes:
-        folder: The directory with its files.
-    """
-
     folder: Path
 
     @property
@@ -46,9 +40,7 @@ class Authority:
         return cls(folder)
 
     def server_options(self, host: str, port: int) -> tuple[str, ...]:
-        """Return the options for TLS on a port, with a certificate for ``host``: ``IP:127.0.0.1``
-        or ``DNS:example.test``.
-        """
+        """Return options for TLS, with a certificate for ``IP:1.2.3.4`` or ``DNS:a.test``."""
         (self.folder / "names").write_text(f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\n")
         _openssl(self.folder, f"req {_NEW_KEY} -keyout server.key -out server.csr -subj /CN=server")
         signed = "-CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -extfile names"

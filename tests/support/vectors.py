@@ -36,18 +36,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Vector:
-    """A value that Java encoded.
+    """A value that Java encoded."""
 
-    Attributes:
-        codec: The name of Redisson's codec, without "Codec".
-        kind: The simple name of the value's class; or "=", for a container.
-        told: The value, in text; or the container's name.
-        payload: The bytes that the codec produced.
-    """
-
-    codec: str
-    kind: str
-    told: str
+    codec: str  # without "Codec"
+    kind: str  # the simple name of its class, or "=" for a container
+    told: str  # the value in text, or the container's name
     payload: bytes
 
     def __repr__(self) -> str:
@@ -105,9 +98,7 @@ _MAKERS: dict[str, Callable[[str], Any]] = {
 
 
 def to_encode(vector: Vector) -> Any:
-    """Return the value that Python encodes to produce that scalar, or None for a Date outside
-    Python's range.
-    """
+    """Return the scalar to encode, or None for a Date outside Python's range."""
     return _MAKERS[vector.kind](vector.told)
 
 
@@ -146,10 +137,7 @@ def _read_from_json(vector: Vector, value: Any) -> Any:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal.
-
-    NaN equals NaN here, and zeros of different signs differ.
-    """
+    """Return whether two values are equal. NaN equals NaN; zeros of different signs differ."""
     if isinstance(one, float) and isinstance(other, float):
         return (math.isnan(one) and math.isnan(other)) or (
             one == other and math.copysign(1, one) == math.copysign(1, other)
@@ -168,9 +156,7 @@ def naming(vector: Vector | str) -> Iterator[None]:
 
 
 def check(vector: Vector) -> None:
-    """Assert that Python encodes and decodes a scalar as Java does, and that the decoded value
-    encodes to the same bytes.
-    """
+    """Assert that Python encodes and decodes a scalar as Java does."""
     codec = CODECS[vector.codec]
     if not is_beyond_python(vector):
         assert codec.encode(to_encode(vector)) == vector.payload, vector

@@ -18,10 +18,7 @@ _TRUE = object()
 async def until(
     condition: Callable[[], Any], within: float = 20.0, *, equals: object = _TRUE
 ) -> None:
-    """Wait until ``condition``, plain or async, is true, or returns what is given as ``equals``.
-
-    Fail after ``within`` seconds, far more than it should take.
-    """
+    """Wait until ``condition``, plain or async, is true, or returns what ``equals`` says."""
     async with asyncio.timeout(within) as limit:
         while True:
             result = condition()
@@ -39,11 +36,7 @@ async def until(
 async def fetch_ahead(
     queue: DelayedQueue[int], at_least: int = 1
 ) -> tuple[AsyncIterator[int], list[int]]:
-    """Consume messages until a loop has fetched ``at_least`` more.
-
-    Returns the loop, which gives back what it has fetched when it is dropped, and the messages
-    consumed.
-    """
+    """Consume until a loop has fetched ``at_least`` more. Return it and what it consumed."""
     values, taken = aiter(queue), list[int]()
     while not any(len(reader.ahead) >= at_least for reader in queue._waiters._readers):
         taken.append(await anext(values))
