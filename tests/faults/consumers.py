@@ -1,9 +1,4 @@
-"""Consumers for a storm.
-
-They handle messages in every possible way, and report what they see to a witness.
-
-This module also runs as a process of its own: :func:`main`, which expects to be killed.
-"""
+"""Consumers for storms: they report what they see to a witness, and some expect to be killed."""
 
 from __future__ import annotations
 

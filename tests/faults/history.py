@@ -1,11 +1,7 @@
-"""Everything that producers, consumers and faults have seen and done: the input of
-:mod:`tests.faults.checker`.
+"""Everything that producers, consumers and faults have seen and done: the checker's input.
 
-All times are microseconds of a single clock, the server's. The test servers run on this machine and
-read its clock, so the tests read it too instead of asking the server: see :func:`now_us`.
-:func:`demand_one_clock` makes sure that this is true. Times that scripts return (when a message was
-due, when its lease ends) come from the same clock anyway.
-
+All times are microseconds of the server's clock. The test servers run on this machine, so the
+tests read the same one, which :func:`demand_one_clock` makes sure of.
 A message is known by its key, a number that is also its value, so a message stored a second time
 under another id is detected.
 """

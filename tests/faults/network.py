@@ -1,5 +1,4 @@
-"""A server and the network in front of it, without sockets: bytes take time, get lost, or arrive
-when the peer has gone.
+"""A server and the network in front of it, without sockets: bytes take time, or get lost.
 
 The server is fakeredis, which runs delayq's own scripts. All randomness comes from a seed.
 """

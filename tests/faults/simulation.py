@@ -1,16 +1,10 @@
-"""Simulated storms: delayq itself, on a network, a server, clocks and randomness that a seed
-controls.
-
-A failure always recurs.
+"""Simulated storms: network, server, clocks and randomness follow from a seed.
 
 ::
-
     python -m tests.faults.simulation --seeds 5000 [--first 200] [--kind plain]
     python -m tests.faults.simulation --kind plain --seed 17     # one simulation, in full
-
-Simulations take no real time, because nothing ever waits. Producers and consumers are processes in
-the sense of :mod:`tests.faults.virtual`: they die without warning. The judge is
-:mod:`tests.faults.checker`, as in the storms on real servers.
+They take no real time, because nothing ever waits. Producers and consumers are processes in the
+sense of :mod:`tests.faults.virtual`: they die without warning.
 """
 
 from __future__ import annotations

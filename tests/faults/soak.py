@@ -1,13 +1,8 @@
-"""A soak test: a steady load with a fault every few seconds, for as long as you like, checked for
-leaks of memory and files.
+"""A soak test: a steady load, a fault every few seconds, and a look for leaks.
 
 ::
-
-    make soak                     # an hour
-    make soak ARGS="--minutes 5"
-
-It runs in rounds. Each round offers its messages, breaks everything, drains and is judged; then
-memory is measured. Any growth between the end of the warm-up and the end of the run is a leak.
+    make soak ARGS="--minutes 5"  # an hour without it
+Each round offers its messages, breaks everything, drains and is judged; then memory is measured.
 """
 
 from __future__ import annotations

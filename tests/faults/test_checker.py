@@ -1,6 +1,4 @@
-"""The checker names each kind of bug that is planted in a history, and finds none in a history
-without bugs.
-"""
+"""The checker names each bug that is planted in a history, and finds none in others."""
 
 from __future__ import annotations
 

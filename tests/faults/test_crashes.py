@@ -1,6 +1,4 @@
-"""Workers and the server are killed again and again: nothing is lost, and nothing is handled twice
-without a cause.
-"""
+"""Workers and the server are killed: nothing is lost, or handled twice without a cause."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""A process that forks while a client is open: the child gets an error, and the parent's
-connections are left alone.
-"""
+"""A forked child gets an error, and the parent's connections are left alone."""
 
 from __future__ import annotations
 

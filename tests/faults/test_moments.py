@@ -1,6 +1,4 @@
-"""Clients that leave at random moments, over links with long round trips, lose nothing and
-duplicate nothing.
-"""
+"""Clients that leave at random moments, over long round trips, lose and duplicate nothing."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Storms must fail and name each bug that is planted in delayq: otherwise a storm that passes would
-prove nothing.
-"""
+"""Storms fail and name each bug that is planted: otherwise passing would prove nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Simulated storms pass, and each replays exactly.
-
-With a safeguard switched off, some fail and name what it prevents.
-"""
+"""Simulated storms pass and replay exactly; without a safeguard, some fail and name it."""
 
 from __future__ import annotations
 

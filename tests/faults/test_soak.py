@@ -1,6 +1,4 @@
-"""A short soak: two minutes of load and faults leave nothing behind. ``make soak`` takes an
-hour.
-"""
+"""Two minutes of load and faults leave nothing behind. ``make soak`` takes an hour."""
 
 from __future__ import annotations
 

@@ -1,10 +1,4 @@
-"""Storms: under load, everything breaks again and again.
-
-Nothing is lost, early, duplicated or stuck.
-
-Together they inject at least 300 faults over at least 500,000 messages. Each has its share,
-whichever servers there are.
-"""
+"""Under load, everything breaks again and again: 300 faults over 500,000 messages, in all."""
 
 from __future__ import annotations
 

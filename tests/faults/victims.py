@@ -1,7 +1,4 @@
-"""Processes that a test kills or stops in the middle of their work.
-
-Each writes what it was told to a file, line by line.
-"""
+"""Processes that a test kills or stops. Each writes what it was told, line by line."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""An event loop whose time is simulated and whose randomness comes from a seed, so that every run
-in it is repeatable.
-"""
+"""An event loop with simulated time and randomness from a seed: every run is repeatable."""
 
 from __future__ import annotations
 
@@ -44,6 +42,7 @@ class Process:
 
 class VirtualLoop(asyncio.BaseEventLoop):
     """An event loop that never waits: it jumps to the next moment at which there is work.
+
     Every callback belongs to the process that scheduled it; :meth:`halt` stops those of a process.
     """
 

@@ -49,10 +49,7 @@ def _kind(bits: int) -> Kind:
 
 
 def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
-    """Start a Redisson, building it if necessary.
-
-    If that is impossible, skip the test, or fail it if Redisson is required.
-    """
+    """Start a Redisson. If that is impossible, skip the test, or fail it if Redisson is required."""
     if reason := missing_tools():
         _unavailable(reason)
     try:
@@ -64,10 +61,7 @@ def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
 
 @pytest.fixture(scope="session", params=[*CURRENT, *OLDER], ids=str)
 def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
-    """Return a Redisson with its server.
-
-    Only one runs at a time: pytest groups the tests that use the same one.
-    """
+    """Return a Redisson with its server. pytest groups the tests that use the same one."""
     setting: Setting = request.param
     with PrivateServer(_kind(setting.bits), tcp=True) as server:
         redisson = _start(setting.release, server)
@@ -101,9 +95,7 @@ def server(redisson: Redisson) -> PrivateServer:
 
 @pytest.fixture
 def name() -> str:
-    """Return a queue name of this test alone, so that a Java take left waiting by a failed test
-    takes nothing from the next.
-    """
+    """Return a queue name of this test alone: a take that is left waiting harms no other test."""
     return f"orders-{uuid.uuid4().hex[:8]}"
 
 

@@ -61,14 +61,7 @@ _NAMES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Declared:
-    """One declaration of the table.
-
-    Attributes:
-        text: The declaration in Java.
-        value: The value to write for it.
-        json: Its JSON.
-        back: The value that comes back.
-    """
+    """A declaration in Java, the value to write for it, its JSON, and the value that comes back."""
 
     text: str
     value: Any

@@ -23,11 +23,9 @@ _LINE = re.compile(rb'\+[0-9.]+ \[\d+ ([^]]+)\] "(\w+)"(?: "([^"\\]*))?')
 
 
 class MovedByJava:
-    """A count of the messages that a queue's Java clients move to its ready list during the block,
-    complete when it ends.
+    """A count of the messages that a queue's Java clients move during the block.
 
-    Redisson's script pushes each message with a command of its own. Our scripts have other names
-    and do not count.
+    Redisson's script pushes each message with a command of its own.
     """
 
     def __init__(self, server: PrivateServer, queue: str) -> None:

@@ -19,14 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pair:
-    """A codec on both sides.
-
-    Attributes:
-        codec: Our codec.
-        java: The simple name of Redisson's codec.
-        value: Makes the n-th of ten thousand different values.
-        to_java: Writes a value into a request to Java.
-    """
+    """Our codec, the simple name of Redisson's, and ten thousand different values."""
 
     codec: codecs.Codec[Any]
     java: str
@@ -143,10 +136,7 @@ def _order(n: int) -> Order:
 
 
 def _with_classes(n: int) -> Any:
-    """Return a value for JsonJacksonCodec.
-
-    A UUID is never alone: before 4.2.0, Redisson wrote such a UUID without its class.
-    """
+    """Return a value for JsonJacksonCodec: before 4.2.0, a UUID alone had another form."""
     values = _java_values(n)
     shapes = [
         _text(n),

@@ -1,8 +1,6 @@
-"""A 32-bit Redis, whose ``unsigned long`` has four bytes: on it, Redisson's scripts write the
-shorter records.
+"""A 32-bit Redis, on which Redisson's scripts write shorter records.
 
-It comes from Debian's packages, which are unpacked into the build folder but not installed. They
-are fetched once.
+It comes from Debian's packages, which are unpacked into the build folder but not installed.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ exec "$root/{loader}" --library-path "$libraries" "$root/usr/bin/redis-server" "
 
 
 def fetch() -> Kind:
-    """Return the server, fetching it if it is not here yet.
-
-    Raises:
-        RuntimeError: It is not available, or does not run on this machine.
-    """
+    """Return the server, fetching it once. Raise RuntimeError if it does not run here."""
     with locked(_FOLDER.parent):
         return _fetch()
 

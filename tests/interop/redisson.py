@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Release:
-    """A version of Redisson.
-
-    Attributes:
-        version: The version number.
-        jackson: The version of Jackson that it was built with, which its codecs use for JSON.
-    """
+    """A version of Redisson, and that of Jackson with which it was built."""
 
     version: str
     jackson: str
@@ -49,9 +44,7 @@ class Release:
 
     @property
     def writes_uuids_with_class(self) -> bool:
-        """Whether its JsonJacksonCodec writes a UUID's class in every place, as it does since
-        4.2.0.
-        """
+        """Whether its JsonJacksonCodec writes a UUID's class in every place."""
         return self._numbers >= (4, 2, 0)
 
     @property
@@ -72,20 +65,13 @@ _END_TIMEOUT = 5.0
 
 
 def missing_tools() -> str:
-    """Return a description of the tools for building and running Java that this machine lacks;
-    empty if it has them all.
-    """
+    """Return which tools for building and running Java this machine lacks; empty if none."""
     absent = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
     return f"no {' and no '.join(absent)} on the PATH" if absent else ""
 
 
 def build(release: Release) -> list[Path]:
-    """Build the program with that Redisson, unless it is built already.
-
-    Only the first build needs a network.
-
-    Returns:
-        The class path.
+    """Build the program with that Redisson, once, and return its class path.
 
     Raises:
         RuntimeError: Maven failed.
@@ -127,15 +113,10 @@ def _build(release: Release, target: Path) -> list[Path]:
 
 
 class Redisson:
-    """One Java process with one Redisson client.
+    """One Java process with one Redisson client, which outlives the event loops of the tests.
 
-    A thread reads its output, so the client outlives the event loops of the tests.
-
-    Args:
-        release: The release, already built.
-        server: The server to connect to, by TCP: Redisson does not support Unix sockets.
-        nodes: All nodes of the cluster to which ``server`` belongs, if it belongs to one.
-        user: A user of the server, and its password.
+    It connects by TCP, to ``nodes`` if the server belongs to a cluster, and as ``user`` with a
+    password.
 
     Raises:
         RuntimeError: It did not start.
@@ -190,14 +171,7 @@ class Redisson:
         return f"Redisson {self.release} against {self.server.kind.name} {self.server.version}"
 
     async def open(self, name: str, codec: str, *, attached: bool = True) -> JavaQueue:
-        """Open a queue.
-
-        Args:
-            name: The queue.
-            codec: The simple name of Redisson's codec.
-            attached: Whether to attach a delayed queue, as getDelayedQueue does. Without one, it
-                can only take ready messages.
-        """
+        """Open a queue with a codec of Redisson's, and its delayed queue if it is ``attached``."""
         queue = JavaQueue(self, name)
         await queue.ask("open", codec=codec, attached=attached)
         return queue
@@ -207,12 +181,8 @@ class Redisson:
     ) -> Any:
         """Send one request and return its result.
 
-        Args:
-            what: The operation.
-            queue: The queue's name.
-            taken: Receives every message that the request takes, as soon as Java has it: the value,
-                and the moment, ms.
-            details: Further fields of the request, as Java reads them.
+        ``taken`` receives every value that the request takes, as soon as Java has it, and the
+        moment (ms).
 
         Raises:
             RuntimeError: Java answered with an exception, or is gone.
@@ -229,19 +199,13 @@ class Redisson:
         return await asyncio.wrap_future(answer)
 
     def kill(self) -> None:
-        """Kill the process at once, whatever it is doing.
-
-        Everything that it reported before then has arrived.
-        """
+        """Kill the process at once. Everything that it reported before then has arrived."""
         self._process.kill()
         self._process.wait()
         self._reader.join(_END_TIMEOUT)
 
     def close(self) -> None:
-        """End the process.
-
-        It also ends by itself when its standard input closes, even if this process is killed.
-        """
+        """End the process. It also ends by itself when its standard input closes."""
         atexit.unregister(self.close)
         assert self._process.stdin
         with contextlib.suppress(OSError):
@@ -293,10 +257,7 @@ class Redisson:
 
 
 class JavaQueue:
-    """A blocking queue and its delayed queue in Java.
-
-    Values from Java are converted by :func:`from_java`.
-    """
+    """A blocking queue and its delayed queue in Java."""
 
     def __init__(self, redisson: Redisson, name: str) -> None:
         self.name = name
@@ -306,12 +267,7 @@ class JavaQueue:
         return await self._redisson.ask(what, self.name, **details)
 
     async def offer(self, messages: list[tuple[Any, int]]) -> list[int]:
-        """Offer values, as Java reads them, with delays in ms.
-
-        Returns:
-            The moment at which each value was sent, ms. None is due before that moment plus its
-            delay.
-        """
+        """Offer values with delays in ms. Return the moment (ms) at which each was sent."""
         left: list[int] = await self.ask("offer", messages=messages)
         return left
 
@@ -324,12 +280,7 @@ class JavaQueue:
     async def consume(
         self, taken: list[tuple[Any, int]] | None = None, *, pause: int = 0
     ) -> list[tuple[Any, int]]:
-        """Take values until :meth:`stop`. Return them as :meth:`take` does.
-
-        Args:
-            taken: Receives each value as it arrives.
-            pause: The time that Java spends on each value, ms.
-        """
+        """Take values until :meth:`stop`, spending ``pause`` ms on each, as :meth:`take` does."""
         taken = [] if taken is None else taken
         await self.ask("consume", taken=taken, pause=pause)
         return taken

@@ -14,9 +14,7 @@ MESSAGES: dict[str, dict[tuple[str, str], int]] = defaultdict(lambda: defaultdic
 LATENESS_MS: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 """The lateness of messages, ms, by setting and way."""
 MOVED_BY_JAVA: dict[str, list[float]] = defaultdict(list)
-"""The fraction of messages that Java moved where both sides offer, move and take at once, by
-setting.
-"""
+"""The fraction of messages that Java moved where both sides move, by setting."""
 NOTES: list[str] = []
 
 
@@ -33,10 +31,7 @@ def told() -> dict[str, Any]:
 
 
 def hear(other: dict[str, Any]) -> None:
-    """Add the results that :func:`told` returned in another process.
-
-    Several processes may have run parts of the same setting.
-    """
+    """Add the results that :func:`told` returned in another process."""
     NOT_RUN.update(other["not_run"])
     RAN.update(dict.fromkeys(other["ran"]))
     for setting, counts in other["messages"].items():

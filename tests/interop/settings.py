@@ -12,15 +12,7 @@ from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release
 
 @dataclass(frozen=True)
 class Setting:
-    """A Redisson and a kind of server.
-
-    For each of the four record forms, there is a setting in which Redisson itself writes it.
-
-    Attributes:
-        release: The release of Redisson.
-        bits: The server's word size, which decides the width of a record's length field, because
-            the server packs records.
-    """
+    """A Redisson, and a server with a word size, which decides the width of records' lengths."""
 
     release: Release
     bits: int = 64
@@ -35,9 +27,7 @@ OLDER = [Setting(OLD), Setting(OLD, bits=32)]
 """These can neither write nor read the current records."""
 
 MOVERS = [(CURRENT[0], pair) for pair in PAIRS] + [(setting, KRYO) for setting in CURRENT[1:]]
-"""Moving a message ignores its content, so test every codec with one of these settings, and each
-setting with one codec.
-"""
+"""Every codec with one setting, and each setting with one codec: moving ignores the content."""
 
 with_current = pytest.mark.parametrize("redisson", CURRENT, indirect=True, ids=str)
 with_old = pytest.mark.parametrize("redisson", OLDER, indirect=True, ids=str)

@@ -1,6 +1,4 @@
-"""Our codecs against Redisson's, without a server: each side reads the other's bytes, and writes
-the same bytes again.
-"""
+"""Our codecs against Redisson's: each side reads and writes the other's bytes."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ COUNT = 3_000
 
 @pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
 def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
-    """Return a function that runs one of the Java programs with that Redisson: name, arguments and
-    input in, output lines out.
-    """
+    """Return a function that runs a Java program: name, arguments and input in, lines out."""
     release: Release = request.param
     reason, class_path = missing_tools(), ""
     if not reason:

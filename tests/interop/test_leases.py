@@ -1,6 +1,4 @@
-"""Leases over a ready list shared with Java, and queues without an ordered list: Java notices
-neither.
-"""
+"""Leases beside Java, and queues without an ordered list: Java notices neither."""
 
 from __future__ import annotations
 
@@ -34,10 +32,7 @@ MESSAGES = 2000
 async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """Every third delivery is refused.
-
-    It waits again in a record of Redisson's form, which Java moves and takes.
-    """
+    """Every third delivery is refused: it waits in a record that Java moves and takes."""
     log, messages = Log(TEXT), random_messages(TEXT, MESSAGES)
     java = await redisson.open(name, TEXT.java)
     queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=TEXT.codec)

@@ -1,6 +1,4 @@
-"""delayq and the real Redisson on one queue: each reads, moves, wakes and removes what the other
-wrote.
-"""
+"""delayq and Redisson on one queue: each reads, moves, wakes and removes what the other wrote."""
 
 from __future__ import annotations
 
@@ -60,12 +58,7 @@ must_fail = pytest.mark.xfail(raises=AssertionError, strict=True)
 
 @dataclass
 class Log:
-    """A record of when values were due and when they arrived, ms.
-
-    Both processes and the server read the same machine's clock.
-
-    Values are distinguished by the bytes to which our codec encodes them.
-    """
+    """When values were due and when they arrived, ms, by the bytes to which we encode them."""
 
     pair: Pair
     due: dict[bytes, float] = field(default_factory=dict)
@@ -99,9 +92,7 @@ class Log:
             self.came(value, time.time() * 1000)
 
     def check(self, *, lost: int = 0) -> None:
-        """Assert that all values but at most ``lost`` arrived, none twice, none early, and none
-        that was never offered.
-        """
+        """Assert that all but ``lost`` values arrived, once, none early, and no other value."""
         assert len(self.due) > 0
         assert self.arrived.keys() <= self.due.keys()
         assert len(self.missing()) <= lost
@@ -140,9 +131,7 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def nothing_is_left(server: PrivateServer) -> None:
-    """Wait until every key with messages is gone, so the messages that arrived are all that there
-    were.
-    """
+    """Wait until every key with messages is gone."""
     async with raw(server) as redis:
 
         async def empty() -> bool:
@@ -169,9 +158,7 @@ def for_python(messages: list[tuple[Any, int]]) -> list[tuple[Any, float]]:
 
 
 def encoded(pair: Pair, values: list[Any]) -> list[bytes]:
-    """Encode values to compare them: NaN equals NaN, and Java's 64-bit 5 differs from its 32-bit
-    5.
-    """
+    """Encode values to compare them: NaN equals NaN, and Java's long 5 is not its int 5."""
     return [pair.codec.encode(value) for value in values]
 
 
@@ -248,9 +235,7 @@ async def test_both_kinds_offer_move_and_take_on_one_queue(
 async def test_both_kinds_move_and_take_what_an_old_java_client_offers(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """An old client repeats its own messages when it meets a current record, so here it meets
-    none.
-    """
+    """An old client repeats its own messages when it meets a current record: here are none."""
     moved_by_java = await share(server, client, redisson, TEXT, name, for_both=(MESSAGES, 0))
     assert 0 < moved_by_java < MESSAGES
     report.MESSAGES[str(redisson)][MIXED, str(TEXT)] += MESSAGES
@@ -266,10 +251,7 @@ async def share(
     *,
     for_both: tuple[int, int],
 ) -> int:
-    """Let Java and two of our clients offer these messages and take them all.
-
-    Return how many Java moved instead of us.
-    """
+    """Let Java and two of our clients offer and take all. Return how many Java moved."""
     log = Log(pair)
     from_java, from_python = (
         random_messages(pair, for_both[0]),
@@ -313,11 +295,9 @@ async def offer_in_parts(
 async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_all_come_none_early(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """The old client's script fails at the first current record, and the messages that it moved
-    before that stay due.
+    """The old client's script fails at the first current record, after it moved some messages.
 
-    It does the same beside any newer Redisson. Nothing can fix that from outside, but nothing is
-    lost, and our messages come once.
+    It does the same beside any newer Redisson. Nothing is lost, and our messages come once.
     """
     log = Log(TEXT)
     from_java, from_python = random_messages(TEXT, 1000), random_messages(TEXT, 1000, 1000)
@@ -365,9 +345,7 @@ async def test_the_count_of_what_java_moved_leaves_out_what_we_moved(
 async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand(
     server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str
 ) -> None:
-    """The Java client dies while both sides offer, move and take: at most one message is lost for
-    each of its takers.
-    """
+    """At most one message is lost for each of its takers."""
     log, taken = Log(TEXT), list[tuple[Any, int]]()
     half = MESSAGES // 2
     from_java = random_messages(TEXT, half, most=2 * MAX_DELAY_MS)
@@ -411,10 +389,7 @@ async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand
 async def test_java_is_woken_by_a_python_offer(
     server: PrivateServer, redisson: Redisson, name: str
 ) -> None:
-    """Java sleeps until a far message.
-
-    Each offer is due sooner than all previous ones; then we leave, and only Java remains.
-    """
+    """Java sleeps until a far message. Each offer is due sooner; then only Java remains."""
     log = Log(TEXT)
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(10))
@@ -448,9 +423,7 @@ async def test_java_is_woken_by_a_python_offer(
 async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(
     server: PrivateServer, redisson: Redisson, name: str
 ) -> None:
-    """Without our announcement, the test above would fail: a message stored silently waits for the
-    next announcement.
-    """
+    """Without our announcement, the test above would fail."""
     java = await redisson.open(name, TEXT.java)
     taken = asyncio.create_task(java.take(1))
     async with delayq.connect(server.url) as client:
@@ -570,10 +543,7 @@ async def test_a_cancel_at_the_due_time_says_truly_whether_the_message_comes(
 
 
 def payload(record: bytes, redisson: Redisson, *, old: bool) -> bytes:
-    """Return a record's payload.
-
-    The record must consist of an id, a length as wide as the server packs it, and the payload.
-    """
+    """Return a record's payload, which follows an id and a length of the server's width."""
     header, width = 8 if old else 9, 4 if redisson.server.kind.name == redis32.NAME else 8
     assert old or record[0] == 8
     found = record[header + width :]

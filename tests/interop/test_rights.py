@@ -1,6 +1,4 @@
-"""Python as a user with limited rights, beside a Redisson that may do everything: no message is
-lost between them.
-"""
+"""Python as a user with limited rights, beside a Redisson that may do everything."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Figures for docs/redisson.md: each side's share where both take, and Java's losses when its
-connections are killed.
-"""
+"""Figures for docs/redisson.md: shares, and Java's losses when its connections are killed."""
 
 from __future__ import annotations
 
@@ -40,9 +38,7 @@ KILLS = 40
 async def test_both_kinds_get_a_share_of_the_messages(
     server: PrivateServer, redisson: Redisson, name: str, pause_ms: int, threads: int, count: int
 ) -> None:
-    """One loop in Python beside ``threads`` loops in Java, with handlers that take no time, or 2
-    ms.
-    """
+    """One loop in Python beside ``threads`` loops in Java."""
     log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
     java = await redisson.open(name, TEXT.java)
     to_java = list[tuple[Any, int]]()

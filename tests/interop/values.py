@@ -1,6 +1,4 @@
-"""Convert values in the lines between the tests and Java, one form for each Java class: the other
-half of ``Values.java``.
-"""
+"""Values in the lines between the tests and Java: the other half of ``Values.java``."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ class Order:
 
 
 def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """Return a value in the form for Java: an int becomes the smallest class that holds it, as in
-    the codecs.
-    """
+    """Return a value in the form for Java: an int becomes the smallest class that holds it."""
     match value:
         case None | bool() | str():
             return value
@@ -74,9 +70,7 @@ def to_java(value: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each c
 
 
 def from_java(line: Any) -> Any:  # noqa: PLR0911, PLR0912  # one case for each class
-    """Return the Python value for which delayq's codecs write the bytes of exactly that Java
-    class.
-    """
+    """Return the value for which delayq's codecs write the bytes of exactly that Java class."""
     if isinstance(line, list):
         return [from_java(item) for item in line]
     if not isinstance(line, dict):

@@ -1,7 +1,4 @@
-"""The complete job of each role.
-
-The tests of access rights run it as a user who has that role's rights and no others.
-"""
+"""The complete job of each role, to be run as a user who has that role's rights alone."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Start clusters, and servers watched by Sentinels, on loopback.
-
-A test starts them, and they end with it.
-"""
+"""Clusters, and servers watched by Sentinels, which end with the test that starts them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Processes that start at once, because they are forked from one that has imported what they
-need.
-"""
+"""Processes that start at once, forked from one that has imported what they need."""
 
 from __future__ import annotations
 

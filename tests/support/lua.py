@@ -1,9 +1,6 @@
-"""Read the Lua scripts: the keys and globals that a script uses.
+"""The keys and globals that a Lua script uses.
 
-For its commands, see :func:`delayq._redis.rights.commands`.
-
-This is not a parser: the scripts are ours, and plain. Names count for the whole script, whatever
-their scope.
+This is not a parser: the scripts are ours, and plain. Names count for the whole script.
 """
 
 from __future__ import annotations
@@ -75,6 +72,7 @@ def parameters(text: str) -> dict[str, list[str]]:
 
 def unknown_keys(script: Script) -> list[str]:
     """Return expressions in the place of a key that do not come from KEYS.
+
     A key is an item of KEYS, several of these unpacked, a local variable or a table that holds
     such, the result of a function that returns such, or a parameter that every call fills with one.
     """

@@ -1,9 +1,7 @@
-"""Build what users install, and try it in fresh environments: ``python -m tests.support.packages
-[--python P] [TEST ...]``.
+"""Try what users install: ``python -m tests.support.packages [--python P] [TEST ...]``.
 
-The wheel and the sdist are built and compared with the source. Then, for each interpreter found,
-the wheel is imported in an environment that contains nothing else, and the tests from the sdist run
-against the wheel with its extras.
+Wheel and sdist are built and compared with the source. For each interpreter found, the wheel is
+imported in an environment that contains nothing else, and passes the tests from the sdist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The stored state of a reliable queue, seen from outside, and a way to let time pass for it.
 
-The server's clock cannot be set. So instead of moving the clock forward, these helpers move
-everything stored back: an hour passes when each moment on the server becomes an hour less.
+The server's clock cannot be set, so everything stored is moved back.
 """
 
 from __future__ import annotations

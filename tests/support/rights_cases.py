@@ -1,7 +1,6 @@
 """Examples of calls to every script: the state of the server before it, and the arguments.
 
-The calls to most scripts of a reliable queue follow from the names of their arguments. All other
-scripts have cases of their own.
+For most scripts of a reliable queue, they follow from the names of the arguments.
 """
 
 from __future__ import annotations
@@ -242,6 +241,7 @@ def about(id: str, token: str) -> dict[str, Any]:  # noqa: A002
 
 def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     """Return the arguments of calls to a script of a reliable queue, made from their names.
+
     It gets a call for each message (see :func:`about`), and for each value of other arguments.
     """
     plain = [name for name in script.args if not name.endswith("...")]

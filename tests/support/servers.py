@@ -1,8 +1,6 @@
-"""The real servers of the integration suite: started here, private to this test process, and ended
-with it.
+"""The real servers of the tests: private to this test process, and ended with it.
 
-Every server gets a temporary directory with a Unix socket in it. The suite never talks to a server
-that it did not start, so flushing is safe: a port that already answers is refused.
+The suite never talks to a server that it did not start, so flushing is safe.
 """
 
 from __future__ import annotations
@@ -116,6 +114,7 @@ def _version(binary: Path) -> str:
 
 class PrivateServer:
     """One server of one kind, with a directory that stays until :meth:`close`.
+
     It syncs its file as ``appendonly`` says, or keeps no data. With ``tcp``, ``url`` is an address
     of 127.0.0.1, at that port or a free one. Its directory is made ``within`` another.
     """

@@ -107,6 +107,7 @@ def at_terminal(
     **variables: str,
 ) -> Seen:
     """Run ``delayq`` with these arguments and environment variables.
+
     After each output, call ``act`` with the process, its whole output so far, and a function that
     types text.
     """

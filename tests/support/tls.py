@@ -1,6 +1,4 @@
-"""A certificate authority and the certificates that it has signed, made by the ``openssl`` program
-for one test run.
-"""
+"""Certificates made by the ``openssl`` program for one test run."""
 
 from __future__ import annotations
 

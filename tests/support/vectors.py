@@ -1,6 +1,4 @@
-"""Java values as Redisson's codecs encode them, printed by Java in ``tests/data``; and the matching
-Python values.
-"""
+"""Values in the bytes of Redisson's codecs, printed by Java in ``tests/data``, and in Python."""
 
 from __future__ import annotations
 

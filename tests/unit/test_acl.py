@@ -1,6 +1,4 @@
-"""Each role's rules cover the scripts that it runs and the keys of its own queues, and nothing
-else.
-"""
+"""Each role's rules cover its scripts and the keys of its own queues, and nothing else."""
 
 from __future__ import annotations
 
@@ -100,10 +98,7 @@ def test_the_rules_of_several_queues_are_joined() -> None:
 
 @functools.cache
 def reading(pattern: str) -> re.Pattern[str]:
-    """Compile a pattern as Redis reads it (``stringmatchlen``).
-
-    Covers only the syntax that we write.
-    """
+    """Compile a pattern as Redis reads it, as far as we write such."""
     parts = re.findall(r"\\(.)|(\*)|(\?)|(\[1-9\])|(.)", pattern, re.DOTALL)
     words = (
         ".*" if star else "." if one else digits or re.escape(escaped or plain)

@@ -1,7 +1,4 @@
-"""Alarms that wake the loop: a timerfd where available, else the loop's own timer.
-
-In real time; only bounds are asserted.
-"""
+"""A timerfd, or the loop's own timer, wakes the loop. In real time: only bounds are asserted."""
 
 from __future__ import annotations
 

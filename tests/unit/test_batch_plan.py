@@ -203,9 +203,7 @@ class TestSettling:
 
 
 class Model:
-    """Everything that a plan was told, and checks of what it decides: a driver as plain as the
-    batcher is.
-    """
+    """Everything that a plan was told, and checks of what it decides."""
 
     MOST_ITEMS, MOST_BYTES, ENOUGH, EXPIRES_AFTER = 4, 10, 2, 5.0
 

@@ -370,10 +370,7 @@ async def test_while_a_batch_is_repeated_nothing_leaves_and_the_other_gets_its_r
 async def test_two_that_were_not_carried_out_are_repeated_in_their_order(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens if the server did not know the script.
-
-    On separate connections, the second might overtake the first.
-    """
+    """On separate connections, the second might overtake the first."""
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     batcher = store.batcher()
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)
@@ -498,10 +495,7 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 @pytest.fixture
 def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ints]:
-    """Return a factory of groups that cannot send.
-
-    A call is tried for 0.4 s, as its request says, and then gives up.
-    """
+    """Return a factory of batchers whose calls are given up after 0.4 s."""
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
     monkeypatch.setattr("delayq._engine.batch_plan.SPAN", 0.05)
     store.busy = True
@@ -546,9 +540,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 async def test_waiting_items_do_not_fail_while_others_are_carried_out(
     store: Store, in_an_outage: Callable[[], Ints]
 ) -> None:
-    """A slow server does not count as an outage: ten batches, each of which takes half of the time
-    that an item may wait.
-    """
+    """Each of ten batches takes half of the time that an item may wait."""
     store.busy = False
     batcher = in_an_outage()
     store.busy = False
@@ -599,9 +591,7 @@ async def test_callers_that_are_held_up_fail_in_their_own_time_too(
 async def test_batches_of_one_call_do_not_leave_side_by_side(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that is not ready for the first batch but is for the second would store them in the
-    wrong order.
-    """
+    """A server that is ready only for the second would store them in the wrong order."""
     monkeypatch.setattr("delayq._engine.batch_plan.ENOUGH", 1)
     batcher = store.batcher()
     futures = batcher.submit_many((item, 1) for item in range(6))

@@ -1,7 +1,4 @@
-"""Convert values to bytes and back: JSON, text, a whole number, bytes.
-
-Redisson's own formats have files of their own.
-"""
+"""Plain codecs: JSON, text, a whole number, bytes."""
 
 from __future__ import annotations
 

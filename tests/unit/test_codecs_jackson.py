@@ -1,6 +1,4 @@
-"""Redisson's two JSON codecs beyond the vectors: the values they accept, the values they reject,
-and the results of decoding.
-"""
+"""Redisson's JSON codecs: the values they accept and reject, and what they decode."""
 
 from __future__ import annotations
 
@@ -91,9 +89,7 @@ VALUES = SCALARS | containers(st.recursive(IN_COLLECTIONS, containers, max_leave
 
 
 def same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, where NaN equals NaN, and have the same types all the
-    way down.
-    """
+    """Return whether two values and their types are equal, where NaN equals NaN."""
     if type(one) is not type(other):
         return False
     if isinstance(one, list):
@@ -209,9 +205,7 @@ def test_doubles_at_the_edges(value: float, text: str) -> None:
     ],
 )
 def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> None:
-    """Java before JDK 19 wrote some doubles with more digits, and a BigDecimal looks like a
-    double.
-    """
+    """Java before JDK 19 wrote more digits, and a BigDecimal looks like a double."""
     for codec in (TYPED, PLAIN):
         value = codec.decode(text.encode())
         assert type(value) is JavaDouble
@@ -445,10 +439,7 @@ def test_what_is_no_known_enum_is_written_back_as_it_was(payload: bytes) -> None
 
 
 def test_an_object_of_a_final_class_in_a_field_is_written_back_as_it_was() -> None:
-    """Java omits a class that the field's declaration implies, such as a record's.
-
-    Its longs are plain; in a map they are not.
-    """
+    """Java omits a class that the field's declaration implies, such as a record's."""
     payload = b'{"@class":"shop.Order","record":{"large":5000000000,"small":["java.lang.Long",5]}}'
     order = TYPED.decode(payload)
     assert order == {"record": {"large": 5_000_000_000, "small": 5}}
@@ -527,10 +518,7 @@ def test_a_dataclass_is_written_by_name_without_what_is_none() -> None:
 
 
 def test_fields_are_ordered_as_java_compares_text() -> None:
-    """Java orders by UTF-16 units: a surrogate comes before U+E000.
-
-    Ordered by code points, it would come after.
-    """
+    """By UTF-16 units, a surrogate comes before U+E000; by code points, after it."""
 
     @dataclass
     class Odd:
@@ -728,10 +716,7 @@ WRONG = [
 
 @pytest.mark.parametrize("text", WRONG)
 def test_a_class_and_what_is_not_its_value_stay_apart(text: str) -> None:
-    """At the top level, the payload can be a String[] of two.
-
-    Whatever it is, nothing of it is lost.
-    """
+    """At the top level, the payload can be a String[] of two."""
     assert isinstance(TYPED.decode(text.encode()), JavaValue)
     assert TYPED.encode(TYPED.decode(text.encode())) == text.encode()
 

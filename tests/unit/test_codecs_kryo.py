@@ -1,6 +1,4 @@
-"""Redisson's default codec beyond the vectors: the values it accepts, the values it rejects, and
-the results of decoding.
-"""
+"""Redisson's default codec: the values it accepts and rejects, and what it decodes."""
 
 from __future__ import annotations
 

@@ -61,10 +61,7 @@ RED, THREE = JavaValue(f"{VECTORS}Colour", "RED"), JavaValue("[B", "Aw==")
 
 @dataclass
 class Pojo:
-    """``Vectors.Pojo``.
-
-    A value declared as Object in Java needs an explicit class; the others are natural.
-    """
+    """``Vectors.Pojo``: a value declared as Object in Java needs an explicit class."""
 
     name: str = "né😀"
     small: int = -1
@@ -201,9 +198,7 @@ def test_a_scalar_is_written_and_read_as_redisson_does(codec: str) -> None:
 
 
 def is_plain(vector: Vector) -> bool:
-    """Return whether a plain int encodes to that number: it is too large for a smaller class, or no
-    class is written.
-    """
+    """Return whether a plain int, too large for a smaller class, encodes to that number."""
     value = to_encode(vector)
     bits = (
         0 if vector.codec == "TypedJson" else {"Long": 32, "BigInteger": 64}.get(vector.kind, 999)

@@ -40,10 +40,7 @@ def test_what_was_confirmed_lately_is_repeated_once_for_each_change() -> None:
 
 
 def test_nothing_is_repeated_after_something_went_back() -> None:
-    """The new master may know neither the confirmation nor the return.
-
-    Repeating the confirmation would delete the only copy.
-    """
+    """The new master may know of neither: to confirm again would delete the only copy."""
     case = Case()
     case.confirmed.add("a")
     case.confirmed.forget()

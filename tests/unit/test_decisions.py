@@ -86,10 +86,7 @@ class TestRetryDelay:
 
 
 class TestLastTimeout:
-    """Redisson replaces an earlier wake-up with a later one when a stale reply arrives last.
-
-    Here the earlier one stays.
-    """
+    """Redisson replaces an earlier wake-up with a later one when a stale reply comes last."""
 
     def test_a_wake_up_gives_way_only_to_an_earlier_one(self) -> None:
         assert gives_way(None, 5)
@@ -138,9 +135,7 @@ class TestLastTimeout:
 
 
 class TestServerClock:
-    """An estimate of the server's time that is never ahead, and lags by the travel time of the
-    quickest answer.
-    """
+    """An estimate that is never ahead, and lags by the travel time of the quickest answer."""
 
     def test_before_the_first_answer_everything_is_due(self) -> None:
         assert ServerClock(lambda: 0.0).seconds_until(10**15) == 0

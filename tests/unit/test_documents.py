@@ -16,9 +16,7 @@ by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
 def missing_tests(text: str) -> list[str]:
-    """Return the tests that a text names, as ``file.py`` or ``file.py::name``, and that are nowhere
-    below ``tests``.
-    """
+    """Return the tests that a text names, as ``file.py::name`` or by file, and that are gone."""
     missing: list[str] = []
     files: dict[str, str] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):

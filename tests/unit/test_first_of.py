@@ -1,7 +1,4 @@
-"""Several servers could answer.
-
-The first answer counts, and time spent on one server does not delay the others.
-"""
+"""The first answer of several servers counts; time spent on one does not delay the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Input from the server or from an address is read, whatever it is, or rejected with the one error
-that is meant for it.
-"""
+"""Foreign input is read, whatever it is, or rejected with the error that is meant for it."""
 
 from __future__ import annotations
 

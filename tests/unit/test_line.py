@@ -1,6 +1,4 @@
-"""Who gets which items, and how many each source is asked for: on manual time, and against a plain
-model.
-"""
+"""The items that each caller gets, and what each source is asked for."""
 
 from __future__ import annotations
 

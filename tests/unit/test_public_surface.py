@@ -58,9 +58,7 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
 
 
 def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
-    """redis-py takes longer to import than everything else, so it is imported only when a client is
-    made.
-    """
+    """redis-py takes long to import, so that happens only when a client is made."""
     extras = (
         "redis",
         "typer",

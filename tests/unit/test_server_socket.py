@@ -1,7 +1,4 @@
-"""The path of an embedded server's socket: :class:`~delayq._embedded.watchdog.ServerSocket`.
-
-Any file may take the socket's place, because only its names are looked after.
-"""
+"""The path of an embedded server's socket. Any file may take the socket's place here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Many clients wait for one moment: each wakes after a stagger of its own, which notices and finds
-change.
-"""
+"""Many clients wait for one moment: each wakes after a stagger of its own."""
 
 from __future__ import annotations
 
@@ -26,19 +24,14 @@ FROM_A_PRODUCER = TransferNotice(next_us=-1, through_us=0, client="other", deman
 
 
 def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
-    """Return the stagger of a client that was not first: another client's notice came ``after``
-    seconds after the moment.
-    """
+    """Return the stagger of a client that heard a notice ``after`` seconds after the moment."""
     stagger = Stagger("us", lambda: place)
     stagger.on_notice(FROM_A_CONSUMER, after, demand=True)
     return stagger
 
 
 def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
-    """Try a thousand clients and a notice that takes 4 ms.
-
-    The earliest wakes no later than it would among ten.
-    """
+    """The notice takes 4 ms. The earliest wakes no later than it would among ten."""
     chance = random.Random(1)
     notice = TransferNotice(next_us=-1, through_us=0, client="first", demand=True, listeners=1000)
     delays = []

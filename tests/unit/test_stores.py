@@ -1,6 +1,4 @@
-"""Only the stores and the client of the server know the commands and scripts: anything else asks a
-store.
-"""
+"""Only the stores and the client of the server know the commands and scripts."""
 
 from __future__ import annotations
 

@@ -419,10 +419,7 @@ class TestNotices:
 
 
 def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> None:
-    """The first client's notice spares the other its call.
-
-    When the first has gone, the other takes over.
-    """
+    """The first client's notice spares the other its call, until the first has gone."""
     one, two = Desk("one"), Desk("two")
 
     def pass_by(moment: float) -> None:
@@ -451,9 +448,7 @@ def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> No
 
 
 class Shop(Driver):
-    """A delayed queue on a server, one client's plan for it, and the messages on their way between
-    them.
-    """
+    """A delayed queue on a server, one client's plan, and the messages between them."""
 
     def __init__(self, chance: float) -> None:
         super().__init__(chance=chance)
@@ -475,10 +470,7 @@ class Shop(Driver):
         self.dues.append(due)
 
     def move(self, client: str) -> tuple[bool, int]:
-        """Move due messages, and tell the others if there were any.
-
-        Return whether, and when the next message is due.
-        """
+        """Move due messages and tell the others. Return if there were any, and the next moment."""
         left = [due for due in self.dues if due > us(self.now)]
         found, self.dues = len(left) < len(self.dues), left
         following = min(left, default=-1)
@@ -573,9 +565,7 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
 def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(
     events: list[tuple[Any, ...]],
 ) -> None:
-    """The driver checks that timers give way only to earlier ones, and that a timer to cancel is
-    set.
-    """
+    """The driver checks that timers give way to earlier ones, and that one to cancel is set."""
     desk, closed = Desk(), False
 
     def perform(event: str, *facts: int) -> Actions:

@@ -1,7 +1,4 @@
-"""The pure wheel: no clock, no loop.
-
-A tick is one second and a wheel eight ticks, unless a test says otherwise.
-"""
+"""The pure wheel: unless a test says otherwise, of eight ticks, each a second."""
 
 from __future__ import annotations
 

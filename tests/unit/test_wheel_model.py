@@ -33,9 +33,7 @@ def nothing(_timeout: Timeout) -> None:
 
 
 class WheelModel(RuleBasedStateMachine):
-    """A model of each pending timer: its serial number, in the order of adding, and the deadline
-    requested.
-    """
+    """A model of each pending timer: its number in the order of adding, and its deadline."""
 
     @initialize(
         start=st.sampled_from([0.0, 0.1234567, 1e6 + 1 / 3]),
