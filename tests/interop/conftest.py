@@ -49,7 +49,7 @@ def _kind(bits: int) -> Kind:
 
 
 def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
-    """Start a Redisson. If that is impossible, skip the test, or fail it if Redisson is required."""
+    """Start a Redisson. Where that is impossible, skip the test, or fail it if required."""
     if reason := missing_tools():
         _unavailable(reason)
     try:
