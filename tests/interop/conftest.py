@@ -11,6 +11,7 @@ import pytest
 import delayq
 from tests.conftest import _USED, FOUND
 from tests.interop import redis32, report
+from tests.interop.live import Live
 from tests.interop.redisson import Redisson, Release, build, missing_tools
 from tests.interop.settings import CURRENT, OLDER, Setting
 from tests.support.clusters import TestCluster
@@ -104,3 +105,8 @@ async def client(server: PrivateServer) -> AsyncIterator[delayq.Client]:
     # Nothing here may depend on the re-check.
     async with delayq.connect(server.url, resync_interval=60) as client:
         yield client
+
+
+@pytest.fixture
+def live(server: PrivateServer, client: delayq.Client, redisson: Redisson, name: str) -> Live:
+    return Live(server, client, redisson, name)

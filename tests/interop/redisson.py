@@ -22,7 +22,7 @@ from tests.interop.lock import locked
 from tests.interop.values import from_java
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.support.servers import PrivateServer
 
@@ -170,9 +170,16 @@ class Redisson:
     def __str__(self) -> str:
         return f"Redisson {self.release} against {self.server.kind.name} {self.server.version}"
 
-    async def open(self, name: str, codec: str, *, attached: bool = True) -> JavaQueue:
+    async def open(
+        self,
+        name: str,
+        codec: str,
+        *,
+        attached: bool = True,
+        to_java: Callable[[Any], Any] = lambda value: value,
+    ) -> JavaQueue:
         """Open a queue with a codec of Redisson's, and its delayed queue if it is ``attached``."""
-        queue = JavaQueue(self, name)
+        queue = JavaQueue(self, name, to_java)
         await queue.ask("open", codec=codec, attached=attached)
         return queue
 
@@ -259,16 +266,18 @@ class Redisson:
 class JavaQueue:
     """A blocking queue and its delayed queue in Java."""
 
-    def __init__(self, redisson: Redisson, name: str) -> None:
+    def __init__(self, redisson: Redisson, name: str, to_java: Callable[[Any], Any]) -> None:
         self.name = name
         self._redisson = redisson
+        self._to_java = to_java
 
     async def ask(self, what: str, **details: Any) -> Any:
         return await self._redisson.ask(what, self.name, **details)
 
     async def offer(self, messages: list[tuple[Any, int]]) -> list[int]:
         """Offer values with delays in ms. Return the moment (ms) at which each was sent."""
-        left: list[int] = await self.ask("offer", messages=messages)
+        made = [(self._to_java(value), delay) for value, delay in messages]
+        left: list[int] = await self.ask("offer", messages=made)
         return left
 
     async def take(self, count: int) -> list[tuple[Any, int]]:

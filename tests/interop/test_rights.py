@@ -10,22 +10,14 @@ import pytest
 import delayq
 from delayq.admin.acl import acl_rules
 from tests.interop import report
+from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
-from tests.interop.test_redisson import (
-    DEADLINE,
-    Log,
-    for_java,
-    for_python,
-    nothing_is_left,
-    random_messages,
-)
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tests.interop.redisson import Redisson
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.java
@@ -62,15 +54,15 @@ async def take_what_it_may(log: Log, url: str, name: str) -> int:
     "rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"]
 )
 async def test_no_message_is_stranded_beside_java_whatever_python_may(
-    server: PrivateServer, redisson: Redisson, name: str, rights: str
+    live: Live, rights: str
 ) -> None:
-    channel = f"&redisson_delay_queue_channel:{{{name}}}"
-    by_hand = (f"redisson_delay_queue*:{{{name}}}", f"delayq_*:{{{name}}}")
+    channel = f"&redisson_delay_queue_channel:{{{live.name}}}"
+    by_hand = (f"redisson_delay_queue*:{{{live.name}}}", f"delayq_*:{{{live.name}}}")
     rules = {
-        "as delayq acl says": acl_rules("consumer", delayed=[name]),
+        "as delayq acl says": acl_rules("consumer", delayed=[live.name]),
         # The rules that docs/redisson.md gives.
         "by hand": [
-            f"~{name}",
+            f"~{live.name}",
             *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand),
             "+@all",
         ],
@@ -78,32 +70,28 @@ async def test_no_message_is_stranded_beside_java_whatever_python_may(
         "no channels": ["~*", "+@all"],
         "no channel of notices": ["~*", channel, "+@all"],
     }[rights]
-    url = grant(server, rules)
-    log, half = Log(TEXT), MESSAGES // 2
+    url = grant(live.server, rules)
+    log, half = Log(), MESSAGES // 2
     from_java, from_python = random_messages(TEXT, half), random_messages(TEXT, half, half)
-    java = await redisson.open(name, TEXT.java)
-    taking = asyncio.create_task(take_what_it_may(log, url, name))
+    java = await live.open()
+    taking = asyncio.create_task(take_what_it_may(log, url, live.name))
     taken = asyncio.create_task(java.consume())
     # The client that offers is gone by then, and moves none of them.
-    async with delayq.connect(server.url) as client:
-        receipts = await client.delayed_queue(name, codec=TEXT.codec).offer_many(
-            for_python(from_python)
-        )
-    log.all_offered_by_python(from_python, receipts)
-    log.all_offered_by_java(from_java, await java.offer(for_java(TEXT, from_java)))
-    await nothing_is_left(server)
+    async with delayq.connect(live.server.url) as client:
+        await log.offer_by_python(client.delayed_queue(live.name, codec=TEXT.codec), from_python)
+    await log.offer_by_java(java, from_java)
+    await live.drained()
     await java.stop()
     log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
     await until(lambda: not log.missing(), DEADLINE)
     to_python = MESSAGES - len(taken.result())
     taking.cancel()
     refused = await taking
-    server.call("ACL", "DELUSER", USER)
+    live.server.call("ACL", "DELUSER", USER)
     await java.detach()
     log.check()
     if rights in {"as delayq acl says", "by hand"}:
         assert (refused, to_python > 0) == (0, True)
     report.NOTES.append(
-        f"{redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python, all"
-        " others to Java"
+        f"{live.redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python"
     )

@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 import delayq
 from tests.interop import report
+from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
-from tests.interop.test_redisson import (
-    DEADLINE,
-    Log,
-    for_java,
-    for_python,
-    nothing_is_left,
-    random_messages,
-)
 from tests.support.waiting import until
-
-if TYPE_CHECKING:
-    from tests.interop.redisson import Redisson
-    from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.java
 
@@ -36,16 +25,16 @@ KILLS = 40
     ("pause_ms", "threads", "count"), [(0, 1, 10_000), (2, 1, 2000), (2, 4, 4000)]
 )
 async def test_both_kinds_get_a_share_of_the_messages(
-    server: PrivateServer, redisson: Redisson, name: str, pause_ms: int, threads: int, count: int
+    live: Live, pause_ms: int, threads: int, count: int
 ) -> None:
     """One loop in Python beside ``threads`` loops in Java."""
-    log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
-    java = await redisson.open(name, TEXT.java)
+    log, messages = Log(), random_messages(TEXT, count, most=MOST_MS)
+    java = await live.open()
     to_java = list[tuple[Any, int]]()
     takes = [asyncio.create_task(java.consume(to_java, pause=pause_ms)) for _ in range(threads)]
     to_python = 0
-    async with delayq.connect(server.url) as client:
-        queue = client.delayed_queue(name, codec=TEXT.codec)
+    async with delayq.connect(live.server.url) as client:
+        queue = client.delayed_queue(live.name, codec=TEXT.codec)
 
         async def consume() -> None:
             nonlocal to_python
@@ -56,7 +45,7 @@ async def test_both_kinds_get_a_share_of_the_messages(
                     await asyncio.sleep(pause_ms / 1000)
 
         consumer = asyncio.create_task(consume())
-        log.all_offered_by_python(messages, await queue.offer_many(for_python(messages)))
+        await log.offer_by_python(queue, messages)
         # When they stop, no message is in flight to either.
         await until(lambda: to_python + len(to_java) >= count, DEADLINE)
         consumer.cancel()
@@ -65,32 +54,28 @@ async def test_both_kinds_get_a_share_of_the_messages(
     await asyncio.wait_for(asyncio.gather(*takes), DEADLINE)
     log.came_to_java(to_java)
     await java.detach()
-    await nothing_is_left(server)
+    await live.drained()
     log.check()
     assert 0 < to_python < count
     told = f"one loop in Python beside {threads} in Java took {to_python / count:.0%} of {count:,}"
-    report.NOTES.append(f"{redisson}: with {pause_ms} ms for each message, {told}")
+    report.NOTES.append(f"{live.redisson}: with {pause_ms} ms for each message, {told}")
 
 
 @with_newest
-async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(
-    server: PrivateServer, redisson: Redisson, name: str
-) -> None:
+async def test_java_alone_loses_what_it_pops_for_a_connection_that_is_killed(live: Live) -> None:
     """This tests no promise of ours: the figure shows what to expect of consumers in Java."""
     count = 10_000
-    log, messages = Log(TEXT), random_messages(TEXT, count, most=MOST_MS)
-    java = await redisson.open(name, TEXT.java)
-    log.all_offered_by_java(messages, await java.offer(for_java(TEXT, messages)))
+    log, messages = Log(), random_messages(TEXT, count, most=MOST_MS)
+    java = await live.open()
+    await log.offer_by_java(java, messages)
     takes = [asyncio.create_task(java.consume()) for _ in range(4)]
     for _ in range(KILLS):
         await asyncio.sleep(MOST_MS / 1000 / KILLS)
-        server.call("CLIENT", "KILL", "TYPE", "normal")
-    await nothing_is_left(server)
+        live.server.call("CLIENT", "KILL", "TYPE", "normal")
+    await live.drained()
     await java.stop()
-    for arrivals in await asyncio.gather(*takes):
-        log.came_to_java(arrivals)
+    log.came_to_java(*await asyncio.gather(*takes))
     await java.detach()
     report.NOTES.append(
-        f"{redisson} alone: its connections killed {KILLS} times, it lost {len(log.missing())} of"
-        f" {count:,}"
+        f"{live.redisson} alone: {KILLS} times cut, it lost {len(log.missing())} of {count:,}"
     )

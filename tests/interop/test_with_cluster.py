@@ -9,8 +9,8 @@ import pytest
 
 import delayq
 from tests.interop import report
+from tests.interop.live import DEADLINE, Log, random_messages
 from tests.interop.pairs import TEXT
-from tests.interop.test_redisson import DEADLINE, Log, consuming, offer_in_parts, random_messages
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ MOVES = 3
 async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
     cluster: TestCluster, redisson_of_cluster: Redisson, name: str
 ) -> None:
-    log, half = Log(TEXT), MESSAGES // 2
+    log, half = Log(), MESSAGES // 2
     from_java, from_python = (
         random_messages(TEXT, half, most=MOST_MS),
         random_messages(TEXT, half, half, most=MOST_MS),
@@ -37,25 +37,24 @@ async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
     first = cluster.owner(name)
     async with delayq.connect(cluster.url) as client:
         queue = client.delayed_queue(name, codec=TEXT.codec)
-        async with consuming(log, queue):
+        async with log.consuming(queue):
             offering = asyncio.gather(
-                java.offer(from_java), offer_in_parts(log, queue, from_python)
+                log.offer_by_java(java, from_java),
+                log.offer_by_python(queue, from_python, at_once=100),
             )
             for n in range(MOVES):
                 await asyncio.sleep(MOST_MS / 1000 / (MOVES + 1))
                 await asyncio.to_thread(
                     cluster.move, name, cluster.nodes[(cluster.nodes.index(first) + n + 1) % 3]
                 )
-            left, _ = await offering
-            log.all_offered_by_java(from_java, left)
+            await offering
 
             async def empty() -> bool:
                 return await queue.pending.size() + await queue.ready.size() == 0
 
             await until(empty, DEADLINE)
             await java.stop()
-            for arrivals in await asyncio.gather(*takes):
-                log.came_to_java(arrivals)
+            log.came_to_java(*await asyncio.gather(*takes))
             await until(lambda: not log.missing(), DEADLINE)
     by_java = sum(len(take.result()) for take in takes)
     await java.detach()

@@ -1,0 +1,144 @@
+"""A queue that delayq and Redisson share, and a record of what came to whom, and when."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+
+from tests.interop.pairs import TEXT, Pair
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    import delayq
+    from tests.interop.redisson import JavaQueue, Redisson
+    from tests.support.servers import PrivateServer
+
+MESSAGES = 10_000
+MAX_DELAY_MS = 600
+DEADLINE = 60.0
+"""The time limit for a step, seconds. A step takes two."""
+
+Messages = list[tuple[Any, int]]
+"""Values, with their delays or the times of their arrival, ms."""
+
+
+@dataclass
+class Live:
+    """A queue, and what both sides need to use it."""
+
+    server: PrivateServer
+    client: delayq.Client
+    redisson: Redisson
+    name: str
+
+    async def open(self, pair: Pair = TEXT, *, attached: bool = True) -> JavaQueue:
+        return await self.redisson.open(
+            self.name, pair.java, attached=attached, to_java=pair.to_java
+        )
+
+    def queue(self, pair: Pair = TEXT, **options: Any) -> delayq.DelayedQueue[Any]:
+        return self.client.delayed_queue(self.name, codec=pair.codec, **options)
+
+    def raw(self) -> Any:
+        return Redis.from_url(self.server.url)
+
+    async def drained(self) -> None:
+        """Wait until every key with messages is gone."""
+        async with self.raw() as redis:
+
+            async def empty() -> bool:
+                # A fence is an empty mark of a call that was given up. It disappears in a minute.
+                return all(key.startswith(b"delayq_fence:") for key in await redis.keys())
+
+            await until(empty, DEADLINE)
+
+
+@dataclass
+class Log:
+    """When values were due and when they arrived, ms, by the bytes to which we encode them."""
+
+    pair: Pair = TEXT
+    due: dict[bytes, float] = field(default_factory=dict)
+    arrived: dict[bytes, list[float]] = field(default_factory=dict)
+
+    async def offer_by_java(self, java: JavaQueue, messages: Messages) -> None:
+        for (value, delay), left in zip(messages, await java.offer(messages), strict=True):
+            self.due[self.pair.codec.encode(value)] = left + delay
+
+    async def offer_by_python(
+        self, queue: delayq.DelayedQueue[Any], messages: Messages, *, at_once: int = MESSAGES
+    ) -> None:
+        for at in range(0, len(messages), at_once):
+            part = messages[at : at + at_once]
+            receipts = await queue.offer_many(for_python(part))
+            for (value, _), receipt in zip(part, receipts, strict=True):
+                self.offered_by_python(value, receipt)
+
+    def offered_by_python(self, value: Any, receipt: delayq.Receipt[Any]) -> None:
+        self.due[self.pair.codec.encode(value)] = receipt.due_at.timestamp() * 1000
+
+    def came(self, value: Any, at: float) -> None:
+        self.arrived.setdefault(self.pair.codec.encode(value), []).append(at)
+
+    def came_to_java(self, *arrivals: Messages) -> None:
+        for some in arrivals:
+            for value, at in some:
+                self.came(value, at)
+
+    @asynccontextmanager
+    async def consuming(self, *queues: delayq.DelayedQueue[Any]) -> AsyncIterator[None]:
+        async def consume(queue: delayq.DelayedQueue[Any]) -> None:
+            async for value in queue:
+                self.came(value, time.time() * 1000)
+
+        tasks = [asyncio.create_task(consume(queue)) for queue in queues]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all(isinstance(result, asyncio.CancelledError) for result in results), results
+
+    def check(self, *, lost: int = 0) -> None:
+        """Assert that all but ``lost`` values arrived, once, none early, and no other value."""
+        assert len(self.due) > 0
+        assert self.arrived.keys() <= self.due.keys()
+        assert len(self.missing()) <= lost
+        assert [payload for payload, times in self.arrived.items() if len(times) != 1] == []
+        assert self.early() == []
+
+    def missing(self) -> list[bytes]:
+        return [payload for payload in self.due if payload not in self.arrived]
+
+    def early(self) -> list[bytes]:
+        return [
+            payload for payload, times in self.arrived.items() if min(times) < self.due[payload]
+        ]
+
+    def lateness(self) -> list[float]:
+        return [self.arrived[payload][0] - due for payload, due in self.due.items()]
+
+
+def random_messages(
+    pair: Pair, count: int = MESSAGES, first: int = 0, most: int = MAX_DELAY_MS
+) -> Messages:
+    chance = random.Random(first)
+    return [(pair.value(n), chance.randint(0, most)) for n in range(first, first + count)]
+
+
+def for_python(messages: Messages) -> list[tuple[Any, float]]:
+    return [(value, delay / 1000) for value, delay in messages]
+
+
+def encoded(pair: Pair, values: Sequence[Any]) -> list[bytes]:
+    """Encode values to compare them: NaN equals NaN, and Java's long 5 is not its int 5."""
+    return [pair.codec.encode(value) for value in values]
