@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from delayq._engine import batch_plan
 from delayq._engine.batch_plan import ENOUGH, MOST_WAITING, SPAN, BatchPlan
-from delayq.errors import Closed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,30 +65,6 @@ class TestLeaving:
         busy.on_success(first, 0.0)
         add(busy, range(ENOUGH))
         assert [batch.slot for batch in left(busy)] == [0]
-
-    def test_nothing_leaves_while_a_batch_is_being_repeated(self) -> None:
-        failing = plan()
-        add(failing, [0])
-        (first,) = left(failing)
-        failing.on_failure(first, NEVER, unknown=True)
-        add(failing, range(100))
-        assert left(failing) == []
-        failing.end(first)
-        assert len(left(failing)) == 1
-
-    def test_batches_that_were_not_carried_out_are_repeated_in_their_order(self) -> None:
-        """On separate connections, the second might overtake the first."""
-        for unknown in (False, True):
-            failing = plan()
-            add(failing, [0])
-            left(failing)
-            add(failing, range(ENOUGH))
-            left(failing)
-            first, second = failing.in_flight
-            assert failing.on_failure(first, NEVER, unknown=False).after == []
-            assert failing.on_failure(second, NEVER, unknown=unknown).after == (
-                [] if unknown else [first]
-            )
 
     def test_items_that_are_not_eager_leave_when_half_a_batch_is_collected(self) -> None:
         patient = plan(max_items=4)
@@ -156,15 +131,6 @@ class TestSettling:
         assert once.settle(batch) == ([], [], [])
         assert once.unanswered == 0
 
-    def test_withdrawn_items_are_not_sent_and_count_as_done(self) -> None:
-        fewer = plan()
-        add(fewer, range(5))
-        (batch,) = left(fewer)
-        fewer.flush("all")
-        assert fewer.withdraw(batch, [0, 3, 4]) == []
-        assert (batch.items, batch.waiters, fewer.unanswered) == ([1, 2], ["1", "2"], 2)
-        assert fewer.withdraw(batch, [0, 1]) == ["all"]
-
     def test_a_flush_is_over_when_all_earlier_items_are_done(self) -> None:
         flushing = plan()
         add(flushing, [1])
@@ -176,18 +142,6 @@ class TestSettling:
         add(flushing, [3])
         assert flushing.settle(first)[2] == []
         assert flushing.settle(second)[2] == ["both"]
-
-    def test_closing_accepts_nothing_more_and_tells_sent_batches_from_unsent_ones(self) -> None:
-        closing = plan()
-        add(closing, [1])
-        left(closing)
-        add(closing, [2])
-        closing.closed = True
-        with pytest.raises(Closed):
-            closing.add(3, 1, "3", 0.0)
-        in_flight, unsent = closing.abandon()
-        assert [batch.items for batch in (*in_flight, *unsent)] == [[1], [2]]
-        assert (closing.in_flight, [*closing.waiting], closing.waiting_bytes) == ([], [], 0)
 
     def test_what_was_not_sent_can_be_recalled(self) -> None:
         recalling = plan()
