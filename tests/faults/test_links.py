@@ -349,7 +349,7 @@ async def test_stalled_links_are_overtaken_by_new_ones(
 
 
 @pytest.mark.parametrize("round_trip", [0, 20])
-async def test_new_links_can_be_cut_at_a_byte_too(
+async def test_new_links_are_cut_at_a_byte(
     server: PrivateServer, tcp: bool, round_trip: int
 ) -> None:
     async with Links(server, tcp=tcp, round_trip=round_trip) as links:

@@ -72,9 +72,7 @@ def test_the_log_notices_what_is(arrivals: list[tuple[int, int]]) -> None:
 # Ten thousand messages each way
 
 
-async def test_what_java_offers_comes_to_python_once_each_and_never_early(
-    live: Live, pair: Pair
-) -> None:
+async def test_what_java_offers_comes_to_python_once_and_not_early(live: Live, pair: Pair) -> None:
     log, messages = Log(pair), random_messages(pair)
     java = await live.open(pair)
     async with log.consuming(live.queue(pair)):
@@ -89,9 +87,7 @@ async def test_what_java_offers_comes_to_python_once_each_and_never_early(
 
 
 @with_all_readers
-async def test_what_python_offers_comes_to_java_once_each_and_never_early(
-    live: Live, pair: Pair
-) -> None:
+async def test_what_python_offers_comes_to_java_once_and_not_early(live: Live, pair: Pair) -> None:
     log, messages = Log(pair), random_messages(pair)
     java = await live.open(pair, attached=not live.redisson.release.writes_old_records)
     takes = [asyncio.create_task(java.take(MESSAGES // TAKERS)) for _ in range(TAKERS)]
@@ -127,12 +123,7 @@ async def test_both_kinds_move_and_take_what_an_old_java_client_offers(live: Liv
     report.MOVED_BY_JAVA[str(live.redisson)].append(moved_by_java / MESSAGES)
 
 
-async def share(
-    live: Live,
-    pair: Pair,
-    *,
-    for_both: tuple[int, int],
-) -> int:
+async def share(live: Live, pair: Pair, *, for_both: tuple[int, int]) -> int:
     """Let Java and two of our clients offer and take all. Return how many Java moved."""
     log = Log(pair)
     from_java, from_python = (
@@ -164,9 +155,7 @@ async def share(
 
 
 @with_old
-async def test_beside_an_attached_old_java_client_messages_may_come_twice_but_all_come_none_early(
-    live: Live,
-) -> None:
+async def test_beside_an_old_java_client_messages_may_come_twice_but_none_early(live: Live) -> None:
     """The old client's script fails at the first current record, after it moved some messages.
 
     It does the same beside any newer Redisson. Nothing is lost, and our messages come once.
@@ -210,9 +199,7 @@ async def test_the_count_of_what_java_moved_leaves_out_what_we_moved(live: Live)
 
 
 @with_newest
-async def test_a_java_client_that_is_killed_takes_along_only_what_it_had_in_hand(
-    live: Live,
-) -> None:
+async def test_a_java_client_that_is_killed_takes_only_what_it_had_in_hand(live: Live) -> None:
     """At most one message is lost for each of its takers."""
     log, taken = Log(), list[tuple[Any, int]]()
     half = MESSAGES // 2

@@ -53,9 +53,7 @@ async def take_what_it_may(log: Log, url: str, name: str) -> int:
 @pytest.mark.parametrize(
     "rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"]
 )
-async def test_no_message_is_stranded_beside_java_whatever_python_may(
-    live: Live, rights: str
-) -> None:
+async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: str) -> None:
     channel = f"&redisson_delay_queue_channel:{{{live.name}}}"
     by_hand = (f"redisson_delay_queue*:{{{live.name}}}", f"delayq_*:{{{live.name}}}")
     rules = {

@@ -24,9 +24,7 @@ def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFi
     assert {"~delayq:{shop:*}:live", "&delayq:{shop:*}:wake", "+select"} <= set(printed)
 
 
-def test_several_servers_partitions_and_promises_need_more(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--partitions", "16", "--servers", "cluster", "--durability", "replicas:2"]
     assert run(["acl", "producer", "--queue", "mails", *more]) == 0
     printed = capsys.readouterr().out.split()
@@ -68,9 +66,7 @@ def test_several_servers_partitions_and_promises_need_more(
     ],
     ids=" ".join,
 )
-def test_what_there_is_not_is_said_in_one_line(
-    more: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_choice_is_one_line(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["acl", "producer", "--queue", "a", *more]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -78,9 +74,7 @@ def test_what_there_is_not_is_said_in_one_line(
 @pytest.mark.parametrize(
     "arguments", [["producer"], ["king", "--queue", "a"], ["producer", "--queue", "a b"]]
 )
-def test_what_cannot_work_is_said_in_one_line(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["acl", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""

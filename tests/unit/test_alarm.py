@@ -210,9 +210,7 @@ class TestFallingBack:
         await asyncio.wait_for(fired.wait(), 10)
 
     @needs_timerfd
-    async def test_where_the_loop_watches_no_descriptors(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    async def test_if_the_loop_watches_no_files(self, monkeypatch: pytest.MonkeyPatch) -> None:
         before, loop = descriptors(), asyncio.get_running_loop()
 
         def none(*_: Any) -> None:

@@ -103,9 +103,7 @@ class TestExpiry:
         assert expired.items == [2]
         assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
 
-    def test_bytes_that_move_count_while_a_call_is_in_flight_and_not_while_it_is_repeated(
-        self,
-    ) -> None:
+    def test_bytes_that_move_count_for_a_call_in_flight_and_not_for_its_repetition(self) -> None:
         slow = plan(expires_after=5)
         add(slow, [1])
         assert slow.expires_at(0.0, 3.0) == 5

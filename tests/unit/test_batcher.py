@@ -139,7 +139,7 @@ async def test_batches_are_bounded_in_items_and_bytes(store: Store) -> None:
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
 
 
-async def test_an_uncancellable_item_leaves_though_its_caller_is_cancelled_and_others_do_not(
+async def test_an_uncancellable_item_leaves_without_its_caller_and_others_do_not(
     store: Store,
 ) -> None:
     for uncancellable in (False, True):
@@ -178,7 +178,7 @@ async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store:
     assert await later == 20
 
 
-async def test_a_repetition_is_told_whether_the_batch_may_have_been_carried_out(
+async def test_a_repetition_learns_whether_the_batch_may_have_been_carried_out(
     store: Store,
 ) -> None:
     lost = OutcomeUnknown("the line broke")
@@ -198,9 +198,7 @@ async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store) ->
     assert store.repeated == [([1], None)]
 
 
-async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_one_is_fine(
-    store: Store,
-) -> None:
+async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_is_fine(store: Store) -> None:
     batcher = store.make(results=lambda _, reply: reply if reply[0] > 10 else reply["no"])
     first, later = batcher.submit(1, 1), batcher.submit(2, 1)
     store.reply(2)
@@ -226,9 +224,7 @@ async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store) 
     assert await stays == 20
 
 
-async def test_items_for_which_no_caller_waits_leave_together_and_their_outcomes_are_reported(
-    store: Store,
-) -> None:
+async def test_items_without_a_caller_leave_together_and_report_outcomes(store: Store) -> None:
     reported: list[tuple[int, int | BaseException]] = []
     batcher = store.make(
         on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
@@ -276,9 +272,7 @@ async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: St
     await asyncio.wait_for(flushed, 10)
 
 
-async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_that_cannot(
-    store: Store,
-) -> None:
+async def test_closing_sends_items_without_a_caller_and_reports_the_unsent(store: Store) -> None:
     reported: list[str] = []
     for answer in (True, False):
         batcher = store.make(on_outcome=lambda _, outcome: reported.append(type(outcome).__name__))
@@ -292,9 +286,7 @@ async def test_closing_sends_items_that_were_to_leave_soon_and_reports_those_tha
     assert reported == ["int", "OutcomeUnknown"]
 
 
-async def test_if_enough_items_wait_a_second_batch_leaves_behind_the_first_on_its_connection(
-    store: Store,
-) -> None:
+async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
     store.limit(ENOUGH=2)
     batcher = store.batcher
     first = batcher.submit(1, 1)
@@ -327,7 +319,7 @@ async def test_each_slot_has_one_call_in_flight(store: Store) -> None:
     assert slots == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
 
 
-async def test_while_a_batch_is_repeated_nothing_leaves_and_the_other_gets_its_reply(
+async def test_during_a_repetition_nothing_leaves_and_the_other_gets_its_reply(
     store: Store,
 ) -> None:
     store.limit(ENOUGH=1)

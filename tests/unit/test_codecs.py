@@ -66,7 +66,7 @@ def test_an_error_does_not_quote_the_value() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"", b"{", b"\xff", b"abc", b"[" * 100_000])
-def test_what_is_no_json_is_refused_with_its_first_bytes(payload: bytes) -> None:
+def test_no_json_is_refused_with_its_first_bytes(payload: bytes) -> None:
     with pytest.raises(
         DecodeError, match=f"JsonCodec cannot decode {len(payload)} bytes"
     ) as caught:

@@ -318,9 +318,7 @@ PARCEL: dict[str, type[Any]] = {"shop.Parcel": Parcel, "shop.Status": Status}
 WITH_CLASS = b'{"@class":"shop.Parcel","id":7,"status":["shop.Status","SENT"]}'
 
 
-def test_an_enum_that_tells_its_class_in_a_field_comes_as_the_enum_and_goes_back_in_that_form() -> (
-    None
-):
+def test_an_enum_with_its_class_in_a_field_is_read_and_written_in_that_form() -> None:
     codec = JsonJacksonCodec(PARCEL)
     parcel = codec.decode(WITH_CLASS)
     assert parcel == Parcel(7, Status.SENT)
@@ -389,9 +387,7 @@ class Letter:
 @pytest.mark.parametrize(
     "types", [{"shop.Letter": Letter}, {"shop.Letter": Letter, "shop.Status": Status}]
 )
-def test_a_field_declared_as_an_enum_here_comes_as_the_enum_in_either_form(
-    types: dict[str, type[Any]],
-) -> None:
+def test_a_field_declared_as_an_enum_is_read_in_either_form(types: dict[str, type[Any]]) -> None:
     codec = JsonJacksonCodec(types)
     payload = (
         b'{"@class":"shop.Letter","before":["shop.Status","NEW"],"colour":"a","status":"SENT"}'
@@ -665,9 +661,7 @@ MALFORMED = [
 
 @BOTH
 @pytest.mark.parametrize("payload", MALFORMED, ids=[f"{n}" for n in range(len(MALFORMED))])
-def test_what_is_no_json_is_refused_with_its_first_bytes(
-    codec: JsonJacksonCodec, payload: bytes
-) -> None:
+def test_no_json_is_refused_with_its_first_bytes(codec: JsonJacksonCodec, payload: bytes) -> None:
     with pytest.raises(
         DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"
     ) as caught:

@@ -23,9 +23,7 @@ class TestShares:
         assert shares(3, []) == []
 
     @given(st.integers(0, 300), st.lists(st.integers(1, 100), max_size=20))
-    def test_nobody_gets_more_than_wanted_and_nothing_is_withheld(
-        self, count: int, wants: list[int]
-    ) -> None:
+    def test_no_share_is_too_large_and_none_is_withheld(self, count: int, wants: list[int]) -> None:
         result = shares(count, wants)
         assert all(0 <= share <= want for share, want in zip(result, wants, strict=True))
         assert sum(result) <= count
@@ -186,9 +184,7 @@ class TestServerClock:
             assert -1e-5 <= lag <= quickest + 1e-5 * (now - 50) + 1e-5
 
     @given(step=st.floats(-5000, 5000), way=st.floats(0, 0.5))
-    def test_after_either_clock_was_set_the_next_answer_corrects_it(
-        self, step: float, way: float
-    ) -> None:
+    def test_the_next_answer_corrects_a_clock_that_was_set(self, step: float, way: float) -> None:
         now = 10.0
         clock = ServerClock(lambda: now)
         clock.observe(1_000_000_000_000, now)

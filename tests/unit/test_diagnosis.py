@@ -168,8 +168,6 @@ def test_each_command_is_documented() -> None:
     ] == []
 
 
-def test_a_title_that_looks_like_markup_is_shown_as_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_title_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(["[/red]"], [["[bold]"]])
     assert capsys.readouterr().out == "[/red]\n[bold]\n"

@@ -117,8 +117,6 @@ def test_a_replica_in_the_address_is_named_with_the_cure(desk: Desk) -> None:
         ("wrong number of arguments", ServerRefused, 0),
     ],
 )
-def test_errors_are_told_apart(
-    desk: Desk, text: str, meaning: type[ServerError], forgotten: int
-) -> None:
+def test_errors_differ(desk: Desk, text: str, meaning: type[ServerError], forgotten: int) -> None:
     assert type(desk.read(text)) is meaning
     assert desk.rights_forgotten == forgotten

@@ -64,7 +64,7 @@ async def test_only_the_first_is_asked_where_it_answers(servers: Servers) -> Non
     assert servers.asked == ["a"]
 
 
-async def test_the_next_is_asked_at_once_where_one_fails(
+async def test_the_next_is_asked_if_one_fails(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 3600)
@@ -79,7 +79,7 @@ async def test_the_next_is_asked_at_once_where_one_fails(
     assert servers.asked == ["a", "b", "c"]
 
 
-async def test_the_next_is_asked_beside_one_that_hangs(
+async def test_the_next_is_asked_if_one_hangs(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
@@ -99,7 +99,7 @@ async def test_the_one_that_was_slow_may_still_answer_first(
     assert await asking == "a"
 
 
-async def test_answers_that_come_besides_are_handed_over(
+async def test_other_answers_are_handed_over(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
@@ -132,9 +132,7 @@ async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> N
         )
 
 
-async def test_servers_that_never_answer_are_named(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_silent_servers_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 0.01)
     monkeypatch.setattr(module, "WITHIN", 0.05)
     with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):

@@ -55,9 +55,7 @@ def test_a_key_lies_in_the_slot_in_which_redis_looks_for_it(key: str) -> None:
 
 
 @given(st.text())
-def test_a_reliable_queue_has_any_name_but_the_empty_one_and_those_that_close_its_braces(
-    name: str,
-) -> None:
+def test_a_reliable_queue_has_any_name_that_does_not_close_its_braces(name: str) -> None:
     try:
         ReliableKeys.of(name)
     except BadName:

@@ -215,9 +215,7 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         ),
     ],
 )
-def test_the_rule_for_daylight_saving(
-    zone: tzinfo, day: datetime, expression: str, times: list[str]
-) -> None:
+def test_daylight_saving(zone: tzinfo, day: datetime, expression: str, times: list[str]) -> None:
     assert local_times(expression, zone, day) == times
 
 

@@ -98,9 +98,7 @@ def test_a_new_connection_subscribes_to_everything_again(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize("forbidden", [{"7"}, {"0", "99"}, {str(n) for n in range(0, 100, 9)}])
-def test_all_channels_but_the_forbidden_ones_are_subscribed(
-    desk: Desk, forbidden: set[str]
-) -> None:
+def test_all_channels_but_forbidden_ones_are_subscribed(desk: Desk, forbidden: set[str]) -> None:
     desk.want(*map(str, range(100)))
     assert desk.settle(forbidden) < 20 * len(forbidden)
     assert desk.subscribed == {*map(str, range(100))} - forbidden

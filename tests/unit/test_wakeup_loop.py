@@ -102,9 +102,7 @@ async def test_closing_cancels_the_timer_and_keeps_the_call_in_flight(desk: Desk
     assert (desk.calls, desk.timer.pending_timeouts) == (1, 0)
 
 
-async def test_failures_in_a_row_are_logged_once_and_counted(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.loop.wake()
     await desk.reply(ServerUnavailable("away"))
     for _ in range(3):
@@ -119,9 +117,7 @@ async def test_failures_in_a_row_are_logged_once_and_counted(
     assert "broken" in caplog.text
 
 
-async def test_a_refused_notice_is_logged_once(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_refused_notice_is_one_line(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
     desk.loop.transferred(1)
     assert not caplog.text
     for _ in range(2):

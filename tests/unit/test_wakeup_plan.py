@@ -200,9 +200,7 @@ class TestWakeups:
         desk.notice(9, None)
         assert desk.at(100) == 0
 
-    def test_a_client_without_demand_leaves_messages_longest_to_the_others(
-        self, desk: Desk
-    ) -> None:
+    def test_a_client_without_demand_leaves_messages_longest_to_others(self, desk: Desk) -> None:
         latest = 2 * desk.step_back()
         desk.has_demand = False
         desk.due(10)
@@ -281,31 +279,23 @@ class TestWakeups:
         desk.due(0.9)
         assert desk.at(1000) == 0
 
-    def test_a_much_too_late_announcement_shows_that_the_servers_clock_was_set_back(
-        self, desk: Desk
-    ) -> None:
+    def test_a_much_too_late_announcement_shows_that_a_clock_was_set_back(self, desk: Desk) -> None:
         desk.handed_out(60)
         desk.due(1)
         assert desk.at(0) == 1
 
-    def test_a_notice_from_the_future_is_not_believed_and_the_server_is_asked(
-        self, desk: Desk
-    ) -> None:
+    def test_a_notice_from_the_future_makes_us_ask_the_server(self, desk: Desk) -> None:
         desk.due(10)
         desk.notice(10**6, None)
         assert desk.at(0) == 1
         assert desk.at(10.1) == 2, "known moments stay known"
 
-    def test_a_request_for_messages_that_are_handed_out_meanwhile_is_dropped(
-        self, desk: Desk
-    ) -> None:
+    def test_a_request_for_messages_that_are_handed_out_is_dropped(self, desk: Desk) -> None:
         desk.act(desk.plan.wake(us(9)))
         desk.handed_out(10)
         assert desk.at(0) == 0
 
-    def test_a_wake_up_for_messages_that_are_handed_out_gives_way_to_the_next(
-        self, desk: Desk
-    ) -> None:
+    def test_a_wake_up_for_messages_handed_out_gives_way_to_the_next(self, desk: Desk) -> None:
         desk.due(10)
         desk.handed_out(11)
         desk.act(desk.plan.on_next_due(us(20), desk.now))
@@ -387,9 +377,7 @@ class TestDemand:
         assert desk.plan.on_look(-1, desk.plan.knowledge, 0.0) == ()
 
     @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
-    def test_a_call_without_a_result_leaves_the_queue_out_of_date(
-        self, desk: Desk, reply: int | None
-    ) -> None:
+    def test_after_a_call_in_vain_it_is_out_of_date(self, desk: Desk, reply: int | None) -> None:
         desk.wake()
         desk.replies.append(reply)
         desk.wake()
@@ -562,9 +550,7 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
         max_size=40,
     )
 )
-def test_the_timer_that_is_set_is_the_one_that_the_plan_holds(
-    events: list[tuple[Any, ...]],
-) -> None:
+def test_the_timer_that_is_set_is_the_one_the_plan_holds(events: list[tuple[Any, ...]]) -> None:
     """The driver checks that timers give way to earlier ones, and that one to cancel is set."""
     desk, closed = Desk(), False
 

@@ -49,9 +49,7 @@ DEADLINES = [
 
 class TestExpiry:
     @pytest.mark.parametrize("deadline", DEADLINES)
-    def test_a_timer_expires_after_its_deadline_not_before_and_once(
-        self, wheel: Wheel, deadline: float
-    ) -> None:
+    def test_a_timer_expires_once_after_its_deadline(self, wheel: Wheel, deadline: float) -> None:
         (timeout,) = fill(wheel, [deadline])
         assert expire(wheel, deadline) == []
         assert expire(wheel, deadline + 1) == [timeout]
@@ -108,9 +106,7 @@ class TestExpiry:
         assert expire(wheel, 50.0) == []
         assert expire(wheel, 51.0) == [timeout]
 
-    def test_past_deadlines_queue_up_behind_those_already_due_in_the_tick(
-        self, wheel: Wheel
-    ) -> None:
+    def test_past_deadlines_queue_up_behind_those_due_in_the_tick(self, wheel: Wheel) -> None:
         added = [*fill(wheel, [50.5], now=50.0), *fill(wheel, [-5.0, -math.inf], now=50.6)]
         assert expire(wheel, 51.0) == added
 
@@ -278,9 +274,7 @@ class TestBetweenTwoSteps:
             assert second.cancel() == (timeout is first)
         assert seen == [first, third]
 
-    def test_a_timer_that_is_added_with_no_delay_waits_for_the_next_tick(
-        self, wheel: Wheel
-    ) -> None:
+    def test_a_timer_that_is_added_without_delay_waits_for_a_tick(self, wheel: Wheel) -> None:
         fill(wheel, [5])
         added = [wheel.add(nothing, 0, 6.0) for _ in wheel.expire(6.0)]
         wheel._check()
@@ -329,9 +323,7 @@ class TestBudget:
         assert tick <= 6
 
     @pytest.mark.parametrize("budget", [1, 2, 7])
-    def test_in_slices_everything_expires_in_the_same_order(
-        self, wheel: Wheel, budget: int
-    ) -> None:
+    def test_in_slices_all_expires_in_the_same_order(self, wheel: Wheel, budget: int) -> None:
         deadlines = [number * 3.7 % 900 for number in range(400)]
         in_order = sorted(
             fill(wheel, deadlines), key=lambda timeout: wheel.tick_of(timeout.deadline)

@@ -372,9 +372,7 @@ EXACT: list[tuple[Any, Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "value", "wire"), EXACT, ids=[str(kind) for kind, _, _ in EXACT])
-def test_a_value_is_the_same_json_from_either_codec_and_comes_back(
-    kind: Any, value: Any, wire: str
-) -> None:
+def test_a_value_is_the_same_json_from_both_codecs(kind: Any, value: Any, wire: str) -> None:
     assert JsonCodec().encode(value).decode() == codec_for(kind).encode(value).decode() == wire
     back = codec_for(kind).decode(wire.encode())
     assert back == value
@@ -548,9 +546,7 @@ class Pair(NamedTuple):
         (dict[UUID | int, int], b'{"5":6}', {5: 6}),
     ],
 )
-def test_without_a_library_what_others_write_is_read_too(
-    kind: Any, payload: bytes, value: Any
-) -> None:
+def test_without_a_library_other_forms_are_read_too(kind: Any, payload: bytes, value: Any) -> None:
     assert comparable(StandardCodec(kind).decode(payload)) == comparable(value)
 
 
