@@ -19,10 +19,9 @@ from delayq._timer.wakeup import LoopWakeup, TimerfdWakeup, new_wakeup
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator
 
 needs_timerfd = pytest.mark.skipif(sys.platform != "linux", reason="timerfd is Linux's")
-pytestmark = pytest.mark.anyio
 
 
 class Owner:
@@ -32,103 +31,83 @@ class Owner:
 OWNER = Owner()
 
 
-def by_loop(_owner: object = OWNER) -> LoopWakeup:
-    return LoopWakeup(asyncio.get_running_loop(), contextvars.copy_context())
-
-
-def by_timerfd(owner: object = OWNER) -> TimerfdWakeup:
-    return TimerfdWakeup(asyncio.get_running_loop(), contextvars.copy_context(), owner)
-
-
-KINDS = [
-    pytest.param(by_loop, id="loop"),
-    pytest.param(by_timerfd, id="timerfd", marks=needs_timerfd),
-]
+@pytest.fixture(params=["loop", pytest.param("timerfd", marks=needs_timerfd)])
+async def wakeup(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+    now = asyncio.get_running_loop(), contextvars.copy_context()
+    made: Any = TimerfdWakeup(*now, OWNER) if request.param == "timerfd" else LoopWakeup(*now)
+    yield made
+    made.close()
 
 
 def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-@pytest.mark.parametrize("make", KINDS)
-async def test_it_calls_once_and_not_before_the_moment(make: Callable[[], Any]) -> None:
-    rings, rang = [], asyncio.Event()
+async def test_it_calls_once_and_not_before_the_moment(wakeup: Any) -> None:
+    rings, rang = list[float](), asyncio.Event()
 
     def ring() -> None:
         rings.append(time.monotonic())
         rang.set()
 
-    made = make()
     when = time.monotonic() + 0.02
-    made.set(when, ring)
+    wakeup.set(when, ring)
     await asyncio.wait_for(rang.wait(), 10)
     await asyncio.sleep(0.02)
     assert len(rings) == 1
     assert rings[0] >= when
-    made.close()
 
 
-@pytest.mark.parametrize("make", KINDS)
-async def test_a_moment_that_has_passed_is_now(make: Callable[[], Any]) -> None:
-    made = make()
+async def test_a_moment_that_has_passed_is_now(wakeup: Any) -> None:
     for when in (time.monotonic() - 5, 0.0, -1.0):
         rang = asyncio.Event()
-        made.set(when, rang.set)
+        wakeup.set(when, rang.set)
         await asyncio.wait_for(rang.wait(), 10)
-    made.close()
 
 
-@pytest.mark.parametrize("make", KINDS)
-async def test_a_moment_may_be_centuries_away(make: Callable[[], Any]) -> None:
-    made, rings, rang = make(), [], asyncio.Event()
-    made.set(2.0**53, lambda: rings.append("far"))
-    made.set(time.monotonic() + 0.01, rang.set)
+async def test_a_moment_may_be_centuries_away(wakeup: Any) -> None:
+    rings, rang = list[str](), asyncio.Event()
+    wakeup.set(2.0**53, lambda: rings.append("far"))
+    wakeup.set(time.monotonic() + 0.01, rang.set)
     await asyncio.wait_for(rang.wait(), 10)
     assert rings == []
-    made.close()
 
 
-@pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("how", ["set", "clear", "close"])
-async def test_what_was_set_before_does_not_ring(make: Callable[[], Any], how: str) -> None:
-    made, rings, rang = make(), [], asyncio.Event()
-    made.set(time.monotonic() + 0.01, lambda: rings.append("first"))
+async def test_what_was_set_before_does_not_ring(wakeup: Any, how: str) -> None:
+    rings, rang = list[str](), asyncio.Event()
+    wakeup.set(time.monotonic() + 0.01, lambda: rings.append("first"))
     if how == "set":
-        made.set(time.monotonic() + 0.02, rang.set)
+        wakeup.set(time.monotonic() + 0.02, rang.set)
     else:
-        getattr(made, how)()
+        getattr(wakeup, how)()
         asyncio.get_running_loop().call_later(0.03, rang.set)
     await asyncio.wait_for(rang.wait(), 10)
     assert rings == []
-    made.close()
 
 
-@pytest.mark.parametrize("make", KINDS)
-async def test_a_ring_that_is_on_its_way_is_taken_back(make: Callable[[], Any]) -> None:
-    made, rings = make(), []
-    made.set(time.monotonic(), lambda: rings.append("first"))
+async def test_a_ring_that_is_on_its_way_is_taken_back(wakeup: Any) -> None:
+    rings = list[str]()
+    wakeup.set(time.monotonic(), lambda: rings.append("first"))
     time.sleep(0.005)  # it has gone off, but the loop does not know yet
-    made.set(time.monotonic() + 3600, lambda: rings.append("second"))
+    wakeup.set(time.monotonic() + 3600, lambda: rings.append("second"))
     await asyncio.sleep(0.02)
     assert rings == []
-    made.close()
 
 
-@pytest.mark.parametrize("make", KINDS)
-async def test_it_can_be_set_anew_while_it_rings(make: Callable[[], Any]) -> None:
-    made, rings, done = make(), [], asyncio.Event()
+async def test_it_can_be_set_anew_while_it_rings(wakeup: Any) -> None:
+    rings, done = list[float](), asyncio.Event()
 
     def ring() -> None:
         rings.append(time.monotonic())
         if len(rings) == 5:
             done.set()
         else:
-            made.set(time.monotonic() + 0.001, ring)
+            wakeup.set(time.monotonic() + 0.001, ring)
 
-    made.set(time.monotonic(), ring)
+    wakeup.set(time.monotonic(), ring)
     await asyncio.wait_for(done.wait(), 10)
-    made.close()
-    made.close()
+    wakeup.close()
 
 
 @needs_timerfd
@@ -146,7 +125,7 @@ class TestTimerfd:
 
     async def test_closing_gives_its_descriptor_back(self) -> None:
         before = descriptors()
-        made = by_timerfd()
+        made = TimerfdWakeup(asyncio.get_running_loop(), contextvars.copy_context(), OWNER)
         assert descriptors() == before + 1
         made.close()
         assert descriptors() == before

@@ -172,38 +172,23 @@ def test_a_float_of_32_bits_reads_back_as_the_same(value: float) -> None:
     assert struct.pack("<f", float(text)) == struct.pack("<f", value)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (5e-324, "4.9E-324"),
-        (1.5e-323, "1.5E-323"),
-        (2e-323, "2.0E-323"),
-        (1e23, "1.0E23"),
-        (2e23, "2.0E23"),
-        (-0.0, "-0.0"),
-        (1e7, "1.0E7"),
-        (9999999.999999998, "9999999.999999998"),
-        (0.001, "0.001"),
-        (0.0009999999999999998, "9.999999999999998E-4"),
-        (123456789.0, "1.23456789E8"),
-        (math.nan, '"NaN"'),
-    ],
-)
-def test_doubles_at_the_edges(value: float, text: str) -> None:
-    assert PLAIN.encode(value) == text.encode()
+EDGES = """
+5e-324 4.9E-324     1.5e-323 1.5E-323     2e-323 2.0E-323     1e23 1.0E23     2e23 2.0E23
+-0.0 -0.0           1e7 1.0E7             0.001 0.001         123456789.0 1.23456789E8
+nan "NaN"           9999999.999999998 9999999.999999998
+0.0009999999999999998 9.999999999999998E-4
+"""
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "9.999999999999999E22",
-        "1.9999999999999998E23",
-        "1.50",
-        "12345678901234567890.123",
-        "1e5",
-        "1E400",
-    ],
-)
+def test_doubles_at_the_edges() -> None:
+    for ours, java in zip(EDGES.split()[::2], EDGES.split()[1::2], strict=True):
+        assert PLAIN.encode(float(ours)).decode() == java
+
+
+OTHERWISE = "9.999999999999999E22 1.9999999999999998E23 1.50 12345678901234567890.123 1e5 1E400"
+
+
+@pytest.mark.parametrize("text", OTHERWISE.split())
 def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> None:
     """Java before JDK 19 wrote more digits, and a BigDecimal looks like a double."""
     for codec in (TYPED, PLAIN):
@@ -567,49 +552,42 @@ DEEP: list[Any] = []
 for _ in range(100_000):
     DEEP = [DEEP]
 SECRET = "53cr37"
-REFUSED = [
-    (object(), "no Java type is known for object"),
-    ({1}, "its order is undefined"),
-    (frozenset({1}), "its order is undefined"),
-    (1j, "no Java type is known for complex"),
-    (Order, "no Java type is known for type"),
-    (date(2024, 1, 2), "no Java type is known for date"),
-    (memoryview(b"x"), "no Java type is known for memoryview"),
-    ({1: "a"}, "a key is int"),
-    ({None: "a"}, "a key is NoneType"),
-    ({"\ud800": "a"}, "a key has a lone surrogate"),
-    (JavaObject("a.B", {b"x": 1}), "a key is bytes"),
-    (datetime(2024, 1, 2), "no timezone"),  # noqa: DTZ001
-    (Decimal("NaN"), "not finite"),
-    (Decimal("Infinity"), "not finite"),
-    (Decimal("1e1001"), "more than 1000"),
-    (Decimal("1e-1001"), "more than 1000"),
-    (Decimal("1e999999999"), "more than 1000"),
-    (Decimal("1" * 1001), "more than 1000"),
-    (10**1000, "more than 1000 digits"),
-    (1 << 10**7, "more than 1000 digits"),
-    (JavaBigInteger(-(10**1000)), "out of range"),
-    (JavaLong(2**63), "JavaLong is out of range"),
-    (JavaShort(2**15), "JavaShort is out of range"),
-    (JavaByte(-129), "JavaByte is out of range"),
-    (JavaFloat(1e39), "too large for 32 bits"),
-    (JavaChar(""), "not one UTF-16 unit"),
-    (JavaChar("ab"), "not one UTF-16 unit"),
-    (JavaChar("😀"), "not one UTF-16 unit"),
-    (LOOP, "contains itself"),
-    (DEEP, "nested too deeply"),
-]
+REFUSED: dict[str, list[Any]] = {
+    "no Java type is known for object": [object()],
+    "its order is undefined": [{1}, frozenset({1})],
+    "no Java type is known for complex": [1j],
+    "no Java type is known for type": [Order],
+    "no Java type is known for date": [date(2024, 1, 2)],
+    "no Java type is known for memoryview": [memoryview(b"x")],
+    "a key is int": [{1: "a"}],
+    "a key is NoneType": [{None: "a"}],
+    "a key is bytes": [JavaObject("a.B", {b"x": 1})],  # type: ignore[dict-item]
+    "a key has a lone surrogate": [{"\ud800": "a"}],
+    "no timezone": [datetime(2024, 1, 2)],  # noqa: DTZ001
+    "not finite": [Decimal("NaN"), Decimal("Infinity")],
+    "more than 1000": [
+        *map(Decimal, ("1e1001", "1e-1001", "1e999999999", "1" * 1001)),
+        *(10**1000, 1 << 10**7),
+    ],
+    "out of range": [JavaBigInteger(-(10**1000))],
+    "JavaLong is out of range": [JavaLong(2**63)],
+    "JavaShort is out of range": [JavaShort(2**15)],
+    "JavaByte is out of range": [JavaByte(-129)],
+    "too large for 32 bits": [JavaFloat(1e39)],
+    "not one UTF-16 unit": [JavaChar(""), JavaChar("ab"), JavaChar("😀")],
+    "contains itself": [LOOP],
+    "nested too deeply": [DEEP],
+}
 
 
 @BOTH
-@pytest.mark.parametrize(("value", "reason"), REFUSED, ids=[f"{n}" for n in range(len(REFUSED))])
-def test_what_has_no_form_is_refused(codec: JsonJacksonCodec, value: Any, reason: str) -> None:
-    for nested in (value, [value], {"k": value}):
-        with pytest.raises(
-            EncodeError,
-            match=f"{type(codec).__name__} cannot encode this {type(nested).__name__}: .*{reason}",
-        ):
-            codec.encode(nested)
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_has_no_form_is_refused(codec: JsonJacksonCodec, reason: str) -> None:
+    for value in REFUSED[reason]:
+        for nested in (value, [value], {"k": value}):
+            refused = f"{type(codec).__name__} cannot encode this {type(nested).__name__}: "
+            with pytest.raises(EncodeError, match=f"{refused}.*{reason}"):
+                codec.encode(nested)
 
 
 def test_a_dataclass_or_enum_without_a_java_class_is_refused_where_that_is_needed() -> None:
@@ -620,54 +598,30 @@ def test_a_dataclass_or_enum_without_a_java_class_is_refused_where_that_is_neede
 
 
 @BOTH
-@pytest.mark.parametrize(
-    "value",
-    [
-        {SECRET: object()},
-        {SECRET: {1: 2}},
-        [SECRET, {1}],
-        Decimal("1e9999"),
-        {b"53cr37": 1},
-        JavaChar(SECRET),
-        [SECRET, LOOP],
-    ],
-    ids=[f"{n}" for n in range(7)],
-)
-def test_an_error_does_not_quote_the_value(codec: JsonJacksonCodec, value: Any) -> None:
-    with pytest.raises(EncodeError) as caught:
-        codec.encode(value)
-    assert SECRET not in str(caught.value)
-    assert "9999" not in str(caught.value)
-    assert caught.value.__cause__ is caught.value.__context__ is None
+def test_an_error_does_not_quote_the_value(codec: JsonJacksonCodec) -> None:
+    values = [{SECRET: object()}, {SECRET: {1: 2}}, [SECRET, {1}], [SECRET, LOOP]]
+    for value in [*values, {b"53cr37": 1}, Decimal("1e9999"), JavaChar(SECRET)]:
+        with pytest.raises(EncodeError) as caught:
+            codec.encode(value)
+        assert SECRET not in str(caught.value)
+        assert "9999" not in str(caught.value)
+        assert caught.value.__cause__ is caught.value.__context__ is None
 
 
 MALFORMED = [
-    b"",
-    b" ",
-    b"abc",
-    b"{",
-    b"[1,]",
-    b"NaN",
-    b"-Infinity",
-    b"\xff",
-    b'"\xed\xa0\x80"',
-    b"'a'",
-    b"01",
-    b"1 2",
-    b'"\x01"',
-    b"[" * 200_000,
+    *b"- abc { [1,] NaN -Infinity \xff 'a' 01".split(),
+    *(b"", b" ", b"1 2", b'"\xed\xa0\x80"', b'"\x01"', b"[" * 200_000),
 ]
 
 
 @BOTH
-@pytest.mark.parametrize("payload", MALFORMED, ids=[f"{n}" for n in range(len(MALFORMED))])
-def test_no_json_is_refused_with_its_first_bytes(codec: JsonJacksonCodec, payload: bytes) -> None:
-    with pytest.raises(
-        DecodeError, match=f"{type(codec).__name__} cannot decode {len(payload)} bytes"
-    ) as caught:
-        codec.decode(payload)
-    assert caught.value.payload == payload
-    assert len(str(caught.value)) < 150
+def test_no_json_is_refused_with_its_first_bytes(codec: JsonJacksonCodec) -> None:
+    for payload in MALFORMED:
+        refused = f"{type(codec).__name__} cannot decode {len(payload)} bytes"
+        with pytest.raises(DecodeError, match=refused) as caught:
+            codec.decode(payload)
+        assert caught.value.payload == payload
+        assert len(str(caught.value)) < 150
 
 
 @pytest.mark.parametrize(
@@ -678,37 +632,17 @@ def test_a_class_that_is_no_name_is_refused(payload: bytes) -> None:
         TYPED.decode(payload)
 
 
-WRONG = [
-    *(
-        '["java.lang.Integer",true]',
-        '["java.lang.Integer",2147483648]',
-        '["java.lang.Long","5"]',
-        '["java.lang.Short",32768]',
-    ),
-    *(
-        '["java.lang.Byte",1.0]',
-        '["java.lang.Boolean",1]',
-        '["java.lang.String",1]',
-        '["java.lang.Character","ab"]',
-    ),
-    *(
-        '["java.lang.Double","1.5"]',
-        '["java.lang.Double",true]',
-        '["java.lang.Float","x"]',
-        '["java.math.BigDecimal","1"]',
-    ),
-    *(
-        '["java.math.BigDecimal",true]',
-        '["java.util.Date","x"]',
-        '["java.util.UUID","x"]',
-        '["[B","*"]',
-        '["[B",5]',
-    ),
-    '["java.util.UUID","{00000000-0000-0001-0000-000000000002}"]',
-]
+WRONG = """
+["java.lang.Integer",true] ["java.lang.Integer",2147483648] ["java.lang.Long","5"]
+["java.lang.Short",32768] ["java.lang.Byte",1.0] ["java.lang.Boolean",1] ["java.lang.String",1]
+["java.lang.Character","ab"] ["java.lang.Double","1.5"] ["java.lang.Double",true]
+["java.lang.Float","x"] ["java.math.BigDecimal","1"] ["java.math.BigDecimal",true]
+["java.util.Date","x"] ["java.util.UUID","x"] ["[B","*"] ["[B",5]
+["java.util.UUID","{00000000-0000-0001-0000-000000000002}"]
+"""
 
 
-@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("text", WRONG.split())
 def test_a_class_and_what_is_not_its_value_stay_apart(text: str) -> None:
     """At the top level, the payload can be a String[] of two."""
     assert isinstance(TYPED.decode(text.encode()), JavaValue)
@@ -737,15 +671,11 @@ def test_a_datetime_is_cut_to_milliseconds_towards_the_past_in_any_zone() -> Non
     assert PLAIN.encode(moment - timedelta(microseconds=1)) == b"-1"
 
 
-CLASSES = [
-    "java.util.ArrayList",
-    "java.lang.Long",
-    "java.util.HashMap",
-    "[B",
-    "java.util.UUID",
-    "java.math.BigDecimal",
-]
-CLASSES += ["java.lang.Double", "java.util.Date", "a.B", "@class", "NaN"]
+_CLASSES = """
+java.util.ArrayList java.lang.Long java.util.HashMap [B java.util.UUID java.math.BigDecimal
+java.lang.Double java.util.Date a.B @class NaN
+"""
+CLASSES = _CLASSES.split()
 SIGNS = ["[", "]", "{", "}", ",", ":", '"', "\\u", "d83d", "1", "-", ".", "E9", "null", "true"]
 TOKENS = st.sampled_from([*SIGNS, *(f'"{name}"' for name in CLASSES)])
 TREES = st.recursive(

@@ -27,11 +27,6 @@ TICK = 0.001
 ROUNDING = 1e-9
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Bench:
     """A timer in frozen time, with a record of the timeouts that fired, and when."""
 
@@ -111,18 +106,15 @@ class TestFiring:
         assert bench.fired == []
         assert timeout.cancel()
 
-    def test_a_nan_delay_is_refused_and_not_counted(self, bench: Bench) -> None:
-        with pytest.raises(BadDelay):
-            bench.add(math.nan)
-        assert bench.pending == 0
-
-    @pytest.mark.parametrize("delay", ["1", None, b"", [1]])
-    def test_what_is_no_duration_is_a_type_error(self, bench: Bench, delay: float) -> None:
-        with pytest.raises(TypeError):
+    @pytest.mark.parametrize(
+        ("delay", "error"),
+        [(math.nan, BadDelay), *((delay, TypeError) for delay in ("1", None, b"", [1]))],
+    )
+    def test_no_duration_is_refused_and_not_counted(
+        self, bench: Bench, delay: Any, error: type[Exception]
+    ) -> None:
+        with pytest.raises(error):
             bench.add(delay)
-        assert bench.pending == 0
-
-    def test_no_callback_is_a_type_error(self, bench: Bench) -> None:
         with pytest.raises(TypeError):
             bench.timer.new_timeout(None, 1)  # type: ignore[arg-type]
         assert bench.pending == 0
@@ -283,28 +275,12 @@ class TestCallbacks:
         bench.advance(1)
         assert seen == [(True, False, False)]
 
-    def test_pending_falls_before_the_callback_runs(self, bench: Bench) -> None:
-        seen: list[int] = []
-        for _ in range(3):
-            bench.add(0.1, lambda _: seen.append(bench.pending))
-        bench.advance(1)
-        assert seen == [2, 1, 0]
-
     def test_a_callback_may_re_add_at_the_limit(self) -> None:
         bench = Bench(limit=1)
         added: list[Timeout] = []
         bench.add(0.1, lambda _: added.append(bench.add(0.1)))
         bench.advance(1)
         assert added[0].expired
-
-    def test_a_callback_may_cancel_its_neighbour(self, bench: Bench) -> None:
-        results: list[bool] = []
-        bench.add(0.1, lambda _: results.append(neighbour.cancel()))
-        neighbour = bench.add(0.1)
-        last = bench.add(0.1)
-        bench.advance(1)
-        assert results == [True]
-        assert bench.fired == [last]
 
     def test_a_timer_that_a_callback_adds_fires_at_its_time(self, bench: Bench) -> None:
         bench.add(50)

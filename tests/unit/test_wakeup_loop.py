@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -16,7 +17,7 @@ from delayq.errors import ServerUnavailable, TimerFull
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Iterator
 
 
 class Desk:
@@ -130,27 +131,30 @@ async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:
     assert desk.loop.plan.stagger.client in desk.loop.signature()
 
 
-def refuse(*_: object) -> None:
-    raise TimerFull("no more timers")
+@contextmanager
+def without_room(desk: Desk) -> Iterator[None]:
+    """Let the timer refuse."""
 
+    def refuse(*_: object) -> None:
+        raise TimerFull("no more timers")
 
-async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as broken:
+    with pytest.MonkeyPatch.context() as broken:
         broken.setattr(desk.timer, "new_timeout", refuse)
-        with pytest.raises(TimerFull):
-            desk.loop.on_due(desk.us(10))
+        yield
+
+
+async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(desk: Desk) -> None:
+    with without_room(desk), pytest.raises(TimerFull):
+        desk.loop.on_due(desk.us(10))
     desk.loop.on_due(desk.us(20))
     assert desk.timer.pending_timeouts == 1
 
 
 async def test_callers_ask_again_after_a_timer_could_not_be_set(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    desk: Desk, caplog: pytest.LogCaptureFixture
 ) -> None:
     desk.loop.demand()
-    with monkeypatch.context() as broken:
-        broken.setattr(desk.timer, "new_timeout", refuse)
+    with without_room(desk):
         await desk.reply(desk.us(10))
     assert "no more timers" in caplog.text
     desk.loop.demand()
