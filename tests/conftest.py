@@ -17,7 +17,7 @@ from hypothesis import settings
 from tests.faults import report as storms
 from tests.interop import report
 from tests.support import loops
-from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds
+from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
@@ -266,7 +266,7 @@ def own_server(server_kind: Kind) -> Iterator[PrivateServer]:
     """Return a server for this test alone, to pause and to kill. Data it has confirmed survives."""
     # Not ``everysec``: while such a sync is under way, which takes long on a busy disk, changes
     # that the server has confirmed are in memory only.
-    with PrivateServer(server_kind, appendonly="always") as server:
+    with PrivateServer(server_kind, appendonly="always", within=memory_disk()) as server:
         yield server
 
 

@@ -36,7 +36,7 @@ from tests.support.servers import memory_disk
 
 if TYPE_CHECKING:
     import random
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tests.support.servers import Kind, PrivateServer
 
@@ -79,17 +79,6 @@ class BehindSentinels(Watched):
         """Replace the master that holds a key with a replica that has every write."""
         old = self.master_of(key)
         others = [server for server in self.servers if server is not old]
-        asked_at = 0.0
-
-        def done() -> bool:
-            nonlocal asked_at
-            if self._agreed() not in (None, old):
-                return True
-            if time.monotonic() - asked_at > _TAKES_OVER:
-                # An earlier failover may have been abandoned.
-                sentinel.execute_command("SENTINEL", "FAILOVER", self.SERVICE)
-                asked_at = time.monotonic()
-            return False
 
         with admin(old) as redis, admin(chance.choice(self.sentinels)) as sentinel:
             redis.execute_command("CLIENT", "PAUSE", _PAUSE, "WRITE")
@@ -98,7 +87,10 @@ class BehindSentinels(Watched):
                     lambda: all(_follows(other, old) for other in others),
                     "the replicas have everything",
                 )
-                wait_for(done, "the failover")
+                _ask_for_a_failover(
+                    lambda: sentinel.execute_command("SENTINEL", "FAILOVER", self.SERVICE),
+                    lambda: self._agreed() not in (None, old),
+                )
                 redis.execute_command("REPLICAOF", "127.0.0.1", self.master().port)
             finally:
                 redis.execute_command("CLIENT", "UNPAUSE")
@@ -153,19 +145,11 @@ class InCluster(TestCluster):
         """Replace the master that holds a key with a replica that has every write."""
         old = self.master_of(key)
         replica = next(node for node in self.nodes if _master_port(node) == old.port)
-        asked_at = 0.0
-
-        def done() -> bool:
-            nonlocal asked_at
-            if self.owner(key, replica) is replica:
-                return True
-            if time.monotonic() - asked_at > _TAKES_OVER:
-                with admin(replica) as redis:
-                    redis.execute_command("CLUSTER", "FAILOVER")
-                asked_at = time.monotonic()
-            return False
-
-        wait_for(done, "the failover")
+        with admin(replica) as redis:
+            _ask_for_a_failover(
+                lambda: redis.execute_command("CLUSTER", "FAILOVER"),
+                lambda: self.owner(key, replica) is replica,
+            )
 
     def wait_until_sound(self) -> None:
         """Wait until all agree on the masters, whose data every replica has on disk."""
@@ -192,6 +176,20 @@ class InCluster(TestCluster):
 
 
 Replicated = BehindSentinels | InCluster
+
+
+def _ask_for_a_failover(ask: Callable[[], object], done: Callable[[], bool]) -> None:
+    """Ask until it is done: an earlier failover may have been abandoned."""
+    asked_at = 0.0
+
+    def is_done() -> bool:
+        nonlocal asked_at
+        if not done() and time.monotonic() - asked_at > _TAKES_OVER:
+            ask()
+            asked_at = time.monotonic()
+        return done()
+
+    wait_for(is_done, "the failover")
 
 
 def _master_port(server: PrivateServer) -> int | None:

@@ -475,6 +475,15 @@ class Storm:
         ]
 
 
+async def ride_out(
+    servers: PrivateServer | Replicated, plan: Plan, folder: Path
+) -> tuple[Storm, History]:
+    """Carry out a storm. Return it, and everything that was seen."""
+    async with Storm(servers, plan, folder) as storm:
+        await storm.blow()
+        return storm, await storm.end()
+
+
 class Crowd:
     """Consumers that are processes of their own, and die without warning."""
 

@@ -71,81 +71,73 @@ def test_a_history_without_fault_has_no_violation(history: History) -> None:
 
 # Planted bugs
 
+AWAY = Fault("away", DUE + SECOND, DUE + 2 * SECOND)
+LATER = Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)
+LONG = Fault("long", DUE, DUE + 20 * SECOND)
+BOTH_TWICE = [
+    each for key in range(2) for each in (came(key, 0, End.UNATTENDED), came(key, 3, attempt=2))
+]
+EXPIRED = {0: Offered(DUE, Told.OK, expires=True)}
+EARLY = came(0, 1, due_us=DUE + 2 * SECOND, attempt=2)
+PLANTED: dict[str, list[tuple[History, list[str]]]] = {
+    "what was stored and never came is lost": [(story(), ["lost"])],
+    "what no consumer had to the end is lost": [
+        (story(came(0, 0, end)), ["lost"]) for end in (End.NONE, End.LOST, End.RETURNED, End.NACKED)
+    ],
+    "what nobody offered, or was refused, is unexpected": [
+        (story(came(0, 0), came(7, 0)), ["unexpected"]),
+        (story(came(0, 0), told=Told.FAILED), ["unexpected"]),
+    ],
+    "what comes before its delay has passed is early": [
+        (story(came(0, -0.001, due_us=0)), ["early"])
+    ],
+    "what leaves the server before the queue says is early": [
+        (story(came(0, 1, due_us=DUE + 2 * SECOND)), ["early"]),
+        (story(came(0, 0, End.RETURNED), EARLY), ["early"]),
+    ],
+    "one offer that comes under two ids was stored twice": [
+        (
+            story(came(0, 0), came(0, 0, copy="other")),
+            ["after ack", "attempts", "duplicate", "stored twice"],
+        )
+    ],
+    "what comes again before its lease has ended is a duplicate": [
+        (story(came(0, 0, end), came(0, 1.9, attempt=2)), ["duplicate"])
+        for end in (End.NONE, End.UNKNOWN, End.LOST)
+    ],
+    "what comes after its ack is named": [
+        (story(came(0, 0), came(0, 3, attempt=2)), ["after ack"])
+    ],
+    "an unattended ack counts unless the log has doubts": [
+        (story(*BOTH_TWICE, keys=2), ["after ack"] * 2),
+        (story(*BOTH_TWICE, keys=2, doubts={"m0"}), ["after ack"]),
+        (story(*BOTH_TWICE, keys=2, nameless_doubts=1), ["after ack"] * 2),
+        (story(*BOTH_TWICE, keys=2, nameless_doubts=2), []),
+    ],
+    "what comes long after everything is healed was stuck": [
+        (story(came(0, 5.1)), ["stuck"]),
+        (story(came(0, 7.1), faults=[AWAY]), ["stuck"]),
+    ],
+    "a later fault explains nothing": [(story(came(0, 5.1), faults=[LATER]), ["stuck"])],
+    "a short fault does not hide a longer one": [(story(came(0, 21), faults=[LONG, AWAY]), [])],
+    "an id that is refused although its message had expired": [(story(told=Told.HELD), ["held"])],
+    "what has expired need not come, and must not": [
+        (History(EXPIRED), []),
+        (History(EXPIRED, [came(0, 0.1)]), ["expired"]),
+    ],
+    "what is left on the server is named": [(story(came(0, 0), left=["a key"]), ["left"])],
+}
 
-def test_a_message_that_was_stored_and_never_came_is_lost() -> None:
-    assert kinds(story()) == ["lost"]
+
+@pytest.mark.parametrize("rule", PLANTED)
+def test_a_rule_names_what_breaks_it(rule: str) -> None:
+    for history, violations in PLANTED[rule]:
+        assert kinds(history) == violations
+
+
+def test_a_queue_without_leases_loses_nothing_and_delivers_nothing_twice() -> None:
     assert kinds(story(), FOR_GOOD) == ["lost"]
-
-
-@pytest.mark.parametrize("end", [End.NONE, End.LOST, End.RETURNED, End.NACKED])
-def test_a_message_that_nobody_had_to_the_end_is_lost(end: End) -> None:
-    assert kinds(story(came(0, 0, end))) == ["lost"]
-
-
-def test_what_nobody_offered_or_was_refused_is_unexpected() -> None:
-    assert kinds(story(came(0, 0), came(7, 0))) == ["unexpected"]
-    assert kinds(story(came(0, 0), told=Told.FAILED)) == ["unexpected"]
-
-
-def test_what_comes_before_its_delay_has_passed_is_early() -> None:
-    assert kinds(story(came(0, -0.001, due_us=0))) == ["early"]
-
-
-def test_what_leaves_the_server_before_the_queue_says_is_early() -> None:
-    assert kinds(story(came(0, 1, due_us=DUE + 2 * SECOND))) == ["early"]
-    assert kinds(
-        story(came(0, 0, End.RETURNED), came(0, 1, due_us=DUE + 2 * SECOND, attempt=2))
-    ) == ["early"]
-
-
-def test_one_offer_that_comes_under_two_ids_was_stored_twice() -> None:
-    assert kinds(story(came(0, 0), came(0, 0, copy="other"))) == [
-        "after ack",
-        "attempts",
-        "duplicate",
-        "stored twice",
-    ]
-
-
-@pytest.mark.parametrize("end", [End.NONE, End.UNKNOWN, End.LOST])
-def test_what_comes_again_before_its_lease_has_ended_is_a_duplicate(end: End) -> None:
-    assert kinds(story(came(0, 0, end), came(0, 1.9, attempt=2))) == ["duplicate"]
-
-
-def test_a_queue_without_leases_delivers_nothing_twice() -> None:
     assert kinds(story(came(0, 0), came(0, 60)), FOR_GOOD) == ["duplicate"]
-
-
-def test_what_comes_after_its_ack_is_named() -> None:
-    assert kinds(story(came(0, 0), came(0, 3, attempt=2))) == ["after ack"]
-
-
-def test_an_unattended_ack_counts_unless_the_log_has_doubts() -> None:
-    delivered = [
-        came(0, 0, End.UNATTENDED),
-        came(0, 3, attempt=2),
-        came(1, 0, End.UNATTENDED),
-        came(1, 3, attempt=2),
-    ]
-    assert kinds(story(*delivered, keys=2)) == ["after ack"] * 2
-    assert kinds(story(*delivered, keys=2, doubts={"m0"})) == ["after ack"]
-    assert kinds(story(*delivered, keys=2, nameless_doubts=1)) == ["after ack"] * 2
-    assert kinds(story(*delivered, keys=2, nameless_doubts=2)) == []
-
-
-def test_what_comes_long_after_everything_is_healed_was_stuck() -> None:
-    assert kinds(story(came(0, 5.1))) == ["stuck"]
-    away = Fault("away", DUE + SECOND, DUE + 2 * SECOND)
-    assert kinds(story(came(0, 7.1), faults=[away])) == ["stuck"]
-    # A later fault explains nothing.
-    assert kinds(
-        story(came(0, 5.1), faults=[Fault("later", DUE + 6 * SECOND, DUE + 7 * SECOND)])
-    ) == ["stuck"]
-
-
-def test_a_short_fault_does_not_hide_a_longer_one() -> None:
-    faults = [Fault("long", DUE, DUE + 20 * SECOND), Fault("short", DUE + SECOND, DUE + 2 * SECOND)]
-    assert kinds(story(came(0, 21), faults=faults)) == []
 
 
 @pytest.mark.parametrize(
@@ -161,20 +153,6 @@ def test_a_short_fault_does_not_hide_a_longer_one() -> None:
 )
 def test_attempts_that_fall_stand_still_or_jump_are_named(delivered: list[Delivered]) -> None:
     assert kinds(story(*delivered)) == ["attempts"]
-
-
-def test_an_id_that_was_refused_although_its_message_had_expired_is_named() -> None:
-    assert kinds(story(told=Told.HELD)) == ["held"]
-
-
-def test_what_has_expired_need_not_come_and_must_not() -> None:
-    expired = {0: Offered(DUE, Told.OK, expires=True)}
-    assert kinds(History(expired)) == []
-    assert kinds(History(expired, [came(0, 0.1)])) == ["expired"]
-
-
-def test_what_is_left_on_the_server_is_named() -> None:
-    assert kinds(story(came(0, 0), left=["a key"])) == ["left"]
 
 
 def test_the_summary_counts_and_shows_the_first() -> None:

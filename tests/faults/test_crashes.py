@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.checker import check, summary
 from tests.faults.consumers import Habits, shorten_deadlines
-from tests.faults.storm import AWAY_FOR_LONG, Plan, Storm
+from tests.faults.storm import AWAY_FOR_LONG, Plan, ride_out
 from tests.support.depth import thorough
 
 if TYPE_CHECKING:
@@ -33,9 +33,7 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     plan = Plan(
         "reliable", count, crashes, seed=11, processes=4, habits=BUSY, workers=True, only=CRASHES
     )
-    async with Storm(own_server, plan, tmp_path) as storm:
-        await storm.blow()
-        history = await storm.end()
+    _, history = await ride_out(own_server, plan, tmp_path)
     violations = check(history, plan.rules)
     assert not violations, summary(violations, show=20)
     assert len(history.offered) >= count

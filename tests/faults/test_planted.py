@@ -21,18 +21,17 @@ from delayq._redis.hand_back import LastCalls
 from delayq._reliable import store as reliable_store
 from delayq._reliable.ids import new_id
 from delayq._reliable.offers import ReliableOffers
-from tests.conftest import _USED, FOUND
 from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
-from tests.faults.storm import Plan, Storm
-from tests.support.servers import PrivateServer, memory_disk
+from tests.faults.storm import Plan, ride_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from delayq._redis.hand_back import HandBack
     from delayq._redis.scripts import Script
+    from tests.support.servers import PrivateServer
 
     Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -42,16 +41,6 @@ WITHIN = 2.0
 """Seconds that a message may take here."""
 DRAIN_WITHIN = 8.0
 """Seconds to wait for messages that a bug has swallowed: longer than a lease lasts."""
-
-
-@pytest.fixture
-def durable() -> Iterator[PrivateServer]:
-    if not FOUND:
-        pytest.skip("no server found on this machine")
-    name = next(iter(FOUND))
-    _USED.add(name)
-    with PrivateServer(FOUND[name], appendonly="always", within=memory_disk()) as server:
-        yield server
 
 
 def altered(script: Script, *changes: tuple[str, str]) -> Plant:
@@ -306,7 +295,7 @@ def plan(kind: Kind, bug: str = "") -> Plan:
 
 @pytest.mark.parametrize("bug", PLANTS)
 async def test_a_storm_names_the_bug(
-    durable: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, plant, named = PLANTS[bug]
     shorten_deadlines(monkeypatch.setattr)
@@ -314,12 +303,10 @@ async def test_a_storm_names_the_bug(
     found: set[str] = set()
     # A storm may miss the moment at which the bug shows. Three do not.
     for seed in range(1, 4):
-        durable.call("FLUSHALL")
+        own_server.call("FLUSHALL")
         folder = tmp_path / str(seed)
         folder.mkdir()
-        async with Storm(durable, replace(plan(kind, bug), seed=seed), folder) as storm:
-            await storm.blow()
-            history = await storm.end()
+        _, history = await ride_out(own_server, replace(plan(kind, bug), seed=seed), folder)
         violations = check(history, replace(plan(kind).rules, within_us=int(WITHIN * 1_000_000)))
         print(summary(violations))
         found |= {violation.kind for violation in violations}
@@ -332,11 +319,10 @@ async def test_a_storm_names_the_bug(
     ("kind", "bug"), [*((kind, "") for kind in KINDS), *((PLANTS[bug][0], bug) for bug in STORMS)]
 )
 async def test_the_same_storm_without_a_bug_names_none(
-    durable: PrivateServer, kind: Kind, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, kind: Kind, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    async with Storm(durable, replace(plan(kind, bug), drain_within=45), tmp_path) as storm:
-        await storm.blow()
-        history = await storm.end()
+    patient = replace(plan(kind, bug), drain_within=45)
+    _, history = await ride_out(own_server, patient, tmp_path)
     violations = check(history, plan(kind).rules)
     assert not violations, summary(violations)

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.conftest import _USED, FOUND
 from tests.faults import report
 from tests.faults.checker import summary
 from tests.faults.consumers import shorten_deadlines
 from tests.faults.soak import GROWTH, soak
-from tests.support.servers import PrivateServer, memory_disk
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.storm
 
@@ -23,15 +23,11 @@ SECONDS = 120.0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory and files are read from /proc")
-@pytest.mark.skipif(not FOUND, reason="no server found on this machine")
 async def test_two_minutes_of_load_and_faults_leave_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
-    name = next(iter(FOUND))
-    _USED.add(name)
-    with PrivateServer(FOUND[name], appendonly="always", within=memory_disk()) as server:
-        result = await soak(server, tmp_path, SECONDS, rate=300)
+    result = await soak(own_server, tmp_path, SECONDS, rate=300)
     print(*result.lines(), sep="\n")
     assert not result.violations, summary(result.violations)
     assert result.growth <= GROWTH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,15 +13,13 @@ from tests.faults.checker import check, lateness_us, percentile, summary
 from tests.faults.consumers import KINDS, Kind, shorten_deadlines
 from tests.faults.history import Told
 from tests.faults.replicated import BehindSentinels, InCluster
-from tests.faults.storm import Plan, Storm
-from tests.support.servers import PrivateServer, memory_disk
+from tests.faults.storm import Plan, ride_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from tests.faults.replicated import Replicated
-    from tests.support.servers import Kind as ServerKind
+    from tests.support.servers import PrivateServer
 
 pytestmark = [pytest.mark.storm, pytest.mark.every_server]
 
@@ -29,26 +28,15 @@ MESSAGES = 500_000
 STORMS = len(KINDS) * max(1, len(FOUND))
 
 
-@pytest.fixture
-def durable(server_kind: ServerKind) -> Iterator[PrivateServer]:
-    """Start a server for this test alone, which keeps everything that it has confirmed when it is
-    killed.
-    """
-    with PrivateServer(server_kind, appendonly="always", within=memory_disk()) as server:
-        yield server
-
-
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
-    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
     plan = Plan(
         kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0, round_trip=60, mbit=40
     )
-    async with Storm(durable, plan, tmp_path) as storm:
-        await storm.blow()
-        history = await storm.end()
+    _, history = await ride_out(own_server, plan, tmp_path)
     violations = check(history, plan.rules)
     assert not violations, summary(violations, show=20)
 
@@ -76,9 +64,7 @@ async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing
         processes=0 if kind == "plain" else 1,
     )
     with several(FOUND[name]) as servers:
-        async with Storm(servers, plan, tmp_path) as storm:
-            await storm.blow()
-            history = await storm.end()
+        storm, history = await ride_out(servers, plan, tmp_path)
     violations = check(history, plan.rules)
     assert not violations, summary(violations, show=20)
     assert storm.injected["planned failover"] >= 1
@@ -88,7 +74,7 @@ async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing
 
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
-    durable: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
     # A message that a killed process has taken for good is gone by contract, so plain queues have
@@ -97,23 +83,18 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
         kind,
         messages=-(-MESSAGES // STORMS),
         faults=-(-FAULTS // STORMS),
-        seed=KINDS.index(kind) + 10 * list(FOUND).index(durable.kind.name),
+        seed=KINDS.index(kind) + 10 * list(FOUND).index(own_server.kind.name),
         processes=0 if kind == "plain" else 1,
         tcp=kind != "deliveries",
     )
-    async with Storm(durable, plan, tmp_path) as storm:
-        await storm.blow()
-        history = await storm.end()
+    storm, history = await ride_out(own_server, plan, tmp_path)
     late = lateness_us(history)
-    told = {
-        told.value: sum(1 for offered in history.offered.values() if offered.told is told)
-        for told in Told
-    }
+    told = Counter(offered.told for offered in history.offered.values())
     healed = max(fault.to_us for fault in history.faults)
     after = [one.seen_us for one in history.delivered if one.seen_us > healed]
     print(
         f"{len(after)} of them in {(max(after, default=healed) - healed) / 1_000_000:.1f} s after"
-        f" the last fault; {durable.kind.name} {kind}: {sum(storm.injected.values())} faults,"
+        f" the last fault; {own_server.kind.name} {kind}: {sum(storm.injected.values())} faults,"
         f" {told}, {len(history.delivered)} deliveries, late p50 {percentile(late, 0.5) / 1000:.1f}"
         f" p99 {percentile(late, 0.99) / 1000:.1f} ms of {len(late)}, doubts {len(history.doubts)}"
         f" + {history.nameless_doubts}"
@@ -130,7 +111,7 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     assert len(history.offered) >= MESSAGES / STORMS
     assert sum(storm.injected.values()) >= FAULTS / STORMS
     # Otherwise it would prove little: nothing was at stake, or the faults hit no client.
-    assert told["ok"] >= len(history.offered) / 2
-    assert kind == "reliable" or told["unknown"] > 0
+    assert told[Told.OK] >= len(history.offered) / 2
+    assert kind == "reliable" or told[Told.UNKNOWN] > 0
     assert len(after) < len(history.delivered) / 2
     report.tell(len(history.offered), len(history.delivered), storm.injected)

@@ -56,44 +56,26 @@ def test_no_secret_is_shown() -> None:
 NO_CLUSTER = ("", "a,", "a:0", "a:x", "a/1", "::1", "a?socket_timeout=x")
 
 
+UNREADABLE = """
+redis://user:secret redis://:secret/0 redis://h:secret/0 redis://u:se/secret@h/0
+redis://u:se?secret@h/0 redis://u:se#secret@h/0 redis://u:0,secret redis://u:0,secret:1/0
+redis://h/secret redis:secret@h redis://h/0/secret redis+cluster://u:0,secret
+redis+cluster://u:1,secret/5 redis+sentinel://u:1,secret redis+sentinel://u:1,secret/service/x
+u:0,secret redis://h/0?db=secret redis://h/0?wrong=secret redis://h/0?ssl_ca_certs=secret
+rediss://h/0?ssl_cert_reqs=secret http://u:secret@h u:secret@h user:secret unix://:secret@
+embeded://u:secret@h redis+cluster://u:secret?x@h redis+cluster://secret:x?x@h
+redis+cluster://u:secret#x@h redis+sentinel://u:secret?x@h/service
+redis+sentinel://u:secret@h:x/service postgres://me:secret@example.test/0
+redis://me:secret@example.test/0?db=x unix+cluster://me:secret@a
+"""
+
+
 @pytest.mark.parametrize(
     "url",
     [
-        "redis://user:secret",
-        "redis://:secret/0",
-        "redis://h:secret/0",
-        "redis://u:se/secret@h/0",
-        "redis://u:se?secret@h/0",
-        "redis://u:se#secret@h/0",
-        "redis://u:0,secret",
-        "redis://u:0,secret:1/0",
-        "redis://h/secret",
-        "redis:secret@h",
-        "redis://h/0/secret",
-        "redis+cluster://u:0,secret",
-        "redis+cluster://u:1,secret/5",
-        "redis+sentinel://u:1,secret",
-        "redis+sentinel://u:1,secret/service/x",
-        "u:0,secret",
-        "redis://h/0?db=secret",
-        "redis://h/0?wrong=secret",
-        "redis://h/0?ssl_ca_certs=secret",
-        "rediss://h/0?ssl_cert_reqs=secret",
-        "http://u:secret@h",
-        "u:secret@h",
-        "user:secret",
-        "unix://:secret@",
-        "embeded://u:secret@h",
-        "redis+cluster://u:secret?x@h",
-        "redis+cluster://secret:x?x@h",
-        "redis+cluster://u:secret#x@h",
-        "redis+sentinel://u:secret?x@h/service",
-        "redis+sentinel://u:secret@h:x/service",
-        "postgres://me:secret@example.test/0",
-        "redis://me:secret@example.test/0?db=x",
+        *UNREADABLE.split(),
         *(f"redis+cluster://me:secret@{rest}" for rest in NO_CLUSTER),
         *(f"redis+sentinel://me:secret@a{rest}" for rest in ("", "/", "/s/x")),
-        "unix+cluster://me:secret@a",
     ],
 )
 def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> None:
@@ -112,22 +94,13 @@ def test_no_secret_is_in_the_label_of_an_address(url: str) -> None:
     assert "secret" not in repr(from_url(url))
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "localhost",
-        "localhost:6379",
-        "http://h",
-        "unix://",
-        "redis://[::1",
-        "redis://h/0?protocol=x",
-        "redis://h/orders",
-        "redis://h/-1",
-        "redis://h/0x1",
-        "rediss://h/1/2",
-    ],
-)
+NO_ADDRESS = """
+localhost localhost:6379 http://h unix:// redis://[::1 redis://h/0?protocol=x redis://h/orders
+redis://h/-1 redis://h/0x1 rediss://h/1/2
+"""
+
+
+@pytest.mark.parametrize("url", ["", *NO_ADDRESS.split()])
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(delayq.ConfigurationError):
         from_url(url)
@@ -178,14 +151,8 @@ def test_many_servers_may_be_reached_by_tls(scheme: str) -> None:
 
 
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
-    client = Redis(
-        host="example.test",
-        port=7000,
-        decode_responses=True,
-        socket_timeout=1,
-        health_check_interval=5,
-        protocol=3,
-    )
+    theirs: dict[str, Any] = {"socket_timeout": 1, "health_check_interval": 5, "protocol": 3}
+    client = Redis(host="example.test", port=7000, decode_responses=True, **theirs)
     address = from_client(client)
     assert isinstance(address, Address)
     assert has(address, host="example.test", port=7000)
@@ -211,12 +178,8 @@ def test_a_client_of_a_cluster_names_its_servers() -> None:
 
 def test_a_client_of_sentinels_names_them_and_the_service() -> None:
     make: Any = Sentinel
-    sentinels = make(
-        [("a", 1), ("b", 2)],
-        sentinel_kwargs={"password": "hidden"},
-        password="secret",
-        username="me",
-    )
+    users = {"sentinel_kwargs": {"password": "hidden"}, "username": "me", "password": "secret"}
+    sentinels = make([("a", 1), ("b", 2)], **users)
     address = from_client(sentinels.master_for("shop", db=3))
     assert isinstance(address, SentinelAddress)
     assert not {"secret", "hidden"} & {*repr(address).split("'")}

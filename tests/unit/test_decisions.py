@@ -87,10 +87,8 @@ class TestLastTimeout:
     """Redisson replaces an earlier wake-up with a later one when a stale reply comes last."""
 
     def test_a_wake_up_gives_way_only_to_an_earlier_one(self) -> None:
-        assert gives_way(None, 5)
-        assert gives_way(Armed(5), 4)
-        assert not gives_way(Armed(5), 5)
-        assert not gives_way(Armed(5), 50)
+        assert [gives_way(held, 5) for held in (None, Armed(6))] == [True, True]
+        assert [gives_way(held, 5) for held in (Armed(5), Armed(1))] == [False, False]
 
     def test_a_later_wake_up_is_covered_by_the_one_that_is_held(self) -> None:
         last = LastTimeout()

@@ -23,15 +23,11 @@ def missing_tests(text: str) -> list[str]:
         files.setdefault(path.name, path.read_text("utf-8"))
     for file, names in re.findall(r"(?<![\w{])(test_\w+\.py)((?:::\w+)*)", text):
         known = files.get(file)
-        missing += (
-            [file]
-            if known is None
-            else [
-                name
-                for name in names.split("::")[1:]
-                if not re.search(rf"(def|class) {name}\b", known)
-            ]
-        )
+        if known is None:
+            missing.append(file)
+            continue
+        parts = names.split("::")[1:]
+        missing += [name for name in parts if not re.search(rf"(def|class) {name}\b", known)]
     return missing
 
 
@@ -59,9 +55,5 @@ def test_each_module_that_a_page_names_exists(page: Path) -> None:
 @by_name
 def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = {
-        word
-        for words in re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
-        for word in words.split()
-    }
-    assert named <= targets
+    named = re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
+    assert {*" ".join(named).split()} <= targets

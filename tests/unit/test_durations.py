@@ -43,20 +43,8 @@ def test_a_duration_is_never_shortened(duration: float) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        -1,
-        -1e-6,
-        math.nan,
-        math.inf,
-        -math.inf,
-        MAX_MS,
-        1e303,
-        10**400,
-        timedelta(-1),
-        True,
-        "1",
-        None,
-        [1],
-        1j,
+        *(-1, -1e-6, math.nan, math.inf, -math.inf, MAX_MS, 1e303, 10**400, timedelta(-1)),
+        *(True, "1", None, [1], 1j),
     ],
 )
 def test_what_is_no_duration_is_refused(bad: Any) -> None:
@@ -74,13 +62,9 @@ def test_without_delay_and_moment_a_message_is_due_now() -> None:
 
 
 def test_a_moment_is_a_distance_on_one_and_the_same_clock() -> None:
-    assert delay_us(None, NOW + timedelta(seconds=2), lambda: NOW) == 2_000_000
-    assert (
-        delay_us(
-            None, (NOW + timedelta(seconds=2)).astimezone(timezone(timedelta(hours=9))), lambda: NOW
-        )
-        == 2_000_000
-    )
+    due = NOW + timedelta(seconds=2)
+    for moment in (due, due.astimezone(timezone(timedelta(hours=9)))):
+        assert delay_us(None, moment, lambda: NOW) == 2_000_000
     assert delay_us(None, NOW - timedelta(days=2), lambda: NOW) == 0
 
 
@@ -95,7 +79,6 @@ def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
 
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:
     assert moment_us(0) == datetime(1970, 1, 1, tzinfo=UTC)
-    assert moment_us(1_700_000_000_123_000) == datetime(
-        2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC
-    )
+    moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
+    assert moment_us(1_700_000_000_123_000) == moment
     assert moment_us(MAX_MS * 1000) == datetime.max.replace(tzinfo=UTC)

