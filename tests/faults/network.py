@@ -159,13 +159,6 @@ class Connection(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        protocol: asyncio.BaseProtocol = self._protocol
-        return protocol
-
-    def pause_reading(self) -> None:
-        pass
-
     def resume_reading(self) -> None:
         pass
 

@@ -66,7 +66,7 @@ from tests.faults.history import (
 from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.support.forks import FORKS
-from tests.support.links import BOTH, Links, detour
+from tests.support.links import Direction, Links, detour
 from tests.support.servers import PrivateServer, find_kinds, memory_disk
 from tests.support.waiting import until
 
@@ -593,8 +593,8 @@ class _Faults:
     def __init__(self, storm: Storm) -> None:
         self._storm = storm
         self._all: dict[str, Callable[[random.Random], Awaitable[None]]] = {
-            "cut": self._cut,
-            "half open": self._half_open,
+            "cut": lambda _: self._disturb(Links.cut, 0),
+            "half open": lambda chance: self._disturb(Links.half_open, chance.uniform(0.1, 0.8)),
             "requests stalled": lambda chance: self._stall(chance, "requests"),
             "replies stalled": lambda chance: self._stall(chance, "replies"),
             "slow": self._slow,
@@ -640,52 +640,35 @@ class _Faults:
         try:
             await self._all[name](chance)
         finally:
-            for links in self._links:
+            for links in self._storm.links:
                 links.heal()
             if not isinstance(self._storm._servers, PrivateServer):
                 await asyncio.to_thread(self._storm._servers.wait_until_sound)
-
-    @property
-    def _links(self) -> Sequence[Links]:
-        return self._storm.links
 
     async def _one(self, chance: random.Random) -> PrivateServer:
         """Return the server, or one of the masters: most often a busy one."""
         return await self._storm.master_of(chance.choice((QUEUE, QUEUE, IDS)))
 
-    async def _cut(self, _: random.Random) -> None:
-        for links in self._links:
-            links.cut()
+    async def _disturb(self, how: Callable[[Links], object], seconds: float) -> None:
+        for links in self._storm.links:
+            how(links)
+        await asyncio.sleep(seconds)
 
-    async def _half_open(self, chance: random.Random) -> None:
-        for links in self._links:
-            links.half_open()
-        await asyncio.sleep(chance.uniform(0.1, 0.8))
-
-    async def _stall(self, chance: random.Random, direction: Any) -> None:
-        for links in self._links:
-            links.stall(direction)
+    async def _stall(self, chance: random.Random, direction: Direction) -> None:
         # At times longer than a call waits.
-        await asyncio.sleep(chance.uniform(0.1, 1.3))
+        await self._disturb(lambda links: links.stall(direction), chance.uniform(0.1, 1.3))
 
     async def _slow(self, chance: random.Random) -> None:
         milliseconds = chance.uniform(1, 150)
-        for links in self._links:
-            links.delay(milliseconds)
-        await asyncio.sleep(chance.uniform(0.2, 0.6))
+        await self._disturb(lambda links: links.delay(milliseconds), chance.uniform(0.2, 0.6))
 
-    async def _drop(self, chance: random.Random, direction: Any) -> None:
-        assert direction in BOTH
+    async def _drop(self, chance: random.Random, direction: Direction) -> None:
         count = int(chance.random() * 20_000)
-        for links in self._links:
-            links.cut_after(count, direction)
-        await asyncio.sleep(chance.uniform(0.05, 0.3))
+        seconds = chance.uniform(0.05, 0.3)
+        await self._disturb(lambda links: links.cut_after(count, direction), seconds)
 
     async def _refuse(self, chance: random.Random) -> None:
-        for links in self._links:
-            links.refuse()
-            links.cut()
-        await asyncio.sleep(chance.uniform(0.05, 0.5))
+        await self._disturb(lambda links: (links.refuse(), links.cut()), chance.uniform(0.05, 0.5))
 
     async def _sigstop(self, chance: random.Random) -> None:
         longest = 1.3 if isinstance(self._storm._servers, PrivateServer) else 2.0

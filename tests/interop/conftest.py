@@ -19,6 +19,7 @@ from tests.support.servers import Kind, PrivateServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
 
 REQUIRED = "DELAYQ_REQUIRE_REDISSON"
 
@@ -49,12 +50,19 @@ def _kind(bits: int) -> Kind:
     return FOUND[name]
 
 
-def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
-    """Start a Redisson. Where that is impossible, skip the test, or fail it if required."""
+def built(release: Release) -> list[Path]:
+    """Build a release, and return its class path. Where that is impossible, skip or fail."""
     if reason := missing_tools():
         _unavailable(reason)
     try:
-        build(release)
+        return build(release)
+    except RuntimeError as error:
+        _unavailable(str(error))
+
+
+def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
+    built(release)
+    try:
         return Redisson(release, server, **options)
     except RuntimeError as error:
         _unavailable(str(error))

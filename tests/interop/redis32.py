@@ -61,13 +61,8 @@ def _unpack() -> Path:
     if absent := [tool for tool in _TOOLS if shutil.which(tool) is None]:
         raise RuntimeError(f"no {' and no '.join(absent)} on the PATH")
     root, debs = _FOLDER / "root", _FOLDER / "debs"
-    for folder in (
-        root,
-        debs,
-        _FOLDER / "lists/partial",
-        _FOLDER / "cache/archives/partial",
-        _FOLDER / "state",
-    ):
+    kept = ("lists/partial", "cache/archives/partial", "state")
+    for folder in (root, debs, *(_FOLDER / name for name in kept)):
         folder.mkdir(parents=True)
     nothing_installed = _FOLDER / "status"
     nothing_installed.touch()
@@ -102,14 +97,8 @@ def _run(*command: str, cwd: Path = _FOLDER, check: bool = True) -> str:
     # We parse apt's output, so it must not be in the user's language.
     environment = {**os.environ, "LC_ALL": "C"}
     try:
-        result = subprocess.run(
-            command,
-            cwd=cwd,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT,
-            check=False,
+        result = subprocess.run(  # noqa: PLW1510
+            command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=_TIMEOUT
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RuntimeError(f"{Path(command[0]).name}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import struct
@@ -25,7 +26,8 @@ from delayq.codecs import (
     JsonJacksonCodec,
 )
 from tests.interop import report
-from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release, build, missing_tools
+from tests.interop.conftest import built
+from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release
 from tests.support.vectors import CODECS, DATA, check, parse
 
 if TYPE_CHECKING:
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-REQUIRED = "DELAYQ_REQUIRE_REDISSON"
 SEED = 20_260_801
 COUNT = 3_000
 
@@ -42,17 +43,7 @@ COUNT = 3_000
 def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
     """Return a function that runs a Java program: name, arguments and input in, lines out."""
     release: Release = request.param
-    reason, class_path = missing_tools(), ""
-    if not reason:
-        try:
-            class_path = os.pathsep.join(map(str, build(release)))
-        except RuntimeError as error:
-            reason = str(error)
-    if reason:
-        report.NOT_RUN.add(reason)
-        if os.environ.get(REQUIRED) == "1":
-            pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
-        pytest.skip(f"not run against Redisson: {reason}")
+    class_path = os.pathsep.join(map(str, built(release)))
 
     def run(program: str, *arguments: str, lines: list[str] | None = None) -> list[str]:
         result = subprocess.run(
@@ -72,24 +63,7 @@ def java(request: pytest.FixtureRequest) -> Callable[..., list[str]]:
 
 
 def _text(rng: random.Random) -> str:
-    odd = [
-        "é",
-        "€",
-        "😀",
-        "𝄞",
-        "\ud800",
-        "\udc00",
-        "\0",
-        "\x1f",
-        '"',
-        "\\",
-        "\u2028",
-        "/",
-        "\x7f",
-        "\uffff",
-        "\n",
-        "\t",
-    ]
+    odd = [*'é€😀𝄞\ud800\udc00\0\x1f"\\\u2028/\x7f\uffff\n\t']
     length = rng.choice([0, 1, 2, 5, 31, 32, 33, 62, 63, 64, 70])
     some = rng.random() < 0.5
     return "".join(
@@ -111,22 +85,8 @@ def _double(rng: random.Random) -> float:
 
 def _any_double(rng: random.Random) -> float:
     (value,) = struct.unpack("<d", rng.randbytes(8))
-    return float(
-        rng.choice(
-            [
-                value,
-                value,
-                0.0,
-                -0.0,
-                5e-324,
-                1e23,
-                float("inf"),
-                -float("inf"),
-                float("nan"),
-                -float("nan"),
-            ]
-        )
-    )
+    special = (0.0, -0.0, 5e-324, 1e23, math.inf, -math.inf, math.nan, -math.nan)
+    return float(rng.choice([value, value, *special]))
 
 
 def _bits(rng: random.Random, most: int) -> int:
@@ -179,14 +139,8 @@ def _tree(rng: random.Random, depth: int = 0) -> Any:
         return rng.choice(SHARED)(rng)
     if rng.random() < 0.5:
         items = [_tree(rng, depth + 1) for _ in range(rng.randrange(5))]
-        return rng.choice(
-            [
-                items,
-                items,
-                JavaList("java.util.LinkedList", items),
-                JavaList("[Ljava.lang.Object;", items),
-            ]
-        )
+        named = [JavaList(name, items) for name in ("java.util.LinkedList", "[Ljava.lang.Object;")]
+        return rng.choice([items, items, *named])
     entries = {_key(rng): _tree(rng, depth + 1) for _ in range(rng.randrange(5))}
     return entries if rng.random() < 0.7 else JavaMap("java.util.LinkedHashMap", entries)
 

@@ -121,12 +121,8 @@ def interpreters() -> dict[str, Path]:
         on_path = [Path(path)] if (path := shutil.which(name)) else []
         for each in (*on_path, *sorted(homes.glob(f"3.{minor}.*/bin/{name}"), reverse=True)):
             # pyenv puts commands on the PATH even for versions that are not selected.
-            if (
-                subprocess.run(
-                    [each, "-c", "import venv"], capture_output=True, check=False
-                ).returncode
-                == 0
-            ):
+            tried = subprocess.run([each, "-c", "import venv"], capture_output=True, check=False)
+            if tried.returncode == 0:
                 found[name] = each
                 break
     return found
@@ -174,25 +170,14 @@ def try_tests(
         archive.extractall(directory, filter="data")
     (source,) = directory.glob("delayq-*")
     shutil.rmtree(source / "delayq")
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        f"{wheel}[embedded,cli]",
-        "--group",
-        "test",
-        cwd=source,
-    )
+    extras = ("install", "--quiet", f"{wheel}[embedded,cli]", "--group", "test")
+    run(python, "-m", "pip", *extras, cwd=source)
     where = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
     if not Path(where).is_relative_to(directory / "venv"):
         raise Wrong(f"the tests would run against {where}")
-    variables = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("VIRTUAL_ENV", "DELAYQ_URL")
-    }
+    variables = {**os.environ}
+    for name in ("VIRTUAL_ENV", "DELAYQ_URL"):
+        variables.pop(name, None)
     # A server that is required for the interpreter that runs CI may not exist for another. The
     # summary tells what ran.
     variables.pop("DELAYQ_REQUIRE_SERVERS", None)
@@ -201,15 +186,8 @@ def try_tests(
     # TLS, which differs between interpreters, is in one kind of server only.
     said = [run(*pytest, "--servers", "all", *tests, cwd=source, environment=variables)]
     loops = ["uvloop"]
-    if (
-        run(
-            python,
-            "-c",
-            "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))",
-            cwd=source,
-        ).strip()
-        == "True"
-    ):
+    eager = "import asyncio; print(hasattr(asyncio, 'eager_task_factory'))"
+    if run(python, "-c", eager, cwd=source).strip() == "True":
         loops.append("eager")
     said += [
         run(*pytest, "--event-loop", loop, *LOOP_TESTS, cwd=source, environment=variables)
@@ -220,15 +198,8 @@ def try_tests(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] if __doc__ else None)
-    parser.add_argument(
-        "--python",
-        action="append",
-        metavar="P",
-        help="an interpreter, or several; default: all that are found",
-    )
-    parser.add_argument(
-        "tests", nargs="*", default=TESTS, help=f"for pytest; default: {' '.join(TESTS)}"
-    )
+    parser.add_argument("--python", action="append", metavar="P", help="all that are found if none")
+    parser.add_argument("tests", nargs="*", default=TESTS, help=f"default: {' '.join(TESTS)}")
     options = parser.parse_args()
     found = (
         {name: Path(shutil.which(name) or name) for name in options.python}
@@ -247,10 +218,8 @@ def main() -> None:
                 mine = directory / str(number)
                 try_alone(interpreter, wheel, mine / "alone")
                 try_sdist(interpreter, sdist, wheel, mine / "sdist")
-                tell(
-                    f"{version}:"
-                    f" {try_tests(interpreter, wheel, sdist, mine / 'tests', options.tests)}"
-                )
+                result = try_tests(interpreter, wheel, sdist, mine / "tests", options.tests)
+                tell(f"{version}: {result}")
         except Wrong as error:
             sys.exit(str(error))
 

@@ -45,22 +45,14 @@ def keys_of(script: Script) -> list[str]:
     if script.name.startswith("reliable/"):
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
-    named = {
-        "ready": DELAYED.ready,
-        "timeout": DELAYED.timeout,
-        "ordered": DELAYED.ordered,
-        "channel": DELAYED.channel,
-        "quarantine": DELAYED.quarantine,
-        "leases": DELAYED.leases,
-        "leased": DELAYED.leased,
-        "turns": DELAYED.turns,
+    if script is RESYNC:
+        return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
+    special = {
         "fence": DELAYED.fence(TOKEN),
         "destination": DELAYED.ready,
         "key...": DELAYED.timeout,
     }
-    if script is RESYNC:
-        return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
-    return [named[key] for key in script.keys]
+    return [special.get(key) or getattr(DELAYED, key) for key in script.keys]
 
 
 async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
@@ -72,19 +64,12 @@ async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
     return found
 
 
-async def offer_a_head(at: Prepared) -> Any:
-    await receipts(at, 60)
-    return [1, SECOND_US, b"new"]
+def offer(*args: Any) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await receipts(at, 60)
+        return [1, *args]
 
-
-async def offer_behind_the_head(at: Prepared) -> Any:
-    await receipts(at, 60)
-    return [1, HOUR_US, b"new"]
-
-
-async def offer_several(at: Prepared) -> Any:
-    await receipts(at, 60)
-    return [1, HOUR_US, b"a", SECOND_US, b"b", 2 * SECOND_US, b"c"]
+    return prepare
 
 
 async def offer_unlisted(at: Prepared) -> Any:
@@ -377,12 +362,8 @@ async def refill(at: Prepared) -> Any:
     # An empty Lua table becomes an object in JSON.
     facts = {**json.loads(stored), "next": "", "upcoming": {}}
     await at.raw.hset(RELIABLE.schedules, "cron", json.dumps(facts).encode() + b"\n" + content)
-    return [
-        "cron",
-        facts["timing"],
-        str((now + 86400) * 1_000_000),
-        str((now + 2 * 86400) * 1_000_000),
-    ]
+    moments = (str((now + days * 86400) * 1_000_000) for days in (1, 2))
+    return ["cron", facts["timing"], *moments]
 
 
 async def paused(at: Prepared) -> Any:
@@ -391,9 +372,9 @@ async def paused(at: Prepared) -> Any:
 
 
 _CASES: list[tuple[Script, str, Any]] = [
-    (delayed.OFFER, "head", offer_a_head),
-    (delayed.OFFER, "behind", offer_behind_the_head),
-    (delayed.OFFER, "several", offer_several),
+    (delayed.OFFER, "head", offer(SECOND_US, b"new")),
+    (delayed.OFFER, "behind", offer(HOUR_US, b"new")),
+    (delayed.OFFER, "several", offer(HOUR_US, b"a", SECOND_US, b"b", 2 * SECOND_US, b"c")),
     (delayed.OFFER, "unlisted", offer_unlisted),
     (delayed.TRANSFER, "take", transfer(2, 0)),
     (delayed.TRANSFER, "take all", transfer(100, 0)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayq import ConfigurationError, DecodeError, codecs
+from delayq import ConfigurationError, DecodeError, EncodeError, codecs
 from delayq._delayed.records import payload_of
 from delayq._engine import stagger
 from delayq._redis.url import Address, from_url, redacted
@@ -57,6 +58,12 @@ payloads = st.one_of(
 )
 
 
+def kryo(class_name: str, rest: str) -> bytes:
+    """Return the payload of a class: the last byte of its name is marked."""
+    name = class_name.encode()
+    return b"\1\0" + name[:-1] + bytes([name[-1] | 0x80]) + bytes.fromhex(rest)
+
+
 DEEP_OR_LONG = {
     "open": b"[" * DEEP,
     "nested": b"[" * DEEP + b"]" * DEEP,
@@ -69,17 +76,34 @@ DEEP_OR_LONG = {
     "decimal": b'["java.math.BigDecimal",1e999999999]',
     "integer": b'["java.math.BigInteger",' + b"9" * 100_000 + b"]",
     "escapes": b'"' + b"\\u0000" * 100_000 + b'"',
+    "object": b'{"@class":"a.B","a":' * 100_000,
+    "class": b'["' + b"a." * 500_000 + b'",[]]',
+    "array class": b'["' + b"[" * 500_000 + b'",[]]',
     "kryo": b"\x01\x00java.math.BigDecima\xec" + b"\xff" * 20,
+    "kryo class": b"\1\0" + b"a" * 10**6,
+    "kryo text": b"\3" + b"a" * 10**6,
+    "kryo integer": kryo("java.math.BigInteger", "c1843d") + b"\x7f" * 10**6,
+    "kryo decimal": kryo("java.math.BigDecimal", "c1843d") + b"\x7f" * 10**6 + b"\0",
+    # The exponent for a scale of -2**31 needs one bit more.
+    "kryo scale": kryo("java.math.BigDecimal", "0201ffffffff0f"),
+    "kryo sizes": kryo("[B", "ffffffff0f"),
+    "kryo sizes of numbers": kryo("java.math.BigInteger", "ffffffff0f00"),
+    "kryo sizes of text": bytes.fromhex("03ffffffff0f"),
+    "kryo sizes of 64 bits": bytes.fromhex("03ffffffffffffffff7f"),
 }
 
 
 @each
 @given(payload=payloads)
 def test_a_codec_reads_any_bytes_or_raises_decode_error(name: str, payload: bytes) -> None:
+    codec = CODECS[name]
     try:
-        CODECS[name].decode(payload)
+        codec.decode(payload)
     except DecodeError as error:
         assert error.payload == payload  # noqa: PT017
+        assert payload[:4].hex(" ") in str(error)  # noqa: PT017
+        if name in codecs.__all__:
+            assert error.codec == name  # noqa: PT017
 
 
 @each
@@ -87,8 +111,16 @@ def test_a_codec_reads_any_bytes_or_raises_decode_error(name: str, payload: byte
 # A failure would hang, or end the process.
 @pytest.mark.timeout(30)
 def test_what_is_deep_or_long_is_read_or_refused_soon(name: str, payload: bytes) -> None:
+    start = time.perf_counter()
     with suppress(DecodeError):
-        CODECS[name].decode(payload)
+        value = CODECS[name].decode(payload)
+        try:
+            again = CODECS[name].encode(value)
+        except EncodeError as error:
+            assert len(str(error)) < 200  # noqa: PT017
+        else:
+            assert again == payload or not name.startswith("Kryo")
+    assert time.perf_counter() - start < 10
 
 
 @given(st.binary(max_size=100) | st.binary(max_size=20).map(lambda data: b"1 {" + data + b"}\n1"))

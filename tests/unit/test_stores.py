@@ -10,6 +10,7 @@ import pytest
 
 import delayq
 from delayq._redis.scripts import Script
+from tests.house import COMMANDS
 
 PACKAGE = Path(delayq.__file__).parent
 _COMMANDS = """
