@@ -112,16 +112,13 @@ def lateness_us(history: History) -> list[int]:
     """Return how late each message first arrived, sorted, without those that a fault may have
     delayed.
     """
-    waits = _Waits(history.faults)
-    first = _first(history)
-    late = []
-    for key, one in first.items():
+    waits, first, late = _Waits(history.faults), dict[int, int](), list[int]()
+    for one in history.delivered:
+        first[one.key] = min(one.seen_us, first.get(one.key, one.seen_us))
+    for key, seen_us in first.items():
         offered = history.offered.get(key)
-        if (
-            offered is not None
-            and waits.healthy_from(offered.due_us, one.seen_us) == offered.due_us
-        ):
-            late.append(one.seen_us - offered.due_us)
+        if offered and waits.healthy_from(offered.due_us, seen_us) == offered.due_us:
+            late.append(seen_us - offered.due_us)
     return sorted(late)
 
 
@@ -253,14 +250,6 @@ def _stuck(
             yield Violation(
                 "stuck", key, f"came {late / 1_000_000:.1f} s after nothing was in its way any more"
             )
-
-
-def _first(history: History) -> dict[int, Delivered]:
-    first: dict[int, Delivered] = {}
-    for one in history.delivered:
-        if one.key not in first or one.seen_us < first[one.key].seen_us:
-            first[one.key] = one
-    return first
 
 
 class _Waits:

@@ -9,6 +9,7 @@ import os
 import random
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol
 
 import delayq
@@ -287,7 +288,12 @@ def micros(moment: datetime) -> int:
     return round(moment.timestamp() * 1_000_000)
 
 
-def shorten_deadlines(set_to: Callable[[str, float], None]) -> None:
+def set_constant(name: str, seconds: float) -> None:
+    module, _, attribute = name.rpartition(".")
+    setattr(import_module(module), attribute, seconds)
+
+
+def shorten_deadlines(set_to: Callable[[str, float], None] = set_constant) -> None:
     """Make calls time out sooner, by calling ``set_to(name, seconds)`` for each deadline."""
     for name in _DEADLINES:
         set_to(name, DEADLINE)
@@ -305,7 +311,7 @@ def main(
 ) -> None:
     """Consume in loops, or with a worker if there are none, over detours, until killed."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
-    shorten_deadlines(_set)
+    shorten_deadlines()
     with detour(detours):
         asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
 
@@ -326,8 +332,3 @@ async def _consume(
         except delayq.ServerError:
             # The process was started while the server was away.
             await asyncio.sleep(0.05)
-
-
-def _set(name: str, seconds: float) -> None:
-    module, _, attribute = name.rpartition(".")
-    setattr(__import__(module, fromlist=[attribute]), attribute, seconds)

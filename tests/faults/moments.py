@@ -34,12 +34,11 @@ import delayq
 from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
 from tests.support.links import Links
-from tests.support.servers import PrivateServer, find_kinds
+from tests.support.servers import PrivateServer, first_kind
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from typing import Self
 
 ROUND_TRIPS = (20, 100, 250)
 """Milliseconds."""
@@ -386,20 +385,12 @@ def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
 
 
 class Trials:
-    """A server, and the resources that concurrent trials share. Use it with ``async with``."""
+    """A server, and the resources that concurrent trials share."""
 
-    def __init__(self, server: PrivateServer, threads: int) -> None:
+    def __init__(self, server: PrivateServer, raw: Any, threads: ThreadPoolExecutor) -> None:
         self._server = server
-        self._threads = ThreadPoolExecutor(threads)
-        self._raw: Any = None
-
-    async def __aenter__(self) -> Self:
-        self._raw = Redis.from_url(self._server.unix_url)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._threads.shutdown(wait=False)
-        await self._raw.aclose()
+        self._raw = raw
+        self._threads = threads
 
     async def run(self, plan: Plan) -> Outcome:
         """Carry out one trial."""
@@ -543,7 +534,9 @@ def _where(plan: Plan, number: int) -> str:
 async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int) -> list[Outcome]:
     """Carry out trials, ``at_once`` of them at the same time, and print what is wrong."""
     waiting, outcomes = iter(plans), list[Outcome]()
-    async with Trials(server, at_once) as trials:
+    threads = ThreadPoolExecutor(at_once)
+    async with Redis.from_url(server.unix_url) as raw:
+        trials = Trials(server, raw, threads)
 
         async def work() -> None:
             for plan in waiting:
@@ -556,6 +549,7 @@ async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int) ->
                     print(f"seed {plan.seed}, {plan.round_trip} ms, {plan.ending}: {words}")
 
         await asyncio.gather(*(work() for _ in range(at_once)))
+    threads.shutdown(wait=False)
     offered, delivered = (
         sum(each) for each in zip(*((one.offered, one.delivered) for one in outcomes), strict=True)
     )
@@ -572,11 +566,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the first trial; the others follow")
     parser.add_argument("--at-once", type=int, default=8)
     options = parser.parse_args()
-    found, _ = find_kinds()
-    if not found:
-        sys.exit("no server found on this machine")
     plans = map(Plan.of, range(options.seed, options.seed + options.trials))
-    with PrivateServer(next(iter(found.values()))) as server:
+    with PrivateServer(first_kind()) as server:
         outcomes = asyncio.run(run_all(server, plans, options.at_once))
     sys.exit(any(one.flaws for one in outcomes))
 

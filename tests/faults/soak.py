@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from tests.faults.checker import Violation, check, lateness_us, percentile, summary
 from tests.faults.consumers import Habits, Kind, shorten_deadlines
 from tests.faults.storm import Plan, Storm
-from tests.support.servers import PrivateServer, find_kinds, memory_disk
+from tests.support.servers import PrivateServer, first_kind, memory_disk
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,15 +107,12 @@ async def soak(
 ) -> Result:
     """Load a server for a number of seconds, at a rate per second. It is killed and restarted."""
     # A single consumer, which lives for the whole soak: it is the one that is measured.
-    faults = 5
     plan = Plan(
         kind,
-        messages=rate * 15,
-        faults=faults,
-        seed=seed,
+        rate * 15,
+        5,
+        seed,
         clients=1,
-        loops=2,
-        processes=1,
         pause=(1.5, 3.0),
         habits=Habits(leaves=0.0005),
         only=_FAULTS,
@@ -162,11 +159,6 @@ def _rss_kb(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
-def _set(name: str, seconds: float) -> None:
-    module, _, attribute = name.rpartition(".")
-    setattr(sys.modules[module], attribute, seconds)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--minutes", type=float, default=60)
@@ -174,15 +166,10 @@ def main() -> None:
     parser.add_argument("--kind", choices=("reliable", "deliveries"), default="reliable")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    found, _ = find_kinds()
-    if not found:
-        sys.exit("no server found on this machine")
-    shorten_deadlines(_set)
+    shorten_deadlines()
     with (
         tempfile.TemporaryDirectory() as folder,
-        PrivateServer(
-            next(iter(found.values())), appendonly="always", within=memory_disk()
-        ) as server,
+        PrivateServer(first_kind(), appendonly="always", within=memory_disk()) as server,
     ):
         result = asyncio.run(
             soak(

@@ -67,7 +67,7 @@ from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.support.forks import FORKS
 from tests.support.links import Direction, Links, detour
-from tests.support.servers import PrivateServer, find_kinds, memory_disk
+from tests.support.servers import PrivateServer, find_kinds, first_kind, memory_disk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -744,10 +744,8 @@ def main() -> None:
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    found, _ = find_kinds()
-    if not found:
-        sys.exit("no server found on this machine")
-    shorten_deadlines(consumers._set)
+    kind = find_kinds()[0][options.server] if options.server else first_kind()
+    shorten_deadlines()
     logging.getLogger("delayq").setLevel(logging.WARNING)
     logging.lastResort = None
     faults = 30
@@ -763,7 +761,6 @@ def main() -> None:
         mbit=options.mbit,
         workers=options.workers,
     )
-    kind = found[options.server or next(iter(found))]
     servers: PrivateServer | Replicated
     match options.servers:
         case "sentinel":

@@ -203,7 +203,7 @@ async def test_new_links_are_refused_and_open_ones_stay(links: Links, talkers: T
     await talkers.new()
 
 
-async def test_a_server_that_is_gone_is_a_link_that_is_cut(
+async def test_a_dead_server_cuts_links(
     server: PrivateServer, links: Links, talkers: Talkers
 ) -> None:
     talker = await talkers.new()
@@ -338,7 +338,7 @@ async def test_stalled_links_are_overtaken_by_new_ones(
 
 
 @pytest.mark.parametrize("round_trip", [0, 20])
-async def test_new_links_are_cut_at_a_byte(
+async def test_a_new_link_is_cut_at_a_byte(
     server: PrivateServer, tcp: bool, round_trip: int
 ) -> None:
     async with talking(server, tcp=tcp, round_trip=round_trip) as (links, talkers):

@@ -105,9 +105,7 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 # All data is gone
 
 
-async def test_after_flushall_consumers_go_on_with_what_is_offered_then(
-    client: Client, server: PrivateServer
-) -> None:
+async def test_after_flushall_consumers_go_on(client: Client, server: PrivateServer) -> None:
     async with Both(client) as both:
         await both.offer(1)
         await both.got(1)
@@ -121,7 +119,7 @@ async def test_after_flushall_consumers_go_on_with_what_is_offered_then(
         await until(lambda: both.handled[-1] == both.taken[-1] == 3)
 
 
-async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(
+async def test_after_flushall_acks_find_the_lease_lost(
     client: Client, server: PrivateServer
 ) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
@@ -148,7 +146,7 @@ async def test_the_ack_of_what_flushall_has_taken_says_that_the_lease_is_lost(
 
 
 @pytest.mark.every_server
-async def test_a_full_server_refuses_what_is_offered_whole_and_lets_the_rest_go_on(
+async def test_a_full_server_refuses_whole_offers_and_lets_the_rest_go_on(
     client: Client, raw: Any
 ) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
@@ -307,7 +305,7 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
         ("delayed", "-publish"),
     ],
 )
-async def test_what_the_user_may_not_do_is_refused_whole(
+async def test_a_missing_right_refuses_whole(
     server: PrivateServer, raw: Any, kind: str, denied: str
 ) -> None:
     async with limited(server, raw, denied) as client:
@@ -532,7 +530,7 @@ async def test_a_loop_blocked_beyond_its_lease_loses_it_and_says_so(server: Priv
         assert (await jobs.stats()).leased == 0
 
 
-async def test_a_loop_that_is_blocked_longer_than_its_lease_keeps_what_nobody_has_taken(
+async def test_a_loop_blocked_beyond_its_lease_keeps_what_is_not_taken(
     server: PrivateServer,
 ) -> None:
     async with delayq.connect(server.url) as client:

@@ -73,6 +73,12 @@ def find_kinds() -> tuple[dict[str, Kind], dict[str, str]]:
     return found, missing
 
 
+def first_kind() -> Kind:
+    """Return the first kind that is found, or end the program."""
+    found, _ = find_kinds()
+    return next(iter(found.values())) if found else sys.exit("no server found on this machine")
+
+
 def _candidates(name: str) -> tuple[list[Path], str]:
     if name == "valkey-9":
         return _in_wheel(

@@ -139,9 +139,7 @@ async def test_batches_are_bounded_in_items_and_bytes(store: Store) -> None:
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
 
 
-async def test_an_uncancellable_item_leaves_without_its_caller_and_others_do_not(
-    store: Store,
-) -> None:
+async def test_an_uncancellable_item_leaves_without_its_caller_others_do_not(store: Store) -> None:
     for uncancellable in (False, True):
         batcher = store.make(uncancellable=uncancellable)
         first = batcher.submit(1, 1)
@@ -178,9 +176,7 @@ async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store:
     assert await later == 20
 
 
-async def test_a_repetition_learns_whether_the_batch_may_have_been_carried_out(
-    store: Store,
-) -> None:
+async def test_a_repetition_learns_if_the_batch_may_have_been_carried_out(store: Store) -> None:
     lost = OutcomeUnknown("the line broke")
     first = store.batcher.submit(1, 1)
     store.answer.put_nowait(lost)
@@ -319,9 +315,7 @@ async def test_each_slot_has_one_call_in_flight(store: Store) -> None:
     assert slots == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
 
 
-async def test_during_a_repetition_nothing_leaves_and_the_other_gets_its_reply(
-    store: Store,
-) -> None:
+async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store: Store) -> None:
     store.limit(ENOUGH=1)
     batcher = store.batcher
     first, second = batcher.submit(1, 1), batcher.submit(2, 1)

@@ -17,9 +17,7 @@ def test_what_goes_in_comes_out(enqueued: int, headers: dict[str, str], payload:
 
 
 @given(st.text(), HEADERS, st.binary())
-def test_a_letter_carries_a_whole_body(
-    reason: str, headers: dict[str, str], payload: bytes
-) -> None:
+def test_a_letter_has_a_whole_body(reason: str, headers: dict[str, str], payload: bytes) -> None:
     body = b"12 " + content(headers, payload)
     why, inside = parse_letter(content({"reason": reason}, body))
     assert (why, inside) == ({"reason": reason}, body)

@@ -103,9 +103,7 @@ def test_an_integer_comes_back_as_it_went(value: int) -> None:
 @pytest.mark.parametrize(
     ("codec", "bits"), [(LongCodec(), 64), (IntegerCodec(), 32)], ids=["long", "integer"]
 )
-def test_a_number_that_java_has_no_room_for_is_refused(
-    codec: LongCodec | IntegerCodec, bits: int
-) -> None:
+def test_a_number_too_large_for_java_is_refused(codec: LongCodec | IntegerCodec, bits: int) -> None:
     for value in (1 << bits - 1, -(1 << bits - 1) - 1, 10**1000):
         with pytest.raises(EncodeError, match=f"ints of {bits} bits"):
             codec.encode(value)
