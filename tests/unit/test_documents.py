@@ -20,7 +20,7 @@ def missing_tests(text: str) -> list[str]:
     missing: list[str] = []
     files: dict[str, str] = {}
     for path in (ROOT / "tests").rglob("test_*.py"):
-        files.setdefault(path.name, path.read_text("utf-8"))
+        files[path.name] = files.get(path.name, "") + path.read_text("utf-8")
     for file, names in re.findall(r"(?<![\w{])(test_\w+\.py)((?:::\w+)*)", text):
         known = files.get(file)
         if known is None:

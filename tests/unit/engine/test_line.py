@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayq._engine.line import MOMENT, Line, Order, Place, Source
+from delayq._engine.line import MOMENT, Line, Order, Place, Source, shares
 
 
 class Callers:
@@ -55,6 +55,23 @@ class Callers:
 
 def of(place: Place[str]) -> list[str]:
     return [item for _, item in place.items]
+
+
+class TestShares:
+    def test_all_get_alike_and_the_first_ones_the_rest(self) -> None:
+        assert shares(5, [10, 10, 10]) == [2, 2, 1]
+        assert shares(2, [1, 1, 1]) == [1, 1, 0]
+        assert shares(9, [1, 10]) == [1, 8]
+        assert shares(3, []) == []
+
+    @given(st.integers(0, 300), st.lists(st.integers(1, 100), max_size=20))
+    def test_no_share_is_too_large_and_none_is_withheld(self, count: int, wants: list[int]) -> None:
+        result = shares(count, wants)
+        assert all(0 <= share <= want for share, want in zip(result, wants, strict=True))
+        assert sum(result) <= count
+        if wants and max(wants) == min(wants):
+            assert sum(result) == min(count, sum(wants))
+            assert max(result) - min(result) <= 1
 
 
 class TestOneSource:

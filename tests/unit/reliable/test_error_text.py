@@ -54,7 +54,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("error", "line"), CASES, ids=[line[:30] for _, line in CASES])
+@pytest.mark.parametrize(("error", "line"), CASES, ids=[line[-30:] for _, line in CASES])
 def test_the_line_names_the_type_and_what_it_says_first(error: BaseException, line: str) -> None:
     assert describe(error) == line
     assert unpack_error(pack_error(error))[0] == line

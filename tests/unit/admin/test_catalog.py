@@ -1,0 +1,56 @@
+"""The queue to which a key belongs."""
+
+from __future__ import annotations
+
+import re
+
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from delayq import BadName
+from delayq._delayed.keys import DelayedKeys
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.catalog import QUEUE_KEYS, queue_of
+from tests.support.names import names
+
+
+def matches(key: str) -> bool:
+    """Return whether a key matches the pattern, as the server reads it."""
+    return re.match(QUEUE_KEYS.replace("*", ".*"), key, re.DOTALL) is not None
+
+
+@given(names, st.integers(0, 1023))
+def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int) -> None:
+    try:
+        keys = ReliableKeys.of(name, None, partition)
+    except BadName:
+        assume(False)
+    # A name that ends like the continuation of a key cannot be told from a longer name.
+    assume("}:" not in name and not name.startswith(("part:", "}")))
+    others = (keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
+    for key in (*keys.messages, *others):
+        assert queue_of(key) == ("reliable", name, partition)
+        assert matches(key)
+
+
+@given(names)
+@example("{a}}")
+def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
+    try:
+        keys = DelayedKeys.of(name)
+    except BadName:
+        assume(False)
+    for key in (keys.timeout, keys.ordered, keys.quarantine, keys.leases):
+        found = queue_of(key)
+        assert found is not None
+        kind, told, partition = found
+        assert (kind, partition) == ("delayed", 0)
+        # "a" and "{a}" have the same keys.
+        assert DelayedKeys.of(told).timeout == keys.timeout
+        assert matches(key)
+
+
+@given(st.text(max_size=40))
+def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
+    found = queue_of(key)
+    assert found is None or found[1]

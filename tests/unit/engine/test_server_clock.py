@@ -1,0 +1,74 @@
+"""An estimate that is never ahead, and lags by the travel time of the quickest answer."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from delayq._engine.server_clock import ServerClock
+
+
+def test_before_the_first_answer_everything_is_due() -> None:
+    assert ServerClock(lambda: 0.0).seconds_until(10**15) == 0
+
+
+def test_it_counts_on_from_an_answer() -> None:
+    now = 100.0
+    clock = ServerClock(lambda: now)
+    clock.observe(5_000_000, now)
+    assert clock.seconds_until(7_000_000) == pytest.approx(2)
+    now = 101.5
+    assert clock.seconds_until(7_000_000) == pytest.approx(0.5, abs=1e-3)
+    now = 103.0
+    assert clock.seconds_until(7_000_000) == 0
+
+
+def test_a_slow_answer_does_not_spoil_what_a_quick_one_told() -> None:
+    now = 0.0
+    clock = ServerClock(lambda: now)
+    now = 0.001
+    clock.observe(1_000_000, 0.0)
+    asked, now = 1.0, 1.9  # the server answered at 1.1, but the answer took long
+    clock.observe(2_100_000, asked)
+    assert clock.seconds_until(4_000_000) == pytest.approx(4 - 2.9, abs=2e-3)
+
+
+@given(
+    offset=st.floats(-1e6, 1e9),
+    answers=st.lists(
+        st.tuples(st.floats(0, 10), st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=20
+    ),
+)
+# The server's time is truncated to microseconds, which does not contradict this.
+@example(offset=0.0, answers=[(0.0, 0.0, 0.0), (0.0078125, 0.0, 0.03125)])
+def test_it_is_never_ahead_and_lags_by_the_quickest_answer(
+    offset: float, answers: list[tuple[float, float, float]]
+) -> None:
+    now = 50.0
+    clock = ServerClock(lambda: now)
+    quickest = math.inf
+    for pause, there, back in answers:
+        now += pause
+        asked = now
+        server_us = int((now + there + offset + 2e6) * 1e6)
+        now += there + back
+        clock.observe(server_us, asked)
+        quickest = min(quickest, back)
+        due = server_us + 100_000_000
+        left = due / 1e6 - (now + offset + 2e6)
+        lag = clock.seconds_until(due) - left
+        assert -1e-5 <= lag <= quickest + 1e-5 * (now - 50) + 1e-5
+
+
+@given(step=st.floats(-5000, 5000), way=st.floats(0, 0.5))
+def test_the_next_answer_corrects_a_clock_that_was_set(step: float, way: float) -> None:
+    now = 10.0
+    clock = ServerClock(lambda: now)
+    clock.observe(1_000_000_000_000, now)
+    asked, now = 20.0, 20.0 + way
+    server_us = 1_000_010_000_000 + int(step * 1e6)
+    clock.observe(server_us, asked)
+    assert 9 - way - 1e-3 <= clock.seconds_until(server_us + 9_000_000) <= 9 + 1e-3
