@@ -189,24 +189,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     def names(kinds: Iterable[Kind]) -> str:
         return ", ".join(f"{kind.name} {kind.version}" for kind in kinds) or "none"
 
-    parts = [f"servers: {names(kind for name, kind in FOUND.items() if name in _USED)}"]
-    if unused := [kind for name, kind in FOUND.items() if name not in _USED]:
-        parts.append(f"not needed: {names(unused)}")
-    if MISSING:
-        parts.append(
-            "NOT RUN: " + ", ".join(f"{name} ({reason})" for name, reason in MISSING.items())
-        )
-    terminalreporter.write_line(
-        "; ".join(parts), bold=True, yellow=bool(MISSING), green=not MISSING
-    )
-    if _LEFT_OUT:
-        terminalreporter.write_line(
-            f"LEFT OUT, use make test-all: {names(_LEFT_OUT.values())}", bold=True, yellow=True
-        )
-    for name, count in _DESELECTED.items():
-        terminalreporter.write_line(
-            f"LEFT OUT, {LATER[name]}: {count} tests", bold=True, yellow=True
-        )
+    used = (kind for name, kind in FOUND.items() if name in _USED)
+    unused = [kind for name, kind in FOUND.items() if name not in _USED]
+    absent = ", ".join(f"{name} ({reason})" for name, reason in MISSING.items())
+    line = f"servers: {names(used)}"
+    line += f"; not needed: {names(unused)}" if unused else ""
+    line += f"; NOT RUN: {absent}" if absent else ""
+    terminalreporter.write_line(line, bold=True, yellow=bool(MISSING), green=not MISSING)
+    left_out = [f"use make test-all: {names(_LEFT_OUT.values())}"] if _LEFT_OUT else []
+    left_out += [f"{LATER[name]}: {count} tests" for name, count in _DESELECTED.items()]
+    for line in left_out:
+        terminalreporter.write_line(f"LEFT OUT, {line}", bold=True, yellow=True)
     if report.NOT_RUN:
         terminalreporter.write_line(
             "REDISSON NOT RUN: " + "; ".join(sorted(report.NOT_RUN)), bold=True, yellow=True

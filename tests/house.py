@@ -400,23 +400,8 @@ def measure(root: Path) -> Iterator[Figure]:
     ]
     docs = [*chain.from_iterable(map(markdown_prose, pages))]
 
-    yield Figure(
-        "titles", "function docstrings that are not orders, %", *titles(package), 5, 0, "0-3"
-    )
-    headless = "clauses as sentences per 1,000 words of"
-    yield Figure(
-        "headless-code", f"{headless} the code", *per_thousand(code, is_headless), 0.3, 0.3, "0.2"
-    )
-    yield Figure(
-        "headless-docs", f"{headless} the docs", *per_thousand(docs, is_headless), 0.3, 0.3, "0.2"
-    )
-    persons = "somebody, nobody, whoever per 1,000 words of"
-    yield Figure(
-        "persons-code", f"{persons} the code", *per_thousand(code, names_person), 0.3, 0.3, "0"
-    )
-    yield Figure(
-        "persons-docs", f"{persons} the docs", *per_thousand(docs, names_person), 0.3, 0.3, "0"
-    )
+    def share(name: str, meaning: str, found: tuple[float, list[str]], *bounds: Any) -> Figure:
+        return Figure(name, meaning, *found, *bounds)
 
     def count(name: str, meaning: str, found: list[str], *bounds: Any) -> Figure:
         return Figure(name, meaning, len(found), found, *bounds)
@@ -425,6 +410,18 @@ def measure(root: Path) -> Iterator[Figure]:
     yield count(
         "commands", "server commands outside stores and _redis", raw_commands(package), 0, 0, "0"
     )
+    for name, passages in ("code", code), ("docs", docs):
+        words = f"per 1,000 words of the {name}"
+        found = per_thousand(passages, is_headless)
+        yield share(f"headless-{name}", f"clauses as sentences {words}", found, 0.3, 0.3, "0.2")
+        found = per_thousand(passages, names_person)
+        yield share(f"persons-{name}", f"somebody, nobody, whoever {words}", found, 0.3, 0.3, "0")
+
+    contracts = contract_modules(tomllib.loads((root / "pyproject.toml").read_text("utf-8")))
+    at_run_time = circles(imports_of(PACKAGE, for_types=False))
+    with_types = circles(imports_of(PACKAGE, for_types=True))
+    outside, heavy = raw_commands(package), heavy_classes(package)
+    yield count("commands", "server commands outside stores and _redis", outside, 5, 0, "0")
     yield count(
         "positions", "positions instead of names in Lua bodies", positions(scripts), 0, 0, "0"
     )
@@ -458,22 +455,15 @@ def measure(root: Path) -> Iterator[Figure]:
         meaning = f"lines of function bodies, percentile {percentile}"
         yield Figure(f"bodies-{percentile}", meaning, percentiles[percentile - 1], longer, bound)
 
-    top = sorted(
-        {Path(source.path).parts[1].removesuffix(".py") for source in package} - {"__init__"}
-    )
-    short = [
-        f"{source.path}: {source.lines} lines" for source in package if source.lines < SHORT_FILE
-    ]
+    names = {Path(source.path).parts[1].removesuffix(".py") for source in package}
+    top, short = sorted(names - {"__init__"}), [each for each in package if each.lines < SHORT_FILE]
+    files = [f"{source.path}: {source.lines} lines" for source in short]
+    lines, of_tests = (sum(each.lines for each in sources) for sources in (package, tests))
     yield count("exports", "names at the top of the package", exports(package), None, None, "7-12")
     yield count("modules", "modules and packages at the top of the package", top, None, None, "6")
-    yield count("short-files", f"files under {SHORT_FILE} lines", short)
-    yield Figure(
-        "package-lines",
-        "lines of the package",
-        sum(source.lines for source in package),
-        anchors="12,000-24,000",
-    )
-    yield Figure("test-lines", "lines of the tests", sum(source.lines for source in tests))
+    yield count("short-files", f"files under {SHORT_FILE} lines", files)
+    yield Figure("package-lines", "lines of the package", lines, anchors="12,000-24,000")
+    yield Figure("test-lines", "lines of the tests", of_tests)
 
 
 def table(figures: Iterable[Figure]) -> str:

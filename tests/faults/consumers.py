@@ -7,7 +7,7 @@ import logging
 import multiprocessing
 import os
 import random
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, Protocol
@@ -95,14 +95,13 @@ class Consumer:
             "deliveries": self._deliveries,
             "plain": self._plain,
         }
-        while True:
-            try:
-                if not await loops[self._kind]():
-                    return
-            except delayq.Closed:
-                return
-            except delayq.ServerError:
-                await asyncio.sleep(0.005)
+        with suppress(delayq.Closed):
+            while True:
+                try:
+                    if not await loops[self._kind]():
+                        return
+                except delayq.ServerError:
+                    await asyncio.sleep(0.005)
 
     async def _reliable(self) -> bool:
         return await self._leased(aiter(open_reliable(self._client, self._queue)))
@@ -116,16 +115,7 @@ class Consumer:
     ) -> bool:
         async with aclosing(messages):  # type: ignore[type-var]
             async for message in messages:
-                # A delivery leaves the server when its lease begins, and the end of the lease was
-                # rounded up to milliseconds.
-                ends_us = micros(message.lease_ends_at)
-                claimed_us = ends_us - int(LEASE * 1_000_000)
-                one = Delivered(
-                    message.value, now_us(), self._who, claimed_us=claimed_us, ends_us=ends_us
-                )
-                if isinstance(message, delayq.Message):
-                    one.copy, one.attempt = message.id, message.attempt
-                    one.due_us = micros(message.due_at)
+                one = _delivered(message, self._who)
                 await self._handle(one, message)
                 if self._chance.random() < self._habits.leaves:
                     return True
@@ -225,6 +215,17 @@ class Consumer:
         self._witness.ended(one)
 
 
+def _delivered(message: delayq.Message[int] | delayq.Delivery[int], who: str) -> Delivered:
+    # A delivery leaves the server when its lease begins, and the end of the lease was rounded up to
+    # milliseconds.
+    ends_us = micros(message.lease_ends_at)
+    claimed_us = ends_us - int(LEASE * 1_000_000)
+    one = Delivered(message.value, now_us(), who, claimed_us=claimed_us, ends_us=ends_us)
+    if isinstance(message, delayq.Message):
+        one.copy, one.attempt, one.due_us = message.id, message.attempt, micros(message.due_at)
+    return one
+
+
 class WorkerConsumer:
     """A worker that runs until it is stopped. Its handler does what a consumer's loop does."""
 
@@ -245,16 +246,7 @@ class WorkerConsumer:
         self._worker.stop()
 
     async def _handle(self, message: delayq.Message[int]) -> None:
-        one = Delivered(
-            message.value,
-            now_us(),
-            self._who,
-            message.id,
-            micros(message.due_at),
-            micros(message.lease_ends_at) - int(LEASE * 1_000_000),
-            micros(message.lease_ends_at),
-            message.attempt,
-        )
+        one = _delivered(message, self._who)
         self._witness.began(one)
         fate, habits = self._chance.random(), self._habits
         try:

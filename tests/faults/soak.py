@@ -107,16 +107,8 @@ async def soak(
 ) -> Result:
     """Load a server for a number of seconds, at a rate per second. It is killed and restarted."""
     # A single consumer, which lives for the whole soak: it is the one that is measured.
-    plan = Plan(
-        kind,
-        rate * 15,
-        5,
-        seed,
-        clients=1,
-        pause=(1.5, 3.0),
-        habits=Habits(leaves=0.0005),
-        only=_FAULTS,
-    )
+    habits = Habits(leaves=0.0005)
+    plan = Plan(kind, rate * 15, 5, seed, clients=1, pause=(1.5, 3.0), habits=habits, only=_FAULTS)
     result, started = Result(), time.monotonic()
     async with Storm(server, plan, folder) as storm:
         while (ago := time.monotonic() - started) < seconds:
@@ -171,17 +163,9 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         PrivateServer(first_kind(), appendonly="always", within=memory_disk()) as server,
     ):
-        result = asyncio.run(
-            soak(
-                server,
-                Path(folder),
-                options.minutes * 60,
-                kind=options.kind,
-                rate=options.rate,
-                seed=options.seed,
-                told=print,
-            )
-        )
+        chosen = {"kind": options.kind, "rate": options.rate, "seed": options.seed}
+        seconds = options.minutes * 60
+        result = asyncio.run(soak(server, Path(folder), seconds, **chosen, told=print))
     print(*result.lines(), sep="\n")
     if result.violations or result.growth > GROWTH:
         sys.exit("FAILED")

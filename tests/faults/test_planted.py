@@ -152,118 +152,61 @@ def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rights, "checked", lambda _: None)
 
 
-expired_ones_are_there = altered(
-    reliable_store.OFFER,
+ANSWERS = ("cut in a reply", "replies stalled", "cut")
+# The kind of queue, the violation that a storm must name, and what plants the bug.
+PLANTS: dict[str, tuple[Kind, str, Plant]] = {
+    "an offer is repeated as a new one": (
+        *("reliable", "stored twice"),
+        offers_again_under_another_number,
+    ),
+    "messages are dropped on the way": ("plain", "lost", drops_messages),
+    "a lost answer is not asked for": ("plain", "lost", recovers_nothing),
+    "whoever waits wakes late": ("reliable", "stuck", wakes_late),
+    "a close loses what its loops have at hand": (
+        *("plain", "lost"),
+        sends_nothing_last(gives_back_what_is_here),
+    ),
+    "a close loses what is on its way": ("plain", "lost", sends_nothing_last(gives_back_by_name)),
+    "a script is refused half way": ("plain", "lost", checks_no_rights),
+}
+
+
+def plant_in(script: Script, bug: str, kind: Kind, named: str, *changes: tuple[str, str]) -> None:
+    PLANTS[bug] = (kind, named, altered(script, *changes))
+
+
+ACKED = ("acked[#acked + 1] = id", ""), ("acked_by_priority[priority] = group", "")
+plant_in(reliable_store.ACK, "an ack removes nothing", "reliable", "after ack", *ACKED)
+DUE = ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")
+plant_in(reliable_store.CLAIM, "a claim does not look at the due time", "reliable", "early", DUE)
+LEASED = "local ends, quarters, whole = now + lease_us"
+SHORTER = (LEASED, f"{LEASED} / 50")
+plant_in(reliable_store.CLAIM, "leases are shorter than told", "reliable", "duplicate", SHORTER)
+USED = ("id, used + 1,", "id, 1,")
+plant_in(reliable_store.CLAIM, "attempts are not counted", "reliable", "attempts", USED)
+AGAIN = "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at + DELAY_US]), now)"
+LOSES = (AGAIN, "redis.call('ZREM', live[tonumber(ARGV[at + PRIORITY])], id)")
+plant_in(reliable_store.NACK, "a nack loses the message", "reliable", "lost", LOSES)
+FORGETS = ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")
+plant_in(reliable_store.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)
+EXPIRED = (
     ("if found and found.expired then", "if false then"),
     ("not found or found.expired", "not found"),
 )
-ANSWERS = ("cut in a reply", "replies stalled", "cut")
-PLANTS: dict[str, tuple[Kind, Plant, str]] = {
-    "an ack removes nothing": (
-        "reliable",
-        altered(
-            reliable_store.ACK,
-            ("acked[#acked + 1] = id", ""),
-            ("acked_by_priority[priority] = group", ""),
-        ),
-        "after ack",
-    ),
-    "a claim does not look at the due time": (
-        "reliable",
-        altered(
-            reliable_store.CLAIM,
-            ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'"),
-        ),
-        "early",
-    ),
-    "a transfer comes too soon": (
-        "plain",
-        altered(
-            delayed_store.TRANSFER,
-            ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'"),
-        ),
-        "early",
-    ),
-    "leases are shorter than told": (
-        "reliable",
-        altered(
-            reliable_store.CLAIM,
-            (
-                "local ends, quarters, whole = now + lease_us",
-                "local ends, quarters, whole = now + lease_us / 50",
-            ),
-        ),
-        "duplicate",
-    ),
-    "attempts are not counted": (
-        "reliable",
-        altered(reliable_store.CLAIM, ("id, used + 1,", "id, 1,")),
-        "attempts",
-    ),
-    "a nack loses the message": (
-        "reliable",
-        altered(
-            reliable_store.NACK,
-            (
-                (
-                    "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at +"
-                    " DELAY_US]), now)"
-                ),
-                "redis.call('ZREM', live[tonumber(ARGV[at + PRIORITY])], id)",
-            ),
-        ),
-        "lost",
-    ),
-    "a nack leaves something behind": (
-        "reliable",
-        altered(
-            reliable_store.NACK,
-            ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply"),
-        ),
-        "left",
-    ),
-    "an offer is repeated as a new one": (
-        "reliable",
-        offers_again_under_another_number,
-        "stored twice",
-    ),
-    "a delivery's ack removes nothing": (
-        "deliveries",
-        altered(
-            delayed_store.ACK,
-            ("redis.call('ZREM', leases, token)", "redis.call('ZSCORE', leases, token) and 1 or 0"),
-            ("redis.call('HDEL', leased, unpack(tokens))", ""),
-        ),
-        "after ack",
-    ),
-    "messages are dropped on the way": ("plain", drops_messages, "lost"),
-    "a lost answer is not asked for": ("plain", recovers_nothing, "lost"),
-    "whoever waits wakes late": ("reliable", wakes_late, "stuck"),
-    "a close loses what its loops have at hand": (
-        "plain",
-        sends_nothing_last(gives_back_what_is_here),
-        "lost",
-    ),
-    "a close loses what is on its way": ("plain", sends_nothing_last(gives_back_by_name), "lost"),
-    "a script is refused half way": ("plain", checks_no_rights, "lost"),
-    "an expired message holds its id": ("reliable", expired_ones_are_there, "held"),
-    "an expired message holds its id, and the next one is dropped without a word": (
-        "reliable",
-        expired_ones_are_there,
-        "lost",
-    ),
-    "what is given back is given back twice": (
-        "plain",
-        altered(
-            delayed_store.GIVE_BACK,
-            (
-                "return count",
-                "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count",
-            ),
-        ),
-        "duplicate",
-    ),
-}
+plant_in(reliable_store.OFFER, "an expired message holds its id", "reliable", "held", *EXPIRED)
+plant_in(
+    reliable_store.OFFER, "an expired message drops the next one", "reliable", "lost", *EXPIRED
+)
+SOON = ("timeout, '-inf', now_ms, 'LIMIT'", "timeout, '-inf', now_ms + 50, 'LIMIT'")
+plant_in(delayed_store.TRANSFER, "a transfer comes too soon", "plain", "early", SOON)
+KEPT = (
+    ("redis.call('ZREM', leases, token)", "redis.call('ZSCORE', leases, token) and 1 or 0"),
+    ("redis.call('HDEL', leased, unpack(tokens))", ""),
+)
+plant_in(delayed_store.ACK, "a delivery's ack removes nothing", "deliveries", "after ack", *KEPT)
+TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count"
+BACK = ("return count", TWICE)
+plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
 
 
 _CLOSING: dict[str, Any] = {"faults": 20, "round_trip": 20, "only": ("client closed",)}
@@ -279,16 +222,9 @@ STORMS: dict[str, dict[str, Any]] = {
 
 
 def plan(kind: Kind, bug: str = "") -> Plan:
-    usual = Plan(
-        kind,
-        messages=0,
-        faults=6,
-        seed=1,
-        processes=0,
-        habits=Habits(fails=0.02, dawdles=0, leaves=0.01),
-        only=ANSWERS,
-        drain_within=DRAIN_WITHIN,
-    )
+    habits = Habits(fails=0.02, dawdles=0, leaves=0.01)
+    usual = Plan(kind, 0, 6, seed=1, processes=0, habits=habits, only=ANSWERS)
+    usual = replace(usual, drain_within=DRAIN_WITHIN)
     changed = replace(usual, **STORMS.get(bug, {}))
     return replace(changed, messages=changed.faults * 300)
 
@@ -297,7 +233,7 @@ def plan(kind: Kind, bug: str = "") -> Plan:
 async def test_a_storm_names_the_bug(
     own_server: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind, plant, named = PLANTS[bug]
+    kind, named, plant = PLANTS[bug]
     shorten_deadlines(monkeypatch.setattr)
     plant(monkeypatch)
     found: set[str] = set()

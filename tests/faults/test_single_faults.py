@@ -125,17 +125,11 @@ async def test_after_flushall_acks_find_the_lease_lost(
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     await orders.offer(1)
-    claimed = await jobs.claim(3)
+    acked, failed, freed = await jobs.claim(3)
     deliveries = orders.deliveries()
     delivery = await anext(deliveries)
     server.flush()
-    for settle in (
-        claimed[0].ack,
-        claimed[1].nack,
-        claimed[2].release,
-        delivery.ack,
-        delivery.nack,
-    ):
+    for settle in (acked.ack, failed.nack, freed.release, delivery.ack, delivery.nack):
         with pytest.raises(delayq.LeaseLost):
             await settle()
     await deliveries.aclose()  # type: ignore[attr-defined]
@@ -297,12 +291,8 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
 @pytest.mark.parametrize(
     ("kind", "denied"),
     [
-        ("reliable", "-evalsha -eval"),
-        ("reliable", "-hset"),
-        ("reliable", "-zadd"),
-        ("delayed", "-evalsha -eval"),
-        ("delayed", "-zadd"),
-        ("delayed", "-publish"),
+        *(("reliable", denied) for denied in ("-evalsha -eval", "-hset", "-zadd")),
+        *(("delayed", denied) for denied in ("-evalsha -eval", "-zadd", "-publish")),
     ],
 )
 async def test_a_missing_right_refuses_whole(
@@ -357,14 +347,8 @@ async def limited(
     server: PrivateServer, raw: Any, denied: str, **options: Any
 ) -> AsyncIterator[Client]:
     """Open a client whose user may do everything except this."""
-    await raw.acl_setuser(
-        "limited",
-        enabled=True,
-        nopass=True,
-        keys=["*"],
-        channels=["*"],
-        commands=["+@all", *denied.split()],
-    )
+    rights = {"keys": ["*"], "channels": ["*"], "commands": ["+@all", *denied.split()]}
+    await raw.acl_setuser("limited", enabled=True, nopass=True, **rights)
     try:
         async with delayq.connect(f"unix://limited:any@{server.socket_path}", **options) as client:
             yield client

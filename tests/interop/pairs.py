@@ -66,29 +66,19 @@ def _double_in_json(n: int) -> float:
 
 def _whole_tree(n: int) -> Any:
     """Return a tree of all types that JSON has."""
+    line = {"price": _double_in_json(n), "paid": n % 2 == 0}
     return {
         "id": n,
         "text": _text(n),
         "long": _long(n) * 2 + 1 if n % 2 else -n,
-        "lines": [
-            {"price": _double_in_json(n), "paid": n % 2 == 0},
-            [],
-            {},
-            [[n, None], [True, "é😀"]],
-        ],
+        "lines": [line, [], {}, [[n, None], [True, "é😀"]]],
         "😀 key": {"deep": {"deeper": [{"deepest": -n}]}},
     }
 
 
 def _plain(n: int) -> Any:
-    return (
-        _text(n),
-        _integer(n) * 7 + 1,
-        _double_in_json(n),
-        [n, [-n, f"{n}"]],
-        _whole_tree(n),
-        _whole_tree(n),
-    )[n % 6]
+    values = (_text(n), _integer(n) * 7 + 1, _double_in_json(n), [n, [-n, f"{n}"]])
+    return (*values, _whole_tree(n), _whole_tree(n))[n % 6]
 
 
 def _plain_object(n: int) -> Any:
@@ -138,15 +128,8 @@ def _order(n: int) -> Order:
 def _with_classes(n: int) -> Any:
     """Return a value for JsonJacksonCodec: before 4.2.0, a UUID alone had another form."""
     values = _java_values(n)
-    shapes = [
-        _text(n),
-        _integer(n),
-        _double_in_json(n),
-        _whole_tree(n),
-        _order(n),
-        [n, *values],
-        {"id": n, **_named(values)},
-    ]
+    shapes = [_text(n), _integer(n), _double_in_json(n), _whole_tree(n), _order(n), [n, *values]]
+    shapes.append({"id": n, **{f"field {at}": value for at, value in enumerate(values)}})
     return (shapes + values)[n % (len(shapes) + len(values))]
 
 
@@ -157,10 +140,6 @@ def _kryo(n: int) -> Any:
     values = [value for value in _java_values(n) if not isinstance(value, list | dict)]
     shapes = [_text(n), _plain_text(n), _integer(n), _double(n), UUID(int=n << 64 | n * 7), *values]
     return shapes[n % len(shapes)]
-
-
-def _named(values: list[Any]) -> dict[str, Any]:
-    return {f"field {n}": value for n, value in enumerate(values)}
 
 
 def _as_long(value: int) -> Any:

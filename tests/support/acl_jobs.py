@@ -69,6 +69,10 @@ class Place:
     within: float = 5.0
     """How long any single step may take, seconds."""
 
+    def theirs(self, **options: Any) -> ReliableQueue[Any]:
+        """Return the helper's queue."""
+        return self.helper.reliable_queue(NAME, lease=60, **options)
+
     async def until(self, condition: Callable[[], Any]) -> None:
         def over() -> Any:
             assert not self.warned.lines, self.warned.lines
@@ -168,15 +172,16 @@ async def delayed_consumer(place: Place) -> None:
             async with await anext(deliveries):
                 raise asyncio.CancelledError
     # Three come back, including the one whose lease has ended.
-    await place.until(lambda: drained(queue, 3))
+    seen: list[Any] = []
+    await place.until(lambda: drained(queue, seen, 3))
     await place.no_key("delayq_leased*")
     place.helper.delayed_queue(NAME)
     await listens(place, keys.channel, queue)
 
 
-async def drained(queue: DelayedQueue[Any], count: int, _seen: dict[int, int] = {}) -> bool:  # noqa: B006
-    _seen[id(queue)] = _seen.get(id(queue), 0) + len(await queue.drain())
-    return _seen[id(queue)] >= count
+async def drained(queue: DelayedQueue[Any], seen: list[Any], count: int) -> bool:
+    seen += await queue.drain()
+    return len(seen) >= count
 
 
 async def has_pending(queue: DelayedQueue[Any], values: list[Any]) -> bool:
@@ -275,7 +280,7 @@ async def delayed_admin(place: Place) -> None:
 
 async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
     """Assert that hastening the message "hurried" reaches a waiting consumer at once."""
-    theirs = place.helper.reliable_queue(NAME, lease=60)
+    theirs = place.theirs()
     for message in await theirs.claim(100):
         await message.ack()
     await theirs.offer("soon", 60, id="hurried")
@@ -288,7 +293,7 @@ async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> 
 
 async def reliable_producer(place: Place) -> None:
     keys = ReliableKeys.of(NAME)
-    theirs = place.helper.reliable_queue(NAME, dedup_window=0.02, lease=60)
+    theirs = place.theirs(dedup_window=0.02)
     # Have the queue remember ids, some of which it may forget by now.
     await theirs.offer(0, id="handled")
     async with (await theirs.claim())[0]:
@@ -321,7 +326,7 @@ async def reliable_producer(place: Place) -> None:
 
 async def reliable_consumer(place: Place) -> None:
     keys = ReliableKeys.of(NAME)
-    theirs = place.helper.reliable_queue(NAME, lease=60)
+    theirs = place.theirs()
     queue = place.client.reliable_queue(
         NAME, lease=60, dedup_window=60, max_attempts=3, backoff=delayq.Backoff.fixed(0)
     )
@@ -367,7 +372,7 @@ async def reliable_consumer(place: Place) -> None:
         await place.until(handled.is_set)
     await worker.run(burst=True)
     await place.client.reliable_queue(NAME).aclose()
-    place.helper.reliable_queue(NAME, lease=60)
+    place.theirs()
     await listens(place, keys.wake, place.client.reliable_queue(NAME))
 
 
@@ -393,14 +398,14 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     await message.ack()
     # Another worker has the message, and has not put the next one in place yet.
     await queue.schedule("taken", every=0.05, value=1)
-    theirs = place.helper.reliable_queue(NAME, lease=60)
+    theirs = place.theirs()
     ((_, claim),) = await theirs._open.waiters.get(1, place.within, theirs._policy)
     await queue.schedule("taken", every=0.05, value=2)
     assert await queue.unschedule("taken")
     await theirs._open.partitions[0].settling.ack(claim)
     # The same as when a schedule runs out of planned occurrences.
     await queue.schedule("again", cron="* * * * * *", value=1)
-    await place.helper.reliable_queue(NAME, lease=60).purge()
+    await place.theirs().purge()
     await queue._open.partitions[0].recurrence.look()
     await queue._open.partitions[0].recurrence._refill("again")
     assert await queue.unschedule("again")
@@ -431,7 +436,7 @@ async def reliable_dashboard(place: Place) -> None:
 
 async def fill(place: Place) -> None:
     """Put a message into each state, and add a schedule."""
-    theirs = place.helper.reliable_queue(NAME, lease=60)
+    theirs = place.theirs()
     await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(4)])
     dead, _leased = await theirs.claim(2)
     await dead.bury("why", "an error")
@@ -441,7 +446,7 @@ async def fill(place: Place) -> None:
 
 async def reliable_admin(place: Place) -> None:
     await reliable_dashboard(place)
-    theirs = place.helper.reliable_queue(NAME, lease=60)
+    theirs = place.theirs()
     queue = place.client.reliable_queue(NAME)
     await queue.pause()
     assert (await queue.stats()).paused

@@ -118,15 +118,8 @@ class Store:
     def __init__(self, connection: Any, name: str) -> None:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
-        keys = self.keys
-        self._names = (
-            *keys.messages,
-            keys.done,
-            keys.dead,
-            keys.dead_messages,
-            keys.paused,
-            keys.schedules,
-        )
+        known = ("done", "dead", "dead_messages", "paused", "schedules")
+        self._names = (*self.keys.messages, *(getattr(self.keys, name) for name in known))
 
     async def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass for everything that is stored."""

@@ -16,18 +16,11 @@ from delayq.errors import BadDelay
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
 
-@pytest.mark.parametrize(
-    ("duration", "expected"),
-    [
-        (0, 0),
-        (1, 1_000_000),
-        (0.3, 300_000),
-        (2.5, 2_500_000),
-        (1e-6, 1),
-        (1e-7, 1),
-        (timedelta(milliseconds=1), 1_000),
-    ],
-)
+DURATIONS: dict[float | timedelta, int] = {0: 0, 1: 1_000_000, 0.3: 300_000, 2.5: 2_500_000}
+DURATIONS |= {1e-6: 1, 1e-7: 1, timedelta(milliseconds=1): 1_000}
+
+
+@pytest.mark.parametrize(("duration", "expected"), DURATIONS.items())
 def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expected: int) -> None:
     assert microseconds(duration) == expected
     assert seconds(duration, "delay") == expected / 1_000_000

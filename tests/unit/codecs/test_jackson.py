@@ -212,15 +212,6 @@ def test_a_number_that_we_would_write_otherwise_keeps_its_text(text: str) -> Non
 # --- the types of decoded values
 
 
-def test_decoded_values_are_what_python_would_use() -> None:
-    assert TYPED.decode(b'["java.lang.Long",5]') == 5
-    assert TYPED.decode(b'["java.util.LinkedList",[1]]') == [1]
-    assert TYPED.decode(b'{"@class":"java.util.HashMap","k":1}') == {"k": 1}
-    assert TYPED.decode(b'{"@class":"shop.Order","id":1}') == {"id": 1}
-    assert TYPED.decode(b'["java.util.Date",-1]') == EPOCH - timedelta(milliseconds=1)
-    assert TYPED.decode(b'["java.math.BigDecimal",1.50]').as_tuple() == Decimal("1.50").as_tuple()
-
-
 def test_java_containers_show_their_class() -> None:
     assert repr(JavaList("java.util.Vector", [1])) == "JavaList('java.util.Vector', [1])"
     assert repr(JavaMap(None, {"a": 1})) == "JavaMap(None, {'a': 1})"

@@ -91,18 +91,9 @@ class Store:
             self.answer.put_nowait(None)
 
     def make(self, **options: Any) -> Ints:
-        return Batcher(
-            cast("RedisClient", self),
-            self.background,
-            **{
-                "request": self.request,
-                "repeat": self.repeat,
-                "results": lambda _, reply: reply,
-                "max_items": 3,
-                "max_bytes": 100,
-                **options,
-            },
-        )
+        usual: dict[str, Any] = {"request": self.request, "repeat": self.repeat}
+        usual |= {"results": lambda _, reply: reply, "max_items": 3, "max_bytes": 100}
+        return Batcher(cast("RedisClient", self), self.background, **{**usual, **options})
 
 
 @pytest.fixture
