@@ -142,16 +142,16 @@ class Connection(asyncio.Transport):
             self._send(REQUESTS, bytes(data))
 
     def close(self) -> None:
-        if self._client_there:
-            self._client_there = False
-            self._loop.call_soon(self._protocol.connection_lost, None)
-            self._server_ends(at_once=False)
+        self._end(at_once=False)
 
     def abort(self) -> None:
+        self._end(at_once=self._client_there and self._chance.random() < 0.5)
+
+    def _end(self, *, at_once: bool) -> None:
         if self._client_there:
             self._client_there = False
             self._loop.call_soon(self._protocol.connection_lost, None)
-            self._server_ends(at_once=self._chance.random() < 0.5)
+            self._server_ends(at_once=at_once)
 
     def is_closing(self) -> bool:
         return not self._client_there

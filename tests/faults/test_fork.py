@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
+
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -93,11 +93,4 @@ LEAVES_AT_ONCE = """
 )
 def test_a_forked_child_must_open_its_own_and_harms_none(server: PrivateServer, child: str) -> None:
     program = PROGRAM.replace("{child}", child.strip())
-    ended = subprocess.run(
-        [sys.executable, "-c", program, server.url],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ended.stdout.strip() == "well", ended.stdout + ended.stderr
+    assert run_python("-c", program, server.url) == "well"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import aclosing, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,9 +19,10 @@ from tests.support.servers import one_server
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator
 
     from delayq import Client
+    from delayq._redis.connection import Connection
     from tests.support.servers import PrivateServer
 
 # A lost notification may cost a re-check, 5 s, and the promise leaves one second for everything
@@ -32,6 +34,16 @@ MARGIN = 2.0
 
 def now() -> float:
     return asyncio.get_running_loop().time()
+
+
+@asynccontextmanager
+async def one_wire(url: str) -> AsyncIterator[Connection]:
+    """Open a connection of a pool that has room for another."""
+    pool = ConnectionPool(one_server(url), 2)
+    wire = await pool.acquire()
+    yield wire
+    pool.release(wire)
+    await pool.aclose()
 
 
 async def burst(client: Client, connections: int) -> None:
@@ -81,15 +93,9 @@ async def by_reliable_loop(client: Client) -> Any:
         return (await anext(messages)).value
 
 
-WAYS: list[Callable[[Client], Awaitable[Any]]] = [
-    by_take,
-    by_poll,
-    by_poll_without_waiting,
-    by_loop,
-    by_deliveries,
-    by_claim,
-    by_reliable_loop,
-]
+Way = Callable[["Client"], Awaitable[Any]]
+WAYS: list[Way] = [by_take, by_poll, by_poll_without_waiting, by_loop, by_deliveries, by_claim]
+WAYS.append(by_reliable_loop)
 
 
 @pytest.mark.parametrize(
@@ -103,7 +109,7 @@ WAYS: list[Callable[[Client], Awaitable[Any]]] = [
     ],
 )
 async def test_when_all_connections_died_silently_the_next_message_comes_and_one_offer_is_unknown(
-    own_server: PrivateServer, way: Callable[[Client], Awaitable[Any]], pooled: int
+    own_server: PrivateServer, way: Way, pooled: int
 ) -> None:
     async with (
         Links(own_server) as links,
@@ -140,13 +146,8 @@ async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is
         await asyncio.gather(orders.offer(0), jobs.offer(0))
         before = client.statistics().errors
         with own_server.paused():
-            calls = [
-                orders.offer(1),
-                jobs.offer(1),
-                jobs.claim(1, wait=10),
-                orders.poll(10),
-                orders.pending.size(),
-            ]
+            calls = [orders.offer(1), jobs.offer(1), jobs.claim(1, wait=10), orders.poll(10)]
+            calls.append(orders.pending.size())
             started: list[asyncio.Future[Any]] = [asyncio.ensure_future(call) for call in calls]
             await asyncio.sleep(1.5)
             # By now the free connections have already been set aside.
@@ -173,36 +174,25 @@ async def test_an_answer_that_takes_long_to_arrive_is_waited_for(
     """Half a megabyte over 2 Mbit/s takes four times as long as a connection may be silent."""
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
     own_server.call("SET", "large", "x" * 500_000)
-    async with Links(own_server, mbit=2) as links:
-        connections = ConnectionPool(one_server(links.url), 1)
-        wire = await connections.acquire()
+    async with Links(own_server, mbit=2) as links, one_wire(links.url) as wire:
         assert len(await asyncio.wait_for(wire.ask("GET", "large"), 30)) == 500_000
         assert wire.is_open
-        connections.release(wire)
-        await connections.aclose()
 
 
 async def test_a_request_that_takes_long_to_be_sent_is_waited_for(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
-    async with Links(own_server, mbit=2) as links:
-        connections = ConnectionPool(one_server(links.url), 1)
-        wire = await connections.acquire()
+    async with Links(own_server, mbit=2) as links, one_wire(links.url) as wire:
         assert await asyncio.wait_for(wire.ask("SET", "large", "x" * 500_000), 30) == b"OK"
-        connections.release(wire)
-        await connections.aclose()
 
 
 async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
     """WAIT withholds its reply while every other connection is answered at once."""
-    connections = ConnectionPool(one_server(own_server.url), 2)
-    wire = await connections.acquire()
-    told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-    wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
-    assert await asyncio.wait_for(told, 30) == 0
-    connections.release(wire)
-    await connections.aclose()
+    async with one_wire(own_server.url) as wire:
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
+        assert await asyncio.wait_for(told, 30) == 0
 
 
 @pytest.fixture

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,6 +20,7 @@ from tests.faults.consumers import KINDS, Habits, Kind
 from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
 from tests.faults.test_planted import altered, recovers_nothing
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,20 +79,21 @@ class Case:
 LONG = 90.0
 
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
+REPEATED = ("if readable and last_number == number then", "if false then")
+LATE = ("if number_or(0, last_number) > tonumber(number) then", "if false then")
+LEASED = ("has_token(lease_texts[i], token)", "lease_texts[i]")
+ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
+MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05}
+SLOW = {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(
-            reliable_store.OFFER, ("if readable and last_number == number then", "if false then")
-        ),
+        altered(reliable_store.OFFER, REPEATED),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(
-            reliable_store.OFFER,
-            ("if number_or(0, last_number) > tonumber(number) then", "if false then"),
-        ),
+        altered(reliable_store.OFFER, LATE),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},
@@ -112,15 +110,13 @@ SAFEGUARDS = {
         recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
     ),
     "only who has the lease acknowledges": Case(
-        altered(reliable_store.ACK, ("has_token(lease_texts[i], token)", "lease_texts[i]")),
+        altered(reliable_store.ACK, LEASED),
         ("after ack",),
         "reliable",
         {"habits": Habits(dawdles=0.3), "only": ("process stopped",), **OFTEN},
     ),
     "a give-back is carried out once": Case(
-        altered(
-            delayed_store.GIVE_BACK, ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
-        ),
+        altered(delayed_store.GIVE_BACK, ONCE),
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},
@@ -130,18 +126,10 @@ SAFEGUARDS = {
         gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}
     ),
     "the re-check finds what was not announced": Case(
-        checks_nothing_again,
-        ("lost", "stuck"),
-        "reliable",
-        {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05},
-        LONG,
+        checks_nothing_again, ("lost", "stuck"), "reliable", MUTE, LONG
     ),
     "the timer is armed anew for what is due earlier": Case(
-        arms_no_earlier,
-        ("stuck",),
-        "reliable",
-        {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0},
-        LONG,
+        arms_no_earlier, ("stuck",), "reliable", SLOW, LONG
     ),
 }
 
@@ -180,18 +168,10 @@ def test_a_seed_replays_exactly(kind: Kind) -> None:
 
 
 def test_the_command_prints_the_same_history_in_every_process() -> None:
-    printed = [
-        subprocess.run(
-            [sys.executable, "-m", "tests.faults.simulation", "--kind", "reliable", "--seed", "7"],
-            cwd=Path(__file__).parents[2],
-            env=os.environ | {"PYTHONHASHSEED": salt},
-            capture_output=True,
-            check=True,
-        ).stdout
-        for salt in ("1", "2")
-    ]
+    command = ("-m", "tests.faults.simulation", "--kind", "reliable", "--seed", "7")
+    printed = [run_python(*command, PYTHONHASHSEED=salt) for salt in ("1", "2")]
     assert printed[0] == printed[1]
-    assert b"FAULT" in printed[0]
+    assert "FAULT" in printed[0]
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.programs import run_python
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(
@@ -27,13 +27,5 @@ def test_the_readme_lists_each_of_them_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_says_how_it_is_called(name: str) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "benchmarks", name, "--help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (result.returncode, result.stderr) == (0, "")
-    assert result.stdout.startswith("usage: ")
+    printed = run_python("-W", "error", "-m", "benchmarks", name, "--help")
+    assert printed.startswith("usage: ")

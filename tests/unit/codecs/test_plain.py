@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 import delayq
 from delayq import DecodeError, EncodeError, JsonCodec, StringCodec, codecs
 from delayq.codecs import BytesCodec, IntegerCodec, LongCodec
+from tests.support.programs import run_python
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -196,7 +195,7 @@ assert set(delayq.codecs.__all__) <= set(dir(delayq.codecs))
 from delayq.codecs import Kryo5Codec
 assert "delayq.codecs.java.kryo" in sys.modules and "delayq.codecs.java.jackson" not in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    run_python("-c", code)
 
 
 def test_the_modules_are_where_their_names_say() -> None:

@@ -7,8 +7,6 @@ import dataclasses
 import enum
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Sequence
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -28,6 +26,7 @@ import delayq
 from delayq import JsonCodec
 from delayq.codecs import BytesCodec, codec_for
 from delayq.codecs.typed import StandardCodec, _MsgspecCodec, _PydanticCodec
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -609,10 +608,7 @@ def test_a_field_that_json_codec_does_not_write_is_an_error_at_once(kind: Any) -
 
 def without(*modules: str, code: str) -> str:
     program = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n{code}"
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return result.stdout.strip()
+    return run_python("-c", program)
 
 
 DATACLASS = """

@@ -207,29 +207,22 @@ class TestWakeups:
         assert desk.at(10 + latest * 0.9) == 0
         assert desk.at(11) == 1
 
-    def test_a_notice_spares_the_call_for_messages_that_it_covers(self, desk: Desk) -> None:
+    @pytest.mark.parametrize(
+        ("through", "following", "calls"),
+        [
+            pytest.param(10, None, {1000: 0}, id="spares the call for what it covers"),
+            pytest.param(10, 20, {19.9: 0, 20.1: 1}, id="arms the next wake-up"),
+            pytest.param(9.999, None, {10.1: 1}, id="leaves alone a wake-up for later messages"),
+            pytest.param(5, 50, {10.1: 1}, id="does not put off an earlier wake-up"),
+        ],
+    )
+    def test_a_notice(
+        self, desk: Desk, through: float, following: float | None, calls: dict[float, int]
+    ) -> None:
         desk.due(10)
         desk.at(9.9)
-        desk.notice(10, None)
-        assert desk.at(1000) == 0
-
-    def test_a_notice_arms_the_next_wake_up(self, desk: Desk) -> None:
-        desk.due(10)
-        desk.at(9.9)
-        desk.notice(10, 20)
-        assert desk.at(19.9) == 0
-        assert desk.at(20.1) == 1
-
-    def test_a_notice_leaves_alone_a_wake_up_for_later_messages(self, desk: Desk) -> None:
-        desk.due(10)
-        desk.at(9.9)
-        desk.notice(9.999, None)
-        assert desk.at(10.1) == 1
-
-    def test_a_late_notice_does_not_put_off_an_earlier_wake_up(self, desk: Desk) -> None:
-        desk.due(10)
-        desk.notice(5, 50)
-        assert desk.at(10.1) == 1
+        desk.notice(through, following)
+        assert {second: desk.at(second) for second in calls} == calls
 
     def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
         desk.due(10)

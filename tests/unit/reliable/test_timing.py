@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from importlib.util import find_spec
 from itertools import pairwise, takewhile
@@ -19,6 +17,7 @@ import delayq
 from delayq._durations import MICROSECOND
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.timing import AHEAD, Timing, cron_moments, timing_of, zone_of
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -322,11 +321,7 @@ def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loade
         "except delayq.ConfigurationError as error: print(error)\n"
     )
     lazy = "import delayq, sys; print('cronsim' in sys.modules)"
-    said = [
-        subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, check=True)
-        for each in (program, lazy)
-    ]
-    assert [each.stdout.strip() for each in said] == [
+    assert [run_python("-c", each) for each in (program, lazy)] == [
         "cron expressions need an extra: pip install 'delayq[cron]'",
         "False",
     ]
