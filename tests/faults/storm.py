@@ -668,7 +668,11 @@ class _Faults:
         await self._disturb(lambda links: links.cut_after(count, direction), seconds)
 
     async def _refuse(self, chance: random.Random) -> None:
-        await self._disturb(lambda links: (links.refuse(), links.cut()), chance.uniform(0.05, 0.5))
+        def refuse(links: Links) -> None:
+            links.refuse()
+            links.cut()
+
+        await self._disturb(refuse, chance.uniform(0.05, 0.5))
 
     async def _sigstop(self, chance: random.Random) -> None:
         longest = 1.3 if isinstance(self._storm._servers, PrivateServer) else 2.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -278,7 +278,7 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
     """Two large replies are not faster than one alone, and hold up no small one."""
     size, loop = 500_000, asyncio.get_running_loop()
     server.call("SET", "k", "x" * size)
-    async with talking(server, mbit=8) as (links, talkers):
+    async with talking(server, mbit=8) as (_, talkers):
         busy, other, quick = [await talkers.new() for _ in range(3)]
         started = loop.time()
         for talker in (busy, other):
@@ -289,15 +289,6 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
         assert not large.done()
         await asyncio.wait_for(large, 20)
         assert loop.time() - started >= 1
-        links.bandwidth(None)
-        took = []
-        # One of them is fast, also on a busy machine.
-        for _ in range(5):
-            started = loop.time()
-            other.writer.write(b"GET k\r\n")
-            await asyncio.wait_for(other.reader.readexactly(size), 20)
-            took.append(loop.time() - started)
-        assert min(took) < 0.5
 
 
 async def test_bytes_in_flight_arrive_before_a_link_ends(server: PrivateServer, tcp: bool) -> None:
@@ -335,23 +326,6 @@ async def test_stalled_links_are_overtaken_by_new_ones(
     links.heal()
     assert await old.answer() == b"+OK\r\n"
     assert server.call("GET", "k") == b"old"
-
-
-@pytest.mark.parametrize("round_trip", [0, 20])
-async def test_a_new_link_is_cut_at_a_byte(
-    server: PrivateServer, tcp: bool, round_trip: int
-) -> None:
-    async with talking(server, tcp=tcp, round_trip=round_trip) as (links, talkers):
-        links.cut_after(len(PONG) + 2, "replies", new=True)
-        for _ in range(2):
-            talker = await talkers.new()
-            talker.writer.write(PING)
-            with suppress(ConnectionError):
-                assert await talker.reader.read(100) in (PONG[:2], PONG[:1], b"")
-            assert await talker.is_cut()
-        links.heal()
-        talker = await talkers.new()
-        assert [await talker.ask() for _ in range(5)] == [PONG] * 5
 
 
 @pytest.mark.parametrize("then", ["cut", "silence"])

@@ -148,7 +148,11 @@ async def test_a_full_server_refuses_whole_offers_and_lets_the_rest_go_on(
     await orders.offer_many([(n, 0) for n in range(3)])
     await until(lambda: raw.llen("orders"), equals=3)
     held = await jobs.claim(1)
-    before = {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name}
+
+    async def stored() -> dict[bytes, bytes]:
+        return {name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name}
+
+    before = await stored()
     await raw.config_set("maxmemory-policy", "noeviction")
     await raw.config_set("maxmemory", 1)
     try:
@@ -160,9 +164,7 @@ async def test_a_full_server_refuses_whole_offers_and_lets_the_rest_go_on(
         ):
             with pytest.raises(delayq.ServerRefused, match=r"OOM|memory"):
                 await offer()
-        assert {
-            name: await raw.dump(name) for name in await raw.keys() if b":call:" not in name
-        } == before
+        assert await stored() == before
         await held[0].ack()
         first, second = await jobs.claim(2)
         await first.nack(0)

@@ -80,7 +80,6 @@ class Links:
         }
         self._stalled: set[Direction] = set()
         self._half_open = self._refusing = False
-        self._cut_new_after: dict[Direction, int] = {}
         self._losing = _Losing()
         self.url = ""
         self.port: int = 0
@@ -98,11 +97,6 @@ class Links:
         for direction in directions or BOTH:
             self._delays[direction] = milliseconds / 1000
 
-    def bandwidth(self, mbit: float | None, *directions: Direction) -> None:
-        """Limit the bandwidth, megabits per second, in these directions or in both."""
-        for direction in directions or BOTH:
-            self._lines[direction].set_rate(_bytes_a_second(mbit))
-
     def stall(self, *directions: Direction, new: bool = True) -> None:
         """Hold back bytes, on ``new`` links too, until :meth:`heal`."""
         if new:
@@ -116,10 +110,8 @@ class Links:
         for link in self._links:
             link.mute = True
 
-    def cut_after(self, count: int, direction: Direction, *, new: bool = False) -> None:
-        """Cut each open link after ``count`` more bytes, and ``new`` links until :meth:`heal`."""
-        if new:
-            self._cut_new_after[direction] = count
+    def cut_after(self, count: int, direction: Direction) -> None:
+        """Cut each open link after ``count`` more bytes in a direction, maybe within a message."""
         for link in self._links:
             link.pipes[direction].cut_after(count)
 
@@ -147,12 +139,9 @@ class Links:
     def heal(self) -> None:
         """Restore the usual round trip and bandwidth. Held bytes arrive; mute links stay mute."""
         self._refusing = self._half_open = False
-        self._cut_new_after.clear()
         self._losing = _Losing()
         self._delays = dict.fromkeys(BOTH, self._usual_delay)
         self._stalled.clear()
-        for line in self._lines.values():
-            line.set_rate(self._usual_rate)
         for link in list(self._links):
             link.stalled.clear()
             for pipe in link.pipes.values():
@@ -277,8 +266,6 @@ class _Link:
         # should have taken.
         shaken_hands = asyncio.get_running_loop().time() + sum(links._delays.values())
         self.pipes["requests"].not_before(shaken_hands + links._delays["requests"])
-        for direction, count in links._cut_new_after.items():
-            self.pipes[direction].cut_after(count)
         # Read no bytes before there is a connection that they can be written to.
         end.pause()
         self.opening = asyncio.get_running_loop().create_task(self._open(), name="link")
@@ -461,14 +448,6 @@ class _Line:
     @property
     def is_limited(self) -> bool:
         return self._rate is not None
-
-    def set_rate(self, rate: float | None) -> None:
-        self._rate = rate
-        self._free_at = min(self._free_at, asyncio.get_running_loop().time())
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._go()
 
     def join(self, pipe: _Pipe) -> None:
         if pipe in self._waiting:

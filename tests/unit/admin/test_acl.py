@@ -99,13 +99,16 @@ def matches(patterns: list[str], key: str) -> bool:
     return any(reading(pattern).fullmatch(key) for pattern in patterns)
 
 
-KEYS = {"delayed": DelayedKeys.of, "reliable": ReliableKeys.of}
+KEYS: dict[str, type[DelayedKeys | ReliableKeys]] = {
+    "delayed": DelayedKeys,
+    "reliable": ReliableKeys,
+}
 
 
 def keys_of(kind: str, name: str) -> list[str]:
     """Return every key of a queue; none if it cannot have this name."""
     try:
-        return every_key(KEYS[kind](name))
+        return every_key(KEYS[kind].of(name))
     except BadName:
         return []
 

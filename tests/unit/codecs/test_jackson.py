@@ -379,15 +379,12 @@ def test_a_field_declared_as_an_enum_is_read_in_either_form(types: dict[str, typ
 
 def test_a_field_declared_as_an_enum_keeps_what_the_enum_lacks() -> None:
     codec = JsonJacksonCodec({"shop.Letter": Letter})
-    for status, value in (
-        (b'"LOST"', "LOST"),
-        (b'["shop.Status","LOST"]', ["shop.Status", "LOST"]),
-        (b"5", 5),
-    ):
-        payload = (
-            b'{"@class":"shop.Letter","all":["java.util.ArrayList",["SENT"]],"colour":"a","status":%s}'
-            % status
-        )
+    lost = {b'"LOST"': "LOST", b'["shop.Status","LOST"]': ["shop.Status", "LOST"], b"5": 5}
+    letters = (
+        b'{"@class":"shop.Letter","all":["java.util.ArrayList",["SENT"]],"colour":"a","status":'
+    )
+    for status, value in lost.items():
+        payload = letters + status + b"}"
         letter = codec.decode(payload)
         assert (letter.status, letter.all) == (value, ["SENT"])
         assert codec.encode(letter) == payload
@@ -422,26 +419,19 @@ def test_an_enum_with_a_java_class_is_an_enum_whatever_else_it_is() -> None:
     payload = b'["java.util.ArrayList",[["shop.Text","A"],["shop.Number","A"]]]'
     assert codec.decode(payload) == [Text.A, Number.A]
     assert codec.encode([Text.A, Number.A]) == payload
-    assert (
-        codec.encode(JavaObject("shop.Parcel", {"text": Text.A}))
-        == b'{"@class":"shop.Parcel","text":"A"}'
-    )
+    parcel = JavaObject("shop.Parcel", {"text": Text.A})
+    assert codec.encode(parcel) == b'{"@class":"shop.Parcel","text":"A"}'
 
 
 ONE_TWO = "00000000-0000-0001-0000-000000000002"
 
 
 def test_a_uuid_has_its_class_everywhere_or_as_before_redisson_4_2() -> None:
-    new, old = (
-        JsonJacksonCodec({"shop.Order": Order}),
-        JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=False),
-    )
-    uuid = UUID(ONE_TWO)
-    wrapped = f'["java.util.UUID","{ONE_TWO}"]'
-    order = (
-        '{"@class":"shop.Order","id":1,"made":7,"note":%s,'
-        '"parts":["java.util.ArrayList",[%s]],"zip":""}'
-    )
+    types: dict[str, type[Any]] = {"shop.Order": Order}
+    new, old = JsonJacksonCodec(types), JsonJacksonCodec(types, uuid_with_class=False)
+    uuid, wrapped = UUID(ONE_TWO), f'["java.util.UUID","{ONE_TWO}"]'
+    order = '{"@class":"shop.Order","id":1,"made":7,"note":%s,'
+    order += '"parts":["java.util.ArrayList",[%s]],"zip":""}'
     for codec, form in ((new, wrapped), (old, f'"{ONE_TWO}"')):
         assert codec.encode(uuid).decode() == form
         assert codec.encode(JavaList(None, [uuid])).decode() == f"[{form}]"
@@ -459,10 +449,8 @@ def test_whether_uuids_have_their_class_is_true_or_false() -> None:
 def test_a_uuid_in_either_form_is_written_back_as_it_was(form: str, with_class: bool) -> None:
     """Both forms occur before 4.2.0: the class is written where the field is declared as Object."""
     codec = JsonJacksonCodec({"shop.Order": Order}, uuid_with_class=with_class)
-    payload = (
-        f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},'
-        '"parts":["java.util.ArrayList",[]],"zip":""}'
-    ).encode()
+    order = f'{{"@class":"shop.Order","id":1,"made":7,"note":{form},'
+    payload = f'{order}"parts":["java.util.ArrayList",[]],"zip":""}}'.encode()
     assert codec.encode(codec.decode(payload)) == payload
 
 
@@ -551,7 +539,7 @@ REFUSED: dict[str, list[Any]] = {
     "no Java type is known for memoryview": [memoryview(b"x")],
     "a key is int": [{1: "a"}],
     "a key is NoneType": [{None: "a"}],
-    "a key is bytes": [JavaObject("a.B", {b"x": 1})],  # type: ignore[dict-item]
+    "a key is bytes": [JavaObject("a.B", {b"x": 1})],
     "a key has a lone surrogate": [{"\ud800": "a"}],
     "no timezone": [datetime(2024, 1, 2)],  # noqa: DTZ001
     "not finite": [Decimal("NaN"), Decimal("Infinity")],
