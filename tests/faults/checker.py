@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from tests.faults.history import Delivered, Fault, History, Offered
 
+ByKey = dict[int, list["Delivered"]]
 # As far as anyone can tell, the consumer finished with messages that ended like this.
 _DONE = (End.ACKED, End.UNATTENDED, End.UNKNOWN, End.EITHER)
 # Messages that ended like this may be redelivered before their lease ends.
@@ -66,7 +67,7 @@ class Rules:
 
 def check(history: History, rules: Rules) -> list[Violation]:
     """Return every violation in a history, ordered by kind and key."""
-    by_key: dict[int, list[Delivered]] = defaultdict(list)
+    by_key: ByKey = defaultdict(list)
     for one in history.delivered:
         by_key[one.key].append(one)
     for some in by_key.values():
@@ -130,9 +131,7 @@ def percentile(values: Sequence[int], share: float) -> int:
 # The rules, one by one
 
 
-def _lost(
-    history: History, by_key: dict[int, list[Delivered]], rules: Rules
-) -> Iterator[Violation]:
+def _lost(history: History, by_key: ByKey, rules: Rules) -> Iterator[Violation]:
     for key, offered in history.offered.items():
         if offered.told is not Told.OK or offered.expires:
             continue
@@ -156,21 +155,17 @@ def _unexpected(key: int, offered: Offered | None) -> Iterator[Violation]:
 def _held(history: History) -> Iterator[Violation]:
     for key, offered in history.offered.items():
         if offered.told is Told.HELD:
-            yield Violation(
-                "held", key, "was refused for its id, and the message that had it had expired"
-            )
+            yield Violation("held", key, "was refused for its id, whose message had expired")
 
 
 def _early(key: int, offered: Offered, some: Sequence[Delivered]) -> Iterator[Violation]:
     for one in some:
         if one.seen_us < offered.due_us:
-            yield Violation(
-                "early", key, f"came {offered.due_us - one.seen_us} us before its delay had passed"
-            )
+            words = f"came {offered.due_us - one.seen_us} us before its delay had passed"
+            yield Violation("early", key, words)
         elif one.due_us and one.due_us > (one.claimed_us or one.seen_us):
-            yield Violation(
-                "early", key, f"left the server {one.due_us - one.claimed_us} us before it was due"
-            )
+            words = f"left the server {one.due_us - one.claimed_us} us before it was due"
+            yield Violation("early", key, words)
 
 
 def _stored_twice(key: int, some: Sequence[Delivered]) -> Iterator[Violation]:
@@ -185,11 +180,8 @@ def _again(key: int, some: Sequence[Delivered], rules: Rules) -> Iterator[Violat
             yield Violation("duplicate", key, f"came to {first.who} and to {second.who}")
         elif first.end not in _BACK and first.ends_us > second.claimed_us:
             left = first.ends_us - second.claimed_us
-            yield Violation(
-                "duplicate",
-                key,
-                f"came to {second.who} while {first.who} had it for {left} us more",
-            )
+            words = f"came to {second.who} while {first.who} had it for {left} us more"
+            yield Violation("duplicate", key, words)
 
 
 def _after_ack(
@@ -197,12 +189,8 @@ def _after_ack(
 ) -> Iterator[tuple[End, Violation]]:
     for first, second in itertools.pairwise(some):
         if first.end is End.ACKED or (first.end is End.UNATTENDED and first.copy not in doubts):
-            yield (
-                first.end,
-                Violation(
-                    "after ack", key, f"came to {second.who} after {first.who} had acknowledged it"
-                ),
-            )
+            words = f"came to {second.who} after {first.who} had acknowledged it"
+            yield first.end, Violation("after ack", key, words)
 
 
 def _attempts(
@@ -216,29 +204,20 @@ def _attempts(
     first = numbered[0]
     earliest = (offered.due_us if offered else first.due_us) + (first.attempt - 1) * rules.lease_us
     if first.attempt > 1 and first.claimed_us < earliest:
-        yield Violation(
-            "attempts",
-            key,
-            f"came first with attempt {first.attempt}, and there was no time for those before",
-        )
+        words = f"came first with attempt {first.attempt}, and there was no time for those before"
+        yield Violation("attempts", key, words)
     for before, after in itertools.pairwise(numbered):
         more = after.attempt - before.attempt
         free_from = before.claimed_us if before.end in _BACK else before.ends_us
         if more < 0 or (more == 0 and before.end not in (End.RETURNED, End.EITHER)):
-            yield Violation(
-                "attempts", key, f"came with attempt {after.attempt} after {before.attempt}"
-            )
+            words = f"came with attempt {after.attempt} after {before.attempt}"
+            yield Violation("attempts", key, words)
         elif more > 1 and after.claimed_us < free_from + (more - 1) * rules.lease_us:
-            yield Violation(
-                "attempts",
-                key,
-                f"came with attempt {after.attempt} too soon after {before.attempt}",
-            )
+            words = f"came with attempt {after.attempt} too soon after {before.attempt}"
+            yield Violation("attempts", key, words)
 
 
-def _stuck(
-    history: History, by_key: dict[int, list[Delivered]], rules: Rules
-) -> Iterator[Violation]:
+def _stuck(history: History, by_key: ByKey, rules: Rules) -> Iterator[Violation]:
     waits = _Waits(history.faults)
     for key, some in by_key.items():
         offered = history.offered.get(key)
@@ -247,9 +226,8 @@ def _stuck(
         first = min(one.seen_us for one in some)
         late = first - waits.healthy_from(offered.due_us, first)
         if late > rules.within_us:
-            yield Violation(
-                "stuck", key, f"came {late / 1_000_000:.1f} s after nothing was in its way any more"
-            )
+            words = f"came {late / 1_000_000:.1f} s after nothing was in its way any more"
+            yield Violation("stuck", key, words)
 
 
 class _Waits:

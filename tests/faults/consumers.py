@@ -63,6 +63,9 @@ class Witness(Protocol):
     def ended(self, delivered: Delivered) -> None: ...
 
 
+Leased = delayq.Message[int] | delayq.Delivery[int]
+
+
 class Failed(Exception):
     """A deliberate failure of a handler."""
 
@@ -110,9 +113,7 @@ class Consumer:
         queue = open_delayed(self._client)
         return await self._leased(queue.deliveries(LEASE, retry_delay=RETRY_DELAY))
 
-    async def _leased(
-        self, messages: AsyncIterator[delayq.Message[int] | delayq.Delivery[int]]
-    ) -> bool:
+    async def _leased(self, messages: AsyncIterator[Leased]) -> bool:
         async with aclosing(messages):  # type: ignore[type-var]
             async for message in messages:
                 one = _delivered(message, self._who)
@@ -142,9 +143,7 @@ class Consumer:
         at = now_us()
         self._witness.began(Delivered(value, at, self._who, claimed_us=at))
 
-    async def _handle(
-        self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]
-    ) -> None:
+    async def _handle(self, one: Delivered, message: Leased) -> None:
         self._witness.began(one)
         try:
             async with message:
@@ -168,9 +167,7 @@ class Consumer:
         finally:
             self._witness.ended(one)
 
-    async def _do(
-        self, one: Delivered, message: delayq.Message[int] | delayq.Delivery[int]
-    ) -> None:
+    async def _do(self, one: Delivered, message: Leased) -> None:
         fate, habits, self._unsure = self._chance.random(), self._habits, False
         if fate < habits.fails:
             self._ends(one, End.NACKED)
@@ -215,7 +212,7 @@ class Consumer:
         self._witness.ended(one)
 
 
-def _delivered(message: delayq.Message[int] | delayq.Delivery[int], who: str) -> Delivered:
+def _delivered(message: Leased, who: str) -> Delivered:
     # A delivery leaves the server when its lease begins, and the end of the lease was rounded up to
     # milliseconds.
     ends_us = micros(message.lease_ends_at)

@@ -83,30 +83,19 @@ class Plan:
     """Whether its event loop keeps running afterwards."""
 
     @classmethod
-    def of(
-        cls,
-        seed: int,
-        *,
-        round_trip: int | None = None,
-        ending: str | None = None,
-        ways: Sequence[str] = (),
-    ) -> Plan:
+    def of(cls, seed: int) -> Plan:
         chance = random.Random(f"moments {seed}")
-        ms = chance.choice(ROUND_TRIPS)
-        ms = ms if round_trip is None else round_trip
-        count = chance.choice((1, 2, 5, 10, 20, 50))
-        queues = tuple(
-            chance.choice(ways or (*TAKING, "loop", "loop", *LEASING)) for _ in range(count)
-        )
+        ms, count = chance.choice(ROUND_TRIPS), chance.choice((1, 2, 5, 10, 20, 50))
+        queues = tuple(chance.choice((*TAKING, "loop", "loop", *LEASING)) for _ in range(count))
         most = max(6, 800 // count)
-        chosen = chance.choice(ENDINGS)
+        ending = chance.choice(ENDINGS)
         return cls(
             seed,
             ms,
             queues,
             tuple(chance.randint(0, most) if chance.random() < 0.8 else 0 for _ in queues),
             tuple(chance.randint(0, most // 4) if chance.random() < 0.5 else 0 for _ in queues),
-            chosen if ending is None else ending,
+            ending,
             (3 + chance.expovariate(0.15)) * ms / 1000 + chance.choice((0, 0.3)) * chance.random(),
             chance.choice(
                 (0.0, 0.001, chance.random() * ms / 1000, chance.random() * 3 * ms / 1000)

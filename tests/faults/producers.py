@@ -37,12 +37,11 @@ async def offer_together(
     told, stored = Told.OK, set[int]()
     try:
         if kind == "reliable":
-            await open_reliable(client).offer_many(
-                [
-                    Offer(key, delay=delay, id=f"m{key}" if named else None)
-                    for key, delay in messages.items()
-                ]
-            )
+            offers = [
+                Offer(key, delay=delay, id=f"m{key}" if named else None)
+                for key, delay in messages.items()
+            ]
+            await open_reliable(client).offer_many(offers)
         else:
             await open_delayed(client).offer_many([*messages.items()])
     except delayq.OutcomeUnknown as error:

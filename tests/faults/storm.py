@@ -72,7 +72,6 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from types import TracebackType
     from typing import Self
 
     from delayq._reliable.offering import OnDuplicate
@@ -171,12 +170,7 @@ class Storm:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self._stack.aclose()
 
     async def _lay_links(self) -> None:
@@ -398,12 +392,9 @@ class Storm:
         for key in first:
             offered[key] = Offered(now_us() + int(delay * 1_000_000), expires=True)
         with suppress(delayq.ServerError):
-            await queue.offer_many(
-                [
-                    Offer(value=key, id=name, delay=delay, ttl=ttl)
-                    for key, name in zip(first, names, strict=True)
-                ]
-            )
+            named = zip(first, names, strict=True)
+            offers = [Offer(key, id=name, delay=delay, ttl=ttl) for key, name in named]
+            await queue.offer_many(offers)
             for key in first:
                 offered[key].told = Told.OK
         if any(offered[key].told is not Told.OK for key in first):
@@ -414,12 +405,9 @@ class Storm:
             offered[key] = Offered(now_us())
         told = dict.fromkeys(names, Told.OK)
         try:
-            await queue.offer_many(
-                [
-                    Offer(value=key, id=name, on_duplicate=on_duplicate)
-                    for key, name in zip(second, names, strict=True)
-                ]
-            )
+            named = zip(second, names, strict=True)
+            offers = [Offer(key, id=name, on_duplicate=on_duplicate) for key, name in named]
+            await queue.offer_many(offers)
         except delayq.DuplicateMessage as error:
             told |= dict.fromkeys(error.ids, Told.HELD)
         except delayq.OutcomeUnknown as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -29,8 +30,13 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
     monkeypatch.setattr(Waiters, "_put", lambda *_args, **_options: None)
-    plans = [Plan.of(seed, round_trip=20, ending="block ends", ways=["loop"]) for seed in range(6)]
-    outcomes = await run_all(own_server, [one for one in plans if len(one.queues) <= 20], AT_ONCE)
+    leaves = {"round_trip": 20, "ending": "block ends", "after": 0.2}
+    plans = [
+        replace(plan, queues=("loop",) * len(plan.queues), **leaves)
+        for plan in map(Plan.of, range(6))
+        if len(plan.queues) <= 20
+    ]
+    outcomes = await run_all(own_server, plans, AT_ONCE)
     assert any(flaw.startswith("lost") for one in outcomes for flaw in one.flaws)
 
 

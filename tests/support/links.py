@@ -23,7 +23,6 @@ from redis.asyncio.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from types import TracebackType
     from typing import Self
 
     from tests.support.servers import PrivateServer
@@ -166,12 +165,7 @@ class Links:
             self.url = f"redis://127.0.0.1:{self.port}/0"
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
         opening = [link.opening for link in self._links if link.opening is not None]
