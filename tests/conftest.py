@@ -92,10 +92,8 @@ def _choose_servers(choice: str) -> None:
             f"--servers names {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}"
         )
     if absent := set(names) & set(MISSING):
-        raise pytest.UsageError(
-            "--servers: not found:"
-            f" {'; '.join(f'{name}: {MISSING[name]}' for name in sorted(absent))}"
-        )
+        reasons = "; ".join(f"{name}: {MISSING[name]}" for name in sorted(absent))
+        raise pytest.UsageError(f"--servers: not found: {reasons}")
     for name in [*FOUND]:
         if name not in names:
             _LEFT_OUT[name] = FOUND.pop(name)
@@ -130,11 +128,7 @@ def _runs_by_default(item: pytest.Item) -> bool:
 
     Where it depends on the options, the answer is no.
     """
-    parameters = (
-        item.callspec.params
-        if isinstance(item, pytest.Function) and hasattr(item, "callspec")
-        else {}
-    )
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
     # A test of properties tries more examples with another profile.
     is_left_out = any(item.get_closest_marker(name) for name in (*LATER, "hypothesis"))
     return not is_left_out and parameters.get("server_kind") == next(iter(FOUND), None) is not None
@@ -165,12 +159,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     # them used.
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
     if output is not None:
-        output["used"], output["interop"], output["storms"] = (
-            sorted(_USED),
-            report.told(),
-            dict(storms.COUNTS),
-        )
-        output["deselected"] = dict(_DESELECTED)
+        output |= {"used": sorted(_USED), "interop": report.told()}
+        output |= {"storms": dict(storms.COUNTS), "deselected": dict(_DESELECTED)}
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -283,10 +273,8 @@ async def _tasks_end() -> AsyncIterator[None]:
     for task in left:
         task.cancel()
     if left:
-        pytest.fail(
-            "tasks left behind: "
-            + ", ".join(f"{task.get_name()} {task.get_coro()}" for task in left)
-        )
+        named = ", ".join(f"{task.get_name()} {task.get_coro()}" for task in left)
+        pytest.fail(f"tasks left behind: {named}")
 
 
 @pytest.fixture(autouse=True)

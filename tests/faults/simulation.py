@@ -493,21 +493,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="this one alone, and all that happened")
     options = parser.parse_args()
     kinds = [options.kind] if options.kind else KINDS
-    seeds = (
-        [options.seed]
-        if options.seed is not None
-        else range(options.first, options.first + options.seeds)
-    )
+    seeds = range(options.first, options.first + options.seeds)
+    if options.seed is not None:
+        seeds = range(options.seed, options.seed + 1)
     started, failed, counts = time.perf_counter(), 0, Counter[str]()
     for kind in kinds:
         for seed in seeds:
             outcome = simulate(Plan(kind, seed))
             history = outcome.history
-            counts.update(
-                seconds=int(outcome.lasted),
-                messages=len(history.offered),
-                deliveries=len(history.delivered),
-            )
+            offered, delivered = len(history.offered), len(history.delivered)
+            counts.update(seconds=int(outcome.lasted), messages=offered, deliveries=delivered)
             counts.update(faults=len(history.faults))
             if options.seed is not None:
                 print(f"{kind} {seed}", *outcome.lines(), sep="\n")

@@ -726,13 +726,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="plain")
     parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
-    parser.add_argument(
-        "--workers", action="store_true", help="consume by workers: --kind reliable only"
-    )
+    parser.add_argument("--workers", action="store_true", help="consume by workers, if reliable")
     parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
-    parser.add_argument(
-        "--server", help="one of those that the tests find; the first one without it"
-    )
+    parser.add_argument("--server", help="one of those that the tests find; or the first one")
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()

@@ -22,14 +22,8 @@ DUE = 100 * SECOND
 def came(key: int, after: float, end: End = End.ACKED, **facts: Any) -> Delivered:
     """Return a delivery this many seconds after the due time."""
     at = DUE + int(after * SECOND)
-    usual: dict[str, Any] = {
-        "who": "one",
-        "copy": f"m{key}",
-        "due_us": DUE,
-        "claimed_us": at,
-        "ends_us": at + LEASE,
-        "attempt": 1,
-    }
+    usual: dict[str, Any] = {"who": "one", "copy": f"m{key}", "due_us": DUE, "claimed_us": at}
+    usual |= {"ends_us": at + LEASE, "attempt": 1}
     return Delivered(key, at, end=end, **(usual | facts))
 
 

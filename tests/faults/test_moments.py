@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -30,9 +30,9 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
     monkeypatch.setattr(Waiters, "_put", lambda *_args, **_options: None)
-    leaves = {"round_trip": 20, "ending": "block ends", "after": 0.2}
+    leaving: dict[str, Any] = {"round_trip": 20, "ending": "block ends", "after": 0.2}
     plans = [
-        replace(plan, queues=("loop",) * len(plan.queues), **leaves)
+        replace(plan, queues=("loop",) * len(plan.queues), **leaving)
         for plan in map(Plan.of, range(6))
         if len(plan.queues) <= 20
     ]

@@ -101,9 +101,7 @@ WAYS.append(by_reliable_loop)
 @pytest.mark.parametrize(
     ("way", "pooled"),
     [
-        (by_take, 1),
-        (by_claim, 4),
-        (by_deliveries, 16),
+        *((by_take, 1), (by_claim, 4), (by_deliveries, 16)),
         *(thorough(way, 4) for way in WAYS if way is not by_claim),
         *(thorough(way, pooled) for way, pooled in ((by_claim, 1), (by_take, 16), (by_claim, 16))),
     ],

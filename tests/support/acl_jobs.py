@@ -473,13 +473,9 @@ async def reliable_admin(place: Place) -> None:
     await queue.aclose()
 
 
-JOBS: dict[tuple[str, str], Callable[[Place], Awaitable[None]]] = {
-    ("delayed", "producer"): delayed_producer,
-    ("delayed", "consumer"): delayed_consumer,
-    ("delayed", "admin"): delayed_admin,
-    ("delayed", "dashboard"): delayed_dashboard,
-    ("reliable", "producer"): reliable_producer,
-    ("reliable", "consumer"): reliable_consumer,
-    ("reliable", "admin"): reliable_admin,
-    ("reliable", "dashboard"): reliable_dashboard,
-}
+_JOBS = (
+    *(delayed_producer, delayed_consumer, delayed_admin, delayed_dashboard),
+    *(reliable_producer, reliable_consumer, reliable_admin, reliable_dashboard),
+)
+JOBS = {(kind, role): job for job in _JOBS for kind, role in [job.__name__.split("_")]}
+"""The jobs, by the kind of queue and the role."""

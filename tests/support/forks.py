@@ -14,13 +14,7 @@ if TYPE_CHECKING:
 
 FORKS = multiprocessing.get_context("forkserver")
 # All of them come from one server, which imports this when the first one starts.
-FORKS.set_forkserver_preload(
-    [
-        "delayq.cli.app",
-        "tests.faults.consumers",
-        "tests.faults.victims",
-    ],
-)
+FORKS.set_forkserver_preload(["delayq.cli.app", "tests.faults.consumers", "tests.faults.victims"])
 
 
 def run_program(path: Path, output: Path, within: float = 60.0) -> int | None:

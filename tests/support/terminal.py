@@ -164,9 +164,3 @@ def _command(
 
 def _type(terminal: int, text: str) -> None:
     os.write(terminal, text.encode())
-
-
-if __name__ == "__main__":
-    found = at_terminal(*sys.argv[1:])
-    print(found.text)
-    print(f"[{found.status}]")
