@@ -119,9 +119,7 @@ async def test_after_flushall_consumers_go_on(client: Client, server: PrivateSer
         await until(lambda: both.handled[-1] == both.taken[-1] == 3)
 
 
-async def test_after_flushall_acks_find_the_lease_lost(
-    client: Client, server: PrivateServer
-) -> None:
+async def test_after_flushall_acks_find_no_lease(client: Client, server: PrivateServer) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     await jobs.offer_many([Offer(value=n) for n in range(3)])
     await orders.offer(1)
@@ -403,11 +401,8 @@ async def test_a_producer_killed_in_a_batch_has_all_stored_that_it_was_told_and_
             break
     assert cut_short == 3
     told = {int(batch) for path in tmp_path.iterdir() for (batch,) in victims.words(path)}
-    certain = {
-        value
-        for batch in told
-        for value in range(batch * victims.BATCH, (batch + 1) * victims.BATCH)
-    }
+    size_of = victims.BATCH
+    certain = {value for batch in told for value in range(batch * size_of, (batch + 1) * size_of)}
     stored, got = await size(), Counter[int]()
     async with delayq.connect(server.url) as client:
         if kind == "reliable":
@@ -463,13 +458,9 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
         finally:
             victim.kill()
             await asyncio.to_thread(victim.join)
-    after = [
-        (word, int(number))
-        for word, number in victims.words(notes)[len(before) :]
-        if number != "99"
-    ]
+    noted = victims.words(notes)[len(before) :]
+    after = [(word, int(number)) for word, number in noted if number != "99"]
     # The message that it was handling.
-    assert len(after) == 1
     ((word, number),) = after
     assert (word == "lost") == (number in handled)
     assert len(handled) == len(set(handled))
@@ -516,9 +507,7 @@ async def test_a_loop_blocked_beyond_its_lease_loses_it_and_says_so(server: Priv
         assert (await jobs.stats()).leased == 0
 
 
-async def test_a_loop_blocked_beyond_its_lease_keeps_what_is_not_taken(
-    server: PrivateServer,
-) -> None:
+async def test_a_loop_blocked_beyond_its_lease_keeps_what_is_untaken(server: PrivateServer) -> None:
     async with delayq.connect(server.url) as client:
         jobs = client.reliable_queue("jobs", lease=1)
         await jobs.offer(1)

@@ -56,13 +56,8 @@ async def test_a_storm_in_which_masters_change_loses_nothing_and_doubles_nothing
     name = names[KINDS.index(kind) % len(names)]
     _USED.add(name)
     shorten_deadlines(monkeypatch.setattr)
-    plan = Plan(
-        kind,
-        messages=6_000,
-        faults=20,
-        seed=KINDS.index(kind),
-        processes=0 if kind == "plain" else 1,
-    )
+    processes = 0 if kind == "plain" else 1
+    plan = Plan(kind, 6_000, 20, seed=KINDS.index(kind), processes=processes)
     with several(FOUND[name]) as servers:
         storm, history = await ride_out(servers, plan, tmp_path)
     violations = check(history, plan.rules)
@@ -101,12 +96,8 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
     )
     violations = check(history, plan.rules)
     for key in {violation.key for violation in violations[:10]}:
-        print(
-            key,
-            history.offered.get(key),
-            *(one for one in history.delivered if one.key == key),
-            sep="\n    ",
-        )
+        mine = (one for one in history.delivered if one.key == key)
+        print(key, history.offered.get(key), *mine, sep="\n    ")
     assert not violations, summary(violations, show=20)
     assert len(history.offered) >= MESSAGES / STORMS
     assert sum(storm.injected.values()) >= FAULTS / STORMS
