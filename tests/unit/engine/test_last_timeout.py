@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from delayq._engine.last_timeout import Armed, LastTimeout, gives_way
+from delayq._engine.wakeup_plan import Armed, LastTimeout, gives_way
 
 
 def test_a_wake_up_gives_way_only_to_an_earlier_one() -> None:

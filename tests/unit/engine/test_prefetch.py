@@ -1,4 +1,4 @@
-"""How many messages a loop asks for next."""
+"""How many messages are fetched ahead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,31 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._engine.prefetch import MOST, next_batch
+from delayq._engine.prefetch import MOST, begun_soon, moving_mean, next_batch
+
+
+@pytest.mark.parametrize(
+    ("handlers", "took", "messages"),
+    [
+        *((1, 60.0, 0), (100, 60.0, 0)),
+        (100, 1.0, 5),  # 100 handlers begin five messages within 50 ms
+        *((1, 0.01, 5), (10, 0.1, 5)),
+        *((100, 0.0001, MOST), (1, 0.0, MOST)),
+    ],
+)
+def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead(
+    handlers: int, took: float, messages: int
+) -> None:
+    assert begun_soon(handlers, took) == messages
+
+
+def test_the_mean_follows_the_last_messages() -> None:
+    took = moving_mean(None, 1.0)
+    assert took == 1.0
+    for _ in range(100):
+        before, took = took, moving_mean(took, 0.0)
+        assert took < before
+    assert took < 0.01
 
 
 @pytest.mark.parametrize(
