@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Reader = Callable[[Any], Any]
     Made = dict[Any, Reader]
 
-_PLAIN = (dict, list, str, int, float, bool, NoneType)
+PLAIN = (dict, list, str, int, float, bool, NoneType)
 _COLLECTIONS = (list, tuple, set, frozenset)
 _DURATION = re.compile(
     r"([+-]?)P(?=[\dT])(?:(\d+)D)?(?:T(?=\d)(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,6}))?S)?)?",
@@ -48,7 +48,7 @@ def _reader(kind: Any, made: Made) -> Reader:
     """Do what :func:`reader_of` does. ``made`` holds the readers of the classes."""
     if kind in (Any, object):
         return _as_it_is
-    if kind is None or kind in _PLAIN:
+    if kind is None or kind in PLAIN:
         return _plain_reader(kind or NoneType)
     if hasattr(kind, "__supertype__"):
         return _reader(kind.__supertype__, made)

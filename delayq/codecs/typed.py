@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import Parameter
 from typing import Any, TypeVar, overload
 
-from delayq.codecs._readers import reader_of
+from delayq.codecs._readers import PLAIN, reader_of
 from delayq.codecs._reasons import said, shown
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.string import BytesCodec
@@ -29,22 +29,13 @@ if typing.TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# JSON's own types need no library.
-_PLAIN: dict[type[Any], type[Any] | tuple[type[Any], ...]] = {
-    dict: dict,
-    list: list,
-    str: str,
-    int: int,
-    float: (float, int),
-    bool: bool,
-    type(None): type(None),
-}
 # JSON has no other keys, so these types are no more specific than the plain ones.
 _AS_PLAIN = {dict[str, Any]: dict, list[Any]: list}
 # Attributes of dataclasses, TypedDicts and named tuples.
 _HAVE_FIELDS = ("__dataclass_fields__", "__required_keys__", "_fields")
 # The maximum number of faults that a reason names.
 _FAULTS = 3
+_FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)
 
 
 @overload
@@ -81,17 +72,18 @@ def codec_for(kind: Any, /) -> Codec[Any]:
         return BytesCodec()
     if kind is None:
         kind = type(None)
-    plain = _AS_PLAIN.get(kind, kind) if _hashable(kind) else kind
-    if isinstance(plain, type) and plain in _PLAIN:
-        return _PlainCodec(plain)
+    with contextlib.suppress(TypeError):  # not every type can be hashed
+        kind = _AS_PLAIN.get(kind, kind)
+    if kind in PLAIN:
+        return _plain_codec(kind)
     return _library_codec(kind)
 
 
 def _library_codec(kind: Any) -> Codec[Any]:
     makers: list[tuple[str, Callable[[Any], Codec[Any]]]] = [
-        ("msgspec", _MsgspecCodec),
-        ("pydantic", _PydanticCodec),
-        ("json", StandardCodec),
+        ("msgspec", msgspec_codec),
+        ("pydantic", pydantic_codec),
+        ("json", standard_codec),
     ]
     if "pydantic" in sys.modules and _holds_pydantics(kind, []):
         # The others take pydantic's dataclasses for plain ones, and would skip their validators.
@@ -110,61 +102,35 @@ def _library_codec(kind: Any) -> Codec[Any]:
     raise ConfigurationError(f"no codec for {shown(kind)}: {'; or '.join(reasons)}")
 
 
-class _PlainCodec(JsonCodec):
-    """JSON of a single type."""
+class TypedCodec:
+    """A codec for one type, from functions that write and read it.
 
-    def __init__(self, kind: type[Any]) -> None:
-        self._kind = kind
+    The texts of their errors quote nothing but what :func:`said` leaves out.
+    """
 
-    def encode(self, value: Any, /) -> bytes:
-        if not self._fits(value):
-            raise EncodeError(f"{self!r} cannot encode {type(value).__name__}")
-        return super().encode(value)
-
-    def decode(self, payload: bytes, /) -> Any:
-        value = super().decode(payload)
-        if not self._fits(value):
-            raise DecodeError(repr(self), payload) from TypeError(
-                f"it is {type(value).__name__}, not {self._kind.__name__}"
-            )
-        return value
-
-    def _fits(self, value: Any) -> bool:
-        # In Python a bool is an int; in JSON it is not.
-        return isinstance(value, _PLAIN[self._kind]) and (
-            self._kind is bool or not isinstance(value, bool)
-        )
-
-    def __repr__(self) -> str:
-        return f"codec_for({self._kind.__name__})"
-
-
-class _MsgspecCodec:
-    """A codec for a type that msgspec knows."""
-
-    def __init__(self, kind: Any) -> None:
-        import msgspec  # noqa: PLC0415 - an extra
-
-        # This raises for an unknown type; a decoder would do so only when it meets a value.
-        msgspec.json.schema(kind)
+    def __init__(
+        self, kind: Any, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
+    ) -> None:
         self._name = f"codec_for({shown(kind)})"
         self._class = _class(kind)
-        self._encode = msgspec.json.Encoder().encode
-        self._decode = msgspec.json.Decoder(kind).decode
+        self._write = write
+        self._read = read
 
     def encode(self, value: Any, /) -> bytes:
         if self._class is not None and not isinstance(value, self._class):
             raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
         try:
-            return self._encode(value)
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return self._write(value)
+        except EncodeError:
+            raise
+        except _FAILURES as error:
             reason = said(error)
         raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
         try:
-            return self._decode(payload)
-        except (ValueError, RecursionError) as error:
+            return self._read(payload)
+        except _FAILURES as error:
             reason = said(error)
         raise DecodeError(self._name, payload) from reason
 
@@ -172,68 +138,67 @@ class _MsgspecCodec:
         return self._name
 
 
-class _PydanticCodec:
-    """A codec for a type that pydantic knows."""
+def _plain_codec(kind: type[Any]) -> TypedCodec:
+    """Return a codec for a type that JSON has itself."""
+    json, accepted = JsonCodec(), _class(kind)
+    assert accepted is not None
 
-    def __init__(self, kind: Any) -> None:
-        import pydantic  # noqa: PLC0415 - an extra
+    def checked(value: Any) -> Any:
+        # In Python a bool is an int; in JSON it is not.
+        if isinstance(value, accepted) and (kind is bool or not isinstance(value, bool)):
+            return value
+        raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
 
-        self._name = f"codec_for({shown(kind)})"
-        self._class = _class(kind)
-        self._adapter = pydantic.TypeAdapter(kind)
-        self._invalid = pydantic.ValidationError
+    return TypedCodec(
+        kind,
+        lambda value: json.encode(checked(value)),
+        lambda payload: checked(json.decode(payload)),
+    )
 
-    def encode(self, value: Any, /) -> bytes:
-        if self._class is not None and not isinstance(value, self._class):
-            raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
+
+def msgspec_codec(kind: Any) -> TypedCodec:
+    """Return a codec for a type that msgspec knows."""
+    import msgspec  # noqa: PLC0415 - an extra
+
+    # This raises for an unknown type; a decoder would do so only when it meets a value.
+    msgspec.json.schema(kind)
+    return TypedCodec(kind, msgspec.json.Encoder().encode, msgspec.json.Decoder(kind).decode)
+
+
+def pydantic_codec(kind: Any) -> TypedCodec:
+    """Return a codec for a type that pydantic knows."""
+    import pydantic  # noqa: PLC0415 - an extra
+
+    adapter = pydantic.TypeAdapter(kind)
+
+    # The texts of pydantic's errors quote the value, which may be private.
+    def write(value: Any) -> bytes:
         try:
             # By alias, because it is read by alias. A value of another type would only cause a
             # warning by default.
-            return self._adapter.dump_json(value, by_alias=True, warnings="error")
+            return adapter.dump_json(value, by_alias=True, warnings="error")
         except (TypeError, ValueError, RecursionError):
-            # The error's text quotes the value.
-            pass
-        raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}")
+            raise ValueError("pydantic cannot write it") from None
 
-    def decode(self, payload: bytes, /) -> Any:
+    def read(payload: bytes) -> Any:
         try:
-            return self._adapter.validate_json(payload)
-        except self._invalid as error:
-            # The error's text quotes the value, which may be private.
+            return adapter.validate_json(payload)
+        except pydantic.ValidationError as error:
             faults = error.errors(include_input=False, include_url=False, include_context=False)
-            words = [
+        raise ValueError(
+            "; ".join(
                 ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
                 for fault in faults[:_FAULTS]
-            ]
-        raise DecodeError(self._name, payload) from ValueError("; ".join(words))
+            )
+        )
 
-    def __repr__(self) -> str:
-        return self._name
+    return TypedCodec(kind, write, read)
 
 
-class StandardCodec(JsonCodec):
-    """A codec for a type that needs neither msgspec nor pydantic."""
-
-    def __init__(self, kind: Any) -> None:
-        self._name = f"codec_for({shown(kind)})"
-        self._class = _class(kind)
-        self._read = reader_of(kind)
-
-    def encode(self, value: Any, /) -> bytes:
-        if self._class is not None and not isinstance(value, self._class):
-            raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
-        return super().encode(value)
-
-    def decode(self, payload: bytes, /) -> Any:
-        value = super().decode(payload)
-        try:
-            return self._read(value)
-        except (TypeError, ValueError, ArithmeticError, RecursionError) as error:
-            reason = said(error)
-        raise DecodeError(self._name, payload) from reason
-
-    def __repr__(self) -> str:
-        return self._name
+def standard_codec(kind: Any) -> TypedCodec:
+    """Return a codec for a type that needs neither msgspec nor pydantic."""
+    json, read = JsonCodec(), reader_of(kind)
+    return TypedCodec(kind, json.encode, lambda payload: read(json.decode(payload)))
 
 
 def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
@@ -251,17 +216,11 @@ def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
     return any(_holds_pydantics(part, seen) for part in parts)
 
 
-def _class(kind: Any) -> type[Any] | None:
+def _class(kind: Any) -> type[Any] | tuple[type[Any], ...] | None:
     """Return the class of which a value must be an instance, if the type is a class."""
+    if kind is float:
+        return float, int
     if hasattr(kind, "__required_keys__"):
         # A TypedDict, including one from typing_extensions: its values are plain dicts.
         return dict
     return kind if isinstance(kind, type) and typing.get_origin(kind) is None else None
-
-
-def _hashable(kind: Any) -> bool:
-    try:
-        hash(kind)
-    except TypeError:
-        return False
-    return True

@@ -25,7 +25,7 @@ from typing_extensions import TypedDict
 import delayq
 from delayq import JsonCodec
 from delayq.codecs import BytesCodec, codec_for
-from delayq.codecs.typed import StandardCodec, _MsgspecCodec, _PydanticCodec
+from delayq.codecs.typed import msgspec_codec, pydantic_codec, standard_codec
 from tests.support.programs import run_python
 
 if TYPE_CHECKING:
@@ -190,9 +190,9 @@ def comparable(value: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "all_cases"),
     [
-        (StandardCodec, ALL_CASES),
-        (_MsgspecCodec, ALL_CASES),
-        (_PydanticCodec, CASES_WITHOUT_UNIONS),
+        (standard_codec, ALL_CASES),
+        (msgspec_codec, ALL_CASES),
+        (pydantic_codec, CASES_WITHOUT_UNIONS),
         (codec_for, CASES_WITHOUT_UNIONS),
     ],
 )
@@ -207,7 +207,7 @@ def test_a_workers_type_reads_what_a_producer_offers(
         codec = make(case.kind)
     except Exception:
         # The library does not know the type. There is always one that does.
-        assert make in (_MsgspecCodec, _PydanticCodec)
+        assert make in (msgspec_codec, pydantic_codec)
         return
     written = JsonCodec().encode(value)
     back = codec.decode(written)
@@ -221,7 +221,7 @@ def test_what_is_not_of_the_type_is_refused_and_nothing_else_is_raised(data: Any
     kind = data.draw(ALL_CASES).kind
     other = data.draw(ALL_CASES.flatmap(lambda case: case.values) | st.just(10**400))
     payload = JsonCodec().encode(other)
-    codec = StandardCodec(kind)
+    codec = standard_codec(kind)
     with contextlib.suppress(delayq.DecodeError):
         codec.encode(codec.decode(payload))
 
@@ -546,7 +546,7 @@ class Pair(NamedTuple):
     ],
 )
 def test_without_a_library_other_forms_are_read_too(kind: Any, payload: bytes, value: Any) -> None:
-    assert comparable(StandardCodec(kind).decode(payload)) == comparable(value)
+    assert comparable(standard_codec(kind).decode(payload)) == comparable(value)
 
 
 @pytest.mark.parametrize(
@@ -576,7 +576,7 @@ def test_without_a_library_the_reason_of_a_refusal_says_where_and_quotes_nothing
     kind: Any, payload: bytes, reason: str
 ) -> None:
     with pytest.raises(delayq.DecodeError) as caught:
-        StandardCodec(kind).decode(payload)
+        standard_codec(kind).decode(payload)
     assert reason in str(caught.value.__cause__)
     assert "secret" not in str(caught.value.__cause__)
     assert caught.value.__context__ is None
@@ -587,23 +587,23 @@ def test_without_a_library_the_reason_of_a_refusal_says_where_and_quotes_nothing
 
 def test_without_a_library_what_is_written_is_read() -> None:
     basket = Basket(1, [Item("pen", 2.5), Item("ink")], {"a": None}, Basket(2, []))
-    written = StandardCodec(Basket).encode(basket)
+    written = standard_codec(Basket).encode(basket)
     assert json.loads(written) == dataclasses.asdict(basket)
-    assert StandardCodec(Basket).decode(written) == codec_for(Basket).decode(written) == basket
+    assert standard_codec(Basket).decode(written) == codec_for(Basket).decode(written) == basket
     with pytest.raises(delayq.EncodeError):
-        StandardCodec(Basket).encode(Item("pen"))  # type: ignore[arg-type, unused-ignore]
+        standard_codec(Basket).encode(Item("pen"))  # type: ignore[arg-type, unused-ignore]
 
 
 def test_defaults_and_unknown_fields_and_whole_floats_are_fine() -> None:
     text = b'{"id": 1, "new": true, "lines": [{"item": "pen", "price": 2}]}'
-    for codec in (StandardCodec(Basket), codec_for(Basket)):
+    for codec in (standard_codec(Basket), codec_for(Basket)):
         assert codec.decode(text) == Basket(1, [Item("pen", 2.0)])
 
 
 @pytest.mark.parametrize("kind", [bytes, complex, Sequence[int], list[bytes], dict[str, bytes]])
 def test_a_field_that_json_codec_does_not_write_is_an_error_at_once(kind: Any) -> None:
     with pytest.raises(TypeError, match="JsonCodec does not write "):
-        StandardCodec(dataclasses.make_dataclass("Odd", [("field", kind)]))
+        standard_codec(dataclasses.make_dataclass("Odd", [("field", kind)]))
 
 
 def without(*modules: str, code: str) -> str:
