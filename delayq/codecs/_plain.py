@@ -37,10 +37,9 @@ class _UnknownType(TypeError):
 
 
 def plain(value: Any, /) -> Any:
-    """Return ``value`` in a form that is closer to JSON. Its parts may need the same again.
+    """Return ``value`` in a form that is closer to JSON, or raise TypeError if there is none.
 
-    Raises:
-        TypeError: JSON has no form for its type.
+    Its parts may need the same again.
     """
     kind: Any = type(value)
     return _form(kind)(value)
@@ -49,8 +48,8 @@ def plain(value: Any, /) -> Any:
 def to_plain(value: Any, /) -> Any:
     """Turn ``value``, everything in it, and the keys of its dicts into the values that JSON has.
 
-    This is slower than an encoder that calls :func:`plain` where it must. Such an encoder does not
-    convert keys, and cannot tell where it failed.
+    This is slower than an encoder that calls :func:`plain`, which does not convert keys, and cannot
+    tell where it failed.
 
     Raises:
         Unencodable: JSON cannot hold it, or something in it.
@@ -92,21 +91,12 @@ def _struct(value: Any) -> Any:
     return sys.modules["msgspec"].to_builtins(value, str_keys=True, enc_hook=plain)
 
 
-def _decimal(value: Decimal) -> Any:
-    # A NaN is refused in the form of a float, too.
-    return str(value) if value.is_finite() else math.nan
-
-
 def _datetime(value: datetime) -> str:
     offset = value.utcoffset()
     if offset and offset % _MINUTE:
         # RFC 3339 has no offsets with seconds, such as cities had before there were time zones.
         value, offset = value.astimezone(UTC), _ZERO
     return _with_z(value.isoformat(), offset)
-
-
-def _time(value: time) -> str:
-    return _with_z(value.isoformat(), value.utcoffset())
 
 
 def _with_z(text: str, offset: timedelta | None) -> str:
@@ -124,11 +114,12 @@ def _timedelta(value: timedelta) -> str:
 
 _FORMS: dict[type[Any], Form] = {
     UUID: str,
-    Decimal: _decimal,
+    # A NaN is refused in the form of a float, too.
+    Decimal: lambda value: str(value) if value.is_finite() else math.nan,
     # Before date, of which it is a subclass.
     datetime: _datetime,
     date: date.isoformat,
-    time: _time,
+    time: lambda value: _with_z(value.isoformat(), value.utcoffset()),
     timedelta: _timedelta,
     set: to_plain,
     frozenset: to_plain,
@@ -157,7 +148,9 @@ def _to_plain(value: Any, path: str, above: set[int]) -> Any:
     elif isinstance(value, list | tuple):
         result = [_to_plain(item, f"{path}[{i}]", above) for i, item in enumerate(value)]
     elif isinstance(value, set | frozenset):
-        result = _sorted(_to_plain(item, f"{path}[...]", above) for item in value)
+        # Sorted, so that equal sets are equal bytes, by which queues compare them.
+        items = [_to_plain(item, f"{path}[...]", above) for item in value]
+        result = sorted(items, key=encode_json)
     else:
         nearer, names = _nearer(value, path), _field_names(type(value))
         if isinstance(nearer, dict):
@@ -218,11 +211,6 @@ def _field_names(kind: type[Any]) -> Iterable[str]:
             names: Iterable[str] = getattr(kind, attribute)
             return names
     return ()
-
-
-def _sorted(items: Iterable[Any]) -> list[Any]:
-    """Sort the items of a set, so that equal sets are equal bytes, by which queues compare them."""
-    return sorted(items, key=encode_json)
 
 
 def _a(kind: type[Any]) -> str:

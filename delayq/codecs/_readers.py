@@ -38,8 +38,7 @@ def reader_of(kind: Any) -> Reader:
     """Return a function that turns a JSON value into a value of a type.
 
     Raises:
-        TypeError: JsonCodec does not write the type, or one within it.
-        NameError: An annotation names something that does not exist in its module.
+        TypeError, NameError: JsonCodec does not write the type, or it names one that is unknown.
     """
     return _reader(kind, {})
 
@@ -47,7 +46,7 @@ def reader_of(kind: Any) -> Reader:
 def _reader(kind: Any, made: Made) -> Reader:
     """Do what :func:`reader_of` does. ``made`` holds the readers of the classes."""
     if kind in (Any, object):
-        return _as_it_is
+        return lambda value: value
     if kind is None or kind in PLAIN:
         return _plain_reader(kind or NoneType)
     if hasattr(kind, "__supertype__"):
@@ -110,10 +109,6 @@ def _required(kind: Any) -> list[str]:
         for field in dataclasses.fields(kind)
         if field.init and field.default is field.default_factory is dataclasses.MISSING
     ]
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
 
 
 def _plain_reader(kind: type[Any]) -> Reader:

@@ -1,6 +1,4 @@
-"""Says what is wrong with a value or payload without quoting it: it may be private, and errors are
-logged.
-"""
+"""Errors that do not quote a value or payload: it may be private, and errors are logged."""
 
 from __future__ import annotations
 
@@ -15,11 +13,18 @@ _QUOTED = re.compile(
 )
 
 
-def reason_of(error: BaseException) -> ValueError:
-    """Return an error with the reason, for use as the cause of a codec's error.
+class Refused(Exception):
+    """A value cannot be written, for the reason in the message."""
 
-    Raise the codec's error outside of the ``except`` block, because ``error`` would be shown as its
-    context.
+
+class Malformed(Exception):
+    """A payload is not one that the codec writes."""
+
+
+def reason_of(error: BaseException) -> ValueError:
+    """Return an error with the reason, as the cause of a codec's error.
+
+    Raise that outside of the ``except`` block, which would add ``error`` as its context.
     """
     if isinstance(error, UnicodeError):
         # The error holds all of the text, or the bytes.
@@ -36,9 +41,7 @@ def reason_of(error: BaseException) -> ValueError:
 
 
 def said(error: BaseException) -> ValueError:
-    """Do the same for an error whose text is known to quote nothing, apart from what msgspec
-    quotes.
-    """
+    """Do the same for an error whose text quotes nothing but what msgspec quotes."""
     if isinstance(error, UnicodeError | RecursionError):
         return reason_of(error)
     text = str(error)

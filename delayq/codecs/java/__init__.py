@@ -1,3 +1,1 @@
-"""Codecs that write the same bytes as Redisson's, and Java's types where Python has none of its
-own.
-"""
+"""Codecs that write the same bytes as Redisson's, and Java's types that Python lacks."""

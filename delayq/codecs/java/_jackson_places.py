@@ -26,9 +26,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delayq.codecs.java.types import JavaObject
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 class Place(Enum):
@@ -41,14 +44,6 @@ class Place(Enum):
 
     # The default hash runs Python code, and places are looked up for every value.
     __hash__ = object.__hash__
-
-
-class Refused(Exception):
-    """The value cannot be written. The message does not quote it."""
-
-
-class Malformed(Exception):
-    """The payload is not one that these codecs write."""
 
 
 def inside(class_name: str | None) -> Place:
@@ -64,12 +59,9 @@ class Rules:
     """The rules that a codec's reader and writer follow beyond the places.
 
     Attributes:
-        enums_with_class: Enums that carry their class in every field: their constants have bodies,
-            so their class is not final.
-        uuid_with_class: Whether a UUID carries its class in every place, as since Redisson 4.2.0,
-            or like any other final class.
-        seen: Fields of dataclasses in which Java has written an enum with its class, and that
-            class.
+        enums_with_class: Enums whose class is not final, as their constants have bodies.
+        uuid_with_class: Whether a UUID carries its class in every place, as since Redisson 4.2.0.
+        seen: The class that Java has written with an enum, by dataclass and field.
     """
 
     enums_with_class: frozenset[type[Enum]] = frozenset()
@@ -78,25 +70,21 @@ class Rules:
     # field of the codec's types.
     seen: dict[tuple[type[Any], str], str] = field(default_factory=dict)
 
-    def class_in(self, owner: Any, name: str, member: Enum, known_as: str | None) -> str | None:
-        """Return the class that Java writes for an enum in the field ``name`` of ``owner``, or None
-        if it writes none.
-
-        Args:
-            owner: A dataclass or :class:`JavaObject`.
-            name: The field.
-            member: The enum.
-            known_as: The Java class that the enum stands for, if the codec knows one.
+    def class_in(
+        self, owner: Any, name: str, member: Enum, names: Mapping[type[Any], str]
+    ) -> str | None:
+        """Return the class that Java writes with an enum in the field ``name`` of ``owner``, a
+        dataclass or :class:`JavaObject`. ``names`` has the Java classes that the codec knows.
         """
-        if isinstance(owner, JavaObject):
-            return (
-                known_as
-                if name in owner.with_class or type(member) in self.enums_with_class
-                else None
-            )
-        seen = self.seen.get((type(owner), name))
+        is_object = isinstance(owner, JavaObject)
+        seen = None if is_object else self.seen.get((type(owner), name))
+        written = seen or (is_object and name in owner.with_class)
         # An enum other than the one that was read has its own class.
-        return known_as or seen if seen or type(member) in self.enums_with_class else None
+        return (
+            names.get(type(member)) or seen
+            if written or type(member) in self.enums_with_class
+            else None
+        )
 
     def uuid_has_class(self, place: Place) -> bool:
         """Tell whether Java writes a UUID's class in that place."""

@@ -13,8 +13,9 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NoReturn
 from uuid import UUID
 
+from delayq.codecs._reasons import Malformed
 from delayq.codecs.java import _jackson_text as text
-from delayq.codecs.java._jackson_places import Malformed, Place, Rules, inside
+from delayq.codecs.java._jackson_places import Place, Rules, inside
 from delayq.codecs.java._limits import fits, from_ms, is_char
 from delayq.codecs.java.types import (
     JavaBigInteger,
@@ -40,20 +41,13 @@ _MAP_NAME = re.compile(r"java\.util\.[\w.$]*(?:Map|Hashtable|Properties)[\w$]*")
 
 
 def real(written: str) -> float:
-    """Read a JSON number with a point or an exponent.
-
-    It keeps its text if we would write it differently.
-    """
+    """Read a JSON number with a point or an exponent; keep its text if we would write another."""
     value = float(written)
     return value if written == text.double(value) else JavaDouble(value, written)
 
 
 def refuse_constant(_name: str) -> NoReturn:
-    """Refuse NaN and Infinity without quotes: Python's JSON parser reads them, Jackson's does not.
-
-    Raises:
-        Malformed: Always.
-    """
+    """Refuse NaN and Infinity without quotes, which Python's JSON parser reads."""
     raise Malformed
 
 
@@ -88,11 +82,7 @@ class Reader:
         )
 
     def read(self, payload: bytes) -> Any:
-        """Return the value in a payload.
-
-        Raises:
-            Malformed, ValueError, RecursionError: Redisson does not write such a payload.
-        """
+        """Return the value in a payload, or raise Malformed, ValueError or RecursionError."""
         return self._value(self._json.decode(payload.decode()), Place.ROOT)
 
     def _value(self, tree: Any, place: Place) -> Any:
@@ -156,25 +146,22 @@ class Reader:
         found = {}
         for name in self._fields[known]:
             hint = hints[name]
-            kinds = (
-                typing.get_args(hint)
-                if typing.get_origin(hint) in {typing.Union, UnionType}
-                else (hint,)
-            )
-            kinds = tuple(kind for kind in kinds if kind is not NoneType)
+            is_union = typing.get_origin(hint) in {typing.Union, UnionType}
+            kind, *others = [
+                kind
+                for kind in (typing.get_args(hint) if is_union else (hint,))
+                if kind is not NoneType
+            ] or [None]
+            # An enum that is text or a number as well is written as such, unless it stands for a
+            # Java class.
             if (
-                len(kinds) == 1
-                and isinstance(kinds[0], type)
-                and issubclass(kinds[0], Enum)
-                and self._is_by_name(kinds[0])
+                not others
+                and isinstance(kind, type)
+                and issubclass(kind, Enum)
+                and (kind in self._names or not issubclass(kind, str | int | float))
             ):
-                found[name] = kinds[0]
+                found[name] = kind
         return found
-
-    def _is_by_name(self, kind: type[Enum]) -> bool:
-        # An enum that is text or a number as well is written as such, unless it stands for a Java
-        # class.
-        return kind in self._names or not issubclass(kind, str | int | float)
 
     def _array(self, tree: list[Any], place: Place) -> Any:
         # Two elements, the first of which names a class, are a class and its value; anything else
@@ -236,39 +223,34 @@ class Reader:
 
 
 def _class_and_text(item: Any) -> tuple[str | None, str]:
-    """Return the class, if there is one, and the text of an enum field's value that was not read as
-    an enum.
-    """
+    """Return the class, if any, and the text of an enum that was read as another value."""
     if type(item) is str:
         return None, item
     if isinstance(item, JavaValue) and isinstance(item.value, str):
         return item.class_name, item.value
-    if (
-        isinstance(item, JavaList)
-        and item.class_name is None
-        and len(item) == 2
-        and all(type(part) is str for part in item)
-    ):
+    if isinstance(item, JavaList) and item.class_name is None and [*map(type, item)] == [str, str]:
         return item[0], item[1]
     return None, ""
 
 
+def _of(kind: type[Any], make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function that makes a value from a JSON value of exactly that type."""
+
+    def convert(tree: Any) -> Any:
+        if type(tree) is not kind:
+            raise Malformed
+        return make(tree)
+
+    return convert
+
+
 def _int(bits: int | None, make: Callable[[int], Any]) -> Callable[[Any], Any]:
-    def convert(tree: Any) -> Any:
-        if not isinstance(tree, int) or isinstance(tree, bool) or not fits(tree, bits):
+    def convert(tree: int) -> Any:
+        if not fits(tree, bits):
             raise Malformed
         return make(tree)
 
-    return convert
-
-
-def _text(make: Callable[[str], Any]) -> Callable[[Any], Any]:
-    def convert(tree: Any) -> Any:
-        if not isinstance(tree, str):
-            raise Malformed
-        return make(tree)
-
-    return convert
+    return _of(int, convert)
 
 
 def _double(tree: Any) -> float:
@@ -288,21 +270,11 @@ def _float(tree: Any) -> JavaFloat:
 
 
 def _decimal(tree: Any) -> Decimal:
-    if isinstance(tree, float):
-        return Decimal(_as_written(tree))
-    if not isinstance(tree, int) or isinstance(tree, bool):
-        raise Malformed
-    return Decimal(tree)
+    return Decimal(_as_written(tree)) if isinstance(tree, float) else _int(None, Decimal)(tree)
 
 
 def _as_written(value: float) -> str:
     return value.text if isinstance(value, JavaDouble) and value.text else text.double(value)
-
-
-def _boolean(tree: Any) -> bool:
-    if not isinstance(tree, bool):
-        raise Malformed
-    return tree
 
 
 def _char(tree: str) -> JavaChar:
@@ -329,9 +301,9 @@ _SCALARS: dict[str, Callable[[Any], Any]] = {
     "java.lang.Double": _double,
     "java.lang.Float": _float,
     "java.math.BigDecimal": _decimal,
-    "java.lang.Boolean": _boolean,
-    "java.lang.String": _text(str),
-    "java.lang.Character": _text(_char),
-    "java.util.UUID": _text(_uuid),
-    "[B": _text(lambda tree: base64.b64decode(tree, validate=True)),
+    "java.lang.Boolean": _of(bool, bool),
+    "java.lang.String": _of(str, str),
+    "java.lang.Character": _of(str, _char),
+    "java.util.UUID": _of(str, _uuid),
+    "[B": _of(str, lambda tree: base64.b64decode(tree, validate=True)),
 }

@@ -35,9 +35,7 @@ def quote(text: str) -> str:
 
 
 def has_lone_surrogate(text: str) -> bool:
-    """Tell whether ``text`` contains a lone surrogate, half of a character, so that it is not valid
-    Unicode.
-    """
+    """Tell whether ``text`` contains half of a surrogate pair, so that it is not valid Unicode."""
     return _LONE_SURROGATE.search(text) is not None
 
 
@@ -61,10 +59,7 @@ def whole(value: int) -> str | None:
 
 
 def decimal(value: Decimal) -> str | None:
-    """Write a BigDecimal without exponent (WRITE_BIGDECIMAL_AS_PLAIN).
-
-    Returns None if Java has none, or would not read it.
-    """
+    """Write a BigDecimal without exponent, or return None if Java has none or would not read it."""
     if (
         not value.is_finite()
         or max(abs(value.adjusted()), len(value.as_tuple().digits)) > LONGEST_NUMBER
@@ -121,9 +116,7 @@ def _not_finite(value: float) -> str:
 
 
 def _digits(text: str) -> tuple[str, int]:
-    """Return the significant digits of a number in Python's notation, and the power of ten of the
-    first one.
-    """
+    """Return the significant digits of a number, and the power of ten of the first one."""
     mantissa, _, exponent = text.partition("e")
     before, _, after = mantissa.partition(".")
     digits = (before + after).lstrip("0")
@@ -134,9 +127,7 @@ def _digits(text: str) -> tuple[str, int]:
 
 
 def _java_form(value: float, text: str) -> str:
-    """Write without exponent from 10**-3 up to 10**7, otherwise with one; always with a digit on
-    either side of the point.
-    """
+    """Write without exponent from 10**-3 up to 10**7; always with digits around the point."""
     sign = "-" if math.copysign(1, value) < 0 else ""
     digits, power = _digits(text)
     if not digits:

@@ -1,6 +1,4 @@
-"""Turns values into JSON as Redisson's mapper writes it. ``_jackson_places`` describes the
-rules.
-"""
+"""Turns values into JSON as Redisson's mapper does, by the rules in ``_jackson_places``."""
 
 from __future__ import annotations
 
@@ -13,8 +11,9 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from delayq.codecs._reasons import Refused
 from delayq.codecs.java import _jackson_text as text
-from delayq.codecs.java._jackson_places import Place, Refused, Rules, inside
+from delayq.codecs.java._jackson_places import Place, Rules, inside
 from delayq.codecs.java._limits import fits, is_char, to_ms, utf16_order
 from delayq.codecs.java.types import (
     JavaByte,
@@ -35,34 +34,45 @@ if TYPE_CHECKING:
     Method = Callable[[Any, Any, Place], str]
 
 
-class PlainWriter:
-    """Writes JSON without type information."""
+class Writer:
+    """Writes JSON, with type information or without.
 
-    list_class: str | None = None
-    map_class: str | None = None
-    rules = Rules()
+    Args:
+        names: Java classes, by the Python class that stands for them; None for no type information.
+        list_class: The Java class of a plain list or tuple.
+        map_class: The Java class of a plain dict.
+        rules: The rules that the writer shares with the reader.
+    """
+
+    def __init__(
+        self,
+        names: dict[type[Any], str] | None,
+        list_class: str | None,
+        map_class: str | None,
+        rules: Rules,
+    ) -> None:
+        self._typed = names is not None
+        self._names = names or {}
+        self._list_class = list_class
+        self._map_class = map_class
+        self._rules = rules
 
     def write(self, value: Any, place: Place) -> str:
-        """Return the JSON of a value in that place.
-
-        Raises:
-            Refused: It cannot be written.
-            RecursionError: It is nested too deeply.
-        """
+        """Return the JSON of a value, or raise ``Refused`` or ``RecursionError``."""
         method = _METHODS.get(type(value)) or self.method_of(value)
         return method(self, value, place)
 
     def method_of(self, value: Any) -> Method:
-        """Return the method that writes a value whose class ``_METHODS`` does not name.
-
-        Raises:
-            Refused: No Java type is known for it.
-        """
+        """Return the method for a class that ``_METHODS`` does not name, or raise ``Refused``."""
+        # Written as Java's enum, whatever else the Python one is: a StrEnum would go out as its
+        # text otherwise.
+        if isinstance(value, Enum) and type(value) in self._names:
+            return Writer.enum
         for known, method in _METHODS.items():
             if isinstance(value, known):
                 return method
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            return PlainWriter.dataclass
+            return Writer.dataclass
         hint = (
             " (its order is undefined: use JavaList)" if isinstance(value, set | frozenset) else ""
         )
@@ -70,35 +80,21 @@ class PlainWriter:
 
     def wrapped(self, class_name: str | None, body: str) -> str:
         """Return ``body``, with its class if Jackson writes one."""
-        del class_name
-        return body
+        if class_name is None or not self._typed:
+            return body
+        return f"[{text.quote(class_name)},{body}]"
 
     def wrapped_inside(self, class_name: str, body: str, place: Place) -> str:
         """Do the same for a final class, which Jackson leaves out if the value stands alone."""
         return body if place is Place.ROOT else self.wrapped(class_name, body)
 
-    def class_entry(self, class_name: str | None) -> list[str]:
-        """Return the entry that tells an object's class, if there is one."""
-        del class_name
-        return []
-
     def name_of(self, known: type[Any]) -> str | None:
-        """Return the Java class that a Python class stands for."""
-        del known
-        return None
-
-    def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
-        """Return the Java class that is written with an enum in a field of ``owner``, a dataclass
-        or :class:`JavaObject`.
-        """
-        del owner, field, member
-        return None
-
-    def null(self, _value: None, _place: Place) -> str:
-        return "null"
-
-    def boolean(self, value: bool, _place: Place) -> str:
-        return "true" if value else "false"
+        """Return the Java class that a Python class stands for, if it is written."""
+        if not self._typed:
+            return None
+        if known not in self._names:
+            raise Refused(f"the codec's types do not name a Java class for {known.__name__}")
+        return self._names[known]
 
     def number(self, value: int, place: Place) -> str:
         digits = text.whole(value)
@@ -132,9 +128,6 @@ class PlainWriter:
         except OverflowError:
             raise Refused("a JavaFloat is too large for 32 bits") from None
 
-    def string(self, value: str, _place: Place) -> str:
-        return text.quote(value)
-
     def char(self, value: JavaChar, place: Place) -> str:
         if not is_char(value):
             raise Refused("a JavaChar is not one UTF-16 unit")
@@ -160,10 +153,10 @@ class PlainWriter:
 
     def uuid(self, value: UUID, place: Place) -> str:
         body = f'"{value}"'
-        return self.wrapped("java.util.UUID", body) if self.rules.uuid_has_class(place) else body
+        return self.wrapped("java.util.UUID", body) if self._rules.uuid_has_class(place) else body
 
     def array(self, value: list[Any] | tuple[Any, ...], _place: Place) -> str:
-        return self.elements(self.list_class, value)
+        return self.elements(self._list_class, value)
 
     def java_list(self, value: JavaList, _place: Place) -> str:
         return self.elements(value.class_name, value)
@@ -175,7 +168,7 @@ class PlainWriter:
         )
 
     def mapping(self, value: dict[Any, Any], _place: Place) -> str:
-        return self.entries(self.map_class, value.items(), Place.ELEMENT)
+        return self.entries(self._map_class, value.items(), Place.ELEMENT)
 
     def java_map(self, value: JavaMap, _place: Place) -> str:
         # A map without a class may be an object of a final class, whose long is plain.
@@ -202,7 +195,8 @@ class PlainWriter:
         owner: Any = None,
         nulls: bool = False,
     ) -> str:
-        parts = self.class_entry(class_name)
+        named = self._typed and class_name is not None
+        parts = [f'"@class":{text.quote(class_name)}'] if named else []
         for key, item in items:
             if not isinstance(key, str):
                 raise Refused(f"a key is {type(key).__name__}, but JSON allows only str keys")
@@ -214,9 +208,9 @@ class PlainWriter:
                 if (
                     owner is not None
                     and isinstance(item, Enum)
-                    and (known_as := self.class_in(owner, key, item))
+                    and (name := self._rules.class_in(owner, key, item, self._names))
                 ):
-                    written = self.wrapped(known_as, text.quote(item.name))
+                    written = self.wrapped(name, text.quote(item.name))
                 else:
                     written = (_METHODS.get(type(item)) or self.method_of(item))(self, item, place)
                 parts.append(f"{text.quote(key)}:{written}")
@@ -234,74 +228,29 @@ class PlainWriter:
         return self.wrapped(value.class_name, self.write(value.value, Place.FIELD))
 
 
-class TypedWriter(PlainWriter):
-    """Writes JSON with type information.
-
-    Args:
-        names: Java classes, by the Python class that stands for them.
-        list_class: The Java class of a plain list or tuple.
-        map_class: The Java class of a plain dict.
-        rules: The rules that the writer shares with the reader.
-    """
-
-    def __init__(
-        self, names: dict[type[Any], str], list_class: str, map_class: str, rules: Rules
-    ) -> None:
-        self.names = names
-        self.list_class = list_class
-        self.map_class = map_class
-        self.rules = rules
-
-    def method_of(self, value: Any) -> Method:
-        # Written as Java's enum, whatever else the Python one is: a StrEnum would go out as its
-        # text otherwise.
-        return (
-            PlainWriter.enum
-            if isinstance(value, Enum) and type(value) in self.names
-            else super().method_of(value)
-        )
-
-    def wrapped(self, class_name: str | None, body: str) -> str:
-        return body if class_name is None else f"[{text.quote(class_name)},{body}]"
-
-    def class_entry(self, class_name: str | None) -> list[str]:
-        return [] if class_name is None else [f'"@class":{text.quote(class_name)}']
-
-    def name_of(self, known: type[Any]) -> str | None:
-        try:
-            return self.names[known]
-        except KeyError:
-            raise Refused(
-                f"the codec's types do not name a Java class for {known.__name__}"
-            ) from None
-
-    def class_in(self, owner: Any, field: str, member: Enum) -> str | None:
-        return self.rules.class_in(owner, field, member, self.names.get(type(member)))
-
-
 # A class that is not listed uses the first entry that fits, so a class precedes those that it is
 # derived from.
 _METHODS: dict[type[Any], Method] = {
-    JavaInt: PlainWriter.java_number,
-    JavaFloat: PlainWriter.java_float,
-    JavaDouble: PlainWriter.java_double,
-    JavaChar: PlainWriter.char,
-    JavaList: PlainWriter.java_list,
-    JavaObject: PlainWriter.java_object,
-    JavaMap: PlainWriter.java_map,
-    JavaValue: PlainWriter.java_value,
-    str: PlainWriter.string,
-    bool: PlainWriter.boolean,
-    int: PlainWriter.number,
-    float: PlainWriter.real,
-    type(None): PlainWriter.null,
-    dict: PlainWriter.mapping,
-    list: PlainWriter.array,
-    tuple: PlainWriter.array,
-    bytes: PlainWriter.blob,
-    bytearray: PlainWriter.blob,
-    datetime: PlainWriter.moment,
-    Decimal: PlainWriter.decimal,
-    UUID: PlainWriter.uuid,
-    Enum: PlainWriter.enum,
+    JavaInt: Writer.java_number,
+    JavaFloat: Writer.java_float,
+    JavaDouble: Writer.java_double,
+    JavaChar: Writer.char,
+    JavaList: Writer.java_list,
+    JavaObject: Writer.java_object,
+    JavaMap: Writer.java_map,
+    JavaValue: Writer.java_value,
+    str: lambda _writer, value, _place: text.quote(value),
+    bool: lambda _writer, value, _place: "true" if value else "false",
+    int: Writer.number,
+    float: Writer.real,
+    type(None): lambda *_: "null",
+    dict: Writer.mapping,
+    list: Writer.array,
+    tuple: Writer.array,
+    bytes: Writer.blob,
+    bytearray: Writer.blob,
+    datetime: Writer.moment,
+    Decimal: Writer.decimal,
+    UUID: Writer.uuid,
+    Enum: Writer.enum,
 }

@@ -9,6 +9,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from delayq.codecs._reasons import Malformed
 from delayq.codecs.java._limits import from_ms
 from delayq.codecs.java.types import (
     JavaBigInteger,
@@ -28,10 +29,7 @@ MOST_DIGITS = 10_000
 
 
 class Tag(IntEnum):
-    """The tag that a value begins with.
-
-    From INTEGER on, it is the number at which ``Kryo`` registers the class, plus 2.
-    """
+    """The tag before a value: from INTEGER on, the number of a registered class plus 2."""
 
     NULL = 0
     BY_NAME = 1
@@ -44,10 +42,6 @@ class Tag(IntEnum):
     SHORT = 8
     LONG = 9
     DOUBLE = 10
-
-
-class Malformed(Exception):
-    """The payload is not Kryo."""
 
 
 class Unknown(Exception):
@@ -68,8 +62,7 @@ class Reader:
         """Return the value, which must fill the payload.
 
         Raises:
-            Unknown: It is of a class that has no counterpart here.
-            Malformed, ValueError: The payload is not a Kryo value, or goes on after it.
+            Unknown, Malformed, ValueError: There is none that can be read.
         """
         value = self.value()
         if self.at != len(self.payload):
@@ -149,9 +142,7 @@ class Reader:
         return self.units(size - 1)
 
     def units(self, count: int) -> str:
-        """Read ``count`` UTF-16 units, each written as UTF-8: a pair of surrogates takes three
-        bytes and three bytes.
-        """
+        """Read ``count`` UTF-16 units, each as UTF-8, even surrogates: three bytes and three."""
         plain = self.payload[self.at : self.at + count]
         if len(plain) == count and plain.isascii():
             self.at += count

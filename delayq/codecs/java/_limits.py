@@ -9,10 +9,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def fits(value: int, bits: int | None) -> bool:
-    """Tell whether ``value`` fits into a Java type of ``bits`` bits, sign included.
-
-    None: any number of bits.
-    """
+    """Tell whether ``value`` fits into ``bits`` bits, sign included; None: any number of bits."""
     # `~value` is -value - 1: the negative side reaches one further.
     return bits is None or max(value, ~value) < 1 << bits - 1
 
@@ -28,27 +25,16 @@ def utf16_order(text: str) -> bytes:
 
 
 def to_float(value: float) -> float:
-    """Round to 32 bits, as Java's ``Float`` holds it.
-
-    Raises:
-        OverflowError: It is too large for 32 bits.
-    """
+    """Round to Java's ``Float``, or raise OverflowError if it is too large for 32 bits."""
     (rounded,) = struct.unpack("<f", struct.pack("<f", value))
     return float(rounded)
 
 
 def to_ms(moment: datetime) -> int:
-    """Return milliseconds since the epoch, as Java's ``Date`` counts them.
-
-    Anything finer is cut off, towards the past.
-    """
+    """Return milliseconds since the epoch, cutting off anything finer towards the past."""
     return (moment - _EPOCH) // timedelta(milliseconds=1)
 
 
 def from_ms(milliseconds: int) -> datetime:
-    """Return the moment in UTC.
-
-    Raises:
-        OverflowError: It is before the year 1 or after 9999. A Java ``Date`` reaches further.
-    """
+    """Return the moment in UTC, or raise OverflowError outside of the years 1 to 9999."""
     return _EPOCH + timedelta(milliseconds=milliseconds)

@@ -7,16 +7,16 @@ import json
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
-from delayq.codecs._reasons import reason_of
-from delayq.codecs.java._jackson_places import Malformed, Place, Refused, Rules
+from delayq.codecs._reasons import Malformed, Refused, reason_of
+from delayq.codecs.java._jackson_places import Place, Rules
 from delayq.codecs.java._jackson_reader import Reader, real, refuse_constant
-from delayq.codecs.java._jackson_writer import PlainWriter, TypedWriter
+from delayq.codecs.java._jackson_writer import Writer
 from delayq.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-_PLAIN_WRITER = PlainWriter()
+_PLAIN_WRITER = Writer(None, None, None, Rules())
 _PLAIN_READER = json.JSONDecoder(parse_float=real, parse_constant=refuse_constant)
 
 
@@ -111,7 +111,7 @@ class JsonJacksonCodec:
         for known in rules.enums_with_class:
             if not (isinstance(known, type) and issubclass(known, Enum) and known in names):
                 raise TypeError(f"enums_with_class must be enums that types names, not {known!r}")
-        self._writer = TypedWriter(names, list_class, map_class, rules)
+        self._writer = Writer(names, list_class, map_class, rules)
         self._reader = Reader(by_name, list_class, map_class, rules)
 
     def encode(self, value: Any, /) -> bytes:
@@ -136,7 +136,7 @@ class JsonJacksonCodec:
         raise DecodeError("JsonJacksonCodec", payload) from reason
 
 
-def _encode(codec: object, value: Any, writer: PlainWriter) -> bytes:
+def _encode(codec: object, value: Any, writer: Writer) -> bytes:
     try:
         # Surrogates are escaped, so this cannot fail.
         return writer.write(value, Place.ROOT).encode()

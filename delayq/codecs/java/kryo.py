@@ -16,8 +16,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from delayq.codecs._reasons import reason_of
-from delayq.codecs.java._kryo_reader import MOST_DIGITS, Malformed, Reader, Tag, Unknown
+from delayq.codecs._reasons import Malformed, Refused, reason_of
+from delayq.codecs.java._kryo_reader import MOST_DIGITS, Reader, Tag, Unknown
 from delayq.codecs.java._limits import fits, is_char, to_ms
 from delayq.codecs.java.types import (
     JavaBigInteger,
@@ -37,9 +37,7 @@ _UNCOUNTED = range(2, 33)
 
 
 class KryoOpaque(bytes):
-    """A whole payload of a Java class that delayq does not read.
-
-    It encodes to the same bytes again.
+    """A whole payload of a Java class that delayq does not read. It encodes to the same bytes.
 
     Lists, maps, enums and objects are returned as such payloads, because only Java knows their
     layout. You can offer one again, remove it and compare it; to look inside, use another codec on
@@ -74,7 +72,7 @@ class Kryo5Codec:
         try:
             write = _WRITERS.get(type(value)) or _writer_of(value)
             return write(value)
-        except _Refused as refused:
+        except Refused as refused:
             reason = str(refused)
         raise EncodeError(f"Kryo5Codec cannot encode this {type(value).__name__}: {reason}")
 
@@ -93,28 +91,18 @@ class Kryo5Codec:
         raise DecodeError("Kryo5Codec", payload) from reason
 
 
-class _Refused(Exception):
-    """The value cannot be written. The message does not quote it."""
-
-
 def _name(class_name: str) -> bytes:
     """Return the tag of a class by name. Its last byte has 0x80 set."""
     name = class_name.encode()
     return bytes([Tag.BY_NAME, 0, *name[:-1], name[-1] | 0x80])
 
 
-_BIG_INTEGER = _name("java.math.BigInteger")
-_BIG_DECIMAL = _name("java.math.BigDecimal")
-_DATE = _name("java.util.Date")
-_UUID = _name("java.util.UUID")
-_BYTES = _name("[B")
+_BIG_INTEGER, _BIG_DECIMAL = _name("java.math.BigInteger"), _name("java.math.BigDecimal")
+_DATE, _UUID, _BYTES = _name("java.util.Date"), _name("java.util.UUID"), _name("[B")
 
 
 def _varint(value: int) -> bytes:
-    """Write seven bits per byte, the lowest first; 0x80 says that more follow.
-
-    A ninth byte has eight: 64 bits need no tenth.
-    """
+    """Write seven bits per byte, the lowest first, 0x80 for more to follow; a ninth has eight."""
     out = bytearray()
     while value > 0x7F and len(out) < 8:
         out.append((value & 0x7F) | 0x80)
@@ -139,17 +127,13 @@ def _signed(value: int) -> bytes:
 def _write_int(value: int) -> bytes:
     if fits(value, 32):
         return bytes([Tag.INTEGER]) + _zigzag(value)
-    return _write_long(value) if fits(value, 64) else _write_big_integer(value)
+    return _write_long(value) if fits(value, 64) else _BIG_INTEGER + _signed(value)
 
 
 def _write_long(value: int) -> bytes:
     if not fits(value, 64):
-        raise _Refused("it is out of range")
+        raise Refused("it is out of range")
     return bytes([Tag.LONG]) + _zigzag(value)
-
-
-def _write_big_integer(value: int) -> bytes:
-    return _BIG_INTEGER + _signed(value)
 
 
 def _write_fixed(tag: int, form: str) -> Callable[[Any], bytes]:
@@ -160,7 +144,7 @@ def _write_fixed(tag: int, form: str) -> Callable[[Any], bytes]:
             # Java writes only one NaN, and not the negative one that inf - inf makes.
             return pack(tag, value if value == value else math.nan)  # noqa: PLR0124
         except (struct.error, OverflowError):
-            raise _Refused("it is out of range") from None
+            raise Refused("it is out of range") from None
 
     return write
 
@@ -176,7 +160,9 @@ def _write_string(value: str) -> bytes:
         # surrogates.
         units = value.encode("utf-16-le", "surrogatepass")
         count = len(units) // 2
-        data = (value if count == len(value) else _as_units(units)).encode("utf-8", "surrogatepass")
+        if count != len(value):
+            value = "".join(map(chr, struct.unpack(f"<{count}H", units)))
+        data = value.encode("utf-8", "surrogatepass")
     # In the first byte, 0x80 says that there is a length, and 0x40 that more of it follows.
     size = count + 1
     length = (
@@ -185,20 +171,15 @@ def _write_string(value: str) -> bytes:
     return bytes([Tag.STRING]) + length + data
 
 
-def _as_units(units: bytes) -> str:
-    """Return text with its pairs of surrogates split."""
-    return "".join(map(chr, struct.unpack(f"<{len(units) // 2}H", units)))
-
-
 def _write_char(value: JavaChar) -> bytes:
     if not is_char(value):
-        raise _Refused("it is not one UTF-16 unit")
+        raise Refused("it is not one UTF-16 unit")
     return bytes([Tag.CHAR]) + ord(value).to_bytes(2, "little")
 
 
 def _write_date(value: datetime) -> bytes:
     if value.utcoffset() is None:
-        raise _Refused("it has no timezone")
+        raise Refused("it has no timezone")
     # Not zigzag, so a date before 1970 takes nine bytes.
     return _DATE + _varint(to_ms(value) % 2**64)
 
@@ -206,14 +187,10 @@ def _write_date(value: datetime) -> bytes:
 def _write_decimal(value: Decimal) -> bytes:
     sign, digits, exponent = value.as_tuple()
     if not isinstance(exponent, int):
-        raise _Refused("it is not finite")
+        raise Refused("it is not finite")
     if not fits(-exponent, 32) or len(digits) > MOST_DIGITS:
-        raise _Refused("it has too many digits, or too large an exponent")
+        raise Refused("it has too many digits, or too large an exponent")
     return _BIG_DECIMAL + _signed(int(Decimal((sign, digits, 0)))) + _zigzag(-exponent)
-
-
-def _write_uuid(value: UUID) -> bytes:
-    return _UUID + value.bytes[7::-1] + value.bytes[:7:-1]
 
 
 # A class that is not listed uses the first entry that fits, so a class precedes those that it is
@@ -225,7 +202,7 @@ _WRITERS: dict[type[Any], Callable[[Any], bytes]] = {
     JavaLong: _write_long,
     JavaShort: _write_fixed(Tag.SHORT, "h"),
     JavaByte: _write_fixed(Tag.BYTE, "b"),
-    JavaBigInteger: _write_big_integer,
+    JavaBigInteger: lambda value: _BIG_INTEGER + _signed(value),
     int: _write_int,
     JavaFloat: _write_fixed(Tag.FLOAT, "f"),
     float: _write_fixed(Tag.DOUBLE, "d"),
@@ -235,7 +212,7 @@ _WRITERS: dict[type[Any], Callable[[Any], bytes]] = {
     bytearray: lambda value: _BYTES + _counted(value),
     datetime: _write_date,
     Decimal: _write_decimal,
-    UUID: _write_uuid,
+    UUID: lambda value: _UUID + value.bytes[7::-1] + value.bytes[:7:-1],
 }
 
 
@@ -243,7 +220,7 @@ def _writer_of(value: Any) -> Callable[[Any], bytes]:
     for known, write in _WRITERS.items():
         if isinstance(value, known):
             return write
-    raise _Refused(
+    raise Refused(
         "it can write only single values, because only Java knows how it lays out containers and"
         " objects"
     )
