@@ -12,7 +12,7 @@ from delayq._engine.server_clock import ServerClock
 from delayq._redis.client import RedisClient
 from delayq._redis.cluster import Cluster
 from delayq._redis.pool import ConnectionPool
-from delayq._redis.topology import SingleServer, Topology
+from delayq._redis.topology import Topology
 from delayq._redis.url import AnyAddress, ClusterAddress
 from delayq._timer.timer import HashedWheelTimer
 
@@ -36,7 +36,7 @@ class Session:
         self.nodes: Topology = (
             Cluster(address, max_connections)
             if isinstance(address, ClusterAddress)
-            else SingleServer(ConnectionPool(address, max_connections))
+            else Topology(ConnectionPool(address, max_connections))
         )
         self.server: RedisClient = RedisClient(self.nodes)
         self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)

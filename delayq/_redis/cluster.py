@@ -1,6 +1,4 @@
-"""A Redis or Valkey Cluster: which server has which keys, and how to find out (Redis Cluster
-specification).
-"""
+"""A Redis or Valkey Cluster: which server has which keys (Redis Cluster specification)."""
 
 from __future__ import annotations
 
@@ -15,6 +13,7 @@ from delayq._redis.first_of import first_of
 from delayq._redis.not_now import is_not_now
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.slots import SLOTS, slot_of
+from delayq._redis.topology import Topology
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -36,10 +35,9 @@ _NO_HOST = (b"", None, _UNKNOWN)
 
 
 def read_slots(answer: Any, asked: HostPort) -> dict[HostPort, list[range]]:
-    """Return which slots each master has, according to the reply to ``CLUSTER SLOTS``.
+    """Return the slots of each master, according to the reply to ``CLUSTER SLOTS``.
 
-    If a master is listed without a name, its address is in the same reply, or else it is that of
-    the server that was ``asked``.
+    The address of one without a name is in the same reply, or is that of the server ``asked``.
     """
     found: dict[HostPort, list[range]] = {}
     for first, last, (name, port, *more), *_ in answer:
@@ -49,23 +47,19 @@ def read_slots(answer: Any, asked: HostPort) -> dict[HostPort, list[range]]:
 
 
 def _address_in(more: list[Any]) -> str:
-    """Return the address from the extra facts in ``CLUSTER SLOTS``: an id, then pairs of a word and
-    its meaning.
-    """
+    """Return the address from the extra facts: an id, then pairs of a word and its meaning."""
     facts = more[1] if len(more) > 1 and isinstance(more[1], list) else []
     address: bytes = dict(zip(facts[::2], facts[1::2], strict=False)).get(b"ip") or b""
     return address.decode()
 
 
 def read_place(place: str, asked: HostPort) -> HostPort | None:
-    """Return host and port of a redirection: the host that was ``asked`` if none is given, None if
-    the name is unknown.
-    """
+    """Return host and port of a redirection by the server ``asked``; None if it is unknown."""
     host, _, port = place.rpartition(":")
     return None if host.encode() == _UNKNOWN else (host or asked[0], int(port))
 
 
-class Cluster:
+class Cluster(Topology):
     """The masters of a cluster, each with its own connections.
 
     A server that has failed is suspected: the next call for one of its keys asks another server
@@ -78,6 +72,7 @@ class Cluster:
         """Args:
         limit: The maximum number of connections to each server.
         """
+        super().__init__()
         self._address = address
         self._limit = limit
         self._pools: dict[HostPort, ConnectionPool] = {}
@@ -91,6 +86,10 @@ class Cluster:
         self._refreshed_at = float("-inf")
         self._opened_before = 0
         self._closed = False
+
+    @property
+    def pools(self) -> Iterable[ConnectionPool]:
+        return self._pools.values()
 
     def of(self, key: str | None) -> ConnectionPool:
         if self._closed:
@@ -167,23 +166,14 @@ class Cluster:
         return [] if self._suspected.intersection(self._masters) else [*self._masters]
 
     @property
-    def open(self) -> int:
-        return sum(pool.open for pool in self._pools.values())
-
-    @property
     def opened(self) -> int:
-        return self._opened_before + sum(pool.opened for pool in self._pools.values())
-
-    def prune(self) -> None:
-        for pool in self._pools.values():
-            pool.prune()
+        return self._opened_before + super().opened
 
     async def aclose(self) -> None:
         self._closed = True
         if self._refreshing is not None:
             self._refreshing.cancel()
-        for pool in list(self._pools.values()):
-            await pool.aclose()
+        await super().aclose()
 
     def _pool(self, place: HostPort) -> ConnectionPool:
         pool = self._pools.get(place)
@@ -215,7 +205,7 @@ class Cluster:
             self._refreshed_at = loop.time()
 
     def _to_ask(self) -> Iterable[ConnectionPool]:
-        """Return every server that we know of, the most promising ones first."""
+        """Return every known server, the most promising ones first."""
         seeds = [
             self._pool((seed.options["host"], seed.options["port"])) for seed in self._address.seeds
         ]
@@ -235,26 +225,19 @@ class Cluster:
         try:
             answer = await wire.ask("CLUSTER", "SLOTS")
         except ReplyError as error:
-            raise self._refused(pool, str(error)) from error
+            if is_not_now(text := str(error)):
+                raise ServerUnavailable(
+                    f"{pool.label} is temporarily unavailable: {text}"
+                ) from error
+            hint = "; for a server outside a cluster, use redis://host:port"
+            raise ServerRefused(f"{pool.label}: {text}{hint * ('cluster' in text)}") from error
         except OSError as error:
             raise ServerUnavailable(f"{pool.label} does not answer: {error}") from error
         finally:
-            if own:
-                pool.close(wire)
-            else:
-                pool.abandon(wire)
+            (pool.close if own else pool.abandon)(wire)
         if not answer:
             raise ServerUnavailable(f"{pool.label} reports no slots")
         return read_slots(answer, self._place_of(pool))
-
-    @staticmethod
-    def _refused(pool: ConnectionPool, text: str) -> DelayqError:
-        if is_not_now(text):
-            return ServerUnavailable(f"{pool.label} is temporarily unavailable: {text}")
-        advice = (
-            "; for a server outside a cluster, use redis://host:port" if "cluster" in text else ""
-        )
-        return ServerRefused(f"{pool.label}: {text}{advice}")
 
     def _install(self, found: dict[HostPort, list[range]]) -> None:
         owners: list[ConnectionPool | None] = [None] * SLOTS

@@ -12,7 +12,7 @@ import delayq
 from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._redis.pool import ConnectionPool
-from delayq._redis.topology import SingleServer
+from delayq._redis.topology import Topology
 from tests.support.links import Links
 from tests.support.servers import one_server
 from tests.support.waiting import until
@@ -142,7 +142,7 @@ async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answe
     server: PrivateServer,
 ) -> None:
     pool = ConnectionPool(one_server(server.url), 4)
-    asked = RedisClient(SingleServer(pool))
+    asked = RedisClient(Topology(pool))
     with pytest.raises(delayq.ServerRefused):
         # The script lacks the keys that it needs.
         await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 1))

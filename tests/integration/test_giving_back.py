@@ -14,7 +14,7 @@ from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack, LastCalls, send_one
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.scripts import Request
-from delayq._redis.topology import SingleServer
+from delayq._redis.topology import Topology
 from delayq.codecs import StringCodec
 from tests.support.links import Links
 from tests.support.servers import one_server
@@ -303,7 +303,7 @@ async def test_a_call_that_cannot_be_written_counts_neither_as_sent_nor_as_faile
     server: PrivateServer,
 ) -> None:
     pool = ConnectionPool(one_server(server.url), 1)
-    client = RedisClient(SingleServer(pool))
+    client = RedisClient(Topology(pool))
     connection = await pool.acquire()
     connection.close()
     call = HandBack(Request(GIVE_BACK, ["orders"], []))
