@@ -1,4 +1,4 @@
-"""Calls to the server: deadlines, which calls may be repeated, and where to ask instead."""
+"""Calls to the server: deadlines, repetition, redirections."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delayq._redis.connection import Connection
     from delayq._redis.pool import ConnectionPool
@@ -49,30 +49,28 @@ _SCANNED = 1000
 
 
 class Confirmation(NamedTuple):
-    """Commands that confirm the arrival of an answer.
-
-    ``on_reply`` gets the answer to the last of them, and errors.
-    """
+    """Commands that confirm an answer; ``on_reply`` gets the last one's answer, and errors."""
 
     commands: Sequence[tuple[str, ...]]
     on_reply: Callable[[Any], object]
 
 
-class _Unseen:
-    """Servers that were asked for their data, and did not answer."""
+class _Call(NamedTuple):
+    """A command to send.
 
-    def __init__(self) -> None:
-        self._errors: dict[str, ServerError] = {}
+    Attributes:
+        command: The command; for a script, the call of its plain form.
+        script: The script that it calls, if it does.
+        confirm: Called with the answer; returns commands to send without awaiting their answers.
+        then: A command that follows on the same connection.
+        until: When to give up, on the event loop's clock.
+    """
 
-    def add(self, server: ConnectionPool, error: ServerError) -> None:
-        self._errors[server.label] = error
-
-    def tell(self, *, partly: bool) -> None:
-        """Log which servers they are, or raise the reason if no server answered."""
-        for label, error in self._errors.items():
-            if not partly:
-                raise error
-            _log.warning("%s is left out of the result: %s", label, error)
+    command: tuple[Any, ...]
+    script: Script | None = None
+    confirm: Callable[[Any], Confirmation | None] | None = None
+    then: tuple[str | int, ...] | None = None
+    until: float | None = None
 
 
 class RedisClient:
@@ -89,15 +87,11 @@ class RedisClient:
 
     @property
     def is_inherited(self) -> bool:
-        """Whether this is a child process that was forked after the object was made: the sockets
-        are the parent's.
-        """
+        """Whether this is a forked child process: the sockets are the parent's."""
         return os.getpid() != self._process
 
     def wrong_loop(self) -> ConfigurationError:
-        """Return the error to raise if it is used in an event loop other than the one in which it
-        was made.
-        """
+        """Return the error to raise if it is used in another event loop or process."""
         if self.is_inherited:
             return ConfigurationError(
                 "the client was opened in another process: open a client in the child, after fork()"
@@ -114,30 +108,21 @@ class RedisClient:
         until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` a time
-        on the event loop's clock.
+        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` then.
 
-        With ``then``, a command that follows it on the same connection, returns both answers. The
-        second one may be an error.
+        With a command ``then`` to follow it, return both answers. The second may be an error.
 
         Raises:
             ServerUnavailable: It was not carried out.
             OutcomeUnknown: It was sent, and its answer was lost.
             ServerRefused: The server answered with an error.
         """
-        return await self._repeat(
-            keys[0],
-            ("EVALSHA", script.sha, len(keys), *keys, *args),
-            script,
-            script.repeatable,
-            then,
-            until,
-        )
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        call = _Call(command, script, None, then, until)
+        return await self._repeat(partial(self._attempt, keys[0], call), script.repeatable, until)
 
     def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
-        """Return an answer that came over ``pool``, or the error that it means, without raising
-        it.
-        """
+        """Return an answer that came over ``pool``, or the error that it means."""
         if not isinstance(answer, _ERRORS):
             return answer
         error = self._errors.read(answer, pool)
@@ -155,12 +140,9 @@ class RedisClient:
     ) -> Connection | None:
         """Send a script's call before this returns, if a connection is free, and do not retry it.
 
-        ``on_reply`` is called with the answer, or with the error that :meth:`run` would raise. It
-        is :class:`ServerUnavailable` also if the server does not know the script. :meth:`run` then
-        sends it the script.
-
-        ``beside`` is the connection that this returned for a call still in flight. The new call is
-        carried out after that one.
+        ``on_reply`` gets the answer, or the error that :meth:`run` would raise:
+        :class:`ServerUnavailable` also if the server does not know the script. ``beside`` is the
+        connection of a call still in flight, after which this one is carried out.
 
         Returns:
             The connection on which it was sent, or None if none was free and nothing was sent.
@@ -194,10 +176,7 @@ class RedisClient:
         command: tuple[str | int, ...],
         on_reply: Callable[[Any], object],
     ) -> None:
-        """Send a command behind the call that :meth:`run_soon` has just sent.
-
-        ``on_reply`` is called with its answer, or an error.
-        """
+        """Send a command behind a call of :meth:`run_soon`; ``on_reply`` gets answer or error."""
         connections = self.topology.of(key)
         connections.share(wire)
 
@@ -209,8 +188,7 @@ class RedisClient:
         wire.call(command, answered, BLOCKS_FOR)
 
     def path(self, key: str) -> object:
-        """Return a value that changes when a connection to the server that has ``key`` breaks: the
-        next may lead elsewhere.
+        """Return a value that changes when the next connection for ``key`` may lead elsewhere.
 
         Raises:
             ServerUnavailable: No server is known to have it now.
@@ -225,46 +203,28 @@ class RedisClient:
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
-        if not self.topology.spread:
+        if self.topology.spread:
+            # One server that knows where all keys are is enough: the others may be away.
+            await self._repeat(self.topology.refresh)
+        else:
             await self.anywhere("PING")
-            return
-        give_up_at = self._loop.time() + RETRY_FOR
-        attempt = 0
-        while True:
-            try:
-                # One server that knows where all keys are is enough: the others may be away.
-                await self.topology.refresh()
-            except ServerUnavailable:
-                attempt += 1
-                if self._loop.time() + (pause := retry_delay(attempt, most=0.5)) >= give_up_at:
-                    raise
-                await asyncio.sleep(pause)
-            else:
-                return
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
-        """Run a command that is safe to repeat, and retry it for :data:`RETRY_FOR` seconds.
+        """Run a command on the server that has ``key``, by default its first argument.
 
-        Raises as :meth:`run` does.
-
-        It goes to the server that has ``key``; by default, the command's first argument is the key.
+        It is retried for :data:`RETRY_FOR` seconds, so it must be safe to repeat. Raises as
+        :meth:`run` does.
         """
-        return await self._repeat(
-            str(command[1]) if key is None else key, command, None, repeatable=True
-        )
+        key = str(command[1]) if key is None else key
+        return await self._repeat(partial(self._attempt, key, _Call(command)))
 
     async def anywhere(self, *command: str | bytes | int) -> Any:
-        """Run a command that concerns no key on any server. Retries and raises as :meth:`command`
-        does.
-        """
-        return await self._repeat(None, command, None, repeatable=True)
+        """Run a command that concerns no key as :meth:`command` does, on any server."""
+        return await self._repeat(partial(self._attempt, None, _Call(command)))
 
     async def time_us(self, key: str | None = None) -> int:
-        """Return the time of a server, in microseconds: the one that has ``key``, or any.
-
-        Raises as :meth:`run` does.
-        """
-        whole, rest = await self._repeat(key, ("TIME",), None, repeatable=True)
+        """Return the time of the server that has ``key``, or of any, in microseconds."""
+        whole, rest = await self._repeat(partial(self._attempt, key, _Call(("TIME",))))
         return int(whole) * 1_000_000 + int(rest)
 
     async def flush(self) -> None:
@@ -272,21 +232,18 @@ class RedisClient:
         await self.anywhere("FLUSHALL")
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Ask every server that has keys a question that changes nothing, and return the answers of
-        those that are up.
+        """Return the answers of all servers that are up to a question that changes nothing.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: No server answers.
             ServerRefused: One of them refuses.
         """
-        answers, unseen = [], _Unseen()
-        for each in await self._all():
-            try:
-                answers.append(await self._attempt_at(each, False, command, None, None, None))
-            except (ServerUnavailable, OutcomeUnknown) as error:
-                unseen.add(each, error)
-        unseen.tell(partly=bool(answers))
-        return answers
+        call = _Call(command)
+
+        async def ask(server: ConnectionPool) -> AsyncIterator[Any]:
+            yield await self._attempt_at(server, call)
+
+        return [answer async for answer in self._of_each(await self._all(), ask)]
 
     async def scan(self, pattern: str, key: str | None = None) -> AsyncIterator[bytes]:
         """Return all keys of every server that match and are there throughout. Some may come twice.
@@ -301,22 +258,36 @@ class RedisClient:
             ServerUnavailable, OutcomeUnknown: No server answers.
             ServerRefused: One of them refuses.
         """
-        seen, unseen = False, _Unseen()
-        for each in await self._all() if key is None else [await self.topology.find(key)]:
-            cursor = b"0"
-            while True:
-                command = ("SCAN", cursor, "MATCH", pattern, "COUNT", _SCANNED)
-                try:
-                    cursor, keys = await self._attempt_at(each, False, command, None, None, None)
-                except (ServerUnavailable, OutcomeUnknown) as error:
-                    unseen.add(each, error)
-                    break
-                for found in keys:
-                    yield found
-                if cursor == b"0":
-                    seen = True
-                    break
-        unseen.tell(partly=seen)
+
+        async def pages(server: ConnectionPool) -> AsyncIterator[list[bytes]]:
+            cursor = None
+            while cursor != b"0":
+                command = ("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", _SCANNED)
+                cursor, keys = await self._attempt_at(server, _Call(command))
+                yield keys
+
+        servers = await self._all() if key is None else [await self.topology.find(key)]
+        async for page in self._of_each(servers, pages):
+            for found in page:
+                yield found
+
+    async def _of_each(
+        self,
+        servers: Sequence[ConnectionPool],
+        ask: Callable[[ConnectionPool], AsyncIterator[Any]],
+    ) -> AsyncIterator[Any]:
+        """Yield the answers of all servers that are up, and warn of others; raise if none is."""
+        errors: dict[str, ServerError] = {}
+        for each in servers:
+            try:
+                async for answer in ask(each):
+                    yield answer
+            except (ServerUnavailable, OutcomeUnknown) as error:
+                errors[each.label] = error
+        for label, error in errors.items():
+            if len(errors) == len(servers):
+                raise error
+            _log.warning("%s is left out of the result: %s", label, error)
 
     async def _all(self) -> Sequence[ConnectionPool]:
         if not self.topology.all():
@@ -332,33 +303,28 @@ class RedisClient:
     ) -> Any:
         """Run a script without retrying it. Raises as :meth:`run` does.
 
-        ``confirm`` is called with the answer, and returns commands to send before this returns.
-        Their answers are not awaited.
+        ``confirm`` gets the answer, and returns commands to send at once, without awaiting answers.
         """
-        return await self._attempt(
-            keys[0], ("EVALSHA", script.sha, len(keys), *keys, *args), script, confirm
-        )
+        command = ("EVALSHA", script.sha, len(keys), *keys, *args)
+        return await self._attempt(keys[0], _Call(command, script, confirm))
 
     async def _repeat(
         self,
-        key: str | None,
-        command: tuple[Any, ...],
-        script: Script | None,
-        repeatable: bool,
-        then: tuple[str | int, ...] | None = None,
+        attempt: Callable[[], Awaitable[Any]],
+        repeatable: bool = True,
         until: float | None = None,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
         give_up_at = loop.time() + RETRY_FOR if until is None else until
-        attempt = 0
+        failures = 0
         unknown: OutcomeUnknown | None = None
         # The last error from before the time was up.
         known: ServerUnavailable | None = None
         while True:
             try:
-                return await self._attempt(key, command, script, then=then, until=until)
+                return await attempt()
             except OutcomeUnknown as error:
                 if not repeatable or loop.time() >= give_up_at:
                     raise
@@ -368,34 +334,21 @@ class RedisClient:
                 if loop.time() >= give_up_at:
                     # An earlier try may have been carried out.
                     raise unknown or known from known.__cause__
-            attempt += 1
-            await asyncio.sleep(retry_delay(attempt, most=0.5))
+            failures += 1
+            await asyncio.sleep(retry_delay(failures, most=0.5))
 
-    async def _attempt(
-        self,
-        key: str | None,
-        command: tuple[Any, ...],
-        script: Script | None,
-        confirm: Callable[[Any], Confirmation | None] | None = None,
-        then: tuple[str | int, ...] | None = None,
-        until: float | None = None,
-    ) -> Any:
+    async def _attempt(self, key: str | None, call: _Call) -> Any:
         try:
             if key is None and self.topology.spread:
                 # Any server will do, so one that hangs or refuses does not hold up the call.
-                ask = partial(
-                    self._attempt_at,
-                    asking=False,
-                    command=command,
-                    script=script,
-                    confirm=confirm,
-                    then=then,
-                )
                 return await first_of(
                     "no server answered",
-                    [(each.label, partial(ask, each)) for each in await self.topology.any()],
+                    [
+                        (each.label, partial(self._attempt_at, each, call))
+                        for each in await self.topology.any()
+                    ],
                 )
-            async with asyncio.timeout_at(until):
+            async with asyncio.timeout_at(call.until):
                 connections, asking = await self.topology.find(key), False
         except TimeoutError as error:
             self.errors += 1
@@ -407,33 +360,24 @@ class RedisClient:
             raise
         for _ in range(_SENT_ON):
             try:
-                return await self._attempt_at(
-                    connections, asking, command, script, confirm, then, until
-                )
+                return await self._attempt_at(connections, call, asking)
             except Redirected as elsewhere:
                 connections, asking = elsewhere.pool, elsewhere.asking
         raise ServerUnavailable("too many redirections between the servers of the cluster")
 
     async def _attempt_at(
-        self,
-        connections: ConnectionPool,
-        asking: bool,
-        command: tuple[Any, ...],
-        script: Script | None,
-        confirm: Callable[[Any], Confirmation | None] | None,
-        then: tuple[str | int, ...] | None,
-        until: float | None = None,
+        self, connections: ConnectionPool, call: _Call, asking: bool = False
     ) -> Any:
-        wire = await self.acquire(connections, until)
+        wire = await self.acquire(connections, call.until)
         arrived = False
         try:
-            reply = await self._exchange(wire, asking, command, script, then)
+            reply = await self._exchange(wire, asking, call)
             arrived = True
-            if confirm is not None and (confirmation := confirm(reply)) is not None:
+            if call.confirm is not None and (confirmation := call.confirm(reply)) is not None:
                 self._confirm(wire, asking, confirmation)
         except ReplyError as error:
             # The answer to the command that follows it may be held back for a while.
-            arrived = then is None
+            arrived = call.then is None
             raise self.interpret(error, connections) from error
         except OSError as error:
             self.topology.suspect(connections)
@@ -479,14 +423,8 @@ class RedisClient:
                 self.topology.suspect(connections)
             raise
 
-    async def _exchange(
-        self,
-        wire: Connection,
-        asking: bool,
-        command: tuple[Any, ...],
-        script: Script | None,
-        then: tuple[str | int, ...] | None,
-    ) -> Any:
+    async def _exchange(self, wire: Connection, asking: bool, call: _Call) -> Any:
+        command, script, then = call.command, call.script, call.then
         if script is None:
             return await self._ask(wire, asking, command, then)
         form = self.rights.form(wire, script, command[3])

@@ -10,8 +10,8 @@ from weakref import WeakKeyDictionary
 
 from delayq._redis.connection import ReplyError, own_copy
 from delayq._redis.first_of import first_of
-from delayq._redis.not_now import is_not_now
 from delayq._redis.pool import ConnectionPool
+from delayq._redis.retry import is_not_now
 from delayq._redis.slots import SLOTS, slot_of
 from delayq._redis.topology import Topology
 from delayq.errors import Closed, DelayqError, ServerRefused, ServerUnavailable

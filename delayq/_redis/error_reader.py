@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from delayq._redis.connection import NotSent, ReplyError
-from delayq._redis.not_now import is_not_now
+from delayq._redis.retry import is_not_now
 from delayq._redis.rights import is_refusal
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
 

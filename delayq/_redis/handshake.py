@@ -17,7 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from delayq._redis.connection import Connection, ReplyError
 from delayq._redis.first_of import first_of
-from delayq._redis.not_now import is_not_now
+from delayq._redis.retry import is_not_now
 from delayq._redis.url import Address, SentinelAddress
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
 

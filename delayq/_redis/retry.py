@@ -1,8 +1,36 @@
-"""The pause before the next try. Pure."""
+"""Whether and when to make a call again. Pure."""
 
 from __future__ import annotations
 
 import random
+import re
+
+# Redis 6.2 puts words of its own before the error of a command in a script:
+# "Error running script (call to f_…): @user_script:7: -READONLY …".
+_IN_SCRIPT = r"(?:Error running script \(call to f_[0-9a-f]{40}\): (?:@user_script: ?\d+: )*-?)?"
+_CODES = (
+    "BUSY",  # another script runs
+    "LOADING",  # it reads its data
+    # A replica: after a failover another server is the master, or this one soon will be again.
+    "READONLY",
+    "MASTERDOWN",
+    "CLUSTERDOWN",
+    "TRYAGAIN",  # a slot is moving, and half of the call's keys with it
+    "NOREPLICAS",
+    "MISCONF",  # the disk is full
+    "UNBLOCKED",  # a call that waited, on a server that became a replica
+)
+# Matched at the start of the text: names of users, commands and keys are quoted further back, and
+# may look like a code.
+_NOT_NOW = re.compile(rf"{_IN_SCRIPT}(?:(?:{'|'.join(_CODES)})\b|max number of clients)")
+
+
+def is_not_now(text: str) -> bool:
+    """Tell whether a server with this reply has carried out nothing, and may serve the call later.
+
+    ``text`` is the error without the leading ``-`` and without ``ERR``.
+    """
+    return _NOT_NOW.match(text) is not None
 
 
 def retry_delay(

@@ -88,23 +88,15 @@ class Faults:
                 self.calls.pop()
             return wire
 
-        async def faulty(
-            server: RedisClient,
-            key: str | None,
-            command: Any,
-            script: Script | None,
-            confirm: Any = None,
-            then: Any = None,
-            until: float | None = None,
-        ) -> Any:
-            name = script.name if script else command[0]
+        async def faulty(server: RedisClient, key: str | None, call: Any) -> Any:
+            name = call.script.name if call.script else call.command[0]
             self.calls.append(name)
             fault = self.plan(name, self.calls.count(name))
             if fault == "unsent":
                 raise ServerUnavailable("planned")
             # A lost reply is never confirmed.
             reply = await attempt(
-                server, key, command, script, None if fault == "lost" else confirm, then, until
+                server, key, call._replace(confirm=None) if fault == "lost" else call
             )
             if fault == "lost":
                 raise OutcomeUnknown("planned")
