@@ -247,7 +247,7 @@ class Batcher(Generic[Item, Result]):
             self._resolve(self._plan.withdraw(batch, gone))
 
     def _moved_at(self) -> float:
-        return -math.inf if self._connection is None else self._connection.moved_at
+        return -math.inf if self._connection is None else self._connection.pulse.moved_at
 
     def _expire(self) -> None:
         """Fail the items that have waited too long. None of them was sent."""

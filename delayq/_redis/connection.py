@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import socket
 import struct
 import sys
 from collections import deque
@@ -34,9 +33,6 @@ DOUBT_AFTER = 1.0
 # An answer is not missing before its question has arrived: a network carries at least this many
 # bytes per second.
 _SLOWEST = 250_000
-# When the system first probes whether the other end of an idle connection still exists, the time
-# between probes, both in seconds, and the number of probes. By default it probes after two hours.
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _NOTHING = object()
 
@@ -55,7 +51,7 @@ class _Question(NamedTuple):
     """A command that has not been answered yet.
 
     Attributes:
-        on_reply: Called with the answer; None if the answer is not needed.
+        on_reply: Called with the answer, if it is needed.
         sent_at: When the command was sent, seconds.
         patience: How many seconds longer than others the answer may take.
         afterwards: Called when the answer has come, or will not come any more.
@@ -76,9 +72,7 @@ class Owner(Protocol):
     """The owner of connections, which decides what to do about those that fail."""
 
     def connection_doubted(self) -> None:
-        """React to a connection on which nothing has moved for :data:`DOUBT_AFTER` seconds although
-        an answer is missing.
-        """
+        """React to a connection that is silent for :data:`DOUBT_AFTER` seconds."""
         ...
 
     def connection_broken(self) -> None:
@@ -87,17 +81,13 @@ class Owner(Protocol):
 
 
 class Pulse:
-    """The signs of life of a connection.
-
-    Silence is when nothing moves although an answer is missing.
+    """The signs of life of a connection, which is silent if nothing moves but an answer is missing.
 
     Attributes:
-        moved_at: When bytes last came in or left, as far as that was noticed; seconds on the event
-            loop's clock.
+        moved_at: When bytes were last seen to come in or leave, seconds on the event loop's clock.
         doubted_at: When an answer was last found to be missing for too long.
         round_trip: The time that the fastest answer took, seconds; infinite before the first one.
-        due_since: When a command was sent whose answer is not awaited by a call, until anything
-            arrives.
+        due_since: When a command was sent whose answer no call awaits, until anything arrives.
     """
 
     __slots__ = (
@@ -123,13 +113,15 @@ class Pulse:
         self.round_trip: float = math.inf
         self.due_since: float | None = None
 
+    @property
+    def is_doubted(self) -> bool:
+        """Whether an answer was missing for too long, and nothing has moved since then."""
+        return self.doubted_at > self.moved_at
+
     def silent_since(self, oldest: _Question | None) -> float | None:
-        """Return since when the connection has been silent, or None if no answer is missing.
+        """Return since when it has been silent; it may lie in the future. None: not silent.
 
-        It may lie in the future.
-
-        Args:
-            oldest: The first of the calls without an answer.
+        ``oldest`` is the first of the calls without an answer.
         """
         if oldest is not None:
             since, patience = oldest.sent_at, oldest.patience
@@ -143,9 +135,7 @@ class Pulse:
         return max(since, self.moved_at) + patience
 
     def _count_queued(self) -> int:
-        """Count the bytes that were sent here and have not reached the other end, as far as the
-        system tells.
-        """
+        """Count the bytes that have not reached the other end, as far as the system tells."""
         queued: int = self._writer.transport.get_write_buffer_size()
         if sys.platform == "linux" and self._socket is not None:
             with suppress(OSError, ValueError):
@@ -175,7 +165,7 @@ class Inbox:
             self._arrived.set_exception(error)
 
     async def wait(self) -> None:
-        """Wait until something is there. Raises the error of :meth:`fail`."""
+        """Wait for an item. Raises the error of :meth:`fail`."""
         self._arrived = asyncio.get_running_loop().create_future()
         try:
             await self._arrived
@@ -184,21 +174,20 @@ class Inbox:
 
 
 class Connection(asyncio.Protocol):
-    """A connection that redis-py has opened and introduced; from then on its socket is read and
-    written here.
+    """A connection that redis-py has opened; from then on its socket is read and written here.
 
-    Sockets, TLS, user names and passwords are left to redis-py. Its streams are not used, because
-    they cost more than all else that a call needs. Answers come in the order of the questions, and
-    several may be in flight. Data that no call has asked for, such as notifications, is kept for
-    :meth:`read`.
+    redis-py's streams are not used, because they cost more than all else that a call needs. Answers
+    come in the order of the questions, and several may be in flight. Data that no call has asked
+    for, such as notifications, is kept for :meth:`read`.
 
     A connection that dies silently looks like one whose answer takes a long time. While bytes come
-    in or leave, it is alive. When nothing has moved for :data:`DOUBT_AFTER` seconds and an answer
-    is missing, the owner is told, and again from time to time, so that it can find out more. After
-    :data:`ANSWER_WITHIN` seconds the connection ends itself.
+    in or leave, it is alive. When it has been silent for :data:`DOUBT_AFTER` seconds, the owner is
+    told, and again from time to time. After :data:`ANSWER_WITHIN` seconds the connection ends
+    itself.
 
     Attributes:
-        owner: Whom to tell of trouble, once there is one.
+        owner: The pool that is told of trouble.
+        pulse: The signs of life.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:
@@ -213,7 +202,7 @@ class Connection(asyncio.Protocol):
         writer = held._writer
         held._reader = held._writer = None
         self._transport = writer.transport
-        self._pulse = Pulse(writer, self._loop.time)
+        self.pulse: Pulse = Pulse(writer, self._loop.time)
         self._reader: Any = Reader(
             protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING
         )
@@ -222,10 +211,6 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
-        _keep_alive(
-            self._transport.get_extra_info("socket"),
-            getattr(opened, "socket_keepalive_options", None),
-        )
         self._transport.set_protocol(self)
         self._transport.resume_reading()
 
@@ -256,39 +241,15 @@ class Connection(asyncio.Protocol):
 
     @property
     def is_abandoned(self) -> bool:
-        """Whether a caller has left before its answer came, and that answer is still
-        outstanding.
-        """
+        """Whether the answer of a caller that has left is outstanding."""
         return self._abandoned > 0
 
-    @property
-    def is_doubted(self) -> bool:
-        """Whether an answer was found to be missing for too long, and nothing has moved since
-        then.
-        """
-        return self._pulse.doubted_at > self._pulse.moved_at
-
-    @property
-    def moved_at(self) -> float:
-        """When bytes last came in or left, as far as that was noticed; seconds on the event loop's
-        clock.
-        """
-        return self._pulse.moved_at
-
-    @property
-    def round_trip(self) -> float:
-        """The time that the fastest answer took, seconds; infinite before the first one."""
-        return self._pulse.round_trip
-
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command.
-
-        The future returns its answer, or raises :class:`ReplyError` or an ``OSError``.
-
-        Cancelling the future does no harm.
+        """Send a command. The future returns its answer; cancelling it does no harm.
 
         Raises:
             NotSent: The connection is lost.
+            ReplyError, OSError: From the future.
         """
         future = self._loop.create_future()
         self.call(command, partial(_settle, future))
@@ -297,13 +258,9 @@ class Connection(asyncio.Protocol):
     def call(
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
-        """Send a command.
+        """Send a command; ``on_reply`` gets its answer, or the error that :meth:`ask` raises.
 
-        ``on_reply`` is called with its answer, or the error that :meth:`ask` raises, once that is
-        known.
-
-        ``blocks`` is the number of seconds for which the command lets the server hold back the
-        answer.
+        The command lets the server hold back the answer for ``blocks`` seconds.
         """
         self._check()
         if blocks:
@@ -315,8 +272,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(packed)
 
     def when_answered(self, then: Callable[[], object]) -> None:
-        """Call ``then`` when the last answer now outstanding has come, or will not come any more;
-        at once if there is none.
+        """Call ``then`` when no answer is outstanding any more of those that are now.
 
         The connection counts as abandoned until then.
         """
@@ -335,43 +291,30 @@ class Connection(asyncio.Protocol):
         self.call(command, None)
 
     def write(self, *command: Any) -> None:
-        """Send a command.
-
-        Its answer, if there is one, goes to :meth:`read`. Raises as :meth:`ask` does.
-        """
+        """Send a command whose answer, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
         self._check()
         self._transport.write(pack_command(command))
 
     def ping(self) -> None:
-        """Send a command that is always answered, as :meth:`write` does.
-
-        Silence after it counts as a missing answer.
-        """
+        """Send a PING as :meth:`write` does. Silence after it counts as a missing answer."""
         self.write("PING")
-        if self._pulse.due_since is None:
-            self._pulse.due_since = self._loop.time()
+        if self.pulse.due_since is None:
+            self.pulse.due_since = self._loop.time()
         self._keep_watch()
 
     def silent_since(self) -> float | None:
-        """Return since when nothing has moved although an answer is missing; None if none is.
-
-        It may lie in the future.
-        """
-        return self._pulse.silent_since(self._asked[0] if self._asked else None)
+        """Return the same as :meth:`Pulse.silent_since`."""
+        return self.pulse.silent_since(self._asked[0] if self._asked else None)
 
     def give_up(self, reason: str) -> None:
-        """End the connection.
-
-        All callers that wait for an answer get the reason, as a ``TimeoutError``.
-        """
+        """End the connection. All waiting callers get the reason, as a ``TimeoutError``."""
         self._lose(TimeoutError(reason))
 
     async def read(self) -> Any:
-        """Return the next thing to arrive that no call has asked for, however long that takes.
+        """Return the next data that no call has asked for, however long that takes.
 
         Raises:
-            ReplyError: It is an error reply.
-            OSError: The connection is lost.
+            ReplyError, OSError: It is an error reply, or the connection is lost.
         """
         if not self._inbox.items:
             self._check()
@@ -387,16 +330,13 @@ class Connection(asyncio.Protocol):
             await self._drained
 
     def close(self) -> None:
-        """End the connection after the sent data has left.
-
-        All callers that wait for an answer are told.
-        """
+        """End the connection after the sent data has left. All waiting callers are told."""
         self._lose(ConnectionError("the connection was closed"), abort=False)
 
     # Called by the transport
 
     def data_received(self, data: bytes) -> None:
-        pulse = self._pulse
+        pulse = self.pulse
         pulse.moved_at = self._loop.time()
         pulse.due_since = None
         reader = self._reader
@@ -436,7 +376,7 @@ class Connection(asyncio.Protocol):
             self._inbox.put(answer)
             return
         question = self._asked.popleft()
-        pulse = self._pulse
+        pulse = self.pulse
         if (took := pulse.moved_at - question.sent_at) < pulse.round_trip:
             pulse.round_trip = took
         if question.afterwards:
@@ -453,10 +393,7 @@ class Connection(asyncio.Protocol):
             self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
 
     def _look(self) -> None:
-        """Check whether an answer has been missing for too long.
-
-        One timer serves all questions asked meanwhile.
-        """
+        """Check for a missing answer; one timer serves all questions asked meanwhile."""
         self._watch = None
         since = self.silent_since()
         if since is None or self._lost is not None:
@@ -470,7 +407,7 @@ class Connection(asyncio.Protocol):
         )
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
-            self._pulse.doubted_at = self._loop.time()
+            self.pulse.doubted_at = self._loop.time()
             if self.owner is not None:
                 self.owner.connection_doubted()
 
@@ -493,20 +430,6 @@ class Connection(asyncio.Protocol):
         self._inbox.fail(own_copy(error))
 
 
-def _keep_alive(connected: Any, chosen: Any) -> None:
-    """Have the system detect that the other end of a socket has vanished.
-
-    ``chosen`` holds the user's own settings, if any.
-    """
-    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
-        return
-    with suppress(OSError):
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEP_ALIVE.items():
-            if not chosen and hasattr(socket, name):
-                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-
-
 def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:
     if on_reply is None:
         return
@@ -526,9 +449,7 @@ def _settle(future: asyncio.Future[Any], answer: Any) -> None:
 
 
 def own_copy(error: _Error) -> _Error:
-    """Return an equal error for each caller: one object raised in many tasks would mix up their
-    tracebacks.
-    """
+    """Copy an error for one caller: raised in many tasks, it would mix up their tracebacks."""
     try:
         copy = type(error)(*error.args)
     except Exception:  # noqa: BLE001 - its constructor takes other arguments

@@ -29,15 +29,12 @@ _MOMENT = 0.5
 
 
 class _Line:
-    """The callers that wait for a connection, in order of arrival.
-
-    Attributes:
-        awake: How many were woken and have yet to run.
-    """
+    """The callers that wait for a connection, in order of arrival."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._tickets = count()
+        # How many were woken and have yet to run.
         self.awake: int = 0
 
     def __len__(self) -> int:
@@ -48,7 +45,7 @@ class _Line:
         return next(self._tickets)
 
     async def turn(self, ticket: int) -> None:
-        """Wait until a connection may be available, behind the callers with older tickets."""
+        """Wait for a connection, behind the callers with older tickets."""
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         heappush(self._waiting, (ticket, turn))
         try:
@@ -86,10 +83,9 @@ class _Use:
 class ConnectionPool:
     """A small pool of connections that redis-py opens.
 
-    redis-py's own pools raise or wait when they are full, hide whether a command was sent before an
-    error, and count nothing. Here acquiring and sending are two steps, so an error in the first one
-    means that nothing was sent. When the limit is reached, calls share the connections in use: on a
-    distant server, waiting for a free one would cost a round trip.
+    redis-py's own pools hide whether a command was sent before an error. Here acquiring and sending
+    are two steps, so an error in the first one means that nothing was sent. When the limit is
+    reached, calls share the connections in use, because waiting would cost a round trip.
 
     If one connection has died silently, others may have died too. So when one is doubted, the free
     ones are put aside until they have answered a PING, and a fresh connection is tried as well.
@@ -98,6 +94,7 @@ class ConnectionPool:
     """
 
     def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
+        self.label: str = address.label
         self._opener = Opener(address)
         self._free = FreeConnections()
         self._used: dict[Connection, _Use] = {}
@@ -109,21 +106,13 @@ class ConnectionPool:
         self._ended: DelayqError | None = None
         self._round_trip = 0.0
         self.opened: int = 0
-        # How often connections broke or led to another server. The next ones may lead to another
-        # server, too.
+        # How often connections broke: the next ones may lead to another server.
         self.breaks: int = 0
         _of_this_process.add(self)
 
     @property
-    def label(self) -> str:
-        """The name to show for the server, without secrets."""
-        return self._opener.label
-
-    @property
     def lead_to_replica(self) -> bool:
-        """Whether the address is that of a replica, as far as we know: no connection has led to a
-        master yet.
-        """
+        """Whether no connection has led to a master yet, but to a replica."""
         return self._opener.found_no_master
 
     @property
@@ -133,32 +122,27 @@ class ConnectionPool:
 
     @property
     def round_trip(self) -> float:
-        """The shortest time that an answer takes, seconds: the last one known if no connection is
-        left, 0 before the first.
-        """
+        """The shortest time that an answer took, seconds; 0 before the first."""
         self._round_trip = min(
-            (wire.round_trip for wire in (*self._free, *self._used)), default=self._round_trip
+            (wire.pulse.round_trip for wire in (*self._free, *self._used)), default=self._round_trip
         )
         return self._round_trip
 
     def acquire_nowait(self) -> Connection | None:
-        """Return an open connection as :meth:`acquire` does if one is free, otherwise None."""
+        """Return a connection as :meth:`acquire` does if one is free, otherwise None."""
         if self._ended is not None or len(self._line) or self._line.awake:
             return None
         return self._take_free()
 
     def acquire_any(self, preferred: Connection | None = None) -> Connection | None:
-        """Return an open connection, even if it is in use, or None if none is open.
+        """Return an open connection, even if it is in use, ``preferred`` if possible, or None.
 
         Hand it to :meth:`release` afterwards.
-
-        Args:
-            preferred: The connection to return if it is still open and may be used.
         """
         if (
             preferred is not None
             and preferred.is_open
-            and not preferred.is_doubted
+            and not preferred.pulse.is_doubted
             and not self._is_outdated(preferred)
         ):
             if self.share(preferred):
@@ -173,14 +157,12 @@ class ConnectionPool:
     @property
     def bytes_to_send(self) -> int:
         """The number of bytes that wait here for the network to take them."""
-        return sum(wire.bytes_to_send for wire in self._used) + sum(
-            wire.bytes_to_send for wire in self._free
-        )
+        return sum(wire.bytes_to_send for wire in (*self._used, *self._free))
 
     async def acquire(self) -> Connection:
         """Return an open connection, to be handed to :meth:`release` or :meth:`abandon`.
 
-        Opens one if none is free, and shares one if the limit is reached.
+        Open one if none is free, and share one if the limit is reached.
 
         Raises:
             ServerUnavailable: No server answers at the address.
@@ -221,22 +203,19 @@ class ConnectionPool:
             self._opening -= 1
 
     def _shareable(self) -> list[Connection]:
-        """Return the connections in use that another call may share, the least busy one first."""
+        """Return the connections that another call may share, the least busy one first."""
         usable = [
             wire
             for wire, use in self._used.items()
             if wire.is_open
-            and not (
-                wire.is_blocked or wire.is_doubted or wire.is_abandoned or use.own or use.outdated
-            )
+            and not (wire.is_blocked or wire.is_abandoned or wire.pulse.is_doubted)
+            and not (use.own or use.outdated)
         ]
         # A call behind a large one waits a long time.
         return sorted(usable, key=lambda wire: (wire.bytes_to_send, wire.unanswered))
 
     def _wake(self) -> None:
-        """Wake as many of the waiting callers as may find a connection now: all of them if one can
-        be shared.
-        """
+        """Wake as many callers as may find a connection now: all of them if one can be shared."""
         line = self._line
         if not len(line):
             return
@@ -248,11 +227,9 @@ class ConnectionPool:
         return use is not None and use.outdated
 
     def share(self, wire: Connection) -> bool:
-        """Hold an acquired connection once more, for another call behind the first.
+        """Hold an acquired connection once more, to be released twice; return whether that can be.
 
-        Returns whether that is possible.
-
-        Both calls release it.
+        The new call goes behind the first.
         """
         use = self._used.get(wire)
         if use is None or use.own or not wire.is_open:
@@ -261,10 +238,7 @@ class ConnectionPool:
         return True
 
     def release(self, wire: Connection) -> None:
-        """Take back a connection, open or not.
-
-        Its holder must no longer be waiting for an answer on it.
-        """
+        """Take back a connection, open or not, whose holder awaits no answer on it."""
         use = self._used.get(wire)
         if use is not None and use.calls > 1:
             # No other caller may have it to itself yet: the next one might subscribe on it.
@@ -277,38 +251,26 @@ class ConnectionPool:
         self._wake()
 
     def abandon(self, wire: Connection) -> None:
-        """Take back a connection whose holder has left.
+        """Take back a connection whose holder has left, once the answers in flight have arrived.
 
-        It stays in use until the answers in flight have arrived.
-
-        Closing it would cost the other calls on it their answers, and the next call a new
-        connection. Until then no further call shares it, because the holder may have left for want
-        of an answer.
+        Until then no further call shares it: the holder may have left for want of an answer.
         """
         wire.when_answered(partial(self.release, wire))
 
     def disown(self) -> None:
-        """Stop using the connections without closing any: this is a forked child, and they belong
-        to its parent.
-        """
+        """Stop using the connections without closing any: they belong to the parent process."""
         self._ended = Closed("the client belongs to another process")
         _inherited.extend((*self._free.take_all(), *self._probe.aside, *self._used))
         self._probe.aside.clear()
         self._used.clear()
 
     def prune(self) -> None:
-        """Close the connections that have not been used since the last call: a burst leaves more
-        than everyday work needs.
-        """
+        """Close the connections that have not been needed since the last call."""
         for wire in self._free.take_unneeded():
             self.close(wire)
 
     def renew(self) -> None:
-        """Stop using the connections that are open now: another server has taken the place of
-        theirs.
-
-        Calls in flight go on.
-        """
+        """Use new connections, to the server that has taken over; calls in flight go on."""
         self.breaks += 1
         for wire in self._free.take_all():
             wire.close()
@@ -317,9 +279,7 @@ class ConnectionPool:
             use.outdated = True
 
     def retire(self, reason: DelayqError) -> None:
-        """Close every connection, including those in use, and open no more: later callers get the
-        reason.
-        """
+        """Close every connection, even in use, and open no more: later callers get the reason."""
         self._ended = reason
         self._probe.cancel()
         for wire in (*self._free.take_all(), *self._used):
@@ -328,19 +288,14 @@ class ConnectionPool:
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
-        """Return a connection that does not count towards the limit, for calls that block.
+        """Return a connection that does not count towards the limit, to :meth:`close` in the end.
 
-        Close it with :meth:`close`.
-
-        Args:
-            anew: Open a new one, even if another is free.
-
-        Raises:
-            ServerUnavailable, ServerRefused: As for :meth:`acquire`.
+        It is a new one if no other is free, or if ``anew``. Raises as :meth:`acquire` does.
         """
+        self._demand_open()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
-                wire = await (self._opened_anew() if anew else self._connected())
+                wire = (None if anew else self._take_free()) or await self._opened_anew()
         except TimeoutError as error:
             raise ServerUnavailable(
                 f"{self.label} did not answer within {OPEN_TIMEOUT:g} s"
@@ -349,10 +304,7 @@ class ConnectionPool:
         return wire
 
     def keep_own(self, wire: Connection) -> None:
-        """Offer a connection from :meth:`open_own` to the callers.
-
-        It does not count towards the limit until one takes it.
-        """
+        """Offer a connection from :meth:`open_own` to the callers."""
         if self._ended is not None or self._is_outdated(wire):
             self.close(wire)
         else:
@@ -382,10 +334,6 @@ class ConnectionPool:
         if self._ended is not None:
             raise type(self._ended)(*self._ended.args)
 
-    async def _connected(self) -> Connection:
-        self._demand_open()
-        return self._take_free() or await self._opened_anew()
-
     async def _opened_anew(self) -> Connection:
         """Open a fresh connection and mark it as in use."""
         self._demand_open()
@@ -395,8 +343,8 @@ class ConnectionPool:
         except DelayqError:
             raise
         except Exception as error:
-            # Any other error comes from the user's code, such as a provider of passwords. It may
-            # succeed the next time. Its message may be secret.
+            # An error of the user's code, such as a provider of passwords, whose message may be
+            # secret. It may succeed the next time.
             raise ServerUnavailable(
                 f"{self.label}: cannot connect: {type(error).__name__}"
             ) from error
@@ -439,12 +387,7 @@ class _Probe:
         self.aside: set[Connection] = set()
 
     def begin(self, free: Iterable[Connection]) -> None:
-        """Test all connections, because one has been silent for a while although an answer is
-        missing.
-
-        Args:
-            free: The connections that no call uses. Those that answer go back to the pool.
-        """
+        """Test all connections. Those of the ``free`` ones that answer go back to the pool."""
         for wire in free:
             if wire.is_clean:
                 self.aside.add(wire)
@@ -480,9 +423,8 @@ class _Probe:
     async def _run(self) -> None:
         """Give up the silent connections if a fresh one is answered.
 
-        A server that is blocked by a long script answers no connection, and afterwards all of them,
-        in any order. So the fresh connection is asked once more, a moment after its first answer. A
-        slow network makes that moment longer.
+        After a long script, a server answers all connections in any order. So the fresh one is
+        asked once more, a moment after its first answer; a slow network makes that longer.
         """
         now = asyncio.get_running_loop().time
         # Slightly in the future, so that the connections put aside count as asked by then.
@@ -499,10 +441,7 @@ class _Probe:
                 await fresh.ask("PING")
             proven = True
         finally:
-            if proven:
-                self._pool.keep_own(fresh)
-            else:
-                self._pool.close(fresh)
+            (self._pool.keep_own if proven else self._pool.close)(fresh)
         in_use = self._pool.in_use()
         dead = [wire for wire in (*in_use, *self.aside) if self._is_dead(wire, began, now())]
         if not dead:
@@ -513,9 +452,9 @@ class _Probe:
                 " once"
             )
         for wire, own in in_use.items():
-            # A connection of its own waits for whatever arrives, so its silence means nothing.
-            # Replacing it costs little.
-            if own and wire.moved_at < began:
+            # Its silence means nothing, because it waits for whatever arrives; but it is cheap to
+            # replace.
+            if own and wire.pulse.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
     def _is_dead(self, wire: Connection, began: float, now: float) -> bool:
@@ -526,8 +465,7 @@ class _Probe:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._task = None
         if not task.cancelled():
-            # An error means that nothing is proven. A connection that is still in doubt reports
-            # again.
+            # Nothing is proven. A connection that is still in doubt reports again.
             task.exception()
 
 

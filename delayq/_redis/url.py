@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -44,8 +45,7 @@ _PORTS = {"sentinel": 26379, "cluster": 6379}
 _OURS: dict[str, Any] = {
     # Replies stay bytes.
     "decode_responses": False,
-    # delayq bounds its calls itself: a call that takes messages must get its reply, however late it
-    # arrives.
+    # A call that takes messages must get its reply, however late: delayq bounds its calls itself.
     "socket_timeout": None,
     "health_check_interval": 0,
     # delayq retries only the calls that are safe to repeat.
@@ -55,6 +55,10 @@ _OURS: dict[str, Any] = {
     # out dead connections.
     "protocol": 2,
 }
+# When the system first probes whether an idle connection still exists, the time between probes,
+# both in seconds, and their number. By default it probes after two hours.
+_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+_KEEP_ALIVE = {getattr(socket, name): n for name, n in _PROBES.items() if hasattr(socket, name)}
 # Options of pools and clients rather than of a single connection, and options of RESP3's
 # maintenance notifications.
 _NOT_OURS = re.compile(
@@ -174,11 +178,9 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
         reason = "one of its options is unknown or has an invalid value"
     if reason:
         # Raised outside the except block, because an error shows its context too.
-        raise ConfigurationError(f"the address {_scheme_of(url)!r} is invalid: {reason}")
+        raise _invalid(url, f"is invalid: {reason}")
     if scheme.endswith("unix") and not options.get("path"):
-        raise ConfigurationError(
-            f"the address {_scheme_of(url)!r} does not name a socket: use unix:///path/to/socket"
-        )
+        raise _invalid(url, "does not name a socket: use unix:///path/to/socket")
     return _address(redacted(url), connection_class, options)
 
 
@@ -190,10 +192,7 @@ def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
 
 
 def _what_is_ignored(rest: str) -> str:
-    """Describe an error after the scheme that redis-py would ignore.
-
-    Returns an empty string if there is none.
-    """
+    """Describe an error after the scheme that redis-py would ignore; empty if there is none."""
     parts = urlsplit(f"redis:{rest}")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         return "the database must be a number, as in redis://host:6379/0"
@@ -201,9 +200,7 @@ def _what_is_ignored(rest: str) -> str:
 
 
 def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddress:
-    """Parse the address of several servers:
-    ``//user:password@host:port,host:port/service/database?option=value``.
-    """
+    """Parse ``//user:password@host:port,host:port/service/database?option=value``."""
     scheme, _, kind = schemes.partition("+")
     place, _, query = rest.removeprefix("//").partition("?")
     user, at, place = place.rpartition("@")
@@ -222,28 +219,17 @@ def _of_many(url: str, schemes: str, rest: str) -> SentinelAddress | ClusterAddr
     label = redacted(url)
     if kind == "cluster":
         if path.strip("/") not in ("", "0"):
-            raise ConfigurationError(
-                f"the address {_scheme_of(url)!r} is invalid: a cluster has only database 0"
-            )
+            raise _invalid(url, "is invalid: a cluster has only database 0")
         return ClusterAddress(label, tuple(servers))
     service, _, database = path.partition("/")
     if not service or not (database or "0").isdecimal():
         example = "redis+sentinel://host:26379,host:26379/service/0"
-        raise ConfigurationError(
-            f"the address {_scheme_of(url)!r} does not name a service: use {example}"
-        )
+        raise _invalid(url, f"does not name a service: use {example}")
     server = servers[0]
     way_in = replace(server, label=label, options=server.options | {"db": int(database or 0)})
     # Sentinels have their own users, and no databases.
     greeting = {"username": ours.get("username"), "password": ours.get("password"), "db": 0}
-    sentinels = tuple(
-        replace(
-            each,
-            label=f"the Sentinel {each.options['host']}:{each.options['port']}",
-            options=each.options | greeting,
-        )
-        for each in servers
-    )
+    sentinels = tuple(_sentinel(replace(each, options=each.options | greeting)) for each in servers)
     return SentinelAddress(label, sentinels, unquote(service), way_in)
 
 
@@ -258,16 +244,12 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
         or (":" in host) != host.startswith("[")
     ):
         # The part itself is not shown: it may be the half of a password that contains a "?".
-        raise ConfigurationError(
-            f"the address {_scheme_of(url)!r} is invalid: each of its servers must be host:port"
-        )
+        raise _invalid(url, "is invalid: each of its servers must be host:port")
     return host, int(given)
 
 
 def from_client(client: object) -> AnyAddress:
-    """Extract the address from a user's redis-py client.
-
-    The client keeps its connections; delayq opens its own.
+    """Extract the address from a user's redis-py client, which keeps its connections.
 
     Raises:
         ConfigurationError: It is not a client of ``redis.asyncio``, or it is one for replicas.
@@ -293,12 +275,7 @@ def from_client(client: object) -> AnyAddress:
         )
     asked = [sentinel.connection_pool for sentinel in pool.sentinel_manager.sentinels]
     sentinels = tuple(
-        _address(
-            f"the Sentinel {each.connection_kwargs['host']}:{each.connection_kwargs['port']}",
-            each.connection_class,
-            each.connection_kwargs,
-        )
-        for each in asked
+        _sentinel(_address("", each.connection_class, each.connection_kwargs)) for each in asked
     )
     plain = SSLConnection if issubclass(pool.connection_class, SSLConnection) else Connection
     return SentinelAddress(
@@ -306,19 +283,24 @@ def from_client(client: object) -> AnyAddress:
     )
 
 
+def _sentinel(address: Address) -> Address:
+    host, port = address.options["host"], address.options["port"]
+    return replace(address, label=f"the Sentinel {host}:{port}")
+
+
 def _address(
     label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]
 ) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
     kept.setdefault("socket_connect_timeout", 5.0)
+    if issubclass(connection_class, Connection):
+        kept["socket_keepalive"] = True
+        kept["socket_keepalive_options"] = kept.get("socket_keepalive_options") or _KEEP_ALIVE
     return Address(label, connection_class, kept | _OURS)
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` without user, password and options.
-
-    If it is not an address, nothing after ``://`` is kept.
-    """
+    """Return ``url`` without user, password and options; only the scheme if it is no address."""
     scheme, found, rest = url.partition("://")
     if not found:
         return url if _SERVER.fullmatch(url) else "***"
@@ -331,9 +313,11 @@ def redacted(url: str) -> str:
     return f"{scheme}://{'***@' if user or at else ''}{place}"
 
 
+def _invalid(url: str, reason: str) -> ConfigurationError:
+    return ConfigurationError(f"the address {_scheme_of(url)!r} {reason}")
+
+
 def _scheme_of(url: str) -> str:
-    """Return the part of an unreadable address that may be shown: the scheme, since the rest may
-    belong to a password.
-    """
+    """Return all of an unreadable address that may be shown: the rest may be a password's."""
     scheme = url.partition("://")[0]
     return f"{scheme}://***" if scheme in (*_SCHEMES, *_MANY) else "***"

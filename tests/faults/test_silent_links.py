@@ -269,6 +269,6 @@ async def test_connections_over_tcp_are_kept_alive(own_server: PrivateServer) ->
     async with Links(own_server, tcp=True) as links:
         connections = ConnectionPool(one_server(links.url), 1)
         wire = await connections.open_own()
-        assert wire._pulse._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert wire.pulse._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         connections.close(wire)
         await connections.aclose()

@@ -106,7 +106,7 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         asked = silent.ask("PING")
         assert await pool.acquire() is silent
         pool.release(silent)
-        await until(lambda: silent.is_doubted)
+        await until(lambda: silent.pulse.is_doubted)
         waiting = asyncio.create_task(pool.acquire())
         with pytest.raises(TimeoutError):
             await asked
