@@ -26,16 +26,11 @@ class Durability(NamedTuple):
 
     @property
     def command(self) -> tuple[str | int, ...]:
-        """The command sent behind a script.
-
-        It answers when all earlier writes are safe, or with how far they have got.
-        """
+        """The command behind a script, which answers when, or how far, earlier writes are safe."""
         return ("WAIT", self.replicas, WITHIN_MS) if self.replicas else ("WAITAOF", 1, 0, WITHIN_MS)
 
     def broken(self, answer: Any) -> str:
-        """Return why the promise is broken, according to the answer to that command; empty if it is
-        kept.
-        """
+        """Return why the promise is broken, according to that answer; empty if it is kept."""
         if isinstance(answer, BaseException):
             return f"the server did not confirm durability: {answer}"
         if not self.replicas:
@@ -46,9 +41,7 @@ class Durability(NamedTuple):
 
 
 class WaitingServer:
-    """A server that sends the promise's command behind each script, and answers with a pair of both
-    replies.
-    """
+    """Sends the promise's command behind each script, and answers with a pair of both replies."""
 
     def __init__(self, server: RedisClient, promise: Durability) -> None:
         self._server = server

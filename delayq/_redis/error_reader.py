@@ -43,17 +43,11 @@ class Redirected(RepeatNow):
 
 
 class SettingsChanged(ServerError):
-    """The queue has other settings than the caller knows. Nothing was carried out.
-
-    Read the settings and make the call again: to repeat it as it is would not help.
-    """
+    """The queue has other settings than the caller knows: read them, and make another call."""
 
 
 class ErrorReader:
-    """Turns the errors of connections into those of delayq, and passes on what they tell.
-
-    They may tell that a server has lost its role or some keys, or that a right is missing.
-    """
+    """Turns the errors of connections into those of delayq, and passes on what they tell."""
 
     def __init__(self, topology: Topology, rights: Rights) -> None:
         self._topology = topology

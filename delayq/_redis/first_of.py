@@ -1,6 +1,4 @@
-"""Asks several servers of which any could answer: one after the other, and side by side where one
-is slow.
-"""
+"""Asks several servers of which any could answer: one by one, or side by side if one is slow."""
 
 from __future__ import annotations
 
@@ -30,8 +28,7 @@ async def first_of(
 ) -> T:
     """Return the result of the first attempt that succeeds.
 
-    The next attempt starts as soon as one fails, and alongside one that takes longer than
-    :data:`ASK_NEXT_AFTER`.
+    The next one starts when one fails, or has taken :data:`ASK_NEXT_AFTER`.
 
     Args:
         label: The purpose of the attempts, for the error.
@@ -61,14 +58,11 @@ async def first_of(
                 under_way, timeout=patience, return_when=asyncio.FIRST_COMPLETED
             )
             for task in done:
+                del under_way[task]
                 try:
-                    found = task.result()
+                    return task.result()
                 except ServerError as error:
-                    del under_way[task]
                     errors.append(error)
-                else:
-                    del under_way[task]
-                    return found
         errors += [
             ServerUnavailable(f"{name} did not answer within {WITHIN:g} s")
             for name in under_way.values()

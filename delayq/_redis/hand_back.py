@@ -1,8 +1,6 @@
-"""Calls that return undelivered messages to the server: written at once, and retried until they are
-answered.
+"""Calls that return undelivered messages: written at once, and retried until they are answered.
 
-Each call may be sent any number of times, over any connection, because the server carries it out
-only once.
+The server carries each one out only once, however often and over whatever connection it is sent.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
-from delayq._redis.connection import NotSent, ReplyError
+from delayq._redis.connection import NotSent
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError, OutcomeUnknown, ServerRefused, ServerUnavailable
 
@@ -46,12 +44,10 @@ class HandBack:
 
     Attributes:
         request: The call.
-        fence: The key that makes a repetition harmless, if it is no longer needed once the only try
-            has been answered.
+        fence: The key that makes a repetition harmless, if an answered only try makes it useless.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before that.
-        is_put_off: Whether the server has answered the last try by saying that it may carry out the
-            same call later.
+        is_put_off: Whether the last answer was that the server may carry out the same call later.
     """
 
     __slots__ = ("_decided", "fence", "is_put_off", "outcome", "request", "tries")
@@ -67,7 +63,7 @@ class HandBack:
 
     @property
     def is_unsure(self) -> bool:
-        """Whether the server may have carried it out without our knowledge, or may still do so."""
+        """Whether the server may have carried it out unnoticed, or may still do so."""
         return not self.is_done and self._decided < self.tries
 
     @property
@@ -76,45 +72,34 @@ class HandBack:
         return self.outcome is not None and not isinstance(self.outcome, DelayqError)
 
     def note(self, outcome: Any, *, put_off: bool = False) -> None:
-        """Record the outcome of a try.
-
-        A late failure changes nothing once another try has been answered.
-        """
+        """Record the outcome of a try, unless another one has been answered."""
         if self.is_done:
             return
         self.outcome = outcome
         self.is_put_off = put_off
         self._decided += not isinstance(outcome, OutcomeUnknown)
 
-    def note_unsent(self, error: DelayqError) -> None:
+    def note_unsent(self, reason: str | DelayqError = "no connection is open") -> None:
         """Record that it could not be sent."""
         if not self.is_done:
-            self.outcome = error
+            self.outcome = ServerUnavailable(reason) if isinstance(reason, str) else reason
             self.is_put_off = False
 
     @property
     def cleanup(self) -> tuple[str, str] | None:
         """The command that deletes the fence, if the fence is no longer needed."""
-        return (
-            ("UNLINK", self.fence)
-            if self.fence is not None and self.tries == 1 and self.is_done
-            else None
-        )
+        if self.fence is None or self.tries != 1 or not self.is_done:
+            return None
+        return "UNLINK", self.fence
 
 
 def send_now(
     client: RedisClient, calls: Sequence[HandBack], beside: Connection | None = None
 ) -> tuple[Connection, list[asyncio.Future[None]]] | None:
-    """Send calls for the keys of one queue, in order, before this returns, even behind others on a
-    connection in use.
+    """Send calls for the keys of one queue, in order, before this returns, even behind others.
 
-    The scripts are sent as text, so that the server knows them whatever it has forgotten.
-
-    Args:
-        client: Sends them.
-        calls: The calls, in the order in which to carry them out.
-        beside: The connection of an earlier call, behind which to carry these out. It may have gone
-            meanwhile.
+    The scripts are sent as text, so that the server knows them. If the connection ``beside`` is
+    still open, they are carried out behind the earlier calls on it.
 
     Returns:
         The connection, and a future for each call, which is done when the outcome is recorded; None
@@ -129,10 +114,7 @@ def send_now(
 
 
 async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
-    """Send calls for the keys of one queue in order, and wait for their outcomes.
-
-    Raises nothing but cancellation.
-    """
+    """Send calls for the keys of one queue in order, and wait for their outcomes. Never raises."""
     for call in calls:
         call.outcome = None
     try:
@@ -149,9 +131,7 @@ async def send(client: RedisClient, calls: Sequence[HandBack]) -> None:
 
 
 async def send_anew(client: RedisClient, calls: Sequence[HandBack]) -> None:
-    """Send calls for the keys of any queues over new connections, and wait until all are answered
-    or have failed.
-    """
+    """Send calls for any queues over new connections, and wait until all have an outcome."""
     pools: dict[ConnectionPool, list[HandBack]] = {}
     for call in calls:
         with suppress(DelayqError):
@@ -199,10 +179,8 @@ def send_one(
 
     def answered(answer: Any) -> None:
         outcome = client.interpret(answer, pool)
-        call.note(
-            outcome,
-            put_off=isinstance(answer, ReplyError) and isinstance(outcome, ServerUnavailable),
-        )
+        # A connection that breaks leaves the outcome unknown, so the server has said so.
+        call.note(outcome, put_off=isinstance(outcome, ServerUnavailable))
         if not isinstance(outcome, DelayqError):
             client.rights.permitted(connection, script, keys[0], form)
             if (cleanup := call.cleanup) is not None:
@@ -215,7 +193,7 @@ def send_one(
     try:
         connection.call(("EVAL", form.text, len(keys), *keys, *args), answered)
     except NotSent as error:
-        call.note_unsent(ServerUnavailable(f"the connection broke: {error}"))
+        call.note_unsent(f"the connection broke: {error}")
         done.set_result(None)
     else:
         call.tries += 1
@@ -224,9 +202,7 @@ def send_one(
 
 
 def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
-    """Delete the fence of a call once it has been answered: the call that the fence disabled can no
-    longer be carried out.
-    """
+    """Delete the fence of an answered call: the call that it disabled can no longer arrive."""
     call.fence = fence
     if (cleanup := call.cleanup) is None:
         return
@@ -238,9 +214,7 @@ def spare_fence(client: RedisClient, call: HandBack, fence: str) -> None:
 
 
 class PendingHandBacks:
-    """Calls that have to reach the server sooner or later: sent at once, and retried until they are
-    answered.
-    """
+    """Calls that are sent at once, and retried until they are answered."""
 
     def __init__(self, queue: str, server: RedisClient, background: Background) -> None:
         self._queue = queue
@@ -254,12 +228,9 @@ class PendingHandBacks:
         self._wire: Connection | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
-        """Send a call. If a connection is open, it is written before this returns.
+        """Send a call, before this returns if a connection is open.
 
-        Args:
-            call: The call.
-            within: How long to retry it, seconds.
-            too_late: The message to log if it has not been answered by then.
+        It is retried for ``within`` seconds; then ``too_late`` is logged.
         """
         if self._last is not None:
             self._last.send(self._queue, [call])
@@ -267,7 +238,7 @@ class PendingHandBacks:
         self._calls[call] = asyncio.get_running_loop().time() + within, too_late
         sent = send_now(self._server, [call], self._wire)
         if sent is None:
-            call.note_unsent(ServerUnavailable("no connection is open"))
+            call.note_unsent()
         else:
             self._wire, _ = sent
         if self._task is None:
@@ -303,15 +274,11 @@ class PendingHandBacks:
 class LastCalls:
     """The calls that queues send while they close: all are written before any answer is awaited.
 
-    So the round trip decides when they arrive, but never whether they do. Calls without an answer
-    are soon sent again over a new connection, because the first one may be dead.
+    So the round trip, in seconds, decides when they arrive, but never whether they do. Calls
+    without an answer are soon sent again over a new connection: the first one may be dead.
     """
 
     def __init__(self, server: RedisClient, round_trip: float = 0.0) -> None:
-        """Args:
-        server: Sends them.
-        round_trip: How long an answer takes, seconds.
-        """
         self._server = server
         self._doubt = _FIRST_DOUBT + round_trip
         self._calls: list[HandBack] = []
@@ -320,9 +287,7 @@ class LastCalls:
         self._settling: asyncio.Task[None] | None = None
 
     def send(self, queue: str, calls: Iterable[HandBack]) -> None:
-        """Write calls for the keys of one queue now, in order, behind everything that was written
-        for that queue before.
-        """
+        """Write calls for one queue now, in order, behind those that were written before."""
         calls = [call for call in calls if not call.is_done]
         if not calls:
             return
@@ -333,14 +298,13 @@ class LastCalls:
             self._answers += answers
             return
         for call in calls:
-            call.note_unsent(ServerUnavailable("no connection is open"))
+            call.note_unsent()
 
     async def settle(self, within: float) -> None:
         """Wait until all calls are answered, ``within`` seconds at most.
 
-        Waits up to five seconds more while bytes are still leaving this machine, or while the
-        server answers that it cannot serve just now, as it does while a slot moves or another
-        server takes its place.
+        It is up to five seconds more while bytes leave this machine, or while the server cannot
+        serve just now, because a slot moves or another server takes its place.
         """
         if self._settling is None or self._settling.done():
             self._settling = asyncio.create_task(self._settle(within))

@@ -42,14 +42,12 @@ class Opener:
     """Opens connections to one address: to that server, or to the master that Sentinels name.
 
     Attributes:
-        label: The name to show for the address.
         found_no_master: Whether every connection so far has led to a replica.
     """
 
     def __init__(self, address: Address | SentinelAddress) -> None:
         self._address = address
         self._sentinels = list(address.sentinels) if isinstance(address, SentinelAddress) else []
-        self.label: str = address.label
         self.found_no_master: bool = False
         self._found_a_master = False
 
@@ -57,8 +55,7 @@ class Opener:
         """Connect, send the greeting, and select the database.
 
         Raises:
-            ServerUnavailable: No server answers, or it cannot serve now; or no Sentinel knows the
-                master.
+            ServerUnavailable: No server answers, or serves now; or no Sentinel knows the master.
             ServerRefused: The server does not let us in.
         """
         if isinstance(self._address, SentinelAddress):
@@ -76,9 +73,7 @@ class Opener:
         return wire
 
     async def _open_master(self, address: SentinelAddress) -> Connection:
-        """Connect by way of the first Sentinel that names a server which itself claims to be the
-        master.
-        """
+        """Connect by way of the first Sentinel whose server itself claims to be the master."""
         tried: set[tuple[str, int]] = set()
 
         async def by(sentinel: Address) -> Connection:
@@ -121,7 +116,7 @@ async def _master(sentinel: Address, service: str) -> tuple[str, int]:
 async def _open(
     address: Address, *questions: tuple[str, ...], credentials: str = "user and password"
 ) -> tuple[Connection, bytes | None, Sequence[Any]]:
-    """Connect, and send the greeting and the questions together, because a round trip may be long.
+    """Connect, and send the greeting and further ``questions`` together: a round trip may be long.
 
     Args:
         address: The server.
@@ -129,8 +124,7 @@ async def _open(
         credentials: What to check in the address if the server does not let us in.
 
     Returns:
-        The connection, the server's role if it tells one, and the answers to the questions, which
-        may be errors.
+        The connection, the server's role or None, and the answers, which may be errors.
     """
     opened = address.connection()
     try:
@@ -173,10 +167,9 @@ async def _open(
 
 
 def _lacks_hello(error: str, *, signed_in: bool) -> bool:
-    """Return whether the reply to HELLO means that there is no such command.
+    """Return whether the reply to HELLO means that there is no such command, as in some proxies.
 
-    Some proxies know only the commands that preceded it, and it may have been renamed. Newer
-    servers ask for a password before they say so, even if the command ``signed_in``.
+    Newer servers ask for a password before they say so, even if the command ``signed_in``.
     """
     return "unknown command" in error or (signed_in and error.startswith("NOAUTH"))
 
@@ -218,12 +211,10 @@ async def _credentials(opened: AbstractConnection, address: Address) -> tuple[st
 
 def _greets_itself(opened: AbstractConnection) -> bool:
     """Tell whether the user of redis-py has replaced the greeting."""
-    own = ("on_connect", "on_connect_check_health")
-    replaced = any(
+    return opened.redis_connect_func is not None or any(
         getattr(type(opened), name, None) is not getattr(AbstractConnection, name, None)
-        for name in own
+        for name in ("on_connect", "on_connect_check_health")
     )
-    return replaced or opened.redis_connect_func is not None
 
 
 def _silence(opened: AbstractConnection) -> None:
@@ -281,15 +272,13 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
         return ServerRefused(
             f"{address.label} ended the TLS handshake: {_what_to_do(alert[1], address)}"
         )
-    if isinstance(error, (*_LINK_ERRORS, RedisError)):
-        if address.label.endswith("://***"):
-            # The error names the host, which may be half of a password.
-            return ServerUnavailable(
-                f"{address.label} does not answer: percent-encode special characters in the"
-                " password, such as %40, %3F and %23"
-            )
-        return ServerUnavailable(f"{address.label} does not answer: {error}{_hint(error, address)}")
-    return None
+    if not isinstance(error, (*_LINK_ERRORS, RedisError)):
+        return None
+    reason = f"{error}{_hint(error, address)}"
+    if address.label.endswith("://***"):
+        # The error names the host, which may be half of a password.
+        reason = "percent-encode special characters in the password, such as %40, %3F and %23"
+    return ServerUnavailable(f"{address.label} does not answer: {reason}")
 
 
 def _what_to_do(alert: str, address: Address) -> str:

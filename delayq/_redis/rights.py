@@ -115,9 +115,7 @@ def commands(script: Script) -> frozenset[str]:
 
 @cache
 def tried(script: Script) -> frozenset[str]:
-    """Return the commands that the checked form of a script tries: none if it only reads, or writes
-    by one command.
-    """
+    """Return the commands that the checked form tries: none for a script without several writes."""
     of_its_own = commands(script)
     if not of_its_own & (_WRITES.keys() | _PUSHES.keys()):
         return frozenset()
@@ -150,26 +148,21 @@ def is_refusal(error: str) -> bool:
 
 
 class Rights:
-    """Remembers, for each connection, for which scripts and queues its user was lately seen to have
-    all rights.
+    """Remembers for which scripts and queues the user of a connection lately had all rights.
+
+    ``now`` returns the time, seconds.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """Args:
-        now: Returns the time, seconds.
-        """
         self._now = now
         self._seen: WeakKeyDictionary[Connection, dict[tuple[str, str], float]] = (
             WeakKeyDictionary()
         )
 
     def form(self, wire: Connection, script: Script, key: str) -> Form | Script:
-        """Return the form in which to send a call over this connection; ``key`` is the call's first
-        key.
-        """
-        if (seen := self._seen.get(wire)) is not None and seen.get(
-            (script.name, key), 0.0
-        ) > self._now():
+        """Return the form in which to send a call with this first key over this connection."""
+        seen = self._seen.get(wire)
+        if seen is not None and seen.get((script.name, key), 0.0) > self._now():
             return script
         return checked(script) or script
 

@@ -75,9 +75,7 @@ class Script:
 
     @cached_property
     def repeatable(self) -> bool:
-        """Whether running it twice has the same effect as running it once, so that it is retried if
-        its answer is lost.
-        """
+        """Whether running it again changes nothing: then it is retried after a lost answer."""
         return self._fact("Repeatable") == "yes"
 
     @cached_property
@@ -93,9 +91,7 @@ class Script:
 
     @cached_property
     def text(self) -> str:
-        """The script as the server gets it: its local names, its includes and its body, without
-        functions that it never calls.
-        """
+        """The script as the server gets it, with local names and includes."""
         included = _INCLUDE.sub(lambda match: self._include(match[1]), self._body)
         text = without_unused_functions(included)
         used = names_in(text)
@@ -134,8 +130,7 @@ class Request(NamedTuple):
     """A call to a script.
 
     Attributes:
-        until: When to stop retrying it, on the event loop's clock. None: after the same time as any
-            other call.
+        until: When to stop retrying it, on the event loop's clock; None: as for other calls.
     """
 
     script: Script

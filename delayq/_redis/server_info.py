@@ -1,6 +1,4 @@
-"""Questions about a server rather than about a queue: its state, its cluster, and the rights of a
-user.
-"""
+"""Questions about a server: its state, its cluster, and the rights of a user."""
 
 from __future__ import annotations
 
@@ -26,18 +24,12 @@ _WITH_CHANNEL = ("subscribe", "publish")
 
 
 async def servers(client: RedisClient) -> list[dict[str, str]]:
-    """Return what every server tells about itself, by name.
-
-    Raises as :meth:`RedisClient.everywhere` does.
-    """
+    """Return the figures of every server, by name. Raises as :meth:`RedisClient.everywhere`."""
     return [read_info(reply) for reply in await client.everywhere("INFO")]
 
 
 async def cluster(client: RedisClient) -> dict[str, str]:
-    """Return what the cluster tells about itself, by name.
-
-    Raises as :meth:`RedisClient.everywhere` does.
-    """
+    """Return the figures of the cluster, by name. Raises as :meth:`RedisClient.everywhere`."""
     return read_info((await client.everywhere("CLUSTER", "INFO"))[0])
 
 

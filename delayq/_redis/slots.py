@@ -1,6 +1,4 @@
-"""What all queues' keys have in common: valid names, the prefixes that tell the kinds apart, and
-cluster slots.
-"""
+"""The rules for the keys of all queues: names, prefixes, and cluster slots."""
 
 from __future__ import annotations
 
@@ -30,18 +28,12 @@ def checked_name(name: str) -> str:
 
 
 def hash_tag(key: str) -> str:
-    """Return the part of ``key`` that decides its cluster slot (Redis Cluster specification, "Hash
-    tags").
-    """
+    """Return the part of ``key`` that decides its slot: the Redis Cluster specification, "Hash tags"."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
 
 
 def slot_of(key: str) -> int:
-    """Return the cluster slot of ``key``, by its CRC16 (Redis Cluster specification, "Key
-    distribution model").
-
-    The standard library's ``crc_hqx`` is that CRC16.
-    """
+    """Return the cluster slot of ``key``: its CRC16, as in the Redis Cluster specification."""
     return crc_hqx(hash_tag(key).encode(errors="surrogateescape"), 0) % SLOTS
