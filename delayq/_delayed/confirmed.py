@@ -19,13 +19,12 @@ _MOST = 10_000
 class Confirmed:
     """Remembers the calls that were confirmed in the last few seconds.
 
-    Replication is asynchronous: a new master may know what a call handed out, but not that the call
-    was confirmed. It would then deliver the messages again. To prevent that, these calls are
-    confirmed once more when the connections made since then may lead to another server.
+    A new master may know what a call handed out, but not that it was confirmed, and would deliver
+    the messages again. So these calls are confirmed once more when new connections may lead to
+    another server.
 
-    A confirmation deletes from the server what the call handed out. That must not happen to
-    messages that have gone back in the meantime: the new master may not know about that either, and
-    has no other copy. Everything is therefore forgotten as soon as any message goes back.
+    A confirmation deletes what the call handed out, but a message that has gone back meanwhile may
+    have no other copy on the new master. So all is forgotten as soon as any message goes back.
     """
 
     def __init__(self, path: Callable[[], object], now: Callable[[], float]) -> None:

@@ -82,15 +82,9 @@ class HandOuts:
     async def transfer(self, take: int, lease_us: int, signature: str) -> tuple[str, Transferred]:
         """Have the server move due messages, and hand out up to ``take`` payloads.
 
-        Args:
-            take: The maximum number of payloads.
-            lease_us: How long each of them is leased, in microseconds; 0 to take them for good.
-            signature: Published for the other clients; empty for no notice.
-
-        Returns the call's name, and the reply, with the payloads that are ours.
-
-        Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Everything goes back.
+        Each is leased for ``lease_us`` microseconds; 0 takes it for good. A ``signature`` is
+        published for the other clients. Returns the call's name, and the reply, with the
+        payloads that are ours. If it raises as :meth:`RedisClient.run_once`, everything goes back.
         """
         call = self.new_call()
         asked_at = self._services.clock.local()
@@ -122,10 +116,6 @@ class HandOuts:
         """Take up to ``limit`` pending records, which go back unless :meth:`confirm_all` follows.
 
         Returns the call, how many records left, with those that cannot be read, and the payloads.
-
-        Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Nothing is taken, or it goes back.
-            Closed: The queue is closed.
         """
         self._demand_open()
         call = self.new_call()
@@ -139,8 +129,7 @@ class HandOuts:
         """Confirm that the answers to these calls have arrived; the first was made at ``asked_at``.
 
         Raises:
-            Closed: The queue was closed in the meantime: all the messages go back.
-            ServerUnavailable: It took so long that some messages have gone back; the rest follow.
+            Closed, ServerUnavailable: All the messages go back, or some have and the rest follow.
         """
         try:
             self._demand_open()
@@ -160,11 +149,7 @@ class HandOuts:
             raise Closed("the queue is closed")
 
     async def _keep(self, taken: Sequence[HandOut]) -> None:
-        """Extend the leases of these calls: either all of them may be confirmed, or none.
-
-        Raises:
-            ServerUnavailable: Messages of one of them are back.
-        """
+        """Extend the leases of these calls, or raise if messages of one of them are back."""
         for at in range(0, len(taken), BATCH):
             _, ours = await self._store.extend(
                 [handed.call for handed in taken[at : at + BATCH]], CONFIRM_US

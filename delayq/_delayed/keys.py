@@ -69,11 +69,7 @@ class DelayedKeys:
 
     @classmethod
     def of(cls, name: str, mapper: Callable[[str], str] | None = None) -> DelayedKeys:
-        """Derive the keys of queue ``name``.
-
-        Args:
-            name: The queue's name in this process.
-            mapper: Turns it into the queue's name on the server, as Redisson's NameMapper does.
+        """Derive the keys of a queue; ``mapper`` returns its name on the server.
 
         Raises:
             BadName: A name is empty, too long or not text; or it is that of another queue's key; or
@@ -91,12 +87,7 @@ class DelayedKeys:
         return keys
 
     def of_script(self, script: Script, **of_call: str) -> Sequence[str]:
-        """Return the keys to pass to a script, in the order of its declaration.
-
-        Args:
-            script: Its declaration names each key as this class does, except those in ``of_call``.
-            of_call: The keys that differ from call to call.
-        """
+        """Return a script's keys as declared: those ``of_call``, and this object's of that name."""
         known = self._of_scripts.get(script.name)
         if known is None:
             known = tuple("" if name in of_call else getattr(self, name) for name in script.keys)
@@ -114,9 +105,9 @@ class DelayedKeys:
 
 
 def name_in(key: str) -> str | None:
-    """Return the name of the delayed queue that has a key; None if none has, or it is unclear.
+    """Return the name of the delayed queue that has a key, unless it is a ready list's.
 
-    A ready list has any name. ``a`` and ``{a}`` have the same keys: ``a`` is returned for both.
+    ``a`` and ``{a}`` have the same keys: ``a`` is returned for both.
     """
     found = _NAMED.match(key)
     if found is None:

@@ -25,7 +25,6 @@ class Lease:
 
     Attributes:
         token: Identifies the lease on the server.
-        payload: The payload.
         ends_us: When the lease ends, in microseconds.
         fresh_until: Local time until which at least half of the lease is left, in seconds.
     """
@@ -71,12 +70,7 @@ class Leases:
         return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
 
     async def ack(self, lease: Lease) -> None:
-        """Acknowledge the message.
-
-        Raises:
-            LeaseLost: The lease had ended. Another worker may have the message. Nothing changed.
-            OutcomeUnknown: The acknowledgement may have been carried out.
-        """
+        """Acknowledge the message. Raises as :meth:`Delivery.ack`."""
         done = await self._acks.submit(lease, 1)
         if isinstance(done, OutcomeUnknown):
             raise done
@@ -96,11 +90,7 @@ class Leases:
         self._on_due(due_us)
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
-        """Extend leases to end ``lease_us`` microseconds from now. Return which are still ours.
-
-        Raises:
-            ServerError: Most likely nothing was changed.
-        """
+        """Extend leases to end ``lease_us`` microseconds from now. Return which are still ours."""
         held: list[bool] = []
         for at in range(0, len(leases), _ACKS_AT_A_TIME):
             some = leases[at : at + _ACKS_AT_A_TIME]

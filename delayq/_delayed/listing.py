@@ -23,11 +23,8 @@ async def paged(
 ) -> AsyncIterator[list[Item]]:
     """Read everything in pages with a limited number of records and of bytes.
 
-    Each page begins with the last records of the one before. If none of them is there any more,
-    more records have left meanwhile than pages overlap, and the page is read again from further
-    back. So no record that is there throughout is missed.
-
-    ``read`` returns up to a number of items from a position on, ``record_of`` the record of one.
+    Each page begins with the last records of the one before. If none of them is there any more, it
+    is read again from further back, so that no record that is there throughout is missed.
     """
     start, count, seen = 0, _FIRST_PAGE, frozenset[bytes]()
     while True:

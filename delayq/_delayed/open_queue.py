@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed.offers import DelayedOffers
+from delayq._delayed.offers import delayed_offers
 from delayq._delayed.store import UNIT_US, DelayedStore
 from delayq._delayed.transfer import TransferTask
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
     from delayq._delayed.keys import DelayedKeys
+    from delayq._delayed.store import Offer, Stored
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
+    from delayq._engine.durability import DurableBatchers
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
@@ -36,7 +38,7 @@ class OpenDelayedQueue:
         self.transfer: TransferTask = TransferTask(self.store, services)
         self.wakeups: WakeupLoop = self.transfer.wakeups
         self.counts: Counters = self.transfer.counts
-        self.offers: DelayedOffers = DelayedOffers(
+        self.offers: DurableBatchers[Offer, Stored] = delayed_offers(
             self.store, services, self.wakeups.on_due, self.counts
         )
         self.hooks: Hooks = services.hooks

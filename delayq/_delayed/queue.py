@@ -231,7 +231,7 @@ class DelayedQueue(Generic[T]):
     ) -> Receipt[T]:
         """Offer as :meth:`offer`, without notifying observers."""
         plain = durability is None and self._promise is None
-        commits = self._open.offers.commits if plain else await self._commits(durability)
+        commits = self._open.offers.plain if plain else await self._commits(durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         payload = self._encode(value)
         stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
@@ -283,12 +283,12 @@ class DelayedQueue(Generic[T]):
         for (_, payload), result in zip(items, results, strict=True):
             if isinstance(result, BaseException):
                 errors.append(result)
-            elif isinstance(result, Unconfirmed):
+                continue
+            stored = result.result if isinstance(result, Unconfirmed) else result
+            receipts.append(Receipt(self, payload, stored))
+            if isinstance(result, Unconfirmed):
                 reason = result.reason
-                receipts.append(Receipt(self, payload, result.result))
                 unsafe.append(receipts[-1])
-            else:
-                receipts.append(Receipt(self, payload, result))
         if unsafe and not errors:
             raise NotDurable(
                 f"{len(unsafe)} of {len(items)} messages are stored, but {reason}", tuple(unsafe)
@@ -399,8 +399,7 @@ class DelayedQueue(Generic[T]):
     def deliveries(
         self, lease: Duration = 30.0, *, retry_delay: Duration = 5.0
     ) -> AsyncIterator[Delivery[T]]:
-        """Take messages as they come due, each under a lease, until the queue or client closes:
-        at-least-once delivery.
+        """Take messages as they come due, each under a lease: at-least-once delivery.
 
         A message stays on the server until :meth:`~delayq.Delivery.ack`. If its lease ends before
         that, because its consumer died or was too slow, it goes back to the head of the ready list,
@@ -424,7 +423,7 @@ class DelayedQueue(Generic[T]):
         if not lease_us:
             raise BadInput("lease must be more than 0")
         reader: Reader[Lease] = Reader()
-        # Looked up each time: consumers with leases of this length are forgotten between two loops.
+        # Looked up each time: it is forgotten between two loops.
         return Loop(
             self._deliveries(lease_us, retry_us, reader),
             lambda: self._open.transfer.leased_waiters(lease_us).waiters.abandon(reader),
@@ -485,7 +484,7 @@ class DelayedQueue(Generic[T]):
     async def _commits(self, durability: str | None) -> Batcher[Offer, Any]:
         promise = self._promise if durability is None else durabilities.parse(durability)
         return (
-            self._open.offers.commits if promise is None else await self._open.offers.under(promise)
+            self._open.offers.plain if promise is None else await self._open.offers.under(promise)
         )
 
     def _check_open(self) -> None:

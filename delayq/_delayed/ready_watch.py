@@ -27,10 +27,9 @@ _REPORTS_WITHIN = 0.5
 class ReadyWatch:
     """Reports when a ready list has an item, without taking it.
 
-    Java services push to the ready list without announcing it, so one call has to block on the
-    list. A blocking pop would lose the popped item when its caller is cancelled or its link breaks.
-    Moving the head of the list onto the head of the same list blocks just as well and changes
-    nothing: the payload is taken afterwards, by the script that accounts for it.
+    Java services push to the ready list without announcing it, so one call has to block on it. A
+    blocking pop would lose the item when its link breaks. Moving the head of the list onto the head
+    of the same list blocks as well and changes nothing.
     """
 
     def __init__(

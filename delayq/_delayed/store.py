@@ -1,7 +1,6 @@
-"""The commands and scripts of one delayed queue in Redisson's layout, as typed calls.
+"""The commands and scripts of one delayed queue, as typed calls.
 
-Redisson counts in milliseconds, delayq in microseconds: this module converts, so that no other part
-of delayq has to.
+Redisson counts in milliseconds, delayq in microseconds: only this module converts.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ class PendingRecord(NamedTuple):
 
     @property
     def start(self) -> bytes:
-        """The bytes that :meth:`DelayedStore.find_at` takes: the record up to the end of its id."""
+        """The record up to the end of its id, for :meth:`DelayedStore.find_at`."""
         return self.record[:9] if self.record[:1] == b"\x08" else self.record[:8]
 
 
@@ -182,11 +181,9 @@ def score_of(moment_us: float) -> str:
 
 
 class DelayedStore:
-    """Makes the calls for one queue.
+    """Makes the calls for one queue, which may raise a :class:`~delayq.errors.ServerError`.
 
-    Methods whose names end in ``_request`` build a call for another object to send; it may share a
-    call, or repeat it. All other methods may raise the errors of
-    :class:`~delayq.errors.ServerError`.
+    Methods whose names end in ``_request`` build a call for another object to send or repeat.
 
     Attributes:
         keys: The queue's keys.
@@ -199,11 +196,7 @@ class DelayedStore:
         self.listed: bool = listed
 
     def path(self) -> object:
-        """Return a value that changes when the next call may reach another server.
-
-        Raises:
-            ServerUnavailable: No server is known to have the queue now.
-        """
+        """Return the value of :meth:`RedisClient.path`."""
         return self._client.path(self.keys.ready)
 
     async def send(self, request: Request) -> Any:
@@ -261,7 +254,7 @@ class DelayedStore:
             lease_us: How long they are leased, in microseconds.
             each: Whether each payload has a lease of its own.
             signature: Published for the other clients; empty for no notice.
-            confirm: Called if there are payloads. Returns the commands to send before this returns.
+            confirm: Called if there are payloads. Returns the commands to send at once.
         """
         reply = await self._client.run_once(
             TRANSFER,
@@ -299,7 +292,7 @@ class DelayedStore:
             fence: The key that makes a repetition harmless.
             fence_us: How long that key stays, in microseconds.
             token: The call whose leases end.
-            places: How many leases it may have made, one for each payload; 0: one for all.
+            places: As in :class:`~delayq._delayed.hand_outs.HandOut`.
             payloads: Those that this client holds, in the order to take them in again.
         """
         keys = self.keys.of_script(GIVE_BACK, fence=fence)
@@ -432,10 +425,7 @@ class DelayedStore:
         return list(records)[::-1] if self.listed else sorted(records, key=id_of)
 
     async def find(self, record_id: bytes) -> PendingRecord | None:
-        """Return the pending record with an id; None if there is none.
-
-        Reads all records, since no key leads from an id to its record: :meth:`find_at` is quick.
-        """
+        """Return the pending record with an id, or None. Reads all: :meth:`find_at` is quick."""
         async for page in self.scored_pages():
             for found in page:
                 if any_id_of(found.record) == record_id:
@@ -443,10 +433,7 @@ class DelayedStore:
         return None
 
     async def find_at(self, score: str, start: bytes) -> PendingRecord | None:
-        """Return the pending record with a score and its first bytes; None if there is none.
-
-        Takes a few look-ups, however many are due then: the server orders them by their bytes.
-        """
+        """Return the pending record with a score and its first bytes, or None, in few look-ups."""
         low, high = 0, await self._count("ZCOUNT", self.keys.timeout, score, score)
         while low < high:
             middle = (low + high) // 2
@@ -464,11 +451,9 @@ class DelayedStore:
     # Changing
 
     async def cancel(self, records: Sequence[bytes], *, stale: bool = False) -> int:
-        """Remove pending records, and return how many there were.
+        """Remove whole pending records, and return how many there were.
 
-        Args:
-            records: The whole records.
-            stale: Whether to also remove what another program left in the ordered list only.
+        ``stale`` removes what another program left in the ordered list only, too.
         """
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
@@ -478,10 +463,7 @@ class DelayedStore:
         return _moment_or_none(await self._run(RESCHEDULE, record, delay_us))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
-        """Move the message offered last to the head of a list.
-
-        Returns how many records left, and the payload; None if they could not be read.
-        """
+        """Move the message offered last to a list's head. Return how many left, and the payload."""
         keys = self.keys.of_script(POLL_LAST, destination=destination)
         left, *payloads = await self._client.run(POLL_LAST, keys, (int(self.listed), BATCH))
         return left, payloads[0] if payloads else None
@@ -506,13 +488,10 @@ class DelayedStore:
     async def migrate_step(
         self, before: int, limit: int, records: Iterable[bytes], *, rewrite: bool
     ) -> MigrationStep:
-        """Look at entries of the ordered list and records of the sorted set, and rewrite old forms.
+        """Count, and ``rewrite``, records in old forms.
 
-        Args:
-            before: Examine entries of the ordered list before this index.
-            limit: The maximum number of these entries.
-            records: Records that are in the sorted set only.
-            rewrite: Whether to change anything.
+        Up to ``limit`` entries of the ordered list before an index are examined, and ``records``
+        that are in the sorted set only.
         """
         width, length, reached, merged, *counts = await self._run(
             MIGRATE, int(rewrite), before, limit, *records

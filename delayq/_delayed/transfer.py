@@ -95,11 +95,7 @@ class TransferTask:
         return self._leased[lease_us]
 
     def resynced(self, due_us: int, ready: int) -> None:
-        """Act on what the safety re-check found.
-
-        The next message is due at ``due_us``, as :meth:`WakeupLoop.on_next_due` takes it, and
-        ``ready`` payloads are waiting.
-        """
+        """Act on the re-check, which found the next due time and the number of ready payloads."""
         self.hand_outs.confirm_in_doubt()
         if ready:
             self._watch.overlooked()
@@ -107,21 +103,14 @@ class TransferTask:
 
     @property
     def watches(self) -> bool:
-        """Whether this task needs the findings of the safety re-check.
-
-        It does not where moving is left to other processes.
-        """
+        """Whether it needs the re-check, because moving is not left to other processes."""
         return not self._forbidden or self.waiting
 
     async def run_once(self) -> int:
-        """Make one round of calls.
+        """Make one round of calls, and return when the next message is due.
 
-        Returns when the next message is due, as :meth:`WakeupLoop.on_next_due` takes it.
-
-        For a user who may only offer, or only look, this moves nothing, and says so once.
-
-        Raises:
-            ServerError: As for :meth:`RedisClient.run_once`. Callers that cannot wait receive it.
+        For a user who may only offer, or only look, this moves nothing, and says so once. Callers
+        that cannot wait receive the errors of :meth:`RedisClient.run_once`.
         """
         wanted = any(
             supply.waiters.waiting or supply.waiters.wanted for supply in self._supplies.values()
@@ -228,17 +217,9 @@ class TransferTask:
         )
 
     def _ask(self, insist: bool) -> None:
-        """Ask on behalf of a caller.
-
-        For one that can wait, there is nothing to ask if the ready list was empty and has been
-        watched since.
-        """
-        if (
-            not insist
-            and self._emptied
-            and self._watch.is_watching
-            and self.wakeups.plan.up_to_date
-        ):
+        """Ask for a caller, unless it can wait and the list was empty and is watched since."""
+        up_to_date = self.wakeups.plan.up_to_date
+        if not insist and self._emptied and self._watch.is_watching and up_to_date:
             self._watch.start()
         else:
             self.wakeups.wake()

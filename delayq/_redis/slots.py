@@ -28,7 +28,7 @@ def checked_name(name: str) -> str:
 
 
 def hash_tag(key: str) -> str:
-    """Return the part of ``key`` that decides its slot: the Redis Cluster specification, "Hash tags"."""
+    """Return the part of ``key`` that decides its slot (specification, "Hash tags")."""
     start = key.find("{")
     end = key.find("}", start + 1)
     return key[start + 1 : end] if start >= 0 and end > start + 1 else key
