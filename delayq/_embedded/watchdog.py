@@ -8,8 +8,8 @@
     user process ─┼──────────▶ server.fifo ──▶ watchdog ──▶ valkey-server
     user process ─┘            (our stdin)
 
-Each user process holds a write end of ``server.fifo``, so the kernel tells us when the last one has
-gone, no matter how it ended: our read end sees end-of-file. Three rules keep this free of races:
+Each user process holds a write end of ``server.fifo``, so our read end sees end-of-file when the
+last one has gone, no matter how it ended. Three rules keep this free of races:
 
 * A process that joins, starts or stops a server holds ``server.lock`` meanwhile. We check again for
   users under that lock: one may have joined between the end-of-file and our turn.
@@ -46,19 +46,13 @@ if TYPE_CHECKING:
 if sys.platform != "win32":
     import fcntl
 
-LOCK, FIFO, SOCKET, PID, LOG = (
-    "server.lock",
-    "server.fifo",
-    "server.sock",
-    "server.pid",
-    "server.log",
-)
+LOCK, FIFO, SOCKET = "server.lock", "server.fifo", "server.sock"
+PID, LOG = "server.pid", "server.log"
 LINK = "server.link"
-"""A second name of the socket, from which the first is restored: in the directory, or beside a
-socket on another disk.
+"""A second name of the socket, in the directory or beside a socket on another disk.
 
-The process that starts the server creates it as soon as the server answers; we create it for a
-server that was restarted.
+The process that starts the server creates it as soon as the server answers, and we do after a
+restart.
 """
 
 TEMPORARY = "temporary"
@@ -72,15 +66,12 @@ STOP_TIMEOUT = 5.0
 
 
 def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
-    """Decide what to do after the server has died.
+    """Return the seconds before a dead server is started again, or None to give up.
 
     Args:
         code: Its exit code, negative if a signal ended it.
         starts: The number of starts since it last ran steadily.
         lasted: How many seconds it ran.
-
-    Returns:
-        Seconds to wait before the next start, or None to give up.
     """
     if lasted >= STEADY:
         return 0.0
@@ -94,8 +85,7 @@ class ServerSocket:
     """The path of the server's socket, and its second name, from which the path is restored.
 
     Attributes:
-        path: The path that clients connect to.
-        was_there: Whether it was seen since :meth:`remove`.
+        was_there: Whether the path was seen since :meth:`remove`.
     """
 
     def __init__(self, path: str) -> None:
@@ -109,11 +99,7 @@ class ServerSocket:
         self.was_there = False
 
     def look_after(self) -> bool:
-        """Restore the path if it was removed, and keep it from looking old.
-
-        Returns:
-            False if it is not there and cannot be restored.
-        """
+        """Restore the path if it was removed, and keep it from looking old. Return if it exists."""
         try:
             status = os.stat(self.path)  # noqa: PTH116 - pathlib would slow down every start
         except OSError:
@@ -143,10 +129,7 @@ class ServerSocket:
 
 
 class Watchdog:
-    """One server, restarted when it is killed, and stopped when it has no users.
-
-    The working directory is the server's.
-    """
+    """One server in the working directory, restarted when killed, stopped when it has no users."""
 
     def __init__(self, directory: str, socket: str, temporary: bool, command: list[str]) -> None:
         self._directory = directory
@@ -240,9 +223,7 @@ class Watchdog:
         self._restart_at = time.monotonic() + (pause or 0.0)
 
     def _look_after_socket(self) -> None:
-        """Keep the socket's path: the server does not notice if it is removed, and clients could no
-        longer connect.
-        """
+        """Keep the socket's path, because the server does not notice if it is removed."""
         if self._server is None or self._socket.look_after():
             return
         # If there is no second name, the server may not have created the first one yet.
@@ -262,14 +243,11 @@ class Watchdog:
     def _end_if_unused(self) -> None:
         lock = take_lock()
         if not has_users():
-            self._end()
+            self._stop_server()
+            self._clean_up()
         # A process joined between the end-of-file and the lock.
         if lock is not None:
             os.close(lock)
-
-    def _end(self) -> NoReturn:
-        self._stop_server()
-        self._clean_up()
 
     def _stop_server(self) -> None:
         """Stop the server, by force if it takes too long, and wait until it is dead."""
@@ -309,10 +287,7 @@ def has_users() -> bool:
 
 
 def take_lock() -> int | None:
-    """Wait for the directory's lock.
-
-    Return None if the directory was removed: then no process can join either.
-    """
+    """Wait for the directory's lock; None if it was removed, so that no process can join either."""
     try:
         lock = os.open(LOCK, os.O_RDWR)
     except OSError:
@@ -322,14 +297,10 @@ def take_lock() -> int | None:
 
 
 def claim_directory() -> None:
-    """Lock ``server.pid`` for this process, which is about to become a server, and kill a server
-    that still holds the lock.
+    """Lock ``server.pid`` for this process, soon a server, and kill one that still holds it.
 
-    A record lock belongs to the process: it outlives ``exec``, ends with the process, and is not
-    inherited by children.
-
-    Raises:
-        OSError: The other server does not exit.
+    A record lock outlives ``exec``, ends with the process, and is not inherited by children. Raises
+    OSError if the other server does not exit.
     """
     pid = os.open(PID, os.O_RDWR | os.O_CREAT, 0o600)
     os.set_inheritable(pid, True)  # closing it would release the lock
@@ -359,10 +330,7 @@ def unlink(*paths: str) -> None:
 
 
 def link_one(path: str, names: Iterable[str]) -> None:
-    """Give the file one of these names as well: the first on the same disk.
-
-    A name that already exists will do.
-    """
+    """Give the file the first of these names on the same disk, which may exist already."""
     for name in names:
         try:
             os.link(path, name)
@@ -374,10 +342,7 @@ def link_one(path: str, names: Iterable[str]) -> None:
 
 
 def tie_to_parent() -> Callable[[], object]:
-    """Return a function that makes the kernel kill the calling process when its parent dies.
-
-    Works on Linux only.
-    """
+    """Return a function that makes Linux kill the calling process when its parent dies."""
     if sys.platform != "linux":
         return lambda: None
     try:

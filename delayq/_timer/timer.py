@@ -174,9 +174,7 @@ class HashedWheelTimer:
         return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
 
     def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
-        """Handle a call that new_timeout() cannot accept at once: refuse it, or adopt the loop at
-        the first call.
-        """
+        """Refuse a call that new_timeout() cannot accept, or adopt the loop at the first one."""
         if self._limit < 0:
             raise TimerStopped("the timer was stopped")
         if callback is None:

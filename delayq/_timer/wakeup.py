@@ -19,16 +19,6 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable
 
-__all__ = [
-    "Cancellable",
-    "LoopWakeup",
-    "TimerLoop",
-    "TimerfdWakeup",
-    "Wakeup",
-    "WakeupKind",
-    "new_wakeup",
-]
-
 WakeupKind = Literal["timerfd", "loop"]
 
 _CLOCK_MONOTONIC = 1
@@ -64,9 +54,7 @@ class Wakeup(Protocol):
     kind: WakeupKind
 
     def set(self, when: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at ``when``, seconds on the loop's clock, replacing any previous
-        setting.
-        """
+        """Call ``callback`` at ``when``, seconds on the loop's clock, and not as set before."""
         ...
 
     def clear(self) -> None:
@@ -104,13 +92,9 @@ class LoopWakeup:
 
 
 class TimerfdWakeup:
-    """A Linux timerfd.
+    """A Linux timerfd, closed with the alarm, its owner or the loop, whichever ends first.
 
-    Its file descriptor is closed with the alarm, its owner or the loop, whichever ends first.
-
-    Raises:
-        OSError: The system provides none.
-        NotImplementedError: The loop cannot watch file descriptors.
+    Raises OSError or NotImplementedError where the system or the loop does not support it.
     """
 
     kind: WakeupKind = "timerfd"
@@ -177,13 +161,9 @@ def _close_soon(weak: weakref.ref[TimerfdWakeup], loop: asyncio.AbstractEventLoo
 
 
 def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup:
-    """Return the most exact alarm for a loop: a timerfd if available, otherwise the loop's own
-    timer.
+    """Return a timerfd if available, otherwise the loop's own timer.
 
-    Args:
-        loop: An event loop, or a test's replacement for one.
-        context: The context in which callbacks run.
-        owner: The object that sets the alarm. The alarm lives no longer than its owner.
+    Callbacks run in ``context``, and the alarm lives no longer than its ``owner``.
     """
     if isinstance(loop, asyncio.AbstractEventLoop) and sys.platform == "linux":
         with suppress(OSError, AttributeError, ImportError, NotImplementedError):
@@ -193,9 +173,7 @@ def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup
 
 @functools.cache
 def _system_calls() -> tuple[Callable[[], int], Callable[[int, float], object]]:
-    """Return functions that create a timerfd, and set one to seconds on the monotonic clock; 0
-    stops it.
-    """
+    """Return functions to create a timerfd, and to set it to monotonic seconds; 0 stops it."""
     if sys.version_info >= (3, 13):
         flags = os.TFD_NONBLOCK | os.TFD_CLOEXEC
         absolute = os.TFD_TIMER_ABSTIME

@@ -100,9 +100,7 @@ class Timeout:
 
 
 def spent(_timeout: Timeout) -> None:
-    """Do nothing: replaces a callback that is no longer needed, so that a handle you keep keeps
-    nothing else alive.
-    """
+    """Do nothing, in place of a callback that a kept handle must not keep alive."""
 
 
 _CANCELLED = Timeout()
@@ -110,10 +108,7 @@ _EXPIRED = Timeout()
 
 
 class Level:
-    """The buckets of one length, and a heap of their numbers.
-
-    Both may include empty buckets for a while.
-    """
+    """The buckets of one length, some of them empty for a while, and a heap of their numbers."""
 
     __slots__ = ("buckets", "keys", "lead", "scale", "shift", "sweep_at")
 
@@ -146,9 +141,7 @@ class Level:
         del self.buckets[heappop(self.keys)]
 
     def first(self) -> int | None:
-        """Return the number of the first bucket that is not empty, and drop the empty ones before
-        it.
-        """
+        """Return the number of the first bucket that is not empty, and drop those before it."""
         keys, buckets = self.keys, self.buckets
         while keys:
             bucket = buckets[keys[0]]
@@ -241,11 +234,7 @@ class Wheel:
         return when
 
     def add(self, callback: Callable[[Timeout], object], deadline: float, now: float) -> Timeout:
-        """Add a timer. One whose deadline has passed expires with the next tick.
-
-        Raises:
-            BadDelay: The deadline is NaN.
-        """
+        """Add a timer, which expires with the next tick at the earliest. BadDelay if it is NaN."""
         if not now <= deadline < self.latest:
             deadline = self.clamp(deadline, now)
         node = Timeout()
@@ -255,19 +244,13 @@ class Wheel:
         return node
 
     def clamp(self, deadline: float, now: float) -> float:
-        """Bring a deadline into ``now <= deadline <= latest``, so that its tick can be computed.
-
-        Raises:
-            BadDelay: The deadline is NaN.
-        """
+        """Bring a deadline into ``now <= deadline <= latest``; raise BadDelay if it is NaN."""
         if math.isnan(deadline):
             raise BadDelay("the delay must not be NaN")
         return now if deadline < now else self.latest
 
     def insert(self, node: Timeout, now: float) -> int:
-        """Append a node to the bucket of its deadline, and return the tick at which that bucket is
-        due.
-        """
+        """Append a node to its deadline's bucket, and return the tick at which that is due."""
         tick = node._deadline * self.per_tick
         if tick >= self.near_end:
             self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
@@ -292,14 +275,9 @@ class Wheel:
     def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
         """Yield the due timers, in order, each one already off the wheel.
 
-        Then prepare those that are due soon.
-
-        Between two steps the caller may add, cancel and clear, and may abandon the iterator.
-
-        Args:
-            now: The present moment, in seconds.
-            budget: The number of timers to fire or move before stopping. In that case
-                :meth:`next_tick` is not after ``now``.
+        Then prepare those that are due soon. Between two steps the caller may add, cancel and
+        clear, and may abandon the iterator. After firing or moving ``budget`` timers it stops, and
+        :meth:`next_tick` is not after ``now``.
         """
         present = self.tick_of(now)
         near, far, very_far = self.near, self.far, self.very_far
@@ -345,9 +323,7 @@ class Wheel:
         return min(level.wake(key) for level, key in levels if key is not None)
 
     def clear(self) -> list[Timeout]:
-        """Cancel everything, and return the pending timers, in the order in which they would have
-        expired.
-        """
+        """Cancel everything, and return the pending timers in the order of their expiry."""
         nodes: list[Timeout] = []
         if self.pending:
             for level in (self.near, self.far, self.very_far):
@@ -364,10 +340,7 @@ class Wheel:
         return nodes
 
     def _slide(self, present: int) -> bool:
-        """Move the windows up to the present, unless a bucket must be spread first.
-
-        Return whether a window moved.
-        """
+        """Move the windows to the present unless a bucket must be spread; return if one moved."""
         far, very_far = self.far, self.very_far
         near_end = float(((present >> far.shift) + 2) << far.shift)
         far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
@@ -383,10 +356,7 @@ class Wheel:
         return before != (self.near_end, self.far_end)
 
     def _spread(self, source: Level, target: Level, budget: int) -> int:
-        """Move the first bucket to the finer level, as far as the budget allows.
-
-        Return the budget that is left.
-        """
+        """Move the first bucket to the finer level, and return what is left of the budget."""
         key = source.keys[0]
         bucket = source.buckets[key]
         node = bucket._next
