@@ -284,10 +284,10 @@ class RedisClient:
                     yield answer
             except (ServerUnavailable, OutcomeUnknown) as error:
                 errors[each.label] = error
-        for label, error in errors.items():
+        for label, reason in errors.items():
             if len(errors) == len(servers):
-                raise error
-            _log.warning("%s is left out of the result: %s", label, error)
+                raise reason
+            _log.warning("%s is left out of the result: %s", label, reason)
 
     async def _all(self) -> Sequence[ConnectionPool]:
         if not self.topology.all():

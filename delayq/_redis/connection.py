@@ -146,33 +146,6 @@ class Pulse:
         return queued
 
 
-class Inbox:
-    """Data that no call has asked for, for the one reader of a connection."""
-
-    __slots__ = ("_arrived", "items")
-
-    def __init__(self) -> None:
-        self.items: deque[Any] = deque()
-        self._arrived: asyncio.Future[None] | None = None
-
-    def put(self, item: Any) -> None:
-        self.items.append(item)
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        if self._arrived is not None and not self._arrived.done():
-            self._arrived.set_exception(error)
-
-    async def wait(self) -> None:
-        """Wait for an item. Raises the error of :meth:`fail`."""
-        self._arrived = asyncio.get_running_loop().create_future()
-        try:
-            await self._arrived
-        finally:
-            self._arrived = None
-
-
 class Connection(asyncio.Protocol):
     """A connection that redis-py has opened; from then on its socket is read and written here.
 
@@ -207,7 +180,8 @@ class Connection(asyncio.Protocol):
             protocolError=ProtocolError, replyError=_reply_error, notEnoughData=_NOTHING
         )
         self._asked: deque[_Question] = deque()
-        self._inbox = Inbox()
+        # Data that no call has asked for, and at last the error with which the connection ended.
+        self._inbox: asyncio.Queue[Any] = asyncio.Queue()
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
@@ -222,7 +196,7 @@ class Connection(asyncio.Protocol):
     @property
     def is_clean(self) -> bool:
         """Whether it can be used, and nothing unrequested has arrived."""
-        return self._lost is None and not self._inbox.items
+        return self._lost is None and self._inbox.empty()
 
     @property
     def bytes_to_send(self) -> int:
@@ -316,11 +290,10 @@ class Connection(asyncio.Protocol):
         Raises:
             ReplyError, OSError: It is an error reply, or the connection is lost.
         """
-        if not self._inbox.items:
+        if self._inbox.empty():
             self._check()
-            await self._inbox.wait()
-        answer = self._inbox.items.popleft()
-        if isinstance(answer, ReplyError):
+        answer = await self._inbox.get()
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
@@ -373,7 +346,7 @@ class Connection(asyncio.Protocol):
 
     def _answered(self, answer: Any) -> None:
         if not self._asked:
-            self._inbox.put(answer)
+            self._inbox.put_nowait(answer)
             return
         question = self._asked.popleft()
         pulse = self.pulse
@@ -427,7 +400,7 @@ class Connection(asyncio.Protocol):
         asked, self._asked = self._asked, deque()
         for question in asked:
             question.settle(own_copy(error))
-        self._inbox.fail(own_copy(error))
+        self._inbox.put_nowait(own_copy(error))
 
 
 def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:

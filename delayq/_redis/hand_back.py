@@ -157,16 +157,8 @@ def _send_all(
 ) -> list[asyncio.Future[None]]:
     """Send calls over an acquired connection, and release it after the last answer."""
     answers = [send_one(client, connection, pool, call) for call in calls]
-    left = len(answers)
-
-    def answered(_: asyncio.Future[None]) -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            pool.release(connection)
-
-    for answer in answers:
-        answer.add_done_callback(answered)
+    # Answers come in the order of the calls.
+    answers[-1].add_done_callback(lambda _: pool.release(connection))
     return answers
 
 

@@ -57,10 +57,6 @@ class Wakeup(Protocol):
         """Call ``callback`` at ``when``, seconds on the loop's clock, and not as set before."""
         ...
 
-    def clear(self) -> None:
-        """Cancel the call that is set, if any."""
-        ...
-
     def close(self) -> None:
         """Cancel the call that is set, for good. Safe to repeat, and after the loop is closed."""
         ...
@@ -83,12 +79,9 @@ class LoopWakeup:
             self._handle.cancel()
         self._handle = self._loop.call_at(when, callback, context=self._context)
 
-    def clear(self) -> None:
+    def close(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
-            self._handle = None
-
-    close = clear
 
 
 class TimerfdWakeup:
@@ -120,11 +113,6 @@ class TimerfdWakeup:
         self._callback = callback
         # Zero would stop the timer, and rounding down on the way must not make it early.
         self._settime(self._fd, min(max(when, 0.0) + 2 / _NANO, _FARTHEST))
-
-    def clear(self) -> None:
-        if self._callback is not None:
-            self._callback = None
-            self._settime(self._fd, 0)
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1

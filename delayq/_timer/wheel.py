@@ -382,26 +382,3 @@ class Wheel:
                 self.far_end = max(self.far_end, end)
             budget -= 1
         return budget
-
-    def _check(self) -> None:
-        """Assert every invariant. For tests only: it visits every timer."""
-        near, far, very_far = self.near, self.far, self.very_far
-        assert self.near_end <= self.far_end
-        assert self.near_end % (1 << far.shift) == 0
-        assert self.far_end % (1 << very_far.shift) == 0
-        assert not far.keys or min(far.keys) << far.shift >= self.near_end
-        assert not very_far.keys or min(very_far.keys) << very_far.shift >= self.far_end
-        counted = 0
-        for level in (near, far, very_far):
-            assert sorted(level.keys) == sorted(level.buckets)
-            assert not level.keys or level.keys[0] == min(level.keys)
-            for key, bucket in level.buckets.items():
-                node = bucket
-                while (after := node._next) is not bucket:
-                    assert after._prev is node
-                    assert after._wheel is self
-                    assert self.tick_of(after._deadline) >> level.shift == key
-                    node = after
-                    counted += 1
-                assert bucket._prev is node
-        assert counted == self.pending

@@ -195,8 +195,9 @@ class Writer:
         owner: Any = None,
         nulls: bool = False,
     ) -> str:
-        named = self._typed and class_name is not None
-        parts = [f'"@class":{text.quote(class_name)}'] if named else []
+        parts = []
+        if self._typed and class_name is not None:
+            parts.append(f'"@class":{text.quote(class_name)}')
         for key, item in items:
             if not isinstance(key, str):
                 raise Refused(f"a key is {type(key).__name__}, but JSON allows only str keys")

@@ -12,6 +12,7 @@ import pytest
 
 from delayq._timer.wheel import Timeout, Wheel
 from delayq.errors import BadDelay, DelayqError
+from tests.support.wheels import check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -30,7 +31,7 @@ def fill(wheel: Wheel, deadlines: Iterable[float], now: float = 0.0) -> list[Tim
 
 def expire(wheel: Wheel, now: float, budget: int = 10**9) -> list[Timeout]:
     expired = list(wheel.expire(now, budget))
-    wheel._check()
+    check(wheel)
     return expired
 
 
@@ -89,7 +90,7 @@ class TestExpiry:
         for now in range(deadline):
             expire(wheel, now, budget=1)
             added += fill(wheel, [deadline + 0.5, deadline + 0.1], now)
-            wheel._check()
+            check(wheel)
         assert expire(wheel, deadline + 1) == added
 
     def test_a_deadline_in_the_past_expires_with_the_next_tick(self, wheel: Wheel) -> None:
@@ -108,7 +109,7 @@ class TestExpiry:
     def test_a_wheel_of_one_tick_works(self) -> None:
         wheel = Wheel(1.0, 1)
         added = fill(wheel, [0, 1, 2, 3, 10, 100])
-        wheel._check()
+        check(wheel)
         for timeout in added:
             assert expire(wheel, timeout.deadline) == []
             assert expire(wheel, timeout.deadline + 1) == [timeout]
@@ -222,7 +223,7 @@ class TestCancel:
                 timeout.cancel()
             else:
                 kept.append(timeout)
-        wheel._check()
+        check(wheel)
         assert expire(wheel, 1e9) == kept
 
 
@@ -244,7 +245,7 @@ class TestBetweenTwoSteps:
     def test_a_timer_that_is_added_without_delay_waits_for_a_tick(self, wheel: Wheel) -> None:
         fill(wheel, [5])
         added = [wheel.add(nothing, 0, 6.0) for _ in wheel.expire(6.0)]
-        wheel._check()
+        check(wheel)
         assert wheel.next_tick() == 7
         assert expire(wheel, 7.0) == added
 
@@ -255,13 +256,13 @@ class TestBetweenTwoSteps:
             seen.append(timeout)
             assert wheel.clear() == rest
         assert seen == [first]
-        wheel._check()
+        check(wheel)
 
     def test_abandoning_the_expiry_loses_nothing(self, wheel: Wheel) -> None:
         first, *rest = fill(wheel, [5, 5, 6, 600])
         for _ in wheel.expire(1000):
             break
-        wheel._check()
+        check(wheel)
         assert first.expired
         assert expire(wheel, 1000) == rest
 
@@ -272,7 +273,7 @@ class TestBetweenTwoSteps:
             seen.append(timeout)
             for number in range(1000):
                 fill(wheel, [9 + number * WHEELS], 8)[0].cancel()  # enough to trigger sweeps
-            wheel._check()
+            check(wheel)
         assert seen == added
 
 
@@ -314,7 +315,7 @@ class TestDeadlinesOutOfRange:
         (timeout,) = fill(wheel, [deadline])
         assert expire(wheel, 1e15) == []
         assert not timeout.expired
-        wheel._check()
+        check(wheel)
 
     def test_nan_is_refused_and_nothing_stays(self, wheel: Wheel) -> None:
         with pytest.raises(BadDelay) as caught:
@@ -331,7 +332,7 @@ class TestClear:
         assert wheel.clear() == [second, fourth, third, first]
         assert all(timeout.cancelled for timeout in timeouts)
         assert wheel.pending == 0
-        wheel._check()
+        check(wheel)
         assert wheel.clear() == []
 
 

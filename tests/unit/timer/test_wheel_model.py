@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayq._timer.wheel import Timeout, Wheel
+from tests.support.wheels import check
 
 # Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders
 # between levels.
@@ -150,7 +151,7 @@ class WheelModel(RuleBasedStateMachine):
     def the_wheel_is_sound(self) -> None:
         if not hasattr(self, "wheel"):
             return
-        self.wheel._check()
+        check(self.wheel)
         assert self.wheel.pending == len(self.pending)
         assert not any(timeout.cancelled or timeout.expired for timeout in self.pending)
 
