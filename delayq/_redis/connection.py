@@ -400,7 +400,7 @@ class Connection(asyncio.Protocol):
         asked, self._asked = self._asked, deque()
         for question in asked:
             question.settle(own_copy(error))
-        self._inbox.put_nowait(own_copy(error))
+        self._inbox.put_nowait(NotSent(str(error)))
 
 
 def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:

@@ -33,11 +33,6 @@ class WheelDriver:
     """
 
     def __init__(self, wheel: Wheel, clock: Callable[[], float], loop: TimerLoop | None) -> None:
-        """Args:
-        wheel: The timeouts.
-        clock: Monotonic seconds, on the scale of ``loop.time()``.
-        loop: The event loop, if it is known.
-        """
         self.loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
         self.armed: int = _NEVER
         self.wakeups: int = 0

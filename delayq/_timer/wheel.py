@@ -38,8 +38,6 @@ from delayq.errors import BadDelay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Timeout", "Wheel"]
-
 # Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the
 # callbacks.
 _BUDGET = 1000

@@ -47,11 +47,7 @@ class JsonCodec:
         raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
-        """Decode JSON.
-
-        Raises:
-            DecodeError: The payload is not JSON.
-        """
+        """Decode JSON, or raise DecodeError."""
         try:
             text = payload.decode()
             value, end = _read(text)

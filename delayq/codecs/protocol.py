@@ -17,9 +17,7 @@ class Codec(Protocol[T]):
         ...
 
     def decode(self, payload: bytes, /) -> T:
-        """Decode bytes that :meth:`encode` has written, or raise
-        :class:`~delayq.errors.DecodeError`.
-        """
+        """Decode such bytes, or raise :class:`~delayq.errors.DecodeError`."""
         ...
 
 

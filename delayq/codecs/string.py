@@ -1,6 +1,4 @@
-"""Codecs for a single plain value: text, a whole number, bytes. Redisson has a counterpart of
-each.
-"""
+"""Codecs for a single plain value: text, a whole number, bytes. Redisson has each as well."""
 
 from __future__ import annotations
 
@@ -23,11 +21,7 @@ class StringCodec:
     """Text as UTF-8, without quotes."""
 
     def encode(self, value: str, /) -> bytes:
-        """Encode text as UTF-8.
-
-        Raises:
-            EncodeError: It is not a str, or has a lone surrogate.
-        """
+        """Encode text as UTF-8, or raise EncodeError: no str, or a lone surrogate."""
         if not isinstance(value, str):
             raise EncodeError(f"StringCodec encodes str, not {type(value).__name__}")
         try:
@@ -37,11 +31,7 @@ class StringCodec:
         raise EncodeError(f"StringCodec cannot encode this str: {reason}")
 
     def decode(self, payload: bytes, /) -> str:
-        """Decode UTF-8.
-
-        Raises:
-            DecodeError: The payload is not UTF-8.
-        """
+        """Decode UTF-8, or raise DecodeError."""
         try:
             return payload.decode()
         except UnicodeDecodeError as error:
@@ -55,11 +45,7 @@ class _WholeNumberCodec:
     _bits: ClassVar[int]
 
     def encode(self, value: int, /) -> bytes:
-        """Write the digits.
-
-        Raises:
-            EncodeError: It is not an int, or does not fit.
-        """
+        """Write the digits, or raise EncodeError: no int, or it does not fit."""
         name = type(self).__name__
         # In Python a bool is an int; in Java it is not a number.
         if not isinstance(value, int) or isinstance(value, bool):
@@ -71,12 +57,7 @@ class _WholeNumberCodec:
         return b"%d" % value
 
     def decode(self, payload: bytes, /) -> int:
-        """Read a sign and digits as Java's ``valueOf`` does, including a plus sign and leading
-        zeros.
-
-        Raises:
-            DecodeError: The payload is anything else, or does not fit.
-        """
+        """Read a sign and digits as Java's ``valueOf`` does, or raise DecodeError."""
         if _WHOLE_NUMBER.fullmatch(payload):
             value = int(payload)
             if self._in_range(value):
@@ -104,11 +85,7 @@ class BytesCodec:
     """Bytes as they are, like Redisson's ``ByteArrayCodec``. They come back as ``bytes``."""
 
     def encode(self, value: BytesLike, /) -> bytes:
-        """Copy the bytes.
-
-        Raises:
-            EncodeError: It is none of the types of bytes, or it is a memoryview that was released.
-        """
+        """Copy the bytes, or raise EncodeError: another type, or a released memoryview."""
         if not isinstance(value, bytes | bytearray | memoryview):
             raise EncodeError(
                 f"BytesCodec encodes bytes, bytearray and memoryview, not {type(value).__name__}"

@@ -33,20 +33,11 @@ class TypedJsonJacksonCodec:
     """
 
     def encode(self, value: Any, /) -> bytes:
-        """Encode ``value`` as JSON.
-
-        Raises:
-            EncodeError: It, or something in it, is of another type, or has more digits than Jackson
-                reads.
-        """
+        """Encode ``value``, or raise EncodeError: another type, or too many digits for Jackson."""
         return _encode(self, value, _PLAIN_WRITER)
 
     def decode(self, payload: bytes, /) -> Any:
-        """Decode JSON.
-
-        Raises:
-            DecodeError: The payload is not JSON.
-        """
+        """Decode JSON, or raise DecodeError."""
         try:
             return _PLAIN_READER.decode(payload.decode())
         except (ValueError, RecursionError, Malformed) as error:
@@ -115,20 +106,11 @@ class JsonJacksonCodec:
         self._reader = Reader(by_name, list_class, map_class, rules)
 
     def encode(self, value: Any, /) -> bytes:
-        """Encode ``value`` as JSON with Java's classes.
-
-        Raises:
-            EncodeError: No Java class is known for it, or for something in it, or Jackson could not
-                read it.
-        """
+        """Encode ``value``, or raise EncodeError: no Java class is known, or Jackson reads none."""
         return _encode(self, value, self._writer)
 
     def decode(self, payload: bytes, /) -> Any:
-        """Decode JSON with Java's classes.
-
-        Raises:
-            DecodeError: The payload is not such JSON, or one of ``types`` does not accept it.
-        """
+        """Decode JSON, or raise DecodeError, also if one of ``types`` does not accept it."""
         try:
             return self._reader.read(payload)
         except (ValueError, RecursionError, Malformed) as error:

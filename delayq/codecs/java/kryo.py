@@ -63,12 +63,7 @@ class Kryo5Codec:
     """
 
     def encode(self, value: Any, /) -> bytes:
-        """Encode a single value. A :class:`KryoOpaque` becomes the payload that it is.
-
-        Raises:
-            EncodeError: It is a list, a dict, an object or of another type that Kryo5Codec cannot
-                write, or it does not fit.
-        """
+        """Encode a single value, or raise EncodeError: another type, or it does not fit."""
         try:
             write = _WRITERS.get(type(value)) or _writer_of(value)
             return write(value)
@@ -77,11 +72,7 @@ class Kryo5Codec:
         raise EncodeError(f"Kryo5Codec cannot encode this {type(value).__name__}: {reason}")
 
     def decode(self, payload: bytes, /) -> Any:
-        """Decode a value.
-
-        Raises:
-            DecodeError: The payload is cut off, goes on after its end, or is not Kryo.
-        """
+        """Decode a value, or raise DecodeError."""
         try:
             return Reader(payload).read()
         except Unknown:
