@@ -47,10 +47,7 @@ class Delivery(Generic[T]):
         retry_us: int,
         ahead: Sized = (),
     ) -> None:
-        """Args:
-        retry_us: How long the message waits to be redelivered after its block raised, microseconds.
-        ahead: The messages its consumer has fetched and will handle next.
-        """
+        """Take the wait after a block raised, microseconds, and the messages that come next."""
         self.value: T = value
         self._lease = lease
         self._leases = leases

@@ -38,11 +38,7 @@ _REPEAT_US = 86_400_000_000
 
 
 class HandOut(NamedTuple):
-    """A call that may have handed out messages.
-
-    Attributes:
-        places: How many leases the call may have made, one for each payload; 0: one for all.
-    """
+    """A call that may have handed out messages, under ``places`` leases; 0: one lease for all."""
 
     call: str
     places: int = 0
@@ -126,11 +122,7 @@ class HandOuts:
         return handed, left, payloads
 
     async def confirm_all(self, taken: Sequence[HandOut], asked_at: float) -> None:
-        """Confirm that the answers to these calls have arrived; the first was made at ``asked_at``.
-
-        Raises:
-            Closed, ServerUnavailable: All the messages go back, or some have and the rest follow.
-        """
+        """Confirm these calls, or raise Closed or ServerUnavailable: their messages go back."""
         try:
             self._demand_open()
             if not self._is_ours(asked_at):

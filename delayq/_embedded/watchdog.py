@@ -82,14 +82,11 @@ def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
 
 
 class ServerSocket:
-    """The path of the server's socket, and its second name, from which the path is restored.
-
-    Attributes:
-        was_there: Whether the path was seen since :meth:`remove`.
-    """
+    """The path of the server's socket, and its second name, from which the path is restored."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        # Whether it was seen since it was removed.
         self.was_there = False
         self._links = (LINK, os.path.join(os.path.dirname(path), LINK))  # noqa: PTH118, PTH120
 
@@ -143,8 +140,7 @@ class Watchdog:
         self._restart_at: float | None = None
         # Whether the server was told to stop, to be restarted afterwards.
         self._ending = False
-        # Signals arrive as bytes in a pipe: there is one place to wait, and none is lost between
-        # checking and waiting.
+        # Signals arrive in a pipe, so that none is lost between checking and waiting.
         self._signals, signalled = os.pipe()
         os.set_blocking(self._signals, False)
         os.set_blocking(signalled, False)
@@ -170,8 +166,7 @@ class Watchdog:
     def _timeout(self) -> float:
         if self._restart_at is not None:
             return max(0.0, self._restart_at - time.monotonic())
-        # Linux wakes a reader at end-of-file; other systems do not reliably do so for a FIFO, so
-        # check more often.
+        # Only Linux reliably wakes the reader of a FIFO at end-of-file.
         often = CHECK_EVERY if sys.platform == "linux" else CHECK_EVERY / 2
         return often if self._socket.was_there else CHECK_EVERY / 50
 
@@ -195,8 +190,7 @@ class Watchdog:
             self._die_with_us()
             if os.getppid() != watchdog:  # the watchdog died before we were tied to it
                 os._exit(1)
-            # The watchdog decides when the server stops, by SIGINT: SIGTERM may have gone to every
-            # process of a service.
+            # SIGTERM may go to every process of a service: the watchdog stops us by SIGINT.
             signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
             # Only the watchdog may hold the FIFO's read end.
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
@@ -353,8 +347,7 @@ def tie_to_parent() -> Callable[[], object]:
     except (ImportError, OSError, AttributeError):
         return lambda: None
     set_parent_death_signal = 1
-    # SIGKILL, as the next watchdog may be about to start another server. Written data is in the
-    # append-only file.
+    # SIGKILL, as the next watchdog may start another server; the data is in a file.
     return lambda: prctl(set_parent_death_signal, int(signal.SIGKILL), 0, 0, 0)
 
 

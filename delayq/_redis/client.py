@@ -188,11 +188,7 @@ class RedisClient:
         wire.call(command, answered, BLOCKS_FOR)
 
     def path(self, key: str) -> object:
-        """Return a value that changes when the next connection for ``key`` may lead elsewhere.
-
-        Raises:
-            ServerUnavailable: No server is known to have it now.
-        """
+        """Return a value that changes when the next connection for ``key`` may lead elsewhere."""
         connections = self.topology.of(key)
         return connections, connections.breaks
 
@@ -210,11 +206,7 @@ class RedisClient:
             await self.anywhere("PING")
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
-        """Run a command on the server that has ``key``, by default its first argument.
-
-        It is retried for :data:`RETRY_FOR` seconds, so it must be safe to repeat. Raises as
-        :meth:`run` does.
-        """
+        """Run a repeatable command on the server of ``key``, by default the first argument."""
         key = str(command[1]) if key is None else key
         return await self._repeat(partial(self._attempt, key, _Call(command)))
 
@@ -232,12 +224,7 @@ class RedisClient:
         await self.anywhere("FLUSHALL")
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
-        """Return the answers of all servers that are up to a question that changes nothing.
-
-        Raises:
-            ServerUnavailable, OutcomeUnknown: No server answers.
-            ServerRefused: One of them refuses.
-        """
+        """Return the answers of all servers that are up, or raise if one refuses or none is."""
         call = _Call(command)
 
         async def ask(server: ConnectionPool) -> AsyncIterator[Any]:
@@ -301,10 +288,7 @@ class RedisClient:
         args: Sequence[str | bytes | int],
         confirm: Callable[[Any], Confirmation | None],
     ) -> Any:
-        """Run a script without retrying it. Raises as :meth:`run` does.
-
-        ``confirm`` gets the answer, and returns commands to send at once, without awaiting answers.
-        """
+        """Run a script once; ``confirm`` gets the answer, and returns commands to send at once."""
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         return await self._attempt(keys[0], _Call(command, script, confirm))
 
@@ -431,8 +415,7 @@ class RedisClient:
         try:
             answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
         except ReplyError as error:
-            # Not carried out. EVAL needs no SCRIPT permission, and another SCRIPT FLUSH cannot come
-            # in between.
+            # Not carried out. With EVAL, another SCRIPT FLUSH cannot come in between.
             if not is_unknown_script(error):
                 raise
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)

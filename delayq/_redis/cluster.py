@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 # The minimum time between two requests for the slots, seconds.
 _ASK_EVERY = 0.05
-# How long new messages that may go to any server avoid one that has failed, seconds: longer than it
-# takes to find out again.
+# How long offers that may go anywhere avoid a server that has failed, seconds.
 _LATELY = 10.0
 
 HostPort = tuple[str, int]
@@ -69,11 +68,9 @@ class Cluster(Topology):
     spread = True
 
     def __init__(self, address: ClusterAddress, limit: int) -> None:
-        """Args:
-        limit: The maximum number of connections to each server.
-        """
         super().__init__()
         self._address = address
+        # The maximum number of connections to each server.
         self._limit = limit
         self._pools: dict[HostPort, ConnectionPool] = {}
         self._owners: list[ConnectionPool | None] = [None] * SLOTS

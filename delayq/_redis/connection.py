@@ -30,8 +30,7 @@ _log = logging.getLogger("delayq")
 ANSWER_WITHIN = 5.0
 # After how much of that time the connection is doubted, seconds.
 DOUBT_AFTER = 1.0
-# An answer is not missing before its question has arrived: a network carries at least this many
-# bytes per second.
+# A network carries at least this many bytes per second of a large question.
 _SLOWEST = 250_000
 
 _NOTHING = object()
@@ -119,10 +118,7 @@ class Pulse:
         return self.doubted_at > self.moved_at
 
     def silent_since(self, oldest: _Question | None) -> float | None:
-        """Return since when it has been silent; it may lie in the future. None: not silent.
-
-        ``oldest`` is the first of the calls without an answer.
-        """
+        """Return since when it has been silent while ``oldest`` waits; it may be in the future."""
         if oldest is not None:
             since, patience = oldest.sent_at, oldest.patience
         elif self.due_since is not None:
@@ -219,12 +215,7 @@ class Connection(asyncio.Protocol):
         return self._abandoned > 0
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command. The future returns its answer; cancelling it does no harm.
-
-        Raises:
-            NotSent: The connection is lost.
-            ReplyError, OSError: From the future.
-        """
+        """Send a command, and return a future of its answer. Raises NotSent if it is lost."""
         future = self._loop.create_future()
         self.call(command, partial(_settle, future))
         return future
@@ -232,10 +223,7 @@ class Connection(asyncio.Protocol):
     def call(
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
-        """Send a command; ``on_reply`` gets its answer, or the error that :meth:`ask` raises.
-
-        The command lets the server hold back the answer for ``blocks`` seconds.
-        """
+        """Send a command whose answer the server may hold back for ``blocks`` seconds."""
         self._check()
         if blocks:
             self._blocking += 1
@@ -246,10 +234,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(packed)
 
     def when_answered(self, then: Callable[[], object]) -> None:
-        """Call ``then`` when no answer is outstanding any more of those that are now.
-
-        The connection counts as abandoned until then.
-        """
+        """Call ``then`` when all answers outstanding now have come, and be abandoned until then."""
         if not self._asked:
             then()
             return
@@ -285,11 +270,7 @@ class Connection(asyncio.Protocol):
         self._lose(TimeoutError(reason))
 
     async def read(self) -> Any:
-        """Return the next data that no call has asked for, however long that takes.
-
-        Raises:
-            ReplyError, OSError: It is an error reply, or the connection is lost.
-        """
+        """Return data that no call has asked for, or raise ReplyError or OSError."""
         if self._inbox.empty():
             self._check()
         answer = await self._inbox.get()

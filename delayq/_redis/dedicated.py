@@ -26,26 +26,18 @@ _SPREAD = 0.1
 
 
 class DedicatedConnection:
-    """A connection that sends and reads separately, without deadlines.
-
-    Attributes:
-        answered: Whether anything has been read.
-    """
+    """A connection that sends and reads separately, without deadlines."""
 
     def __init__(self, nodes: Topology, pool: ConnectionPool, wire: Connection) -> None:
         self._nodes = nodes
         self._pool = pool
         self._wire = wire
+        # Whether anything has been read.
         self.answered: bool = False
 
     @classmethod
     async def open(cls, nodes: Topology, key: str | None) -> DedicatedConnection:
-        """Connect to the server that has ``key``, or to any server if it is None.
-
-        Raises:
-            ServerUnavailable: No server answers.
-            ServerRefused: The server does not let us in.
-        """
+        """Connect to the server that has ``key``, or to any server if it is None."""
 
         async def open_at(pool: ConnectionPool) -> DedicatedConnection:
             try:
@@ -83,12 +75,7 @@ class DedicatedConnection:
             raise _broken(error) from error
 
     async def read(self) -> Any:
-        """Read the next answer, however long it takes.
-
-        Raises:
-            ServerUnavailable: The connection is broken.
-            ServerRefused: The answer is an error.
-        """
+        """Read the next answer, however long it takes; ServerRefused if it is an error."""
         try:
             answer = await self._wire.read()
         except (ReplyError, OSError) as error:
@@ -139,8 +126,7 @@ async def keep_linked(
         except Closed:
             return
         except Exception as error:  # noqa: BLE001 - nothing may end the task that wakes up queues
-            # A link that breaks again and again, as soon as it has been answered, must not be
-            # retried ever faster.
+            # A link that breaks as soon as it is answered must not be retried ever faster.
             steady = link is not None and link.answered and now() - began >= retry_most
             failures = 1 if steady else failures + 1
             if failures == 1:

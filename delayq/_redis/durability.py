@@ -85,12 +85,7 @@ class WaitingServer:
         return await self._server.run(script, keys, args, until, self._promise.command)
 
     async def demand(self, key: str) -> None:
-        """Refuse a promise that cannot be kept, before anything is written.
-
-        Raises:
-            ServerRefused: The server is too old to wait for its disk, or does not write to it; or
-                we may not wait.
-        """
+        """Raise ServerRefused, before anything is written, if the promise cannot be kept."""
         # WAIT for zero replicas answers at once.
         ask = ("WAIT", 0, 1) if self._promise.replicas else ("WAITAOF", 1, 0, 1)
         await self._server.command(*ask, key=key)

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from delayq._redis.rights import Rights
     from delayq._redis.topology import Topology
 
-# Replies of a cluster's servers that name another server, for good or for this one call. Nothing
-# was carried out.
+# Another server has the key, for good or for this one call. Nothing was carried out.
 _ELSEWHERE = re.compile(r"(MOVED|ASK) (\d+) (\S+)")
 
 
@@ -29,12 +28,7 @@ class UnknownScript(RepeatNow):
 
 
 class Redirected(RepeatNow):
-    """Another server has the key.
-
-    Attributes:
-        pool: The connections to that server.
-        asking: Whether only this one call goes there, because the slot is moving.
-    """
+    """Another server, ``pool``, has the key; if ``asking``, only for this one call."""
 
     def __init__(self, text: str, pool: ConnectionPool, *, asking: bool) -> None:
         super().__init__(text)

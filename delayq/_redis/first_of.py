@@ -16,8 +16,7 @@ T = TypeVar("T")
 # How long to wait for an answer before asking the next one as well, seconds. Over a long round
 # trip, a TLS connection takes that long: then several are asked, and the first answer counts.
 ASK_NEXT_AFTER = 0.5
-# The time limit for all of them together, seconds: a little less than a call may take, so that
-# their reasons are reported.
+# For all of them together, seconds: less than a call may take, to report the reasons.
 WITHIN = 4.5
 
 

@@ -11,10 +11,7 @@ if TYPE_CHECKING:
 
 
 class FreeConnections:
-    """A stack of connections: the one added last is taken first.
-
-    So those at the bottom are not needed if calls are few, and :meth:`take_unneeded` finds them.
-    """
+    """A stack of connections: those at the bottom are not needed if calls are few."""
 
     __slots__ = ("_stack", "_unneeded")
 

@@ -27,15 +27,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# How long the first try at closing waits, plus a round trip, before a second one is made over a new
-# connection; seconds.
+# How long the first try at closing waits, plus a round trip, for a second one; seconds.
 _FIRST_DOUBT = 0.35
 # How much longer to wait, after the time is up, for bytes that are still leaving this machine, and
 # for a server that answers that it cannot serve just now; seconds.
 _MOST = 5.0
 _LOOK_EVERY = 0.1
-# The longest pause between two tries while a client closes: the slot may have moved meanwhile, and
-# time is short; seconds.
+# The longest pause between two tries while a client closes, seconds.
 _AGAIN_WITHIN = 0.5
 
 
@@ -220,10 +218,7 @@ class PendingHandBacks:
         self._wire: Connection | None = None
 
     def send(self, call: HandBack, within: float, too_late: str) -> None:
-        """Send a call, before this returns if a connection is open.
-
-        It is retried for ``within`` seconds; then ``too_late`` is logged.
-        """
+        """Send a call for ``within`` seconds, at once if possible; then log ``too_late``."""
         if self._last is not None:
             self._last.send(self._queue, [call])
             return

@@ -39,25 +39,18 @@ _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "C
 
 
 class Opener:
-    """Opens connections to one address: to that server, or to the master that Sentinels name.
-
-    Attributes:
-        found_no_master: Whether every connection so far has led to a replica.
-    """
+    """Opens connections to one server, or to the master that Sentinels name."""
 
     def __init__(self, address: Address | SentinelAddress) -> None:
         self._address = address
+        # The one that was right is asked first.
         self._sentinels = list(address.sentinels) if isinstance(address, SentinelAddress) else []
+        # Whether every connection so far has led to a replica.
         self.found_no_master: bool = False
         self._found_a_master = False
 
     async def open(self) -> Connection:
-        """Connect, send the greeting, and select the database.
-
-        Raises:
-            ServerUnavailable: No server answers, or serves now; or no Sentinel knows the master.
-            ServerRefused: The server does not let us in.
-        """
+        """Connect, send the greeting, and select the database, or raise ServerError."""
         if isinstance(self._address, SentinelAddress):
             return await self._open_master(self._address)
         try:
@@ -88,7 +81,6 @@ class Opener:
                 raise ServerUnavailable(
                     f"{sentinel.label} names {place[0]}:{place[1]}, which is not a master"
                 )
-            # The Sentinel that was right is asked first from now on.
             self._sentinels.remove(sentinel)
             self._sentinels.insert(0, sentinel)
             return wire

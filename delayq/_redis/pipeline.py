@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     # The keys and the arguments of a call.
     Call = tuple[Sequence[str], Sequence[str | bytes | int]]
 
+_NOT_ANSWERED = (ServerUnavailable, OutcomeUnknown)
+
 
 async def run_all(client: RedisClient, script: Script, calls: Sequence[Call]) -> list[Any]:
     """Run a repeatable script several times, on the server that has the first call's keys.
@@ -28,23 +30,21 @@ async def run_all(client: RedisClient, script: Script, calls: Sequence[Call]) ->
     """
     answers: list[Any] = [None] * len(calls)
     left = [*range(len(calls))]
-    # The second round is for a connection that was dead, and for a server that was restarted and
-    # does not know the script.
+    # Again for a connection that was dead, and a server that does not know the script.
     for spelled_out in (False, True):
         if len(left) > 1:
-            some = await _run_together(
-                client, script, [calls[place] for place in left], spelled_out
-            )
+            again = [calls[place] for place in left]
+            some = await _run_together(client, script, again, spelled_out)
             for place, answer in zip(left, some, strict=True):
                 answers[place] = answer
-            left = [place for place in left if _may_be_repeated(answers[place])]
+            left = [place for place in left if isinstance(answers[place], _NOT_ANSWERED)]
+            left = [place for place in left if not isinstance(answers[place], Redirected)]
     alone = left
     if len(calls) > 1:
         alone = [place for place, each in enumerate(answers) if isinstance(each, Redirected)]
-    again = [client.run(script, *calls[place]) for place in alone]
-    for place, answer in zip(
-        alone, await asyncio.gather(*again, return_exceptions=True), strict=True
-    ):
+    runs = (client.run(script, *calls[place]) for place in alone)
+    found = await asyncio.gather(*runs, return_exceptions=True)
+    for place, answer in zip(alone, found, strict=True):
         answers[place] = answer
     return answers
 
@@ -77,9 +77,3 @@ async def _run_together(
     if not arrived:
         client.topology.suspect(pool)
     return [client.interpret(answer, pool) for answer in answers]
-
-
-def _may_be_repeated(answer: Any) -> bool:
-    if isinstance(answer, Redirected):
-        return False
-    return isinstance(answer, ServerUnavailable | OutcomeUnknown)

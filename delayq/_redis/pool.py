@@ -135,10 +135,7 @@ class ConnectionPool:
         return self._take_free()
 
     def acquire_any(self, preferred: Connection | None = None) -> Connection | None:
-        """Return an open connection, even if it is in use, ``preferred`` if possible, or None.
-
-        Hand it to :meth:`release` afterwards.
-        """
+        """Return an open connection to be released, ``preferred`` if possible, or None."""
         if (
             preferred is not None
             and preferred.is_open
@@ -227,10 +224,7 @@ class ConnectionPool:
         return use is not None and use.outdated
 
     def share(self, wire: Connection) -> bool:
-        """Hold an acquired connection once more, to be released twice; return whether that can be.
-
-        The new call goes behind the first.
-        """
+        """Hold a connection once more, for a call behind the first; return whether that can be."""
         use = self._used.get(wire)
         if use is None or use.own or not wire.is_open:
             return False
@@ -288,10 +282,7 @@ class ConnectionPool:
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
-        """Return a connection that does not count towards the limit, to :meth:`close` in the end.
-
-        It is a new one if no other is free, or if ``anew``. Raises as :meth:`acquire` does.
-        """
+        """Return a connection beyond the limit, ``anew`` or not, to :meth:`close` in the end."""
         self._demand_open()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
@@ -343,8 +334,7 @@ class ConnectionPool:
         except DelayqError:
             raise
         except Exception as error:
-            # An error of the user's code, such as a provider of passwords, whose message may be
-            # secret. It may succeed the next time.
+            # An error of the user's code, such as a provider: its message may be secret.
             raise ServerUnavailable(
                 f"{self.label}: cannot connect: {type(error).__name__}"
             ) from error
@@ -375,15 +365,12 @@ class ConnectionPool:
 
 
 class _Probe:
-    """Finds out whether the silent connections of a pool are dead.
-
-    Attributes:
-        aside: Connections that were free when one was doubted, and have not answered since.
-    """
+    """Finds out whether the silent connections of a pool are dead."""
 
     def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._task: asyncio.Task[None] | None = None
+        # Those that were free when one was doubted, and have not answered since.
         self.aside: set[Connection] = set()
 
     def begin(self, free: Iterable[Connection]) -> None:
@@ -452,8 +439,7 @@ class _Probe:
                 " once"
             )
         for wire, own in in_use.items():
-            # Its silence means nothing, because it waits for whatever arrives; but it is cheap to
-            # replace.
+            # Its silence means nothing, but it is cheap to replace.
             if own and wire.pulse.moved_at < began:
                 wire.give_up("other connections to this server were dead")
 
@@ -470,8 +456,7 @@ class _Probe:
 
 
 _of_this_process: WeakSet[ConnectionPool] = WeakSet()
-# Kept forever: if they were collected, their sockets would leave the parent's event loop, which the
-# child shares.
+# Kept: collected, their sockets would leave the parent's event loop, which is shared.
 _inherited: list[Connection] = []
 
 

@@ -20,27 +20,18 @@ _CODES = (
     "MISCONF",  # the disk is full
     "UNBLOCKED",  # a call that waited, on a server that became a replica
 )
-# Matched at the start of the text: names of users, commands and keys are quoted further back, and
-# may look like a code.
+# At the start of the text: the names quoted further back may look like a code.
 _NOT_NOW = re.compile(rf"{_IN_SCRIPT}(?:(?:{'|'.join(_CODES)})\b|max number of clients)")
 
 
 def is_not_now(text: str) -> bool:
-    """Tell whether a server with this reply has carried out nothing, and may serve the call later.
-
-    ``text`` is the error without the leading ``-`` and without ``ERR``.
-    """
+    """Tell whether this error, without ``-`` and ``ERR``, says that the call may succeed later."""
     return _NOT_NOW.match(text) is not None
 
 
 def retry_delay(
     attempt: int, *, base: float = 0.02, most: float = 5.0, least: float = 0.5
 ) -> float:
-    """Return the seconds before try ``attempt + 1``: doubled from ``base`` up to ``most``, and at
-    random from ``least`` of it on.
-
-    The jitter keeps a thousand clients that lost the same server from coming back at the same
-    moment.
-    """
+    """Return the seconds before the next try: doubled, and at random so that clients spread."""
     ceiling = min(most, base * 2.0 ** min(attempt - 1, 30))
     return ceiling * random.uniform(least, 1.0)

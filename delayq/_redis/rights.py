@@ -148,10 +148,7 @@ def is_refusal(error: str) -> bool:
 
 
 class Rights:
-    """Remembers for which scripts and queues the user of a connection lately had all rights.
-
-    ``now`` returns the time, seconds.
-    """
+    """Remembers for which scripts and queues the user of a connection lately had all rights."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

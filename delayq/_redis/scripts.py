@@ -31,20 +31,7 @@ _NAME = re.compile(r"(?<![.\w])[A-Za-z_]\w*")
 class Script:
     """One script, which declares itself in the comment at the head of its file.
 
-    .. code-block:: lua
-
-        -- reschedule: give a message that no worker has a new delay, counted from now.
-        --
-        -- Keys:
-        --   messages  see include/queue.lua
-        --   wake  CHANNEL  where a new head is announced: its due time, microseconds
-        -- Arguments:
-        --   id        text  of the message
-        --   delay_us  int   time from now, microseconds
-        -- Roles: producer, admin
-        -- Repeatable: yes
-        --
-        -- Returns 1, or 0 if there is none of that id, it has expired, or a worker has it.
+    CONTRIBUTING.md shows one.
 
     The body reads its KEYS and ARGV by these names. Names that end in ``...`` come last, and
     repeat. A single one gives the script a table named in the plural. With several, the script
@@ -127,11 +114,7 @@ class Script:
 
 
 class Request(NamedTuple):
-    """A call to a script.
-
-    Attributes:
-        until: When to stop retrying it, on the event loop's clock; None: as for other calls.
-    """
+    """A call to a script, to retry ``until`` a time on the event loop's clock, or as others are."""
 
     script: Script
     keys: Sequence[str]

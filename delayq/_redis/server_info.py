@@ -52,11 +52,7 @@ async def user(client: RedisClient) -> str:
 async def missing_rights(
     client: RedisClient, user: str, commands: Sequence[str], key: str, channel: str
 ) -> AsyncIterator[str]:
-    """Yield the rights that a user lacks to run commands on a key or a channel, as ACL rules.
-
-    Raises:
-        ServerRefused: The server does not tell.
-    """
+    """Yield the rights that a user lacks to run commands on a key or a channel, as ACL rules."""
     infos = await client.command("COMMAND", "INFO", *commands, key=key)
     for command, info in zip(commands, infos, strict=True):
         if not info:

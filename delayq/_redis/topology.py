@@ -33,28 +33,16 @@ class Topology:
         return self._single
 
     def of(self, key: str | None) -> ConnectionPool:
-        """Return the connections to the server that has ``key``, or to any server if it is None.
-
-        Raises:
-            ServerUnavailable: No server is known to have it now. :meth:`find` may find one.
-        """
+        """Return the connections for ``key``, or to any server, or raise ServerUnavailable."""
         del key
         return self._single[0]
 
     async def find(self, key: str | None) -> ConnectionPool:
-        """Return the same as :meth:`of`, but ask which server has the key if that is uncertain.
-
-        Raises:
-            ServerUnavailable: No server has it, or none answers.
-            ServerRefused: No server lets us in.
-        """
+        """Return the same as :meth:`of`, but ask if it is uncertain. Raises ServerError."""
         return self.of(key)
 
     async def any(self) -> Sequence[ConnectionPool]:
-        """Return the servers for a question that concerns no key, the most promising ones first.
-
-        Raises as :meth:`find` does.
-        """
+        """Return the servers for a question without a key, the most promising ones first."""
         return self._single
 
     async def refresh(self) -> None:

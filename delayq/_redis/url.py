@@ -40,8 +40,7 @@ _MANY = tuple(
 )
 _PORTS = {"sentinel": 26379, "cluster": 6379}
 
-# redis-py's defaults differ between classes and change between major versions, so delayq sets every
-# option that it relies on.
+# redis-py's defaults differ between classes and versions.
 _OURS: dict[str, Any] = {
     # Replies stay bytes.
     "decode_responses": False,
@@ -51,16 +50,14 @@ _OURS: dict[str, Any] = {
     # delayq retries only the calls that are safe to repeat.
     "retry": None,
     "retry_on_timeout": False,
-    # The handshake is smaller; and the maintenance notifications of RESP3 make redis-py 8.1 hand
-    # out dead connections.
+    # The maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
     "protocol": 2,
 }
 # When the system first probes whether an idle connection still exists, the time between probes,
 # both in seconds, and their number. By default it probes after two hours.
 _PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 _KEEP_ALIVE = {getattr(socket, name): n for name, n in _PROBES.items() if hasattr(socket, name)}
-# Options of pools and clients rather than of a single connection, and options of RESP3's
-# maintenance notifications.
+# Options of pools and clients, and of RESP3's maintenance notifications.
 _NOT_OURS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
 )
@@ -68,8 +65,7 @@ _NOT_OURS = re.compile(
 
 # redis-py's message for an option whose value it cannot parse.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
-# The parts of an address that may be shown: host, port, and a path if it names a socket or a
-# service. Other paths are numbers.
+# The parts of an address that may be shown. A path that is no number may be secret.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
@@ -80,9 +76,7 @@ _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 class Address:
     """The way to open connections to one server. ``repr`` shows no secrets.
 
-    Attributes:
-        label: The name to show for it.
-        restart: Restarts the server if it is ours and has died. Returns the path of its socket.
+    ``restart`` restarts a server of ours that has died, and returns the path of its socket.
     """
 
     label: str
@@ -110,14 +104,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class SentinelAddress:
-    """One server that Sentinels locate. ``repr`` shows no secrets.
-
-    Attributes:
-        label: The name to show for it.
-        sentinels: The Sentinels to ask.
-        service: The Sentinels' name for it.
-        server: The way to connect to it, wherever it is.
-    """
+    """One ``server``, wherever Sentinels say that it is. ``repr`` shows no secrets."""
 
     label: str
     sentinels: tuple[Address, ...] = field(repr=False)
@@ -127,12 +114,7 @@ class SentinelAddress:
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
-    """Servers that divide the keys among themselves. ``repr`` shows no secrets.
-
-    Attributes:
-        label: The name to show for them.
-        seeds: Some of the servers. They know the others.
-    """
+    """Servers that divide the keys; the ``seeds`` know the others. ``repr`` shows no secrets."""
 
     label: str
     seeds: tuple[Address, ...] = field(repr=False)
@@ -249,11 +231,7 @@ def _host_and_port(url: str, place: str, port: int) -> tuple[str, int]:
 
 
 def from_client(client: object) -> AnyAddress:
-    """Extract the address from a user's redis-py client, which keeps its connections.
-
-    Raises:
-        ConfigurationError: It is not a client of ``redis.asyncio``, or it is one for replicas.
-    """
+    """Extract the address from a client of ``redis.asyncio``, which keeps its connections."""
     label = "the given client"
     if isinstance(client, RedisCluster):
         nodes = client.nodes_manager.startup_nodes.values()

@@ -39,8 +39,7 @@ class WheelDriver:
         self.lag: float = 0.0
         self._wheel = wheel
         self._clock = clock
-        # One context for all: otherwise callbacks would run in the context of the code that
-        # happened to arm the alarm.
+        # One for all callbacks, and not that of the code that happened to arm the alarm.
         self._context = contextvars.copy_context()
         self._alarm: Wakeup | None = None
         self._due = math.inf  # The time at which the armed tick begins.

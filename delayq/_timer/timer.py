@@ -117,8 +117,7 @@ class HashedWheelTimer:
             deadline = now + _seconds(delay)
         if not now <= deadline < wheel.latest:
             deadline = wheel.clamp(deadline, now)
-        # From here on the same as Wheel.add() and Wheel.insert(), but without their calls if the
-        # bucket exists.
+        # The same as Wheel.add() and Wheel.insert(), without their calls if a bucket exists.
         node = Timeout()
         node._callback = callback
         node._deadline = deadline

@@ -25,8 +25,7 @@ _CLOCK_MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
 _ABSOLUTE = 1
 _NANO = 1_000_000_000
-# Seconds since the system started: centuries away, and larger values overflow Python's count of
-# nanoseconds.
+# Seconds since the system started: larger values overflow Python's nanoseconds.
 _FARTHEST = 2.0**33
 
 
@@ -85,10 +84,7 @@ class LoopWakeup:
 
 
 class TimerfdWakeup:
-    """A Linux timerfd, closed with the alarm, its owner or the loop, whichever ends first.
-
-    Raises OSError or NotImplementedError where the system or the loop does not support it.
-    """
+    """A Linux timerfd. Raises OSError or NotImplementedError where there is none."""
 
     kind: WakeupKind = "timerfd"
 
@@ -98,8 +94,7 @@ class TimerfdWakeup:
         create, self._settime = _system_calls()
         self._fd = create()
         self._loop = loop
-        # Held only while the alarm is set, so that an unused owner and its alarm can be collected
-        # together.
+        # Held only while set, so that an unused owner and its alarm are collected together.
         self._callback: Callable[[], object] | None = None
         try:
             context.run(loop.add_reader, self._fd, self._ring)
@@ -142,17 +137,13 @@ class TimerfdWakeup:
 def _close_soon(weak: weakref.ref[TimerfdWakeup], loop: asyncio.AbstractEventLoop) -> None:
     alarm = weak()
     if alarm is not None:
-        # The owner's last reference may have gone in any thread; a loop that is closed needs
-        # nothing.
+        # The owner may have gone in any thread; a loop that is closed needs nothing.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(alarm.close)
 
 
 def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup:
-    """Return a timerfd if available, otherwise the loop's own timer.
-
-    Callbacks run in ``context``, and the alarm lives no longer than its ``owner``.
-    """
+    """Return a timerfd if there is one, or the loop's timer, to live as long as its ``owner``."""
     if isinstance(loop, asyncio.AbstractEventLoop) and sys.platform == "linux":
         with suppress(OSError, AttributeError, ImportError, NotImplementedError):
             return TimerfdWakeup(loop, context, owner)
@@ -179,8 +170,7 @@ def _by_ctypes() -> tuple[Callable[[], int], Callable[[int, float], object]]:
     if ctypes.sizeof(ctypes.c_long) != 8:
         raise OSError("the size of time_t is unknown on this platform")
     libc = ctypes.CDLL(None, use_errno=True)
-    # An itimerspec is four longs: seconds and nanoseconds of the interval, then of the first
-    # expiry.
+    # Four longs: seconds and nanoseconds of the interval, then of the first expiry.
     itimerspec = ctypes.c_long * 4
     timerfd_settime = libc.timerfd_settime
     timerfd_settime.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)

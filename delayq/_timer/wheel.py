@@ -38,8 +38,7 @@ from delayq.errors import BadDelay
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-# Timers fired or moved per iteration of the event loop: a third of a millisecond, plus the
-# callbacks.
+# Timers fired or moved per iteration: a third of a millisecond, plus the callbacks.
 _BUDGET = 1000
 _LAST_TICK = 2**62  # Later deadlines count as this one. Years away even with ticks of a nanosecond.
 _SWEEP_FLOOR = 256
@@ -153,8 +152,7 @@ class Level:
         self.keys.clear()
 
     def _sweep(self) -> None:
-        # Cancelling leaves empty buckets. After a sweep, as many buckets must be opened as were
-        # kept: constant cost on average.
+        # As many buckets as are kept must be opened before the next: constant cost on average.
         for key in [key for key, bucket in self.buckets.items() if bucket._next is bucket]:
             del self.buckets[key]
         self.keys[:] = self.buckets
@@ -213,8 +211,7 @@ class Wheel:
         self.far: Level = Level(self.per_tick, shift=bits, lead=1)
         self.very_far: Level = Level(self.per_tick, shift=2 * bits, lead=1)
         self.pending: int = 0
-        # The first tick beyond the near level, and beyond the far level. Floats, because they are
-        # only compared with floats.
+        # The first tick beyond each level. Floats, because they are compared with floats.
         self.near_end: float = 0.0
         self.far_end: float = 0.0
         self._slide(self.tick_of(now))
@@ -290,8 +287,7 @@ class Wheel:
                     near.drop_first()
                     budget -= 1
                     continue
-                # A callback may change everything, so only the head of this list is trusted after a
-                # yield.
+                # After a callback, only the head of this list can be trusted.
                 while node is not bucket and budget > 0:
                     budget -= 1
                     bucket._next = after = node._next

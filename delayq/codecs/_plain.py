@@ -37,10 +37,7 @@ class _UnknownType(TypeError):
 
 
 def plain(value: Any, /) -> Any:
-    """Return ``value`` in a form that is closer to JSON, or raise TypeError if there is none.
-
-    Its parts may need the same again.
-    """
+    """Return ``value``, but not its parts, in a form closer to JSON, or raise TypeError."""
     kind: Any = type(value)
     return _form(kind)(value)
 

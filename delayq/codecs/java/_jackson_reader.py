@@ -52,14 +52,7 @@ def refuse_constant(_name: str) -> NoReturn:
 
 
 class Reader:
-    """Builds values from JSON with type information.
-
-    Args:
-        types: Dataclasses and enums by the Java class that they stand for.
-        list_class: The Java class that becomes a plain list.
-        map_class: The Java class that becomes a plain dict.
-        rules: The rules that the reader shares with the writer.
-    """
+    """Builds values from JSON with type information, for the arguments of the codec."""
 
     def __init__(
         self, types: dict[str, type[Any]], list_class: str, map_class: str, rules: Rules

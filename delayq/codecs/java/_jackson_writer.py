@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
 
 class Writer:
-    """Writes JSON, with type information or without.
-
-    Args:
-        names: Java classes, by the Python class that stands for them; None for no type information.
-        list_class: The Java class of a plain list or tuple.
-        map_class: The Java class of a plain dict.
-        rules: The rules that the writer shares with the reader.
-    """
+    """Writes JSON for the arguments of the codec; without type information if names is None."""
 
     def __init__(
         self,
