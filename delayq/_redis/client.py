@@ -199,11 +199,9 @@ class RedisClient:
 
     async def open(self) -> None:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
-        if self.topology.spread:
-            # One server that knows where all keys are is enough: the others may be away.
-            await self._repeat(self.topology.refresh)
-        else:
-            await self.anywhere("PING")
+        # One server that knows where all keys are is enough: the others may be away.
+        spread = self.topology.spread
+        await (self._repeat(self.topology.refresh) if spread else self.anywhere("PING"))
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
         """Run a repeatable command on the server of ``key``, by default the first argument."""
@@ -225,10 +223,9 @@ class RedisClient:
 
     async def everywhere(self, *command: str | bytes | int) -> list[Any]:
         """Return the answers of all servers that are up, or raise if one refuses or none is."""
-        call = _Call(command)
 
         async def ask(server: ConnectionPool) -> AsyncIterator[Any]:
-            yield await self._attempt_at(server, call)
+            yield await self._attempt_at(server, _Call(command))
 
         return [answer async for answer in self._of_each(await self._all(), ask)]
 

@@ -173,12 +173,9 @@ class Cluster(Topology):
         await super().aclose()
 
     def _pool(self, place: HostPort) -> ConnectionPool:
-        pool = self._pools.get(place)
-        if pool is None:
-            pool = self._pools[place] = ConnectionPool(
-                self._address.seeds[0].at(*place), self._limit
-            )
-        return pool
+        if place not in self._pools:
+            self._pools[place] = ConnectionPool(self._address.seeds[0].at(*place), self._limit)
+        return self._pools[place]
 
     def _place_of(self, pool: ConnectionPool) -> HostPort:
         return next((place for place, known in self._pools.items() if known is pool), ("", 0))

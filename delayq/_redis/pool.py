@@ -316,8 +316,7 @@ class ConnectionPool:
         await asyncio.sleep(0)
 
     def _take_free(self) -> Connection | None:
-        wire = self._free.take()
-        if wire is not None:
+        if (wire := self._free.take()) is not None:
             self._used[wire] = _Use()
         return wire
 

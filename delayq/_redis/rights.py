@@ -159,9 +159,8 @@ class Rights:
     def form(self, wire: Connection, script: Script, key: str) -> Form | Script:
         """Return the form in which to send a call with this first key over this connection."""
         seen = self._seen.get(wire)
-        if seen is not None and seen.get((script.name, key), 0.0) > self._now():
-            return script
-        return checked(script) or script
+        is_known = seen is not None and seen.get((script.name, key), 0.0) > self._now()
+        return script if is_known else checked(script) or script
 
     def permitted(self, wire: Connection, script: Script, key: str, form: Form | Script) -> None:
         """Record that a call in this form was carried out."""

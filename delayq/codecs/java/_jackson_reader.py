@@ -277,9 +277,8 @@ def _char(tree: str) -> JavaChar:
 
 
 def _uuid(tree: str) -> UUID:
-    value = UUID(tree)
     # Python also reads braces and "urn:uuid:".
-    if str(value) != tree.lower():
+    if str(value := UUID(tree)) != tree.lower():
         raise Malformed
     return value
 

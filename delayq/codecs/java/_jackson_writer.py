@@ -136,8 +136,7 @@ class Writer:
         return self.wrapped("java.util.Date", str(to_ms(value)))
 
     def decimal(self, value: Decimal, _place: Place) -> str:
-        written = text.decimal(value)
-        if written is None:
+        if (written := text.decimal(value)) is None:
             raise Refused(
                 f"a Decimal is not finite, or has more than {text.LONGEST_NUMBER} characters when"
                 " written out"

@@ -122,8 +122,7 @@ class Reader:
         return self.take(self.varint() - 1)
 
     def signed(self) -> int:
-        data = self.counted()
-        if not data:
+        if not (data := self.counted()):
             raise Malformed
         return int.from_bytes(data, "big", signed=True)
 
@@ -158,8 +157,7 @@ class Reader:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
     def boolean(self) -> bool:
-        byte = self.byte()
-        if byte > 1:
+        if (byte := self.byte()) > 1:
             raise Malformed
         return byte == 1
 
