@@ -459,9 +459,7 @@ class DelayedQueue(Generic[T]):
     # Closing
 
     async def aclose(self) -> None:
-        """Close the queue on this client, for every handle of that name.
-
-        Its messages stay on the server.
+        """Close the queue on this client, for every handle; its messages stay on the server.
 
         Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and
         messages that were fetched but not handed to a consumer go back. Takes as long as

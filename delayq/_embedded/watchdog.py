@@ -66,12 +66,9 @@ STOP_TIMEOUT = 5.0
 
 
 def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
-    """Return the seconds before a dead server is started again, or None to give up.
+    """Return the seconds before a server that ``lasted`` is started again, or None to give up.
 
-    Args:
-        code: Its exit code, negative if a signal ended it.
-        starts: The number of starts since it last ran steadily.
-        lasted: How many seconds it ran.
+    ``starts`` counts those since it last ran steadily; ``code`` is negative after a signal.
     """
     if lasted >= STEADY:
         return 0.0

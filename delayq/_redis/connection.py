@@ -154,9 +154,7 @@ class Connection(asyncio.Protocol):
     told, and again from time to time. After :data:`ANSWER_WITHIN` seconds the connection ends
     itself.
 
-    Attributes:
-        owner: The pool that is told of trouble.
-        pulse: The signs of life.
+    ``owner`` is the pool that is told of trouble.
     """
 
     def __init__(self, opened: AbstractConnection) -> None:

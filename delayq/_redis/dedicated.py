@@ -106,12 +106,8 @@ async def keep_linked(
 ) -> None:
     """Run ``use`` with a link, and with a new one whenever it breaks, until the client closes.
 
-    Args:
-        nodes: The servers that links lead to.
-        key: Links lead to the server that has this key, or to any server if it is None.
-        use: The function to run with each link.
-        interrupted: Called for the first of several failures in a row.
-        retry_most: The longest time between two tries, seconds.
+    Links lead to the server that has ``key``, or to any. ``interrupted`` is called for the first of
+    several failures in a row; ``retry_most`` is the longest time between two tries, seconds.
     """
     now = asyncio.get_running_loop().time
     failures = 0

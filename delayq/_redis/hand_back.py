@@ -41,7 +41,6 @@ class HandBack:
     """One call that returns messages to the server.
 
     Attributes:
-        request: The call.
         fence: The key that makes a repetition harmless, if an answered only try makes it useless.
         tries: How often it was sent.
         outcome: The server's answer, or the error of the last try; None before that.
@@ -78,7 +77,7 @@ class HandBack:
         self._decided += not isinstance(outcome, OutcomeUnknown)
 
     def note_unsent(self, reason: str | DelayqError = "no connection is open") -> None:
-        """Record that it could not be sent."""
+        """Record that nothing was sent."""
         if not self.is_done:
             self.outcome = ServerUnavailable(reason) if isinstance(reason, str) else reason
             self.is_put_off = False

@@ -65,17 +65,13 @@ class _Line:
 
 
 class _Use:
-    """How a connection is used: by how many calls, and whether others may join them.
-
-    Attributes:
-        own: Whether it blocks or listens, so that nothing else may be sent on it.
-        outdated: Whether it leads to a server that is no longer the right one.
-    """
+    """How a connection is used: by how many calls, and whether others may join them."""
 
     __slots__ = ("calls", "outdated", "own")
 
     def __init__(self) -> None:
         self.calls: int = 1
+        # Whether it blocks or listens, and whether it leads to a server that was replaced.
         self.own: bool = False
         self.outdated: bool = False
 

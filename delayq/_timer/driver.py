@@ -26,9 +26,7 @@ class WheelDriver:
     """Waits for the next tick at which a wheel has work, and calls the timeouts that have expired.
 
     Attributes:
-        loop: The event loop that it waits in; None until it is known.
         armed: The tick at which the loop will call. No bucket is due before it.
-        wakeups: The number of times the loop has called.
         lag: How much later than requested it has called, added up over all calls, seconds.
     """
 

@@ -37,11 +37,9 @@ _UNCOUNTED = range(2, 33)
 
 
 class KryoOpaque(bytes):
-    """A whole payload of a Java class that delayq does not read. It encodes to the same bytes.
+    """A whole payload of a list, map, enum or object, whose layout only Java knows.
 
-    Lists, maps, enums and objects are returned as such payloads, because only Java knows their
-    layout. You can offer one again, remove it and compare it; to look inside, use another codec on
-    both sides.
+    You can offer one again, remove it and compare it; to look inside, use another codec.
     """
 
     __slots__ = ()
