@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from delayq._redis.connection import Connection
     from delayq._redis.scripts import Script
 
-# A promise that is not kept within this time counts as broken, ms. Redis syncs once a second where
-# it is set to ``everysec``.
+# A later promise counts as broken, ms. Redis set to ``everysec`` syncs once a second.
 WITHIN_MS = int(BLOCKS_FOR * 1000)
 
 

@@ -65,8 +65,7 @@ _WRITES: dict[str, str] = {
     "ZREM": _NOTHING,
     "ZREMRANGEBYRANK": "1, 0",
 }
-# Pushes have no such form. The element is removed again; for a user who may not remove it, the push
-# is not tried.
+# Pushes have no such form: only a user who may remove the element again tries them.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
 _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
     local pushed = redis.pcall('{command}', KEYS[1], {nothing})
@@ -77,8 +76,7 @@ _PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
 # command, which is its only write.
 _UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
 
-# A full server refuses a script only before its first write. Some of the commands tried are writes,
-# so there nothing is tried.
+# A full server refuses a script only before its first write, so there nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"
 _CHECK = """do
   local function says(answer, what)

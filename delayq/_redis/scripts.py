@@ -18,8 +18,7 @@ _INCLUDE = re.compile(r"^-- include: (\w+)$", re.MULTILINE)
 _NAMES = re.compile(r"^--   (\S.*?)(?:  +(.*))?$", re.MULTILINE)
 _FROM_INCLUDE = re.compile(r"see (\w+/)?(include/\w+\.lua)")
 _NUMBERED = re.compile(r"(\w+_)(\d) to \1(\d)")
-# A function of the top level, with its comment: it ends with an ``end`` in the first column, or on
-# the line on which it begins.
+# A top-level function with its comment, up to an ``end`` in the first column or on its first line.
 _FUNCTION = re.compile(
     r"(?:^--[^\n]*\n)*^local function (\w+)\((?:[^\n]*\bend$|.*?^end$)\n?", re.MULTILINE | re.DOTALL
 )
