@@ -83,7 +83,7 @@ class DelayedKeys:
         return keys
 
     def of_script(self, script: Script, **of_call: str) -> Sequence[str]:
-        """Return a script's keys in order: those ``of_call``, and of this object by name."""
+        """Return the keys of a script in its order, with those of this one call."""
         known = self._of_scripts.get(script.name)
         if known is None:
             known = tuple("" if name in of_call else getattr(self, name) for name in script.keys)

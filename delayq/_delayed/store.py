@@ -447,7 +447,7 @@ class DelayedStore:
     # Changing
 
     async def cancel(self, records: Sequence[bytes], *, stale: bool = False) -> int:
-        """Remove records, and those that are ``stale``; return how many there were."""
+        """Remove records, if ``stale`` also from the ordered list alone; return how many."""
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 

@@ -66,7 +66,7 @@ STOP_TIMEOUT = 5.0
 
 
 def pause_before_restart(code: int, starts: int, lasted: float) -> float | None:
-    """Return the seconds before a server that ``lasted`` is started again, or None to give up.
+    """Return the seconds until a restart after ``lasted`` seconds of work, or None to give up.
 
     ``starts`` counts those since it last ran steadily; ``code`` is negative after a signal.
     """

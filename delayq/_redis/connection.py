@@ -221,7 +221,7 @@ class Connection(asyncio.Protocol):
     def call(
         self, command: Sequence[Any], on_reply: Callable[[Any], object] | None, blocks: float = 0.0
     ) -> None:
-        """Send a command whose answer the server may hold back for ``blocks`` seconds."""
+        """Send a command; the server may hold back the answer for ``blocks`` seconds."""
         self._check()
         if blocks:
             self._blocking += 1

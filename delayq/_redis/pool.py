@@ -278,7 +278,7 @@ class ConnectionPool:
         self._wake()
 
     async def open_own(self, *, anew: bool = False) -> Connection:
-        """Return a connection beyond the limit, ``anew`` or not, to :meth:`close` in the end."""
+        """Return a free or new connection beyond the limit; ``anew``: not a free one."""
         self._demand_open()
         try:
             async with asyncio.timeout(OPEN_TIMEOUT):
