@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from delayq._redis.not_now import is_not_now
+from delayq._redis.retry import is_not_now
 
 SCRIPT = "f_" + "0123456789abcdef" * 2 + "01234567"
 
