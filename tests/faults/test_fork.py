@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -93,4 +93,4 @@ LEAVES_AT_ONCE = """
 )
 def test_a_forked_child_must_open_its_own_and_harms_none(server: PrivateServer, child: str) -> None:
     program = PROGRAM.replace("{child}", child.strip())
-    assert run_python("-c", program, server.url) == "well"
+    assert output_of("-c", program, server.url) == "well"

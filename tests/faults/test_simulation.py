@@ -20,7 +20,7 @@ from tests.faults.consumers import KINDS, Habits, Kind
 from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
 from tests.faults.test_planted import altered, recovers_nothing
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -169,7 +169,7 @@ def test_a_seed_replays_exactly(kind: Kind) -> None:
 
 def test_the_command_prints_the_same_history_in_every_process() -> None:
     command = ("-m", "tests.faults.simulation", "--kind", "reliable", "--seed", "7")
-    printed = [run_python(*command, PYTHONHASHSEED=salt) for salt in ("1", "2")]
+    printed = [output_of(*command, PYTHONHASHSEED=salt) for salt in ("1", "2")]
     assert printed[0] == printed[1]
     assert "FAULT" in printed[0]
 

@@ -18,6 +18,7 @@ import typer
 
 from delayq.cli.app import app, run
 from tests.integration.test_cli import MAILS, SECRET, bury, seed
+from tests.support.programs import run_delayq, run_python
 from tests.support.terminal import PATIENCE, ROOT, Seen, at_terminal, screen, until_it_reads
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ def commands() -> list[str]:
     return [*below(typer.main.get_command(app), ())]
 
 
+QUICK: dict[str, object] = {
+    "delayq._redis.client.RETRY_FOR": 0.2,
+    "delayq.cli.bench._SPREAD": (0.1, 0.2),
+}
+"""Shorter waits."""
 BENCH = "bench --messages 500 --punctual 10"
 DEMO = "demo --messages 20 --max-delay 0.1"
 REDRIVE = "dead redrive --queue mails"
@@ -186,13 +192,19 @@ def test_every_command_is_tried(cases: tuple[Case, ...]) -> None:
 
 
 @pytest.fixture
-def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
+def address(server: PrivateServer) -> dict[str, Any]:
+    """Provide the environment of a command: a server without queues."""
+    return {"DELAYQ_URL": server.url}
+
+
+@pytest.fixture
+def seeded(address: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
     """Provide the environment of a command: a server with queues, and a worker that can be
     imported.
     """
-    seed(own_server.url)
+    seed(address["DELAYQ_URL"])
     (tmp_path / "work.py").write_text(WORKER)
-    return {"DELAYQ_URL": own_server.url, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    return address | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
 
 
 # At a terminal
@@ -203,7 +215,7 @@ def seeded(own_server: PrivateServer, tmp_path: Path) -> dict[str, Any]:
 _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO delayq\.worker: ")
 
 
-def fits(seen: Seen) -> None:
+def assert_fits(seen: Seen) -> None:
     """Assert that no line exceeds the terminal's width, where it would break anywhere.
 
     A worker's log records may be longer.
@@ -229,64 +241,58 @@ def interrupt_at(word: str) -> Callable[..., None]:
 
 @pytest.mark.parametrize("case", SCREENS, ids=by_line)
 def test_each_screen(seeded: dict[str, Any], case: Case) -> None:
-    seen = at_terminal(
-        *case.arguments, act=interrupt_at(case.stop) if case.stop else None, **seeded
-    )
+    stop = interrupt_at(case.stop) if case.stop else None
+    seen = at_terminal(*case.arguments, act=stop, constants=QUICK, **seeded)
     assert seen.status == case.status, seen.text
     for word in case.words:
         assert word in seen.text, seen.text
     if case.command != "acl":  # one line, to be copied
-        fits(seen)
+        assert_fits(seen)
 
 
-def test_colour_is_for_terminals_and_who_wants_it(seeded: dict[str, Any]) -> None:
-    assert "\x1b[32mok" in at_terminal("doctor", **seeded).raw
-    assert "\x1b[3" not in at_terminal("doctor", NO_COLOR="1", **seeded).raw
-    assert "\x1b" not in as_a_program("doctor", **seeded).stdout
+def test_colour_is_for_terminals_and_who_wants_it(address: dict[str, Any]) -> None:
+    assert "\x1b[32mok" in at_terminal("doctor", **address).raw
+    assert "\x1b[3" not in at_terminal("doctor", NO_COLOR="1", **address).raw
+    assert "\x1b" not in run_delayq("doctor", **address).stdout
 
 
+@pytest.mark.usefixtures("_impatient")
+@pytest.mark.parametrize("words", ["does not answer", "invalid username-password pair"])
 def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(
-    own_server: PrivateServer,
+    server: PrivateServer, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    away = f"redis://user:{SECRET}@127.0.0.1:1/0"
-    refused = own_server.url.replace("unix://", f"unix://user:{SECRET}@")
-    for url, words in ((away, "does not answer"), (refused, "invalid username-password pair")):
-        seen = at_terminal("queues", "--url", url)
-        assert seen.status == 2
-        assert words in " ".join(seen.lines)
-        assert SECRET not in seen.raw
-        fits(seen)
-        told = as_a_program("doctor", "--json", DELAYQ_URL=url)
-        assert (told.returncode, told.stdout, told.stderr.count("\n")) == (2, "", 1)
-        assert SECRET not in told.stderr
+    url = server.url.replace("unix://", f"unix://user:{SECRET}@")
+    if words == "does not answer":
+        url = f"redis://user:{SECRET}@127.0.0.1:1/0"
+    seen = at_terminal("queues", "--url", url, constants=QUICK)
+    assert seen.status == 2
+    assert words in " ".join(seen.lines)
+    assert SECRET not in seen.raw
+    assert_fits(seen)
+    assert run(["doctor", "--json", "--url", url]) == 2
+    out, error = capsys.readouterr()
+    assert (out, error.count("\n")) == ("", 1)
+    assert SECRET not in error
 
 
-def test_a_value_that_is_taken_is_one_line_however_long(own_server: PrivateServer) -> None:
-    seed(own_server.url)
-    seen = at_terminal("take", "--queue", "mails", "--url", own_server.url)
+def test_a_value_that_is_taken_is_one_line_however_long(seeded: dict[str, Any]) -> None:
+    seen = at_terminal("take", "--queue", "mails", **seeded)
     assert seen.status == 0
     assert json.loads(seen.raw)["to"] == "ada@example.org"
 
 
-def test_what_a_message_holds_cannot_move_the_cursor(own_server: PrivateServer) -> None:
-    cli_value = json.dumps("\x1b[2J\x9b2J\u202eevil")
-    assert (
-        at_terminal(
-            "offer", cli_value, "--queue", "mails", "--id", "a\x1b[2J", "--url", own_server.url
-        ).status
-        == 0
-    )
-    for command in (["peek"], ["get", "a\x1b[2J"], ["take"]):
-        seen = at_terminal(*command, "--queue", "mails", "--url", own_server.url)
+def test_what_a_message_holds_cannot_move_the_cursor(address: dict[str, Any]) -> None:
+    value, name = json.dumps("\x1b[2J\x9b2J\u202eevil"), "a\x1b[2J"
+    offer = ("offer", value, "--queue", "mails", "--id", name)
+    assert at_terminal(*offer, **address).status == 0
+    for command in (["peek"], ["get", name], ["take"]):
+        seen = at_terminal(*command, "--queue", "mails", **address)
+        assert not {"\x9b", "\u202e"} & {*seen.raw}
         assert "\x1b[2J" not in seen.raw
-        assert "\x9b" not in seen.raw
-        assert "\u202e" not in seen.raw
 
 
-def test_a_purge_asks(own_server: PrivateServer) -> None:
-    seed(own_server.url)
-
-    def answer(text: str) -> Callable[..., None]:
+def test_a_purge_asks(seeded: dict[str, Any]) -> None:
+    def answer(text: str) -> Seen:
         said: list[str] = []
 
         def act(process: BaseProcess, written: str, types: Callable[[str], None]) -> None:
@@ -297,105 +303,72 @@ def test_a_purge_asks(own_server: PrivateServer) -> None:
                 said.append(text)
                 types(text)
 
-        return act
+        return at_terminal("purge", "--queue", "mails", act=act, **seeded)
 
-    seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("n\n"))
+    seen = answer("n\n")
     assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was changed")
     # Ctrl-C at the prompt.
-    assert (
-        at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("\x03")).status
-        == 130
-    )
-    seen = at_terminal("purge", "--queue", "mails", "--url", own_server.url, act=answer("y\n"))
+    assert answer("\x03").status == 130
+    seen = answer("y\n")
     assert (seen.status, seen.lines[-1]) == (0, "dropped: 5")
     assert seen.lines[0].startswith("Drop all messages of mails for good? [y/N]")
 
 
-def test_stats_can_be_watched_until_ctrl_c(own_server: PrivateServer) -> None:
-    seed(own_server.url)
-    seen = at_terminal(
-        *("stats", "--queue", "mails", "--watch", "--interval", "0.1"),
-        "--url",
-        own_server.url,
-        act=interrupt_at("Ctrl-C to"),
-    )
+def test_stats_can_be_watched_until_ctrl_c(seeded: dict[str, Any]) -> None:
+    watch = "stats --queue mails --watch --interval 0.1"
+    seen = at_terminal(*watch.split(), act=interrupt_at("Ctrl-C to"), **seeded)
     assert seen.status == 130
     assert "mails" in seen.text
-    assert "Traceback" not in seen.text
-    fits(seen)
+    assert_fits(seen)
 
 
-@pytest.mark.parametrize(
-    ("command", "words"), [(["redrive"], "redriven"), (["purge", "--yes"], "purged")]
-)
-def test_ctrl_c_says_what_is_left(
-    own_server: PrivateServer, command: list[str], words: str
-) -> None:
-    bury(own_server.url, 200_000)
-    seen = at_terminal(
-        "dead", *command, "--queue", "mails", "--url", own_server.url, act=interrupt_at(words)
-    )
+def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bodies: str) -> str:
+    """Run a command on 200,000 messages until Ctrl-C, and assert that it leaves whole messages.
+
+    Returns how many are left, and the screen.
+    """
+    seen = at_terminal(*line.split(), act=interrupt_at(at), **address)
     assert seen.status == 130, seen.text
     assert "━" in seen.raw
-    assert "delayq: stopped: " in seen.text
-    with redis.Redis.from_url(own_server.url) as raw:
-        left = raw.zcard(MAILS.dead)
+    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+        left = raw.zcard(places)
         assert 0 < left < 200_000
-        assert raw.hlen(MAILS.dead_messages) == left
-    assert f"{left:,} are left; run the command again to continue" in " ".join(seen.lines)
+        assert raw.hlen(bodies) == left
+    assert_fits(seen)
+    return " ".join(seen.lines).replace(f"{left:,}", "LEFT")
 
 
-def test_ctrl_c_during_a_purge_says_what_is_left(own_server: PrivateServer) -> None:
-    with redis.Redis.from_url(own_server.url) as raw:
-        for first in range(0, 200_000, 20_000):
-            ids = [f"m{number}" for number in range(first, first + 20_000)]
-            raw.zadd(MAILS.live[0], dict.fromkeys(ids, 4e15))
-            raw.hset(MAILS.named("bodies"), mapping=dict.fromkeys(ids, b"1 \n1"))
-        seen = at_terminal(
-            "purge",
-            "--queue",
-            "mails",
-            "--yes",
-            "--url",
-            own_server.url,
-            act=interrupt_at("dropped"),
-        )
-        assert seen.status == 130, seen.text
-        assert "━" in seen.raw
-        left = raw.zcard(MAILS.live[0])
-        assert 0 < left < 200_000
-        assert raw.hlen(MAILS.named("bodies")) == left
-    assert f"delayq: stopped: {left:,} messages are left" in seen.text
-    fits(seen)
+@pytest.mark.parametrize(("command", "words"), [("redrive", "redriven"), ("purge --yes", "purged")])
+def test_ctrl_c_says_what_is_left(address: dict[str, Any], command: str, words: str) -> None:
+    bury(address["DELAYQ_URL"], 200_000)
+    line = f"dead {command} --queue mails"
+    shown = assert_stopped(line, address, words, MAILS.dead, MAILS.dead_messages)
+    assert "delayq: stopped: " in shown
+    assert "LEFT are left; run the command again to continue" in shown
 
 
-def test_ctrl_c_ends_a_bench_and_its_queue(own_server: PrivateServer) -> None:
-    seen = at_terminal(
-        "bench", "--messages", "1000000", "--url", own_server.url, act=interrupt_at("offers")
-    )
+def test_ctrl_c_during_a_purge_says_what_is_left(address: dict[str, Any]) -> None:
+    fill = """for n = 1, 200000 do
+      redis.call('ZADD', KEYS[1], '4e15', 'm' .. n)
+      redis.call('HSET', KEYS[2], 'm' .. n, '1 \\n1')
+    end"""
+    keys = MAILS.live[0], MAILS.named("bodies")
+    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+        raw.eval(fill, 2, *keys)
+    shown = assert_stopped("purge --queue mails --yes", address, "dropped", *keys)
+    assert "delayq: stopped: LEFT messages are left" in shown
+
+
+def test_ctrl_c_ends_a_bench_and_its_queue(address: dict[str, Any]) -> None:
+    bench = "bench --messages 1000000"
+    seen = at_terminal(*bench.split(), act=interrupt_at("offers"), **address)
     assert seen.status == 130
     assert "Traceback" not in seen.text
-    with redis.Redis.from_url(own_server.url) as raw:
+    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
         assert raw.keys("*bench*") == []
 
 
 # As JSON, and for other programs
-
-
-def as_a_program(
-    *arguments: str, to: int = subprocess.PIPE, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run a command without a terminal."""
-    return subprocess.run(
-        [sys.executable, "-m", "delayq", *arguments],
-        stdout=to,
-        stderr=subprocess.PIPE,
-        text=True,
-        stdin=subprocess.DEVNULL,
-        timeout=PATIENCE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
-        check=False,
-    )
 
 
 @pytest.mark.parametrize("case", DOCUMENTS, ids=by_line)
@@ -407,6 +380,8 @@ def test_each_document(
 ) -> None:
     for name, value in seeded.items():
         monkeypatch.setenv(name, value)
+    for name, constant in QUICK.items():
+        monkeypatch.setattr(name, constant)
     if case.stop:
         status, out = interrupted(*case.arguments, "--json")
     else:
@@ -424,14 +399,12 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 
     Returns its status and everything that it wrote.
     """
-    command = [sys.executable, "-m", "delayq", *arguments]
     # As in tests.support.terminal: it must not ignore what stops it.
     hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
-        command,
+        [sys.executable, "-m", "delayq", *arguments],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ,
         preexec_fn=hears,  # noqa: PLW1509 - no other thread is running
     ) as process:
         assert process.stdout is not None
@@ -442,54 +415,43 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    "line",
-    ["list --queue orders", "doctor --json", "acl admin --queue mails", "--help"],
+    "line", ["list --queue orders", "doctor --json", "acl admin --queue mails", "--help"]
 )
 def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(
     seeded: dict[str, Any], line: str
 ) -> None:
     reading, writing = os.pipe()
     os.close(reading)
-    result = as_a_program(*line.split(), to=writing, **seeded)
+    result = run_delayq(*line.split(), to=writing, **seeded)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")
 
 
-def test_a_traceback_shows_no_values(seeded: dict[str, Any]) -> None:
+def test_a_traceback_shows_no_values(address: dict[str, Any]) -> None:
     bug = (
         "import sys; from delayq.cli import messages; messages.report = None; from delayq.cli.app"
         " import run; run(sys.argv[1:])"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", bug, "offer", json.dumps(SECRET), "--queue", "mails"],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=os.environ | seeded,
-        check=False,
-    )
+    result = run_python("-c", bug, "offer", json.dumps(SECRET), "--queue", "mails", **address)
     assert "TypeError: 'NoneType' object is not callable" in result.stderr
     assert "│" not in result.stderr
     assert SECRET not in result.stderr
 
 
-def test_what_nobody_could_read_goes_back(seeded: dict[str, Any]) -> None:
-    full = os.open("/dev/full", os.O_WRONLY)
-    result = as_a_program("take", "--queue", "mails", "--json", to=full, **seeded)
-    os.close(full)
-    assert (result.returncode, result.stderr) == (2, "delayq: No space left on device\n")
-    assert (
-        json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)[
-            "state"
-        ]
-        != "leased"
-    )
-
-
-@pytest.mark.parametrize("closed", [">&-", ">&- <&- ", ">&- 2>&-"])
-def test_what_was_taken_for_a_closed_stream_goes_back(seeded: dict[str, Any], closed: str) -> None:
+@pytest.mark.parametrize(
+    ("streams", "error"),
+    [
+        (">/dev/full", "delayq: No space left on device\n"),
+        (">&-", "delayq: Bad file descriptor\n"),
+        (">&- <&- ", "delayq: Bad file descriptor\n"),
+        (">&- 2>&-", ""),
+    ],
+)
+def test_what_was_taken_and_cannot_be_written_goes_back(
+    seeded: dict[str, Any], streams: str, error: str
+) -> None:
     result = subprocess.run(
-        f"{sys.executable} -m delayq take --queue mails --json {closed}",
+        f"{sys.executable} -m delayq take --queue mails --json {streams}",
         shell=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -498,36 +460,33 @@ def test_what_was_taken_for_a_closed_stream_goes_back(seeded: dict[str, Any], cl
         env=os.environ | seeded,
         check=False,
     )
-    assert (result.returncode, result.stderr) == (
-        2,
-        "" if "2" in closed else "delayq: Bad file descriptor\n",
+    assert (result.returncode, result.stderr) == (2, error)
+    with redis.Redis.from_url(seeded["DELAYQ_URL"]) as raw:
+        assert raw.hkeys(MAILS.named("leases")) == [b"busy"]
+        assert raw.zscore(MAILS.live[0], "welcome-0") is not None
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "stored"),
+    [
+        (("-", "--codec", "bytes"), b"", b"\xff\x00\n"),
+        ((b"\xfe", "--codec", "bytes"), b"", b"\xfe"),
+        (("-", "--text"), b"the value is not text; to offer bytes, add --codec bytes", None),
+    ],
+)
+def test_bytes_are_offered_as_they_stand(
+    address: dict[str, Any], options: Any, error: bytes, stored: bytes | None
+) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "delayq", "offer", *options, "--queue", "mails"],
+        input=b"\xff\x00\n",
+        capture_output=True,
+        timeout=PATIENCE,
+        env=os.environ | address | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"},
+        check=False,
     )
-    assert (
-        json.loads(as_a_program("get", "welcome-0", "--queue", "mails", "--json", **seeded).stdout)[
-            "state"
-        ]
-        != "leased"
-    )
-
-
-def test_bytes_are_offered_as_they_stand(seeded: dict[str, Any]) -> None:
-    def offer(*options: str) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.run(
-            [sys.executable, "-m", "delayq", "offer", *options, "--queue", "raw", "--json"],
-            input=b"\xff\x00\n",
-            capture_output=True,
-            timeout=PATIENCE,
-            env=os.environ | seeded | {"PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"},
-            check=False,
-        )
-
-    for options, stored in (
-        (("-", "--codec", "bytes"), "ff000a"),
-        ((b"\xfe", "--codec", "bytes"), "fe"),
-    ):
-        assert offer(*options).returncode == 0
-        taken = as_a_program("take", "--queue", "raw", "--codec", "bytes", "--json", **seeded)
-        assert json.loads(taken.stdout)["value"] == stored
-    result = offer("-", "--text")
-    assert (result.returncode, result.stdout) == (2, b"")
-    assert result.stderr == b"delayq: the value is not text; to offer bytes, add --codec bytes\n"
+    assert result.stderr == (b"delayq: %s\n" % error if error else b"")
+    assert result.returncode == (2 if error else 0)
+    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+        bodies = raw.hvals(MAILS.named("bodies"))
+    assert [body.partition(b"\n")[2] for body in bodies] == ([] if stored is None else [stored])

@@ -1,25 +1,50 @@
-"""Python programs in processes of their own."""
+"""Programs that run in processes of their own until they end."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-ROOT = Path(__file__).parents[2]
+from tests.support.terminal import PATIENCE, ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
-def run_python(*arguments: str, **variables: str) -> str:
-    """Run Python with these arguments, and return what it prints. Fail if it fails."""
-    done = subprocess.run(
+def run_python(
+    *arguments: str, stdin: str = "", to: int = subprocess.PIPE, cwd: Path = ROOT, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python, which can import delayq and the tests.
+
+    Args:
+        arguments: The arguments of the command line.
+        stdin: What the program reads from standard input.
+        to: Where its standard output goes.
+        cwd: Its working directory.
+        variables: Additional environment variables.
+    """
+    return subprocess.run(
         [sys.executable, *arguments],
-        cwd=ROOT,
-        env=os.environ | variables,
-        capture_output=True,
+        input=stdin,
+        stdout=to,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
         check=False,
     )
+
+
+def run_delayq(*arguments: str, **options: str | int) -> subprocess.CompletedProcess[str]:
+    """Run the command line of delayq without a terminal, as :func:`run_python` does."""
+    return run_python("-m", "delayq", *arguments, **options)  # type: ignore[arg-type]
+
+
+def output_of(*arguments: str, **variables: str) -> str:
+    """Run Python with these arguments, and return what it prints. Fail if it fails."""
+    done = run_python(*arguments, **variables)  # type: ignore[arg-type]
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout.strip()

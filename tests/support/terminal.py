@@ -13,6 +13,7 @@ import termios
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from select import select
@@ -104,12 +105,19 @@ def at_terminal(
     columns: int = 80,
     rows: int = 24,
     act: Callable[[BaseProcess, str, Callable[[str], None]], None] | None = None,
+    constants: dict[str, object] | None = None,
     **variables: str,
 ) -> Seen:
-    """Run ``delayq`` with these arguments and environment variables.
+    """Run ``delayq`` with these arguments.
 
-    After each output, call ``act`` with the process, its whole output so far, and a function that
-    types text.
+    Args:
+        arguments: The arguments of the command line.
+        columns: The width of the terminal.
+        rows: The height of the terminal.
+        act: Called after each output with the process, its whole output so far, and a function that
+            types text.
+        constants: Other values for constants of the package, by their dotted names.
+        variables: Additional environment variables.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -120,7 +128,9 @@ def at_terminal(
     }
     environment |= {"PYTHONPATH": str(ROOT), "TERM": "xterm-256color"} | variables
     with Connection(theirs) as terminal:
-        process = FORKS.Process(target=_command, args=(terminal, arguments, environment))
+        process = FORKS.Process(
+            target=_command, args=(terminal, arguments, environment, constants or {})
+        )
         process.start()
     written = b""
     deadline = time.monotonic() + PATIENCE
@@ -145,7 +155,10 @@ def at_terminal(
 
 
 def _command(
-    terminal: Connection[bytes, bytes], arguments: tuple[str, ...], environment: dict[str, str]
+    terminal: Connection[bytes, bytes],
+    arguments: tuple[str, ...],
+    environment: dict[str, str],
+    constants: dict[str, object],
 ) -> None:
     # The process gets its own terminal session, so a typed Ctrl-C reaches only this process.
     os.setsid()
@@ -159,6 +172,9 @@ def _command(
     os.environ.clear()
     os.environ.update(environment)
     sys.path[:0] = environment["PYTHONPATH"].split(os.pathsep)
+    for name, value in constants.items():
+        module, _, constant = name.rpartition(".")
+        setattr(import_module(module), constant, value)
     sys.exit(run([*arguments]))
 
 

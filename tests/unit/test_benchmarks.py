@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 ROOT = Path(__file__).parents[2]
 NAMES = sorted(
@@ -27,5 +27,5 @@ def test_the_readme_lists_each_of_them_and_no_other() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_each_says_how_it_is_called(name: str) -> None:
-    printed = run_python("-W", "error", "-m", "benchmarks", name, "--help")
+    printed = output_of("-W", "error", "-m", "benchmarks", name, "--help")
     assert printed.startswith("usage: ")

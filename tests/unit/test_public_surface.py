@@ -15,7 +15,7 @@ from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq.admin import inspect as admin_inspect
 from delayq.admin import migrate
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 
 def test_every_public_name_exists_and_is_listed() -> None:
@@ -67,7 +67,7 @@ def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
     program = (
         f"import delayq, sys; print([each for each in {EXTRAS.split()} if each in sys.modules])"
     )
-    assert run_python("-c", program) == "[]"
+    assert output_of("-c", program) == "[]"
 
 
 def test_the_source_of_every_public_name_can_be_found() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import delayq
 from delayq import DecodeError, EncodeError, JsonCodec, StringCodec, codecs
 from delayq.codecs import BytesCodec, IntegerCodec, LongCodec
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 TEXT = st.text(st.characters(codec="utf-8"))
 JSON = st.recursive(
@@ -195,7 +195,7 @@ assert set(delayq.codecs.__all__) <= set(dir(delayq.codecs))
 from delayq.codecs import Kryo5Codec
 assert "delayq.codecs.java.kryo" in sys.modules and "delayq.codecs.java.jackson" not in sys.modules
 """
-    run_python("-c", code)
+    output_of("-c", code)
 
 
 def test_the_modules_are_where_their_names_say() -> None:

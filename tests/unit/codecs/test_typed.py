@@ -26,7 +26,7 @@ import delayq
 from delayq import JsonCodec
 from delayq.codecs import BytesCodec, codec_for
 from delayq.codecs.typed import msgspec_codec, pydantic_codec, standard_codec
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -608,7 +608,7 @@ def test_a_field_that_json_codec_does_not_write_is_an_error_at_once(kind: Any) -
 
 def without(*modules: str, code: str) -> str:
     program = f"import sys\nfor name in {modules!r}: sys.modules[name] = None\n{code}"
-    return run_python("-c", program)
+    return output_of("-c", program)
 
 
 DATACLASS = """

@@ -17,7 +17,7 @@ import delayq
 from delayq._durations import MICROSECOND
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.timing import AHEAD, Timing, cron_moments, timing_of, zone_of
-from tests.support.programs import run_python
+from tests.support.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -321,7 +321,7 @@ def test_without_the_extra_an_expression_is_refused_clearly_and_nothing_is_loade
         "except delayq.ConfigurationError as error: print(error)\n"
     )
     lazy = "import delayq, sys; print('cronsim' in sys.modules)"
-    assert [run_python("-c", each) for each in (program, lazy)] == [
+    assert [output_of("-c", each) for each in (program, lazy)] == [
         "cron expressions need an extra: pip install 'delayq[cron]'",
         "False",
     ]
