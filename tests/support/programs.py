@@ -38,7 +38,7 @@ def run_python(
     )
 
 
-def run_delayq(*arguments: str, **options: str | int) -> subprocess.CompletedProcess[str]:
+def run_delayq(*arguments: str, **options: str | int | Path) -> subprocess.CompletedProcess[str]:
     """Run the command line of delayq without a terminal, as :func:`run_python` does."""
     return run_python("-m", "delayq", *arguments, **options)  # type: ignore[arg-type]
 
