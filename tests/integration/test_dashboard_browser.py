@@ -10,7 +10,9 @@ import os
 import re
 import shutil
 import sys
+from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -18,12 +20,15 @@ from urllib.request import urlopen
 import pytest
 
 import delayq
+from delayq import Offer
 from delayq.admin import inspect as inspection
 from tests.support.board import TOKEN
+from tests.support.tasks import running
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
 CHROMIUM = (
@@ -45,19 +50,34 @@ READ_TOKEN = "look-look-look-look"
 
 
 @asynccontextmanager
-async def serving(url: str, *options: str) -> AsyncIterator[str]:
-    """Run ``delayq dashboard`` in a process of its own. Yields its address."""
-    command = (sys.executable, "-m", "delayq", "dashboard", "--url", url, "--port", "0", *options)
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+async def serving(server: PrivateServer, *options: str) -> AsyncIterator[tuple[Client, str]]:
+    """Run ``delayq dashboard`` in a process of its own. Yields a client, and its address."""
+    command = ("-m", "delayq", "dashboard", "--url", server.url, "--port", "0", *options)
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
     assert process.stdout is not None
     try:
         said = (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
         found = re.match(r"http://\S+/", said)
         assert found is not None, said
-        yield found[0]
+        async with delayq.connect(server.url) as client:
+            yield client, found[0]
     finally:
         process.terminate()
         await asyncio.wait_for(process.wait(), WITHIN)
+
+
+async def visit(look: Callable[[Seen], None], *args: Any, **options: Any) -> None:
+    """Look at pages with a browser that has nothing to complain about.
+
+    The arguments are those of :func:`chromium`.
+    """
+
+    def with_browser() -> None:
+        with chromium(*args, **options) as browser:
+            look(browser)
+            assert not browser.complaints()
+
+    await asyncio.to_thread(with_browser)
 
 
 @contextmanager
@@ -70,18 +90,12 @@ def chromium(
 
     options = webdriver.ChromeOptions()
     options.binary_location = str(CHROMIUM)
-    for argument in (
-        "--headless=new",
-        "--no-sandbox",
-        "--disable-dev-shm-usage",
-        "--hide-scrollbars",
-        "--no-proxy-server",
-    ):
-        options.add_argument(argument)
+    for argument in ["headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"]:
+        options.add_argument(f"--{argument}")
+    options.add_argument("--no-proxy-server")
     if not script:
-        options.add_experimental_option(
-            "prefs", {"profile.managed_default_content_settings.javascript": 2}
-        )
+        no_script = {"profile.managed_default_content_settings.javascript": 2}
+        options.add_experimental_option("prefs", no_script)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:
@@ -117,6 +131,22 @@ class Seen:
         found.click()
         self.clicked.add(text)
 
+    def follow(self, *steps: tuple[str, str]) -> None:
+        """Click one link or button after the other, and wait for what each leads to."""
+        for text, said in steps:
+            self.click(text)
+            self.until(said)
+
+    def put_off(self) -> None:
+        """Give the message of a page another time."""
+        self.type("#delay", "5")
+        self.find("#unit").send_keys("days")
+        self.follow(("Reschedule", "Due in 4 d 23 h"))
+
+    def points(self, line: str) -> int:
+        """Return how many points a line of a live view has, less one."""
+        return int(self.find(f"#{line} polyline").get_attribute("points").count(","))
+
     def type(self, selector: str, text: str) -> None:
         field = self.find(selector)
         field.clear()
@@ -127,25 +157,18 @@ class Seen:
         from selenium.webdriver.support.wait import WebDriverWait
 
         # The page may change while it is being read.
-        waiting = WebDriverWait(
-            self.driver, WITHIN, ignored_exceptions=[StaleElementReferenceException]
-        )
+        waiting = WebDriverWait(self.driver, WITHIN, 0.1, [StaleElementReferenceException])
         waiting.until(lambda _: said() if callable(said) else said in self.text())
 
-    def log_in(self, token: str = TOKEN) -> None:
-        self.click("Log in")
+    def log_in(self, token: str = TOKEN, said: str = "logged in as an operator") -> None:
         self.type("#token", token)
         self.find("main button").click()
+        self.until(said)
 
     def complaints(self) -> list[str]:
-        """Return the browser's own complaints: policy violations, missing files, scripts that
-        failed.
-        """
-        return [
-            entry["message"]
-            for entry in self.driver.get_log("browser")
-            if entry["level"] in ("SEVERE", "WARNING")
-        ]
+        """Return the browser's complaints: violated policies, missing files, failed scripts."""
+        log = self.driver.get_log("browser")
+        return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
 
     def picture(self, name: str) -> None:
         if PICTURES:
@@ -155,61 +178,40 @@ class Seen:
                 "return document.querySelector('main').getBoundingClientRect().bottom"
             )
             width = self.driver.execute_script("return innerWidth")
-            clip = {
-                "x": 0,
-                "y": 0,
-                "width": width,
-                "height": min(height, 860 if width > 500 else 812),
-                "scale": 1,
-            }
+            height = min(height, 860 if width > 500 else 812)
+            clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
             picture = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
             Path(f"{PICTURES}/{name}.png").write_bytes(base64.b64decode(picture["data"]))
 
 
-async def fill(client: delayq.Client) -> None:
+def mail(to: str, template: str = "welcome", **options: Any) -> Offer[dict[str, str]]:
+    return Offer({"to": f"{to}@example.org", "template": template}, **options)
+
+
+async def fill(client: Client) -> None:
     mails = client.reliable_queue("mails", lease=600)
+    delays = {"ada": 42, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
     await mails.offer_many(
-        [
-            delayq.Offer(
-                {"to": f"{name}@example.org", "template": "welcome"},
-                delay=delay,
-                id=f"welcome-{name}",
-            )
-            for name, delay in (
-                ("ada", 42),
-                ("grace", 3000),
-                ("edsger", 7000),
-                ("barbara", 40_000),
-                ("donald", 300_000),
-            )
-        ]
+        mail(name, delay=delay, id=f"welcome-{name}") for name, delay in delays.items()
     )
-    await mails.offer_many(
-        [
-            delayq.Offer(
-                {"to": f"customer-{i}@example.org", "template": "invoice"}, delay=90 + 37 * i
-            )
-            for i in range(60)
-        ]
-    )
-    await mails.offer_many(
-        [delayq.Offer({"to": "nobody@example.org"}, id=f"bounce-{i}", priority=9) for i in range(4)]
-    )
-    for message in await mails.claim(4):
-        await message.bury(
-            "rejected", "Traceback (most recent call last):\nLookupError: no mailbox of this name"
-        )
-    await mails.offer_many(
-        [delayq.Offer({"to": "now@example.org"}, headers={"trace": "4bf92f35"}) for _ in range(12)]
-    )
+    await mails.offer_many(mail(f"customer-{i}", "invoice", delay=90 + 37 * i) for i in range(60))
+    await mails.offer_many(mail("nobody", id=f"bounce-{i}", priority=9) for i in range(4))
+    error = "Traceback (most recent call last):\nLookupError: no mailbox of this name"
+    await bury(mails, 4, error)
+    await mails.offer_many(mail("now", headers={"trace": "4bf92f35"}) for _ in range(12))
     await mails.claim(3)
     orders = client.delayed_queue("orders:unpaid")
     await orders.offer_many([({"order": 1000 + i}, 60.0 * (i + 1)) for i in range(40)])
     parts = client.reliable_queue("thumbnails", partitions=8)
-    await parts.offer_many([delayq.Offer({"image": i}, delay=300 + i) for i in range(200)])
+    await parts.offer_many([Offer({"image": i}, delay=300 + i) for i in range(200)])
     reports = client.reliable_queue("reports")
     await reports.offer({"report": "monthly"}, delay=86_400)
     await reports.pause()
+
+
+async def bury(queue: delayq.ReliableQueue[Any], count: int, error: str | None = None) -> None:
+    for message in await queue.claim(count):
+        await message.bury("rejected", error)
 
 
 async def work(jobs: delayq.ReliableQueue[Any]) -> None:
@@ -219,7 +221,7 @@ async def work(jobs: delayq.ReliableQueue[Any]) -> None:
         at += 1
         count = 8 + at * 7 % 13 + at % 5
         await jobs.offer_many(
-            [delayq.Offer({"image": f"photos/{i}.jpeg"}, delay=2 + i / 10) for i in range(count)]
+            [Offer({"image": f"photos/{i}.jpeg"}, delay=2 + i / 10) for i in range(count)]
         )
         await asyncio.sleep(0.4)
         for message in await jobs.claim(count - at % 7):
@@ -227,19 +229,14 @@ async def work(jobs: delayq.ReliableQueue[Any]) -> None:
 
 
 async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
-    async with (
-        delayq.connect(own_server.url) as client,
-        serving(own_server.url, "--token", TOKEN) as address,
-    ):
+    async with serving(own_server, "--token", TOKEN) as (client, address):
         await fill(client)
         for name in ("jobs", "old"):
             dying = client.reliable_queue(name)
-            await dying.offer_many([delayq.Offer(i) for i in range(3)])
-            for message in await dying.claim(3):
-                await message.bury("rejected")
-        working = asyncio.create_task(work(client.reliable_queue("thumbs")))
-        await asyncio.to_thread(_click_through, address)
-        working.cancel()
+            await dying.offer_many([Offer(i) for i in range(3)])
+            await bury(dying, 3)
+        async with running(work(client.reliable_queue("thumbs"))):
+            await visit(partial(_click_through, address))
         mails = client.reliable_queue("mails", lease=600)
         assert await mails.settings() == delayq.QueueSettings(2, 50_000, "dead", 5400.0)
         stats = await mails.stats()
@@ -258,182 +255,134 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         assert [(await part.store.depth()).paused for part in parts._open.partitions] == [True] * 8
 
 
-def _click_through(address: str) -> None:
-    with chromium() as browser:
-        browser.go(address)
-        browser.until("Queues 7")
-        browser.picture("dashboard-overview-light")
-        browser.log_in("wrong-wrong-wrong-wrong")
-        browser.until("Wrong token")
-        # The browser logs the status of the refused login; discard that entry.
-        browser.complaints()
-        browser.type("#token", TOKEN)
-        browser.find("main button").click()
-        browser.clicked.add("Log in")
-        browser.until("logged in as an operator")
-        # Scripts on the page cannot read the cookie.
-        assert browser.driver.execute_script("return document.cookie") == ""
-        (cookie,) = browser.driver.get_cookies()
-        assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+def _configure(browser: Seen) -> None:
+    browser.find('a[href^="settings"]').click()
+    browser.until("Number of partitions")
+    browser.picture("dashboard-settings-light")
+    browser.type("#max_size", "50000")
+    browser.find("#expired").send_keys("become")
+    browser.type("#dedup_window", "1.5")
+    browser.find("#unit").send_keys("hours")
+    browser.find("section form button").click()
+    browser.until("Settings changed")
+    browser.until("become dead letters Dedup window 1 h 30 min")
+    browser.click("Change settings")
+    browser.type("#partitions", "2")
+    browser.follow(("Change partitions", "Nothing changed: confirm"))
+    browser.type("#partitions", "2")
+    browser.find('[name="sure"]').click()
+    browser.follow(("Change partitions", "mails reliable, 2 partitions"))
 
-        browser.go(address + "queue?kind=reliable&name=thumbs")
-        browser.until(lambda: float(browser.find("#gone").text.replace("–", "0")) > 1)  # noqa: RUF001
-        if PICTURES:
-            browser.until(
-                lambda: browser.find("#gone-line polyline").get_attribute("points").count(",") > 15
-            )
-        browser.picture("dashboard-live-light")
-        browser.click("Queues")
-        browser.click("mails")
-        browser.until("live")
-        browser.until(lambda: "Deliveries per second (at least) 0" in browser.text())
-        browser.picture("dashboard-queue-light")
-        browser.click("Pause")
-        browser.until("Queue paused")
-        browser.click("Resume")
-        browser.until("Queue resumed")
-        browser.find('a[href^="settings"]').click()
-        browser.until("Number of partitions")
-        browser.picture("dashboard-settings-light")
-        browser.type("#max_size", "50000")
-        browser.find("#expired").send_keys("become")
-        browser.type("#dedup_window", "1.5")
-        browser.find("#unit").send_keys("hours")
-        browser.find("section form button").click()
-        browser.until("Settings changed")
-        browser.until("become dead letters Dedup window 1 h 30 min")
-        browser.click("Change settings")
-        browser.type("#partitions", "2")
-        browser.click("Change partitions")
-        browser.until("Nothing changed: confirm")
-        browser.type("#partitions", "2")
+
+def _click_through(address: str, browser: Seen) -> None:
+    browser.go(address)
+    browser.until("Queues 7")
+    browser.picture("dashboard-overview-light")
+    browser.click("Log in")
+    browser.log_in("wrong-wrong-wrong-wrong", "Wrong token")
+    # The browser logs the status of the refused login; discard that entry.
+    browser.complaints()
+    browser.log_in()
+    # Scripts on the page cannot read the cookie.
+    assert browser.driver.execute_script("return document.cookie") == ""
+    (cookie,) = browser.driver.get_cookies()
+    assert (cookie["httpOnly"], cookie["sameSite"]) == (True, "Strict")
+
+    browser.go(address + "queue?kind=reliable&name=thumbs")
+    browser.until(lambda: float(browser.find("#gone").text.replace("–", "0")) > 1)  # noqa: RUF001
+    if PICTURES:
+        browser.until(lambda: browser.points("gone-line") > 15)
+    browser.picture("dashboard-live-light")
+    browser.click("Queues")
+    browser.follow(("mails", "live"))
+    browser.until(lambda: "Deliveries per second (at least) 0" in browser.text())
+    browser.picture("dashboard-queue-light")
+    browser.follow(("Pause", "Queue paused"), ("Resume", "Queue resumed"))
+    _configure(browser)
+    browser.follow(
+        *(("welcome-ada", "ada@example.org"), ("Cancel message", "Message cancelled")),
+        *(("Next →", "26–50 of"), ("← Previous", "1–25 of")),  # noqa: RUF001
+    )
+    browser.go(address + "message?kind=reliable&name=mails&at=//welcome-grace")
+    browser.picture("dashboard-message-light")
+    browser.put_off()
+
+    browser.go(address + "dead?kind=reliable&name=mails")
+    browser.picture("dashboard-dead-light")
+    for names, verb, said in (
+        (("bounce-0", "bounce-1"), "Redrive", "1 message re-queued."),
+        (("bounce-2", "bounce-3"), "Drop", "1 dead letter dropped."),
+    ):
+        browser.find(f'[aria-label="Select {names[0]}"]').click()
+        browser.follow((f"{verb} selected", said))
+        browser.click(names[1])
+        browser.follow((verb, said))
+    for name, verb, said in (
+        ("jobs", "Redrive all", "3 messages re-queued."),
+        ("old", "Drop all", "3 dead letters dropped."),
+    ):
+        browser.go(f"{address}dead?kind=reliable&name={name}")
+        browser.follow((verb, "Nothing changed"))
         browser.find('[name="sure"]').click()
-        browser.click("Change partitions")
-        browser.until("mails reliable, 2 partitions")
+        browser.follow((verb, said))
 
-        browser.click("welcome-ada")
-        browser.until("ada@example.org")
-        browser.click("Cancel message")
-        browser.until("Message cancelled")
+    browser.go(address + "queue?kind=delayed&name=orders:unpaid")
+    browser.find("tbody a").click()
+    browser.until('"order": 1000')
+    browser.follow(("Cancel message", "Message cancelled"))
+    browser.find("tbody a").click()
+    browser.until('"order": 1001')
+    browser.put_off()
 
-        browser.click("Next →")
-        browser.until("26–50 of")  # noqa: RUF001
-        browser.click("← Previous")
-        browser.until("1–25 of")  # noqa: RUF001
-        browser.go(address + "message?kind=reliable&name=mails&at=//welcome-grace")
-        browser.picture("dashboard-message-light")
-        browser.type("#delay", "5")
-        browser.find("#unit").send_keys("days")
-        browser.click("Reschedule")
-        browser.until("Due in 4 d 23 h")
-
-        browser.go(address + "dead?kind=reliable&name=mails")
-        browser.picture("dashboard-dead-light")
-        browser.find('[aria-label="Select bounce-0"]').click()
-        browser.click("Redrive selected")
-        browser.until("1 message re-queued.")
-        browser.click("bounce-1")
-        browser.click("Redrive")
-        browser.until("1 message re-queued.")
-        browser.find('[aria-label="Select bounce-2"]').click()
-        browser.click("Drop selected")
-        browser.until("1 dead letter dropped.")
-        browser.click("bounce-3")
-        browser.click("Drop")
-        browser.until("1 dead letter dropped.")
-        browser.go(address + "dead?kind=reliable&name=jobs")
-        browser.click("Redrive all")
-        browser.until("Nothing changed")
-        browser.find('[name="sure"]').click()
-        browser.click("Redrive all")
-        browser.until("3 messages re-queued.")
-        browser.go(address + "dead?kind=reliable&name=old")
-        browser.click("Drop all")
-        browser.until("Nothing changed")
-        browser.find('[name="sure"]').click()
-        browser.click("Drop all")
-        browser.until("3 dead letters dropped.")
-
-        browser.go(address + "queue?kind=delayed&name=orders:unpaid")
-        browser.find("tbody a").click()
-        browser.until('"order": 1000')
-        browser.click("Cancel message")
-        browser.until("Message cancelled")
-        browser.find("tbody a").click()
-        browser.until('"order": 1001')
-        browser.type("#delay", "5")
-        browser.find("#unit").send_keys("days")
-        browser.click("Reschedule")
-        browser.until("Due in 4 d 23 h")
-
-        browser.click("Queues")
-        browser.type("#q", "THUMBN")
-        browser.click("Find")
-        browser.until("Queues 1")
-        browser.click("thumbnails")
-        browser.click("Pause")
-        browser.until("Queue paused")
-
-        browser.click("Log out")
-        browser.until("You are logged out")
-        assert "Operator" not in browser.text()
-        assert not browser.complaints()
-        # Every button has been clicked at least once.
-        templates = (Path(delayq.__file__).parent / "_dashboard" / "templates").iterdir()
-        buttons = {
-            text
-            for each in templates
-            for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))
-        }
-        assert buttons - browser.clicked == set()
+    browser.click("Queues")
+    browser.type("#q", "THUMBN")
+    browser.follow(("Find", "Queues 1"))
+    browser.click("thumbnails")
+    browser.follow(("Pause", "Queue paused"), ("Log out", "You are logged out"))
+    assert "Operator" not in browser.text()
+    # Every button has been clicked at least once.
+    templates = (Path(delayq.__file__).parent / "_dashboard" / "templates").iterdir()
+    buttons = {
+        text
+        for each in templates
+        for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))
+    }
+    assert buttons - browser.clicked == set()
 
 
 async def test_figures_move_without_a_reload(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client, serving(own_server.url) as address:
+    async with serving(own_server) as (client, address):
         jobs = client.reliable_queue("jobs")
         await jobs.offer(1, 600)
-
-        def look() -> None:
-            with chromium() as browser:
-                browser.go(address + "queue?kind=reliable&name=jobs")
-                browser.until("live")
-                future = asyncio.run_coroutine_threadsafe(
-                    jobs.offer_many([delayq.Offer(i) for i in range(1234)]), loop
-                )
-                future.result(WITHIN)
-                browser.until(lambda: browser.find('[data-of="ready"]').text == "1,234")
-                browser.until(
-                    lambda: (
-                        browser.find("#late-line polyline").get_attribute("points").count(",") > 2
-                    )
-                )
-                assert not browser.complaints()
-
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(look)
+
+        def look(browser: Seen) -> None:
+            browser.go(address + "queue?kind=reliable&name=jobs")
+            browser.until("live")
+            offering = jobs.offer_many([Offer(i) for i in range(1234)])
+            asyncio.run_coroutine_threadsafe(offering, loop).result(WITHIN)
+            browser.until(lambda: browser.find('[data-of="ready"]').text == "1,234")
+            browser.until(lambda: browser.points("late-line") > 2)
+
+        await visit(look)
 
 
 async def test_what_a_payload_says_never_runs(own_server: PrivateServer) -> None:
     hostile = (
         "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">"
     )
-    async with delayq.connect(own_server.url) as client, serving(own_server.url) as address:
-        await client.reliable_queue(hostile).offer(
-            hostile, 60, id=hostile, headers={hostile: hostile}
-        )
+    async with serving(own_server) as (client, address):
+        jobs = client.reliable_queue(hostile)
+        await jobs.offer(hostile, 60, id=hostile, headers={hostile: hostile})
 
-        def look() -> None:
-            with chromium() as browser:
-                for selector in (None, "tbody a", "tbody a"):
-                    browser.find(selector).click() if selector else browser.go(address)
-                    assert "<script>document.title" in browser.text()
-                    assert "owned" not in browser.driver.title.replace(hostile, "")
-                    assert (
-                        len(browser.driver.find_elements("css selector", "script, main img")) == 1
-                    )
-                assert not browser.complaints()
+        def look(browser: Seen) -> None:
+            for selector in (None, "tbody a", "tbody a"):
+                browser.find(selector).click() if selector else browser.go(address)
+                assert "<script>document.title" in browser.text()
+                assert "owned" not in browser.driver.title.replace(hostile, "")
+                assert len(browser.driver.find_elements("css selector", "script, main img")) == 1
 
-        await asyncio.to_thread(look)
+        await visit(look)
 
 
 async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) -> None:
@@ -442,29 +391,22 @@ async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) ->
     Queue names may have them, and any other characters with a meaning in an address.
     """
     names = ["a\nb\r\n c", "100%41/?#&+ä\u2028 \x01", "../..//"]
-    async with (
-        delayq.connect(own_server.url) as client,
-        serving(own_server.url, "--token", TOKEN) as address,
-    ):
+    async with serving(own_server, "--token", TOKEN) as (client, address):
         for name in names:
             await client.reliable_queue(name).offer(1, 60, id=name)
 
-        def look() -> None:
-            with chromium() as browser:
+        def look(browser: Seen) -> None:
+            browser.go(address)
+            browser.click("Log in")
+            browser.log_in()
+            for place in range(len(names)):
                 browser.go(address)
-                browser.log_in()
-                browser.until("logged in as an operator")
-                for place in range(len(names)):
-                    browser.go(address)
-                    browser.driver.find_elements("css selector", "tbody a")[place].click()
-                    browser.click("Pause")
-                    browser.until("Queue paused")
-                    browser.find("tbody a").click()
-                    browser.click("Cancel message")
-                    browser.until("Message cancelled")
-                assert not browser.complaints()
+                browser.driver.find_elements("css selector", "tbody a")[place].click()
+                browser.follow(("Pause", "Queue paused"))
+                browser.find("tbody a").click()
+                browser.follow(("Cancel message", "Message cancelled"))
 
-        await asyncio.to_thread(look)
+        await visit(look)
         for name in names:
             stats = await client.reliable_queue(name).stats()
             assert (stats.paused, stats.delayed) == (True, 0)
@@ -472,87 +414,68 @@ async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) ->
 
 async def test_reading_takes_a_token_where_one_is_asked_for(own_server: PrivateServer) -> None:
     options = ("--token", TOKEN, "--read-token", READ_TOKEN)
-    async with (
-        delayq.connect(own_server.url) as client,
-        serving(own_server.url, *options) as address,
-    ):
+    async with serving(own_server, *options) as (client, address):
         await fill(client)
 
-        def look() -> None:
-            with chromium() as browser:
-                browser.go(address + "queue?kind=reliable&name=mails")
-                browser.until("The read token gives read-only access.")
-                assert "mails" not in browser.text()
-                browser.picture("dashboard-login-light")
-                browser.type("#token", READ_TOKEN)
-                browser.find("main button").click()
-                browser.until("logged in with read-only access")
-                browser.click("mails")
-                browser.until("live")
-                assert not browser.driver.find_elements("css selector", 'form[action="act"]')
-                browser.picture("dashboard-read-light")
-                browser.click("Log out")
-                browser.until("You are logged out")
-                browser.go(address)
-                browser.until("The read token gives read-only access.")
-                browser.log_in()
-                browser.until("logged in as an operator")
-                assert not browser.complaints()
+        def look(browser: Seen) -> None:
+            browser.go(address + "queue?kind=reliable&name=mails")
+            browser.until("The read token gives read-only access.")
+            assert "mails" not in browser.text()
+            browser.picture("dashboard-login-light")
+            browser.log_in(READ_TOKEN, "logged in with read-only access")
+            browser.follow(("mails", "live"))
+            assert not browser.driver.find_elements("css selector", 'form[action="act"]')
+            browser.picture("dashboard-read-light")
+            browser.follow(("Log out", "You are logged out"))
+            browser.go(address)
+            browser.until("The read token gives read-only access.")
+            browser.log_in()
 
-        await asyncio.to_thread(look)
+        await visit(look)
 
 
 async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(
     own_server: PrivateServer,
 ) -> None:
-    async with (
-        delayq.connect(own_server.url) as client,
-        serving(own_server.url, "--token", TOKEN) as address,
-    ):
+    pages = {
+        "overview": "",
+        "queue": "queue?kind=reliable&name=thumbs",
+        "message": "message?kind=reliable&name=mails&at=//welcome-ada",
+        "dead": "dead?kind=reliable&name=mails",
+        "login": "login",
+    }
+    async with serving(own_server, "--token", TOKEN) as (client, address):
         await fill(client)
 
-        def look() -> None:
-            pages = {
-                "overview": "",
-                "queue": "queue?kind=reliable&name=thumbs",
-                "message": "message?kind=reliable&name=mails&at=//welcome-ada",
-                "dead": "dead?kind=reliable&name=mails",
-                "settings": "settings?kind=reliable&name=mails",
-                "login": "login",
-            }
-            with chromium(script=False) as browser:
-                browser.go(address)
-                assert browser.find("noscript meta").get_attribute("content") == "5"
-                browser.log_in()
-                browser.until("logged in as an operator")
-            for name, (width, dark) in {"phone": (375, False), "dark": (1200, True)}.items():
-                with chromium(width, 812 if width < 500 else 900, dark=dark) as browser:
-                    browser.go(address)
-                    browser.log_in()
-                    for page, path in pages.items():
-                        browser.go(address + path)
-                        if page == "queue":
-                            browser.until("live")
-                            if PICTURES:
-                                line = browser.find("#gone-line polyline")
-                                browser.until(
-                                    lambda line=line: line.get_attribute("points").count(",") > 15
-                                )
-                        # Nothing overflows the page.
-                        wide = browser.driver.execute_script(
-                            "return document.documentElement.scrollWidth"
-                        )
-                        assert wide <= width, (name, page, wide)
-                        # Every field has a label.
-                        assert browser.driver.execute_script(_UNLABELLED) == []
-                        # All text stands out from its background.
-                        assert browser.driver.execute_script(_FAINT) == [], (name, page)
-                        browser.picture(f"dashboard-{page}-{name}")
-                    assert not browser.complaints()
+        def without_scripts(browser: Seen) -> None:
+            browser.go(address)
+            assert browser.find("noscript meta").get_attribute("content") == "5"
+            browser.click("Log in")
+            browser.log_in()
 
-        working = asyncio.create_task(work(client.reliable_queue("thumbs")))
-        await asyncio.to_thread(look)
-        working.cancel()
+        def look(kind: str, width: int, browser: Seen) -> None:
+            browser.go(address)
+            browser.click("Log in")
+            browser.log_in()
+            for page, path in pages.items():
+                browser.go(address + path)
+                if page == "queue":
+                    browser.until("live")
+                    if PICTURES:
+                        browser.until(lambda: browser.points("gone-line") > 15)
+                asks = browser.driver.execute_script
+                # Nothing overflows the page.
+                assert asks("return document.documentElement.scrollWidth") <= width, (kind, page)
+                # Every field has a label.
+                assert asks(_UNLABELLED) == []
+                # All text stands out from its background.
+                assert asks(_FAINT) == [], (kind, page)
+                browser.picture(f"dashboard-{page}-{kind}")
+
+        async with running(work(client.reliable_queue("thumbs"))):
+            await visit(without_scripts, script=False)
+            await visit(partial(look, "phone", 375), 375, 812)
+            await visit(partial(look, "dark", 1200), dark=True)
 
 
 _UNLABELLED = """return [...document.querySelectorAll('input:not([type=hidden]), select')]
@@ -578,16 +501,14 @@ return faint;"""
 
 
 async def test_the_command_serves_localhost_and_ends_with_views(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client:
+    async with serving(own_server) as (client, address):
         await client.reliable_queue("jobs").offer(1, 60)
-    async with serving(own_server.url) as address:
         port = int(address.rstrip("/").rsplit(":", 1)[1])
         answers = []
         for host in ("127.0.0.1", "localhost", "evil.test"):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(
-                f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
-            )
+            request = f"GET / HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n"
+            writer.write(request.encode())
             answers.append((await reader.read(12))[-3:])
             writer.close()
         assert answers == [b"200", b"200", b"400"]
