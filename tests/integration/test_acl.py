@@ -12,6 +12,7 @@ from redis.asyncio import Redis
 from redis.exceptions import ResponseError
 
 import delayq
+from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
@@ -25,9 +26,11 @@ from tests.support.servers import PrivateServer
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
     from delayq.admin.acl import Role
+
+    Attempt = Callable[[Any, Any], Awaitable[object]]
 
 pytestmark = pytest.mark.every_server
 
@@ -35,10 +38,7 @@ jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for
 USER, PASSWORD = "limited", "its-password"
 # Rights whose absence no job notices: a fence is either deleted at once or expires after a minute,
 # and the re-check merely asks whether other clients have created a schedule.
-NOT_SEEN = {
-    ("delayed", "consumer"): {"+unlink"},
-    ("reliable", "consumer"): {"+hlen"},
-}
+NOT_SEEN = {("delayed", "consumer"): {"+unlink"}, ("reliable", "consumer"): {"+hlen"}}
 
 
 @pytest.fixture
@@ -148,6 +148,16 @@ async def test_no_script_touches_another_queue(
         assert not await raw.keys("*")
 
 
+FORBIDDEN = (
+    "KEYS * | SCAN 0 | FLUSHALL | FLUSHDB | CONFIG GET * | SCRIPT FLUSH | FUNCTION LIST | DBSIZE |"
+    " INFO | MONITOR | ACL LIST | CLIENT LIST | SAVE | SHUTDOWN | REPLICAOF NO ONE | SWAPDB 0 1 |"
+    " MIGRATE h 1 k 0 1 | RENAME orders theirs | COPY orders theirs | DUMP orders |"
+    " OBJECT ENCODING orders | PSUBSCRIBE * | SUBSCRIBE theirs | PUBLISH theirs x | GET theirs |"
+    " LPOP theirs | DEL theirs | EVAL return(redis.call('GET','theirs')) 0 |"
+    " EVAL return(redis.call('KEYS','*')) 0"
+)
+
+
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
 async def test_no_role_reaches_beyond_its_queue(
@@ -160,89 +170,12 @@ async def test_no_role_reaches_beyond_its_queue(
         Redis.from_url(server.url) as raw,
     ):
         await raw.set("theirs", "1")
-        commands = [
-            "KEYS *",
-            "SCAN 0",
-            "FLUSHALL",
-            "FLUSHDB",
-            "CONFIG GET *",
-            "SCRIPT FLUSH",
-            "FUNCTION LIST",
-            "DBSIZE",
-            "INFO",
-            "MONITOR",
-            "ACL LIST",
-            "CLIENT LIST",
-            "SAVE",
-            "SHUTDOWN",
-            "REPLICAOF NO ONE",
-            "SWAPDB 0 1",
-            "MIGRATE h 1 k 0 1",
-            "RENAME orders theirs",
-            "COPY orders theirs",
-            "DUMP orders",
-            "OBJECT ENCODING orders",
-            "PSUBSCRIBE *",
-            "SUBSCRIBE theirs",
-            "PUBLISH theirs x",
-            "GET theirs",
-            "LPOP theirs",
-            "DEL theirs",
-            "EVAL return(redis.call('GET','theirs')) 0",
-            "EVAL return(redis.call('KEYS','*')) 0",
-        ]
-        for command in commands:
-            # A server that knows the command denies it; an older server refuses it because it does
-            # not.
-            with pytest.raises(
-                ResponseError,
-                match=r"[Pp]ermission|can't run|can't access|ACL failure|unknown command",
-            ):
-                await user.execute_command(*command.split(" "))
+        # A server that knows the command denies it; an older server refuses it because it does not.
+        words = r"[Pp]ermission|can't run|can't access|ACL failure|unknown command"
+        for command in FORBIDDEN.split(" | "):
+            with pytest.raises(ResponseError, match=words):
+                await user.execute_command(*command.split())
         assert await raw.get("theirs") == b"1"
-
-
-async def test_a_producer_cannot_take_what_is_delayed(server: PrivateServer) -> None:
-    async with (
-        granted(server, rules_of("delayed", "producer")) as url,
-        delayq.connect(url) as client,
-    ):
-        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        await queue.offer(1)
-        for take in (
-            queue.poll,
-            queue.drain,
-            queue.ready.read_all,
-            queue.ready.clear,
-            queue.ready.size,
-        ):
-            with pytest.raises(delayq.ServerRefused):
-                await take()
-        with pytest.raises(delayq.ServerRefused):
-            await asyncio.wait_for(queue.take(), 10)
-        async with delayq.connect(server.url) as other:
-            assert await other.delayed_queue(NAME).poll(5) == 1
-
-
-async def test_a_producer_cannot_claim(server: PrivateServer) -> None:
-    async with (
-        granted(server, rules_of("reliable", "producer")) as url,
-        delayq.connect(url) as client,
-    ):
-        queue = client.reliable_queue(NAME)
-        id = await queue.offer(1)  # noqa: A001
-        for call in (
-            queue.claim,
-            queue.stats,
-            queue.pause,
-            queue.dead.size,
-            queue.dead.purge,
-            queue.schedules,
-        ):
-            with pytest.raises(delayq.ServerRefused):
-                await call()
-        async with delayq.connect(server.url) as other:
-            assert [message.id for message in await other.reliable_queue(NAME).claim()] == [id]
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
@@ -265,69 +198,81 @@ async def test_settings_that_may_not_be_read_are_unknown(server: PrivateServer) 
         assert (await inspection.reliable_stats(client, NAME)).ready == 1
 
 
-async def test_a_dashboard_changes_nothing_of_a_delayed_queue(server: PrivateServer) -> None:
-    async with (
-        granted(server, rules_of("delayed", "dashboard")) as url,
-        delayq.connect(url) as client,
-        delayq.connect(server.url) as other,
-        Redis.from_url(server.url) as raw,
-    ):
-        receipt = await other.delayed_queue(NAME).offer(1, 60)
-        await raw.rpush(NAME, b"2")
-        before = await contents(raw)
-        queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        mine = delayq.Receipt(
-            queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes)
-        )
-        pending = queue.pending
-        for change in (
-            lambda: queue.offer(1),
-            queue.poll,
-            queue.drain,
-            mine.cancel,
-            lambda: mine.reschedule(0),
-            pending.poll,
-            lambda: pending.remove(1),
-            lambda: pending.retain_all([]),
-            lambda: pending.poll_last_and_offer_first_to(NAME),
-            pending.clear,
-            lambda: pending.expire(1),
-            queue.ready.clear,
-        ):
-            with pytest.raises(delayq.ServerRefused):
-                await change()
-        assert await contents(raw) == before
+DELAYED_TAKES: list[Attempt] = [
+    lambda queue, _: queue.poll(),
+    lambda queue, _: queue.drain(),
+    lambda queue, _: queue.ready.clear(),
+]
+RELIABLE_CLAIMS: list[Attempt] = [
+    lambda queue, _: queue.claim(),
+    lambda queue, _: queue.pause(),
+    lambda queue, _: queue.dead.purge(),
+]
+REFUSED: dict[tuple[str, Role], list[Attempt]] = {
+    ("delayed", "producer"): [
+        *DELAYED_TAKES,
+        lambda queue, _: queue.ready.read_all(),
+        lambda queue, _: queue.ready.size(),
+        lambda queue, _: asyncio.wait_for(queue.take(), 10),
+    ],
+    ("reliable", "producer"): [
+        *RELIABLE_CLAIMS,
+        lambda queue, _: queue.stats(),
+        lambda queue, _: queue.dead.size(),
+        lambda queue, _: queue.schedules(),
+    ],
+    ("delayed", "dashboard"): [
+        *DELAYED_TAKES,
+        lambda queue, _: queue.offer(1),
+        lambda _, receipt: receipt.cancel(),
+        lambda _, receipt: receipt.reschedule(0),
+        lambda queue, _: queue.pending.poll(),
+        lambda queue, _: queue.pending.remove(1),
+        lambda queue, _: queue.pending.retain_all([]),
+        lambda queue, _: queue.pending.poll_last_and_offer_first_to(NAME),
+        lambda queue, _: queue.pending.clear(),
+        lambda queue, _: queue.pending.expire(1),
+    ],
+    ("reliable", "dashboard"): [
+        *RELIABLE_CLAIMS,
+        lambda queue, _: queue.offer(1),
+        lambda queue, _: queue.cancel("two"),
+        lambda queue, _: queue.reschedule("two", 0),
+        lambda queue, _: queue.purge(),
+        lambda queue, _: queue.resume(),
+        lambda queue, _: queue.dead.redrive(),
+        lambda queue, _: queue.schedule("nightly", every=1, value=1),
+        lambda queue, _: queue.unschedule("nightly"),
+    ],
+}
 
 
-async def test_a_dashboard_changes_nothing_of_a_reliable_queue(server: PrivateServer) -> None:
+@pytest.mark.parametrize(("kind", "role"), [*REFUSED], ids=["-".join(job) for job in REFUSED])
+async def test_what_is_not_the_job_of_a_role_is_refused_and_changes_nothing(
+    server: PrivateServer, raw: Any, kind: str, role: Role
+) -> None:
     async with (
-        granted(server, rules_of("reliable", "dashboard")) as url,
+        granted(server, rules_of(kind, role)) as url,
         delayq.connect(url) as client,
         delayq.connect(server.url) as other,
-        Redis.from_url(server.url) as raw,
     ):
-        theirs = other.reliable_queue(NAME)
-        await theirs.offer(1, id="one")
-        await theirs.offer(2, id="two")
-        await theirs.schedule("nightly", every=3600, value=1)
-        await (await theirs.claim())[0].bury("why")
+        receipt: Any = None
+        if kind == "delayed":
+            theirs = await other.delayed_queue(NAME).offer(1, 60)
+            await raw.rpush(NAME, b"2")
+            queue: Any = client.delayed_queue(NAME)
+            record = (theirs._id, theirs._score, theirs._length_bytes)
+            receipt = delayq.Receipt(queue, theirs._payload, record)
+        else:
+            jobs = other.reliable_queue(NAME)
+            await jobs.offer_many([Offer(1, id="one"), Offer(2, id="two")])
+            await jobs.schedule("nightly", every=3600, value=1)
+            await (await jobs.claim())[0].bury("why")
+            queue = client.reliable_queue(NAME)
         before = await contents(raw)
-        queue = client.reliable_queue(NAME)
-        for change in (
-            lambda: queue.offer(1),
-            queue.claim,
-            lambda: queue.cancel("two"),
-            lambda: queue.reschedule("two", 0),
-            queue.purge,
-            queue.pause,
-            queue.resume,
-            queue.dead.redrive,
-            queue.dead.purge,
-            lambda: queue.schedule("nightly", every=1, value=1),
-            lambda: queue.unschedule("nightly"),
-        ):
+        for attempt in REFUSED[kind, role]:
             with pytest.raises(delayq.ServerRefused):
-                await change()
+                await attempt(queue, receipt)
         assert await contents(raw) == before
 
 
@@ -336,12 +281,11 @@ async def contents(raw: Any) -> dict[bytes, bytes]:
 
 
 async def test_who_may_only_offer_moves_nothing_and_says_so_once(
-    server: PrivateServer, caplog: pytest.LogCaptureFixture
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         granted(server, rules_of("delayed", "producer")) as url,
         delayq.connect(url, resync_interval=0.02) as client,
-        Redis.from_url(server.url) as raw,
     ):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         await until(lambda: "no permission to move" in caplog.text)

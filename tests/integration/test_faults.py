@@ -5,12 +5,12 @@ completes it.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.hand_outs import HandOut
@@ -23,6 +23,7 @@ from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
 from delayq.errors import OutcomeUnknown, ServerUnavailable
 from tests.support.foreign import store
+from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -35,8 +36,18 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 
+QUARANTINE = DelayedKeys.of("orders").quarantine
+
+
 class Faults:
     """Makes calls fail, either before they are sent or after they have been carried out."""
+
+    def fail(self, script: Script, fault: str, *, after: int = 0, times: float = math.inf) -> None:
+        """Let the next calls of a script fail, after some that do not, and ``times`` of them."""
+        first = self.calls.count(script.name) + after + 1
+        self.plan = lambda name, n: (
+            fault if name == script.name and first <= n < first + times else None
+        )
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -118,18 +129,13 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
     return Faults(monkeypatch)
 
 
-def first(script: Script, fault: str, times: int = 1) -> Callable[[str, int], str | None]:
-    return lambda name, n: fault if name == script.name and n <= times else None
-
-
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     queue: DelayedQueue[int], faults: Faults, fault: str, times: int
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(20)])
-    done = faults.calls.count(TRANSFER.name)
-    faults.plan = lambda name, n: fault if name == TRANSFER.name and n <= done + times else None
+    faults.fail(TRANSFER, fault, times=times)
     assert [await asyncio.wait_for(queue.take(), 10) for _ in range(20)] == list(range(20))
     await asyncio.sleep(0.02)
     assert await queue.poll() is None
@@ -140,12 +146,8 @@ async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_fi
 ) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
-    done = faults.calls.count(TRANSFER.name)
-    faults.plan = lambda name, n: (
-        "lost"
-        if (name == TRANSFER.name and n == done + 1) or (name == GIVE_BACK.name and n <= 2)
-        else None
-    )
+    last = {TRANSFER.name: faults.calls.count(TRANSFER.name) + 1, GIVE_BACK.name: 2}
+    faults.plan = lambda name, n: "lost" if n <= last.get(name, 0) else None
     assert await asyncio.wait_for(queue.take(), 10) == 1
     assert faults.calls.count(GIVE_BACK.name) == 3
 
@@ -167,34 +169,38 @@ async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_giving_back_is_repeated_and_never_doubles(
-    client: Client, queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
+    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
-    faults.plan = first(GIVE_BACK, fault, times=2)
+    faults.fail(GIVE_BACK, fault, times=2)
+    await take_five(queue)
+    # The marker is gone too, or expires by itself: a try whose reply was lost may have been
+    # overtaken by the next one.
+    await until(lambda: lasting(raw), equals=[b"orders"])
+    await until(lambda: faults.calls.count(GIVE_BACK.name) >= 3)
+    if fault == "unsent":
+        await until(raw.dbsize, equals=1)
+    assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
+
+
+async def take_five(queue: DelayedQueue[int]) -> None:
+    """Leave a loop at its fifth message, when others have been fetched ahead."""
     async for value in queue:
         if value == 4:
-            break
+            return
 
-    async def settled() -> bool:
-        # The marker is gone too, or expires by itself: a try whose reply was lost may have been
-        # overtaken by the next one.
-        names = await raw.keys()
-        lasting = [name for name in names if await raw.pttl(name) == -1]
-        gone = len(names) == 1 or fault == "lost"
-        return faults.calls.count(GIVE_BACK.name) >= 3 and gone and lasting == [b"orders"]
 
-    await until(settled)
-    assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
+async def lasting(raw: Any) -> list[bytes]:
+    """Return the keys that do not expire by themselves."""
+    return [name for name in await raw.keys() if await raw.pttl(name) == -1]
 
 
 async def test_what_cannot_be_given_back_goes_to_the_next_caller(
     queue: DelayedQueue[int], faults: Faults
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
-    faults.plan = lambda name, _n: "unsent" if name == GIVE_BACK.name else None
-    async for value in queue:
-        if value == 4:
-            break
+    faults.fail(GIVE_BACK, "unsent")
+    await take_five(queue)
     assert sorted([await asyncio.wait_for(queue.take(), 10) for _ in range(5)]) == [5, 6, 7, 8, 9]
 
 
@@ -204,11 +210,11 @@ async def test_closing_fetches_what_a_lost_answer_had_handed_out(
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer(1, 0.05)
-        faults.plan = lambda name, _n: "lost" if name == TRANSFER.name else None
+        faults.fail(TRANSFER, "lost")
         with suppress(delayq.OutcomeUnknown):
             while True:
                 await queue.poll()
-    faults.plan = lambda _name, _n: None
+    faults.fail(TRANSFER, "lost", times=0)
     async with delayq.connect(server.url) as client:
         assert await asyncio.wait_for(client.delayed_queue("orders").take(), 5) == 1
 
@@ -223,13 +229,10 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
     async with delayq.connect(server.url) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         await queue.offer_many([(i, 0) for i in range(10)])
-        faults.plan = lambda name, _n: fault if name == GIVE_BACK.name else None
-        async for value in queue:
-            if value == 4:
-                break
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == [
-        f"queue 'orders': 2 messages were taken and {words}: planned"
-    ]
+        faults.fail(GIVE_BACK, fault)
+        await take_five(queue)
+    said = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert said == [f"queue 'orders': 2 messages were taken and {words}: planned"]
     async with delayq.connect(server.url) as client:
         assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
 
@@ -237,7 +240,7 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
 async def test_an_offer_that_was_not_sent_is_tried_again(
     queue: DelayedQueue[int], faults: Faults
 ) -> None:
-    faults.plan = first(OFFER, "unsent", times=3)
+    faults.fail(OFFER, "unsent", times=3)
     await queue.offer(1)
     assert await queue.take() == 1
 
@@ -245,7 +248,7 @@ async def test_an_offer_that_was_not_sent_is_tried_again(
 async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(
     queue: DelayedQueue[int], faults: Faults
 ) -> None:
-    faults.plan = first(OFFER, "lost")
+    faults.fail(OFFER, "lost", times=1)
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.offer(1, 60)
     assert await queue.pending.read_all() == [1]
@@ -258,8 +261,7 @@ async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
     # From now on the server knows the script.
     for _ in range(2):
         await (await queue.offer(0, 60)).cancel()
-    done = faults.calls.count(OFFER.name)
-    faults.plan = lambda name, n: "lost" if name == OFFER.name and n == done + 2 else None
+    faults.fail(OFFER, "lost", after=1, times=1)
     with pytest.raises(delayq.OutcomeUnknown, match="400 of 600 messages are stored") as caught:
         await queue.offer_many([(i, 60) for i in range(600)])
     assert len(caught.value.stored) == 400
@@ -267,11 +269,11 @@ async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
     assert await queue.pending.read_all() == list(range(200, 400))
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_offer_many_that_stored_nothing_says_so(
-    queue: DelayedQueue[int], faults: Faults, monkeypatch: pytest.MonkeyPatch
+    queue: DelayedQueue[int], faults: Faults
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
-    faults.plan = lambda name, _n: "unsent" if name == OFFER.name else None
+    faults.fail(OFFER, "unsent")
     with pytest.raises(delayq.ServerUnavailable):
         await queue.offer_many([(i, 60) for i in range(600)])
     with pytest.raises(delayq.ServerUnavailable):
@@ -281,11 +283,10 @@ async def test_offer_many_that_stored_nothing_says_so(
 async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(
     queue: DelayedQueue[int], faults: Faults
 ) -> None:
-    faults.plan = lambda name, _n: "unsent" if name == TRANSFER.name else None
-    with pytest.raises(delayq.ServerUnavailable):
-        await queue.poll()
-    with pytest.raises(delayq.ServerUnavailable):
-        await queue.drain()
+    faults.fail(TRANSFER, "unsent")
+    for call in (queue.poll, queue.drain):
+        with pytest.raises(delayq.ServerUnavailable):
+            await call()
     assert await queue.poll(0.05) is None
 
 
@@ -302,13 +303,10 @@ async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
 
 
 async def test_a_drain_that_fails_half_way_puts_back_what_it_had(
-    queue: DelayedQueue[int], faults: Faults
+    queue: DelayedQueue[int], faults: Faults, raw: Any
 ) -> None:
-    await queue.offer_many([(i, 60) for i in range(300)])
-    for _ in range(300):
-        await queue.pending.poll_last_and_offer_first_to("orders")
-    done = faults.calls.count(TRANSFER.name)
-    faults.plan = lambda name, n: "unsent" if name == TRANSFER.name and n == done + 2 else None
+    await raw.rpush("orders", *range(300))
+    faults.fail(TRANSFER, "unsent", after=1, times=1)
     with pytest.raises(delayq.ServerUnavailable):
         await queue.drain()
     await until(queue.ready.size, equals=300)
@@ -322,8 +320,8 @@ async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
     with pytest.raises(delayq.DecodeError):
         await queue.drain()
     assert [await queue.take(), await queue.take()] == [1, 2]
-    await until(lambda: raw.exists("delayq_quarantine:{orders}"))
-    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await until(lambda: raw.exists(QUARANTINE))
+    assert await raw.lrange(QUARANTINE, 0, -1) == [b"{"]
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -331,19 +329,13 @@ async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_ca
     queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
 ) -> None:
     await raw.rpush("orders", "{", "1")
-    faults.plan = first(SET_ASIDE, fault, times=2)
+    faults.fail(SET_ASIDE, fault, times=2)
     async for value in queue.deliveries():
         async with value:
             break
-
-    async def settled() -> bool:
-        lasting = [name for name in await raw.keys() if await raw.pttl(name) == -1]
-        return faults.calls.count(SET_ASIDE.name) >= 3 and lasting == [
-            b"delayq_quarantine:{orders}"
-        ]
-
-    await until(settled)
-    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await until(lambda: lasting(raw), equals=[QUARANTINE.encode()])
+    await until(lambda: faults.calls.count(SET_ASIDE.name) >= 3)
+    assert await raw.lrange(QUARANTINE, 0, -1) == [b"{"]
 
 
 async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
@@ -351,15 +343,15 @@ async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
 ) -> None:
     await store(raw, DelayedKeys.of("orders"), {pack(b"ABCDEFGH", b"{", 8): 1e15})
     await queue.offer_many([(n, 60) for n in range(150)])
-    faults.plan = lambda name, n: "lost" if name == POLL_PENDING.name and n == 2 else None
+    faults.fail(POLL_PENDING, "lost", after=1, times=1)
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.pending.poll_many(150)
     await until(lambda: not queue._open.transfer.hand_outs._lost)
     assert await queue.pending.size() == 151
     assert await raw.keys("delayq_quarantine*") == []
     assert await queue.pending.poll_many(150) == list(range(150))
-    await until(lambda: raw.exists("delayq_quarantine:{orders}"))
-    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"{"]
+    await until(lambda: raw.exists(QUARANTINE))
+    assert await raw.lrange(QUARANTINE, 0, -1) == [b"{"]
 
 
 async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
@@ -378,33 +370,27 @@ async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
     assert await asyncio.wait_for(queue.take(), 10) == 1
 
 
-async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(server: PrivateServer) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=0.1) as client,
-        Redis.from_url(server.url) as raw,
-    ):
+async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(
+    server: PrivateServer, raw: Any
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.1) as client:
         await raw.set("redisson_delay_queue_timeout:{bad}", "mine")
         await raw.hset("bad", "mine", "1")
         client.delayed_queue("bad")
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
-        await asyncio.sleep(0.05)
-        await raw.zadd(
-            "redisson_delay_queue_timeout:{orders}",
-            {b"\x08ABCDEFGH" + (1).to_bytes(8, "little") + b"1": 1},
-        )
+        await until(lambda: client.statistics().waiting)
+        await raw.zadd(DelayedKeys.of("orders").timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
         assert await asyncio.wait_for(taker, 5) == 1
 
 
 async def test_a_notification_that_is_no_number_does_no_harm(
-    server: PrivateServer, caplog: pytest.LogCaptureFixture
+    queue: DelayedQueue[int], raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await until(lambda: raw.publish("redisson_delay_queue_channel:{orders}", "nonsense"))
-        await until(lambda: "received a notification that is not a number" in caplog.text)
-        await queue.offer(1, 0.01)
-        assert await asyncio.wait_for(queue.take(), 5) == 1
+    await until(lambda: raw.publish(DelayedKeys.of("orders").channel, "nonsense"))
+    await until(lambda: "received a notification that is not a number" in caplog.text)
+    await queue.offer(1, 0.01)
+    assert await asyncio.wait_for(queue.take(), 5) == 1
 
 
 async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
@@ -418,14 +404,14 @@ async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
         assert client.statistics().connections <= 3
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_while_the_server_is_away_calls_wait_and_then_say_so(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
-        await asyncio.sleep(0.05)
+        await until(lambda: client.statistics().waiting)
         own_server.kill()
         # From now on the event loop knows; before this, an offer could not tell whether it had been
         # sent.
@@ -448,9 +434,8 @@ async def test_random_faults_everywhere_lose_and_double_nothing(
     shaky = ("transfer", "recover", "give_back", "resync")
 
     def fault(name: str, _n: int) -> str | None:
-        return (
-            chance.choice(["lost", "unsent"]) if name in shaky and chance.random() < 0.3 else None
-        )
+        is_hit = name in shaky and chance.random() < 0.3
+        return chance.choice(["lost", "unsent"]) if is_hit else None
 
     faults.plan = fault
     got: list[int] = []
@@ -463,11 +448,8 @@ async def test_random_faults_everywhere_lose_and_double_nothing(
                     async with asyncio.timeout(chance.random() * 0.02):
                         got.append(await queue.take())
 
-        consumers = [asyncio.create_task(consume()) for _ in range(5)]
-        for base in range(0, 600, 20):
-            await queue.offer_many([(base + i, chance.random() * 0.05) for i in range(20)])
-        await until(lambda: len(got) >= 600)
-        for consumer in consumers:
-            consumer.cancel()
-        await asyncio.gather(*consumers, return_exceptions=True)
+        async with running(*(consume() for _ in range(5))):
+            for base in range(0, 600, 20):
+                await queue.offer_many([(base + i, chance.random() * 0.05) for i in range(20)])
+            await until(lambda: len(got) >= 600)
     assert sorted(got) == list(range(600))
