@@ -531,7 +531,7 @@ async def spread_with_settings_elsewhere(cluster: TestCluster, hanging: PrivateS
 async def test_offers_without_an_id_go_to_partitions_that_answer(
     cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 2.5)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 2.5)
     name = await spread_with_settings_elsewhere(cluster, cluster.nodes[2])
     async with delayq.connect(cluster.url) as client:
         queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=LEASE)

@@ -6,7 +6,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq._delayed.store import TRANSFER
@@ -18,30 +17,39 @@ from tests.support.servers import one_server
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
     from tests.support.servers import PrivateServer
 
 
 @pytest.fixture
-async def connections(server: PrivateServer) -> AsyncIterator[ConnectionPool]:
-    connections = ConnectionPool(one_server(server.url), 4)
-    yield connections
-    await connections.aclose()
+async def make_pool(server: PrivateServer) -> AsyncIterator[Callable[..., ConnectionPool]]:
+    """Return a function that makes pools of at most so many connections."""
+    pools: list[ConnectionPool] = []
+
+    def make(most: int, url: str = server.url) -> ConnectionPool:
+        pools.append(ConnectionPool(one_server(url), most))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        await pool.aclose()
+
+
+@pytest.fixture
+def connections(make_pool: Callable[..., ConnectionPool]) -> ConnectionPool:
+    return make_pool(4)
+
+
+@pytest.fixture
+def single(make_pool: Callable[..., ConnectionPool]) -> ConnectionPool:
+    return make_pool(1)
 
 
 async def burst(connections: ConnectionPool, size: int) -> None:
     for connection in [await connections.acquire() for _ in range(size)]:
         connections.release(connection)
-
-
-async def test_the_connection_that_was_used_last_is_used_next(connections: ConnectionPool) -> None:
-    await burst(connections, 3)
-    one = await connections.acquire()
-    connections.release(one)
-    assert await connections.acquire() is one
-    assert connections.opened == 3
 
 
 async def test_connections_unused_since_a_burst_are_closed(connections: ConnectionPool) -> None:
@@ -98,9 +106,11 @@ async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(
     assert await waiting is used[0]
 
 
-async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateServer) -> None:
+async def test_nobody_shares_a_connection_that_is_doubted(
+    own_server: PrivateServer, make_pool: Callable[..., ConnectionPool]
+) -> None:
     async with Links(own_server) as links:
-        pool = ConnectionPool(one_server(links.url), 1)
+        pool = make_pool(1, links.url)
         silent = await pool.acquire()
         links.half_open(new=False)
         asked = silent.ask("PING")
@@ -117,130 +127,108 @@ async def test_nobody_shares_a_connection_that_is_doubted(own_server: PrivateSer
         assert await fresh.ask("PING") == b"PONG"
         pool.release(silent)
         pool.release(fresh)
-        await pool.aclose()
 
 
 async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(
-    server: PrivateServer,
+    single: ConnectionPool,
 ) -> None:
     """The caller may have gone because the server hangs, so anything sent there now would have an
     unknown outcome.
     """
-    pool = ConnectionPool(one_server(server.url), 1)
-    wire = await pool.acquire()
-    wire.tell("BLPOP", "nothing", 0.3)
-    pool.abandon(wire)
-    waiting = asyncio.create_task(pool.acquire())
-    await asyncio.sleep(0.05)
+    wire = await single.acquire()
+    wire.tell("BLPOP", "nothing", 0.1)
+    single.abandon(wire)
+    waiting = asyncio.create_task(single.acquire())
+    await asyncio.sleep(0.02)
     assert not waiting.done()
     assert await asyncio.wait_for(waiting, 10) is wire
-    pool.release(wire)
-    await pool.aclose()
 
 
 async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(
-    server: PrivateServer,
+    connections: ConnectionPool,
 ) -> None:
-    pool = ConnectionPool(one_server(server.url), 4)
-    asked = RedisClient(Topology(pool))
+    asked = RedisClient(Topology(connections))
     with pytest.raises(delayq.ServerRefused):
         # The script lacks the keys that it needs.
-        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 1))
-    assert pool.open == 1
-    assert pool.acquire_nowait() is None
-    await until(lambda: pool.acquire_nowait() is not None)
-    await pool.aclose()
+        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 0.2))
+    assert connections.open == 1
+    assert connections.acquire_nowait() is None
+    await until(lambda: connections.acquire_nowait() is not None)
 
 
 async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(
-    server: PrivateServer,
+    single: ConnectionPool,
 ) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
-    pool = ConnectionPool(one_server(server.url), 1)
-    wire = await pool.acquire()
-    assert pool.share(wire)
+    wire = await single.acquire()
+    assert single.share(wire)
     unblocked = asyncio.Event()
     wire.call(("BLPOP", "nothing", 0.1), lambda _: unblocked.set(), 30)
-    waiting = [asyncio.create_task(pool.acquire()) for _ in range(10)]
+    waiting = [asyncio.create_task(single.acquire()) for _ in range(10)]
     await unblocked.wait()
     # One of two calls is over, the other continues.
-    pool.release(wire)
+    single.release(wire)
     assert await asyncio.wait_for(asyncio.gather(*waiting), 10) == [wire] * 10
     for _ in range(11):
-        pool.release(wire)
-    assert pool.acquire_nowait() is wire
-    pool.release(wire)
-    await pool.aclose()
+        single.release(wire)
+    assert single.acquire_nowait() is wire
 
 
-async def test_callers_who_wait_for_a_connection_are_not_overtaken(server: PrivateServer) -> None:
-    pool = ConnectionPool(one_server(server.url), 1)
+async def test_callers_who_wait_for_a_connection_are_not_overtaken(single: ConnectionPool) -> None:
     order: list[str] = []
 
     async def call(name: str) -> None:
-        wire = await pool.acquire()
+        wire = await single.acquire()
         order.append(name)
         held: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         wire.call(("BLPOP", "nothing", 0.05), held.set_result, 30)
         await held
-        pool.release(wire)
+        single.release(wire)
 
-    wire = await pool.acquire()
+    wire = await single.acquire()
     blocked: list[Any] = []
     wire.call(("BLPOP", "nothing", 0.05), blocked.append, 30)
     early = [asyncio.create_task(call(name)) for name in ("first", "gone", "second")]
     await until(lambda: bool(blocked))
     early[1].cancel()
-    pool.release(wire)
+    single.release(wire)
     # This caller looks for a connection before those that were woken get to run.
     await call("third")
     await asyncio.gather(*early, return_exceptions=True)
     assert order == ["first", "second", "third"]
-    await pool.aclose()
 
 
 async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """While a server hangs up on every connection, each failure wakes one caller."""
-    looks = 0
-
-    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
-
-    def look(_: ConnectionPool) -> None:
-        nonlocal looks
-        looks += 1
-
+    looks: list[ConnectionPool] = []
+    look = lambda pool: looks.append(pool)  # noqa: PLW0108 - only a function becomes a method
     monkeypatch.setattr(ConnectionPool, "_demand_open", look)
     pool = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
-    async with await asyncio.start_unix_server(hang_up, tmp_path / "s"):
-        outcomes = await asyncio.gather(
-            *(pool.acquire() for _ in range(200)), return_exceptions=True
-        )
+    async with await asyncio.start_unix_server(lambda _, writer: writer.close(), tmp_path / "s"):
+        callers = (pool.acquire() for _ in range(200))
+        outcomes = await asyncio.gather(*callers, return_exceptions=True)
     assert {type(outcome) for outcome in outcomes} == {delayq.ServerUnavailable}
-    assert looks <= 200 * 4
+    assert len(looks) <= 200 * 4
 
 
 async def test_calls_do_not_follow_what_is_still_leaving_where_another_connection_can_be_shared(
-    server: PrivateServer,
+    make_pool: Callable[..., ConnectionPool],
 ) -> None:
-    pool = ConnectionPool(one_server(server.url), 2)
+    pool = make_pool(2)
     large, small = await pool.acquire(), await pool.acquire()
     large.tell("ECHO", b"x" * 16 * 1024 * 1024)
     for _ in range(3):
         small.tell("PING")
     assert await pool.acquire() is small
     large.give_up("the test is over")
-    await pool.aclose()
 
 
 async def test_callers_share_a_connection_once_one_is_open(connections: ConnectionPool) -> None:
     """Callers need not wait until the one that opened the connection has finished with it."""
-    acquired = await asyncio.wait_for(
-        asyncio.gather(*(connections.acquire() for _ in range(50))), 10
-    )
-    assert len(set(acquired)) == connections.opened == 4
+    callers = asyncio.gather(*(connections.acquire() for _ in range(50)))
+    assert len(set(await asyncio.wait_for(callers, 10))) == connections.opened == 4
 
 
 async def test_an_abandoned_connection_is_free_once_answered(connections: ConnectionPool) -> None:
@@ -287,9 +275,10 @@ async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connec
 async def test_a_connection_that_the_server_has_closed_is_replaced(
     connections: ConnectionPool, server: PrivateServer
 ) -> None:
-    await burst(connections, 1)
+    closed = await connections.acquire()
+    connections.release(closed)
     server.call("CLIENT", "KILL", "TYPE", "normal")
-    await asyncio.sleep(0.05)
+    await until(lambda: not closed.is_open)
     connection = await connections.acquire()
     assert await connection.ask("PING") == b"PONG"
     assert connections.opened == 2
@@ -310,27 +299,19 @@ async def test_a_closed_pool_opens_nothing(connections: ConnectionPool) -> None:
         await connections.acquire()
 
 
-async def test_connections_have_a_name_even_without_the_right_to_it(server: PrivateServer) -> None:
-    async with Redis.from_url(server.url) as admin:
-        await admin.acl_setuser(
-            "plain",
-            enabled=True,
-            nopass=True,
-            keys=["*"],
-            channels=["*"],
-            commands=["+@all", "-client"],
-        )
-        address = server.unix_url.replace("unix://", "unix://plain:any@")
-        async with delayq.connect(server.unix_url), delayq.connect(address) as client:
-            queue = client.delayed_queue("orders")
-            await queue.offer(1, 0.01)
-            assert await queue.take() == 1
-            names: list[Any] = [
-                (entry["user"], entry["name"]) for entry in await admin.client_list()
-            ]
-        assert ("default", "delayq") in names
-        assert ("plain", "delayq") in names
-        await admin.acl_deluser("plain")
+async def test_connections_have_a_name_even_without_the_right_to_it(
+    server: PrivateServer, raw: Any
+) -> None:
+    rules = ("on", "nopass", "~*", "&*", "+@all", "-client")
+    await raw.execute_command("ACL", "SETUSER", "plain", *rules)
+    address = server.unix_url.replace("unix://", "unix://plain:any@")
+    async with delayq.connect(server.unix_url), delayq.connect(address) as client:
+        queue = client.delayed_queue("orders")
+        await queue.offer(1, 0.01)
+        assert await queue.take() == 1
+        names = {(entry["user"], entry["name"]) for entry in await raw.client_list()}
+    assert {("default", "delayq"), ("plain", "delayq")} <= names
+    await raw.acl_deluser("plain")
 
 
 async def test_a_server_that_accepts_and_says_nothing_is_given_up(
@@ -342,13 +323,11 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(
         await reader.read()  # until the peer hangs up
         writer.close()
 
-    silent = await asyncio.start_unix_server(listen, tmp_path / "s")
     connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
-    with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
-        await connections.open_own()
-    assert connections.open == 0
-    silent.close()
-    await silent.wait_closed()
+    async with await asyncio.start_unix_server(listen, tmp_path / "s"):
+        with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
+            await connections.open_own()
+        assert connections.open == 0
 
 
 async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +18,11 @@ from delayq import Offer
 from delayq._background import Background
 from delayq._engine.waiters import Supply, Waiters
 from tests.support.reliable_fixtures import LEASE
+from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 
     from delayq import Client
     from tests.support.servers import PrivateServer
@@ -36,49 +37,55 @@ class Way:
         self.name = name
 
     def open(self, client: Client) -> Any:
-        return (
-            client.reliable_queue("jobs", lease=LEASE)
-            if self.name == "messages"
-            else client.delayed_queue("jobs")
-        )
+        if self.name == "messages":
+            return client.reliable_queue("jobs", lease=LEASE)
+        return client.delayed_queue("jobs")
 
     async def fill(self, queue: Any, count: int = COUNT) -> None:
-        if self.name == "messages":
-            await queue.offer_many([Offer(value=n) for n in range(count)])
-        else:
-            await queue.offer_many([(n, 0) for n in range(count)])
+        offers = [Offer(n) if self.name == "messages" else (n, 0) for n in range(count)]
+        await queue.offer_many(offers)
+
+    async def filled(self, client: Client) -> Any:
+        queue = self.open(client)
+        await self.fill(queue)
+        return queue
 
     async def loop(self, queue: Any, handled: list[int]) -> AsyncGenerator[int, None]:
         """Handle each message, and yield it afterwards."""
-        if self.name == "values":
-            async with aclosing(queue.__aiter__()) as values:
-                async for value in values:
-                    handled.append(value)
-                    yield value
-            return
-        messages = queue.__aiter__() if self.name == "messages" else queue.deliveries(lease=LEASE)
-        async with aclosing(messages):
-            async for message in messages:
-                async with message:
-                    handled.append(message.value)
+        deliveries = self.name == "deliveries"
+        async with aclosing(queue.deliveries(lease=LEASE) if deliveries else aiter(queue)) as each:
+            async for message in each:
+                if self.name == "values":
+                    handled.append(message)
+                else:
+                    async with message:
+                        handled.append(message.value)
                 yield handled[-1]
+
+    async def consume(
+        self, queue: Any, handled: list[int], pauses: Callable[[], bool] = lambda: True
+    ) -> None:
+        """Handle messages until cancelled, and let others run after each that ``pauses``."""
+        async with aclosing(self.loop(queue, handled)) as loop:
+            async for _ in loop:
+                if pauses():
+                    await asyncio.sleep(0)
 
     async def waiting(self, queue: Any) -> int:
         """Count the messages that wait on the server and have not been handed out."""
         if self.name == "messages":
-            stats = await queue.stats()
-            ready: int = stats.ready
-            return ready
-        pending: int = await queue.pending.size()
-        due: int = await queue.ready.size()
-        return pending + due
+            return int((await queue.stats()).ready)
+        return int(await queue.pending.size()) + int(await queue.ready.size())
+
+    async def are_back(self, queue: Any, count: int) -> None:
+        """Wait until as many messages wait on the server as were not handled."""
+        await until(lambda: self.waiting(queue), equals=count)
 
     async def rest(self, queue: Any, count: int) -> list[int]:
         """Return the remaining messages in order, once ``count`` of them are back."""
-        await until(lambda: self.waiting(queue), equals=count)
+        await self.are_back(queue, count)
         if self.name != "messages":
-            drained: list[int] = await queue.drain()
-            return drained
+            return list(await queue.drain())
         left: list[int] = []
         while some := await queue.claim(100):
             # As far as these messages know, they have never been handed out.
@@ -110,18 +117,33 @@ async def turns(count: int) -> None:
         await asyncio.sleep(0)
 
 
+async def some_handled(chance: random.Random, handled: list[int]) -> None:
+    """Wait until some more messages have been handled, then for a few turns."""
+    wanted = min(len(handled) + chance.randrange(40), COUNT)
+    async with asyncio.timeout(20):
+        # Check on every turn, because a thousand messages are handled in no time.
+        while len(handled) < wanted:
+            await asyncio.sleep(0)
+    await turns(chance.randrange(30))
+
+
+def next_end(chance: random.Random, handled: list[int]) -> int:
+    """Choose where a loop ends: often within a large batch, sometimes at the edge of one."""
+    steps = (1, 31, 32, 63, 64, 95, chance.randrange(1, 300))
+    return min(COUNT, len(handled) + chance.choice(steps))
+
+
 # Behaviour
 
 
 @pytest.mark.usefixtures("_quick")
 async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Way) -> None:
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
+    queue, handled = await way.filled(client), list[int]()
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
             # Batches of 1, 2, 4, 8 and 16; the sixth, of 32, is large.
             if len(handled) == 32:
-                await until(lambda: way.waiting(queue), equals=COUNT - 31 - 32 - 32)
+                await way.are_back(queue, COUNT - 31 - 32 - 32)
                 break
     assert handled + await way.rest(queue, COUNT - 32) == list(range(COUNT))
 
@@ -130,8 +152,7 @@ async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Wa
 async def test_small_batches_leave_what_they_do_not_want_to_others(
     client: Client, way: Way
 ) -> None:
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
+    queue, handled = await way.filled(client), list[int]()
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
             # The first message of the batch of 16.
@@ -143,8 +164,7 @@ async def test_small_batches_leave_what_they_do_not_want_to_others(
 
 @pytest.mark.usefixtures("_quick")
 async def test_a_loop_gets_all_in_order_and_then_waits_for_more(client: Client, way: Way) -> None:
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
+    queue, handled = await way.filled(client), list[int]()
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
             if len(handled) == COUNT:
@@ -164,22 +184,16 @@ async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(
     client: Client, way: Way, seed: int
 ) -> None:
     chance = random.Random(seed)
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
+    queue, handled = await way.filled(client), list[int]()
     while len(handled) < COUNT:
-        # Often within a large batch, sometimes at the edge of one.
-        leave_at = min(
-            COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300)))
-        )
+        leave_at = next_end(chance, handled)
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
                 if len(handled) >= leave_at:
                     await turns(chance.randrange(4))
                     break
-        if len(handled) < COUNT:
-            await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
+        await way.are_back(queue, COUNT - len(handled))
     assert handled == list(range(COUNT))
-    assert await way.rest(queue, 0) == []
 
 
 @pytest.mark.usefixtures("early")
@@ -188,35 +202,17 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(
     client: Client, way: Way, seed: int
 ) -> None:
     chance = random.Random(100 + seed)
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
-
-    async def consume() -> None:
-        async with aclosing(way.loop(queue, handled)) as loop:
-            async for _ in loop:
-                if chance.random() < 0.05:
-                    await asyncio.sleep(0)
-
+    queue, handled = await way.filled(client), list[int]()
     moments = 0
     while len(handled) < COUNT:
-        consumer = asyncio.create_task(consume())
-        start, most = len(handled), chance.randrange(40)
-        async with asyncio.timeout(20):
-            # Check on every turn, because a thousand messages are handled in no time.
-            while len(handled) < min(start + most, COUNT):
-                await asyncio.sleep(0)
-        await turns(chance.randrange(30))
-        if chance.random() < 0.3:
-            # Not only at the end of a turn.
-            await asyncio.sleep(chance.random() * 0.002)
-        consumer.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await consumer
+        async with running(way.consume(queue, handled, lambda: chance.random() < 0.05)):
+            await some_handled(chance, handled)
+            if chance.random() < 0.3:
+                # Not only at the end of a turn.
+                await asyncio.sleep(chance.random() * 0.002)
         moments += 1
-
-        await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
+        await way.are_back(queue, COUNT - len(handled))
     assert handled == list(range(COUNT))
-    assert await way.rest(queue, 0) == []
     assert moments > 1
 
 
@@ -227,22 +223,11 @@ async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(
     """The loop is cancelled before, during and after each step of the first batches; nothing here
     is random.
     """
-    queue, handled = way.open(client), list[int]()
-    await way.fill(queue)
-
-    async def consume() -> None:
-        async with aclosing(way.loop(queue, handled)) as loop:
-            async for _ in loop:
-                await asyncio.sleep(0)
-
+    queue, handled = await way.filled(client), list[int]()
     for count in range(60):
-        consumer = asyncio.create_task(consume())
-        await turns(count)
-        consumer.cancel()
-        with suppress(asyncio.CancelledError):
-            await consumer
-
-        await until(lambda: way.waiting(queue), equals=COUNT - len(handled))
+        async with running(way.consume(queue, handled)):
+            await turns(count)
+        await way.are_back(queue, COUNT - len(handled))
     assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
 
 
@@ -251,12 +236,10 @@ async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(
     client: Client, way: Way, seed: int
 ) -> None:
     chance, handled = random.Random(200 + seed), list[int]()
-    await way.fill(way.open(client))
+    await way.filled(client)
     while len(handled) < COUNT:
         queue = way.open(client)
-        close_at = min(
-            COUNT, len(handled) + chance.choice((1, 31, 32, 63, 64, 95, chance.randrange(1, 300)))
-        )
+        close_at = next_end(chance, handled)
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
                 if len(handled) == close_at:
@@ -273,23 +256,12 @@ async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(
     client: Client, way: Way, seed: int
 ) -> None:
     chance, handled = random.Random(300 + seed), list[int]()
-    await way.fill(way.open(client))
+    await way.filled(client)
     while len(handled) < COUNT:
         queue = way.open(client)
-
-        async def consume(queue: Any = queue) -> None:
-            async with aclosing(way.loop(queue, handled)) as loop:
-                async for _ in loop:
-                    if chance.random() < 0.05:
-                        await asyncio.sleep(0)
-
-        consumer = asyncio.create_task(consume())
-        start, most = len(handled), chance.randrange(40)
-        async with asyncio.timeout(20):
-            # Check on every turn, because a thousand messages are handled in no time.
-            while len(handled) < min(start + most, COUNT):
-                await asyncio.sleep(0)
-        await turns(chance.randrange(30))
+        pauses = lambda: chance.random() < 0.05
+        consumer = asyncio.create_task(way.consume(queue, handled, pauses))
+        await some_handled(chance, handled)
         await queue.aclose()
         await asyncio.wait_for(consumer, 20)
     assert handled == list(range(COUNT))
@@ -301,8 +273,7 @@ async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(
 ) -> None:
     handled: list[int] = []
     async with delayq.connect(server.url) as client:
-        queue = way.open(client)
-        await way.fill(queue)
+        queue = await way.filled(client)
         async for _ in way.loop(queue, handled):
             if len(handled) == 200:
                 await client.aclose()
@@ -317,20 +288,10 @@ async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(
 async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(
     client: Client, way: Way
 ) -> None:
-    queue = way.open(client)
-    await way.fill(queue)
+    queue = await way.filled(client)
     both: tuple[list[int], list[int]] = ([], [])
-
-    async def consume(handled: list[int]) -> None:
-        async with aclosing(way.loop(queue, handled)) as loop:
-            async for _ in loop:
-                await asyncio.sleep(0)
-
-    consumers = [asyncio.create_task(consume(handled)) for handled in both]
-    await until(lambda: sum(map(len, both)) >= COUNT)
-    for consumer in consumers:
-        consumer.cancel()
-    await asyncio.gather(*consumers, return_exceptions=True)
+    async with running(*(way.consume(queue, handled) for handled in both)):
+        await until(lambda: sum(map(len, both)) >= COUNT)
     assert sorted(both[0] + both[1]) == list(range(COUNT))
     assert all(handled == sorted(handled) and handled for handled in both)
     assert await way.rest(queue, 0) == []
@@ -340,10 +301,7 @@ async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(
 async def test_what_one_loop_gives_back_reaches_the_other(
     client: Client, way: Way, end: str
 ) -> None:
-    queue = way.open(client)
-    await way.fill(queue)
-    one: list[int] = []
-    two: list[int] = []
+    queue, one, two = await way.filled(client), list[int](), list[int]()
 
     async def leave() -> None:
         async with aclosing(way.loop(queue, one)) as loop:
@@ -352,19 +310,12 @@ async def test_what_one_loop_gives_back_reaches_the_other(
                     return
                 await asyncio.sleep(0)
 
-    async def stay() -> None:
-        async with aclosing(way.loop(queue, two)) as loop:
-            async for _ in loop:
-                await asyncio.sleep(0)
-
-    leaver, stayer = asyncio.create_task(leave()), asyncio.create_task(stay())
-    if end == "cancelled":
-        await until(lambda: len(one) >= 100)
-        leaver.cancel()
-    await asyncio.gather(leaver, return_exceptions=True)
-    await until(lambda: len(one) + len(two) >= COUNT)
-    stayer.cancel()
-    await asyncio.gather(stayer, return_exceptions=True)
+    async with running(way.consume(queue, two)):
+        async with running(leave()) as (leaver,):
+            await until(lambda: len(one) >= 100)
+            if end == "left":
+                await leaver
+        await until(lambda: len(one) + len(two) >= COUNT)
     assert sorted(one + two) == list(range(COUNT))
     assert await way.rest(queue, 0) == []
 

@@ -11,10 +11,12 @@ if TYPE_CHECKING:
 
 
 async def end(*tasks: asyncio.Future[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
+    """Cancel tasks, wait until they have ended, and raise what one of them failed with."""
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, Exception):
+            raise result
 
 
 @asynccontextmanager
