@@ -21,12 +21,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.every_server
 
+TIMEOUT = "redisson_delay_queue_timeout:{orders}"
+Pair = tuple[PrivateServer, PrivateServer]
+
 
 class TestPromise:
     def test_memory_is_none_the_others_have_a_command(self) -> None:
         assert parse("memory") is None
-        assert parse("fsync") == Durability(0)
-        assert parse("replicas:2") == Durability(2)
+        disk, replicas = parse("fsync"), parse("replicas:2")
+        assert (disk, replicas) == (Durability(0), Durability(2))
         assert Durability(0).command[0] == "WAITAOF"
         assert Durability(2).command[:2] == ("WAIT", 2)
 
@@ -39,71 +42,71 @@ class TestPromise:
             parse(bad)
 
     def test_it_is_kept_by_enough_and_broken_by_less_or_by_an_error(self) -> None:
-        assert (
-            Durability(2).broken(2) == Durability(2).broken(3) == Durability(0).broken([1, 0]) == ""
-        )
+        assert [Durability(2).broken(2), Durability(2).broken(3)] == ["", ""]
+        assert Durability(0).broken([1, 0]) == ""
         assert "1 of 2" in Durability(2).broken(1)
         assert "not on disk" in Durability(0).broken([0, 0])
         assert "lost" in Durability(2).broken(ConnectionError("lost"))
 
 
 @pytest.fixture(scope="module")
-def _pair(server_kind: Kind) -> Iterator[tuple[PrivateServer, PrivateServer]]:
+def _pair(server_kind: Kind) -> Iterator[Pair]:
     options = ("--repl-diskless-sync-delay", "0")
     with (
         PrivateServer(server_kind, tcp=True, options=options) as master,
         PrivateServer(server_kind, tcp=True, options=options) as replica,
     ):
-        with admin(replica) as redis:
-            redis.execute_command("REPLICAOF", "127.0.0.1", master.port)
-            wait_for(
-                lambda: redis.info("replication")["master_link_status"] == "up",
-                "the replica's link",
-            )
-        with admin(master) as redis:
-            # A replica acknowledges once a second, and whenever it is asked to.
-            wait_for(lambda: redis.execute_command("WAIT", 1, 100) == 1, "the replica's word")
+        replica.call("REPLICAOF", "127.0.0.1", str(master.port))
+        is_up = lambda: b"master_link_status:up" in replica.call("INFO", "replication")
+        wait_for(is_up, "the replica's link")
+        # A replica acknowledges once a second, and whenever it is asked to.
+        wait_for(lambda: master.call("WAIT", "1", "100") == b":1", "the replica's word")
         yield master, replica
 
 
 @pytest.fixture
-def pair(_pair: tuple[PrivateServer, PrivateServer]) -> tuple[PrivateServer, PrivateServer]:
+def pair(_pair: Pair) -> Pair:
     """Provide a master without data, and its replica."""
     _pair[0].flush()
     return _pair
 
 
 @pytest.fixture
-async def client(pair: tuple[PrivateServer, PrivateServer]) -> AsyncIterator[delayq.Client]:
+async def jobs(client: delayq.Client) -> delayq.ReliableQueue[int]:
+    return client.reliable_queue("jobs")
+
+
+@pytest.fixture
+async def orders(client: delayq.Client) -> delayq.DelayedQueue[int]:
+    return client.delayed_queue("orders")
+
+
+@pytest.fixture
+async def client(pair: Pair) -> AsyncIterator[delayq.Client]:
     async with delayq.connect(pair[0].url) as client:
         yield client
 
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 500)
+    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 300)
 
 
-async def test_what_replicas_were_promised_they_have(
-    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]
-) -> None:
+async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: Pair) -> None:
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
     orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:1")
     with admin(pair[1]) as replica:
+
+        def has(count: int) -> bool:
+            stored = replica.hlen("delayq:{jobs}:bodies"), replica.zcard(TIMEOUT)
+            return bool(stored == (count, count))
+
         for count in range(1, 6):
             await asyncio.gather(jobs.offer(count), orders.offer(count, delay=3600))
-            assert (
-                replica.hlen("delayq:{jobs}:bodies")
-                == replica.zcard("redisson_delay_queue_timeout:{orders}")
-                == count
-            )
+            assert has(count)
         await jobs.offer_many([Offer(n) for n in range(500)])
         await orders.offer_many([(n, 3600) for n in range(500)])
-        assert (
-            replica.hlen("delayq:{jobs}:bodies")
-            == replica.zcard("redisson_delay_queue_timeout:{orders}")
-            == 505
-        )
+        assert has(505)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -136,9 +139,8 @@ async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_replica_that_hangs_is_not_counted(
-    client: delayq.Client, pair: tuple[PrivateServer, PrivateServer]
+    jobs: delayq.ReliableQueue[int], pair: Pair
 ) -> None:
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
     await jobs.offer(0, durability="replicas:1")
     with pair[1].paused():
         with pytest.raises(delayq.NotDurable, match="0 of 1"):
@@ -149,11 +151,11 @@ async def test_a_replica_that_hangs_is_not_counted(
 
 
 async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
-    client: delayq.Client, monkeypatch: pytest.MonkeyPatch
+    client: delayq.Client,
+    jobs: delayq.ReliableQueue[int],
+    orders: delayq.DelayedQueue[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-
     async def closing(*_: Any) -> None:
         await jobs.aclose()
         await orders.aclose()
@@ -168,9 +170,7 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
-    client: delayq.Client,
-    pair: tuple[PrivateServer, PrivateServer],
-    monkeypatch: pytest.MonkeyPatch,
+    client: delayq.Client, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry finds the message stored and writes nothing, but it is still the message whose
     durability was promised.
@@ -210,47 +210,40 @@ async def test_what_the_disk_was_promised_survives_the_servers_death(
         async with delayq.connect(server.url) as client:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="fsync")
             orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-            await asyncio.gather(
-                *(jobs.offer(n) for n in range(300)), orders.offer(1, durability="fsync")
-            )
+            offers = [jobs.offer(n) for n in range(300)]
+            await asyncio.gather(*offers, orders.offer(1, durability="fsync"))
             server.restart()
             assert (await jobs.stats()).ready == 300
             assert await orders.take() == 1
 
 
 async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(
-    server: PrivateServer,
+    jobs: delayq.ReliableQueue[int], orders: delayq.DelayedQueue[int]
 ) -> None:
     """Redis 7.0 does not know the command, and the newer servers here do not write to their
     disk.
     """
-    async with delayq.connect(server.url) as client:
-        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-        for offer in (jobs.offer, orders.offer):
-            with pytest.raises(delayq.ServerRefused, match=r"(?i)waitaof"):
-                await offer(1, durability="fsync")
-        assert (await jobs.stats()).ready == 0
-        assert await orders.ready.size() == await orders.pending.size() == 0
+    for offer in (jobs.offer, orders.offer):
+        with pytest.raises(delayq.ServerRefused, match=r"(?i)waitaof"):
+            await offer(1, durability="fsync")
+    assert (await jobs.stats()).ready == 0
+    assert await orders.ready.size() == await orders.pending.size() == 0
 
 
-async def test_an_empty_promise_is_refused_and_nothing_is_written(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client:
-        with pytest.raises(delayq.BadInput):
-            client.reliable_queue("jobs", durability="disk")
-        with pytest.raises(delayq.BadInput):
-            client.delayed_queue("orders", durability="disk")
-        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-        with pytest.raises(delayq.BadInput):
-            await jobs.offer(1, durability="disk")
-        with pytest.raises(delayq.BadInput):
-            await client.delayed_queue("orders").offer_many([(1, 1)], durability="disk")
-        assert (await jobs.stats()).ready == 0
-
-
-async def test_closing_leaves_nothing_of_the_calls(
-    pair: tuple[PrivateServer, PrivateServer],
+async def test_an_empty_promise_is_refused_and_nothing_is_written(
+    client: delayq.Client, jobs: delayq.ReliableQueue[int], orders: delayq.DelayedQueue[int]
 ) -> None:
+    for open_queue in (client.reliable_queue, client.delayed_queue):
+        with pytest.raises(delayq.BadInput):
+            open_queue("other", durability="disk")  # type: ignore[operator]
+    with pytest.raises(delayq.BadInput):
+        await jobs.offer(1, durability="disk")
+    with pytest.raises(delayq.BadInput):
+        await orders.offer_many([(1, 1)], durability="disk")
+    assert (await jobs.stats()).ready == 0
+
+
+async def test_closing_leaves_nothing_of_the_calls(pair: Pair) -> None:
     async with delayq.connect(pair[0].url) as client:
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
         await asyncio.gather(*(jobs.offer(n) for n in range(300)))

@@ -16,13 +16,13 @@ import pytest
 
 import delayq
 from tests.support.servers import free_port
+from tests.support.terminal import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tests.support.servers import PrivateServer
 
-ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PATIENCE = 30.0
 
@@ -101,28 +101,12 @@ async def test_an_order_that_is_not_paid_is_closed_and_one_that_is_paid_is_not(
     own_server: PrivateServer, tmp_path: Path
 ) -> None:
     folder = EXAMPLES / "fastapi_orders"
-    port = free_port()
-    shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "3"}
-    serve = (
-        "-m",
-        "uvicorn",
-        "app:app",
-        "--app-dir",
-        folder,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    )
+    shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "2"}
     async with (
-        program(own_server, *serve, **shared) as app,
         program(own_server, folder / "close_orders.py", **shared) as closer,
-        httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
-        ) as browser,
+        serving(own_server, folder, "app:app", **shared) as (_, browser),
         delayq.connect(own_server.url) as client,
     ):
-        await app.line_with("Uvicorn running on")
         await closer.line_with("waiting")
         unpaid = (await browser.post("/orders", json={"item": "book"})).json()
         paid = (await browser.post("/orders", json={"item": "pen"})).json()
@@ -151,9 +135,8 @@ async def test_a_message_that_meets_a_lock_comes_again(own_server: PrivateServer
 async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer) -> None:
     async with program(own_server, EXAMPLES / "worker.py") as example:
         printed = await example.end()
-    assert {f"order {number} is closed" for number in (1, 2, 3)} <= {
-        line.partition(",")[0] for line in printed.splitlines()
-    }
+    said = {line.partition(",")[0] for line in printed.splitlines()}
+    assert {f"order {number} is closed" for number in (1, 2, 3)} <= said
 
 
 @asynccontextmanager
@@ -162,22 +145,11 @@ async def serving(
 ) -> AsyncIterator[tuple[Program, httpx.AsyncClient]]:
     """Serve an application with uvicorn. Yields the program, and a browser to visit it with."""
     port = free_port()
-    arguments = (
-        "-m",
-        "uvicorn",
-        app,
-        "--app-dir",
-        folder,
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    )
+    address = f"http://127.0.0.1:{port}"
+    uvicorn = ("-m", "uvicorn", app, "--app-dir", folder, "--host", "127.0.0.1")
     async with (
-        program(server, *arguments, **variables) as running,
-        httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, trust_env=False
-        ) as browser,
+        program(server, *uvicorn, "--port", str(port), **variables) as running,
+        httpx.AsyncClient(base_url=address, timeout=PATIENCE, trust_env=False) as browser,
     ):
         await running.line_with("Uvicorn running on")
         yield running, browser
@@ -210,31 +182,24 @@ async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
 async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(
     own_server: PrivateServer,
 ) -> None:
-    async with serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1") as (
-        app,
-        browser,
-    ):
+    serve = serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1")
+    async with serve as (app, browser):
         await browser.post("/mails", params={"to": "ada"})
         await app.line_with("sending to ada")
         assert "sent to ada" in await app.stop()
     async with delayq.connect(own_server.url) as client:
         stats = await client.reliable_queue("mails").stats()
-    assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (0, 0, 0, 0)
+    assert stats == delayq.QueueDepth(0, 0, 0, 0, 0.0)
 
 
 async def test_a_handler_that_takes_too_long_gives_its_message_back(
     own_server: PrivateServer, tmp_path: Path
 ) -> None:
-    text = (
-        (EXAMPLES / "web" / "starlette_app.py")
-        .read_text()
-        .replace("shutdown_timeout=20", "shutdown_timeout=0.2")
-    )
-    (tmp_path / "hasty_app.py").write_text(text)
-    async with serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600") as (
-        app,
-        browser,
-    ):
+    text = (EXAMPLES / "web" / "starlette_app.py").read_text()
+    hasty = text.replace("shutdown_timeout=20", "shutdown_timeout=0.2")
+    (tmp_path / "hasty_app.py").write_text(hasty)
+    serve = serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600")
+    async with serve as (app, browser):
         await browser.post("/mails", params={"to": "ada"})
         await app.line_with("sending to ada")
         assert "sent to ada" not in await app.stop()

@@ -32,14 +32,20 @@ async def everything(url: str) -> list[Any]:
         return await client.delayed_queue("orders").drain()
 
 
+async def opened(url: str, count: int = 150) -> tuple[delayq.Client, delayq.DelayedQueue[Any]]:
+    """Open a client, and a queue with ``count`` messages that are due."""
+    client = delayq.connect(url)
+    await client.__aenter__()
+    queue = client.delayed_queue("orders")
+    await queue.offer_many([(n, 0) for n in range(count)])
+    return client, queue
+
+
 async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it_returns(
     own_server: PrivateServer,
 ) -> None:
     async with Links(own_server) as links:
-        client = delayq.connect(links.url)
-        await client.__aenter__()
-        queue = client.delayed_queue("orders")
-        await queue.offer_many([(n, 0) for n in range(150)])
+        client, queue = await opened(links.url)
         counting, count_due = asyncio.Event(), queue._open.count_due
 
         async def count() -> int:
@@ -63,10 +69,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     """Otherwise the callers would give messages back later, ahead of those that the close has given
     back.
     """
-    client = delayq.connect(own_server.unix_url)
-    await client.__aenter__()
-    queue = client.delayed_queue("orders")
-    await queue.offer_many([(n, 0) for n in range(20)])
+    client, queue = await opened(own_server.url, 20)
     scheduler = client._open_session().scheduler
     end = Supply.end
     written: list[HandBack] = []
@@ -101,10 +104,7 @@ async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(
     own_server: PrivateServer,
 ) -> None:
     async with Links(own_server, round_trip=100) as links:
-        client = delayq.connect(links.url)
-        await client.__aenter__()
-        queue = client.delayed_queue("orders")
-        await queue.offer_many([(n, 0) for n in range(150)])
+        client, queue = await opened(links.url)
         values = aiter(queue)
         first = await anext(values)
         # The first try does not arrive.
@@ -121,23 +121,19 @@ async def test_closing_does_not_claim_to_know_what_arrives_later(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Links(own_server) as links:
-        async with delayq.connect(links.url) as client:
-            queue = client.delayed_queue("orders")
-            await queue.offer_many([(n, 0) for n in range(10)])
-            values = aiter(queue)
-            taken = [await anext(values) for _ in range(5)]
-            # Some of the others have been fetched ahead; the rest is on the server.
-            ready = await queue.ready.size()
-            assert ready < 5
-            links.stall()
-        said = [
-            record.getMessage() for record in caplog.records if "handed back" in record.getMessage()
-        ]
-        count = (
+        client, queue = await opened(links.url, 10)
+        values = aiter(queue)
+        taken = [await anext(values) for _ in range(5)]
+        # Some of the others have been fetched ahead; the rest is on the server.
+        ready = await queue.ready.size()
+        assert ready < 5
+        links.stall()
+        await client.aclose()
+        messages = [record.getMessage() for record in caplog.records]
+        (said,) = [message for message in messages if "handed back" in message]
+        assert said.startswith(
             f"queue 'orders': {5 - ready} messages were taken and may not have been handed back: "
         )
-        assert len(said) == 1
-        assert said[0].startswith(count)
         links.heal()
         left: list[Any] = []
 
@@ -176,10 +172,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
 async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(
     own_server: PrivateServer,
 ) -> None:
-    client = delayq.connect(own_server.unix_url)
-    await client.__aenter__()
-    queue = client.delayed_queue("orders")
-    await queue.offer_many([(n, 0) for n in range(150)])
+    client, queue = await opened(own_server.url)
     _loop, taken = await fetch_ahead(queue)
     own_server.call("REPLICAOF", "127.0.0.1", "1")
     errors = client.statistics().errors
@@ -197,23 +190,14 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Closing waits longer than usual, without keeping the processor busy."""
-    client = delayq.connect(own_server.unix_url)
-    await client.__aenter__()
-    queue = client.delayed_queue("orders")
-    await queue.offer_many([(n, 0) for n in range(150)])
+    client, queue = await opened(own_server.url)
     _loop, _ = await fetch_ahead(queue)
-    looks = 0
-
-    def look(_: RedisClient) -> int:
-        nonlocal looks
-        looks += 1
-        return 0
-
-    monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
+    looks: list[RedisClient] = []
+    monkeypatch.setattr(RedisClient, "bytes_to_send", property(lambda it: looks.append(it) or 0))
     monkeypatch.setattr("delayq._redis.hand_back._MOST", 1.0)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     await client.aclose()
-    assert 1 <= looks < 100
+    assert 1 <= len(looks) < 100
 
 
 async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(
@@ -286,15 +270,12 @@ async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
         taken = await jobs._open.waiters.get(3, None, jobs._policy)
         assert claims.has_some_out
         # The server refuses the call, so it is repeated until the server accepts it.
-        refused = "EVAL EVALSHA"
-        for command in refused.split():
-            own_server.call("ACL", "SETUSER", "default", f"-{command.lower()}")
+        own_server.call("ACL", "SETUSER", "default", "-eval", "-evalsha")
         jobs._open.waiters.give_back(taken)
         await until(lambda: client.statistics().errors > 3)
         assert claims._claimed == 3
         assert claims.has_some_out
-        for command in refused.split():
-            own_server.call("ACL", "SETUSER", "default", f"+{command.lower()}")
+        own_server.call("ACL", "SETUSER", "default", "+eval", "+evalsha")
         await until(lambda: jobs._open.waiters.is_idle)
         assert claims._claimed == 0
 

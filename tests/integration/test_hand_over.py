@@ -20,7 +20,8 @@ from delayq._delayed.hand_outs import HandOut
 from delayq._delayed.keys import DelayedKeys
 from delayq._redis import hand_back
 from tests.support.links import Links
-from tests.support.waiting import until
+from tests.support.tasks import end, running
+from tests.support.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -37,6 +38,19 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 
 
 LEASED, LEASES = "delayq_leased:{orders}", "delayq_leases:{orders}"
+Linked = tuple[Links, "Client", "DelayedQueue[int]"]
+
+
+@pytest.fixture
+async def linked(own_server: PrivateServer) -> AsyncIterator[Linked]:
+    """Provide links, and a client and its queue behind them."""
+    async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
+        yield links, client, client.delayed_queue("orders")
+
+
+async def confirmed(raw: Any) -> None:
+    """Wait until every message that was handed out is known to have arrived."""
+    await until(lambda: raw.exists(LEASED, LEASES), equals=0)
 
 
 async def filled(raw: Any, name: str, count: int) -> None:
@@ -66,19 +80,14 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
     async with (
         Links(own_server, round_trip=round_trip) as links,
         delayq.connect(links.url) as client,
+        running(*(handled(client.delayed_queue(name), seen[name]) for name in names)),
     ):
-        loops = [
-            asyncio.create_task(handled(client.delayed_queue(name), seen[name])) for name in names
-        ]
         await until(lambda: all(len(each) == 40 for each in seen.values()), 30)
         await client.aclose()
         for name in names:
             # Calls that were sent before the client was closed may still be on their way.
             await until(partial(raw.llen, name), equals=60)
             assert await numbers(raw, name) == list(range(40, 100))
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
 
 
 async def test_closing_while_the_server_is_busy_loses_nothing(
@@ -89,17 +98,13 @@ async def test_closing_while_the_server_is_busy_loses_nothing(
         taker = asyncio.create_task(queue.take())
         await until(lambda: client.statistics().waiting == 1)
         with own_server.paused():
-            await queue_waits_for_an_answer(client, queue)
+            queue._open.transfer.wakeups.wake()
+            await until(lambda: queue._open.transfer.hand_outs._under_way)
             await client.aclose()
         with pytest.raises(delayq.Closed):
             await taker
     await raw.rpush("orders", "1")
     assert await raw.lrange("orders", 0, -1) == [b"1"]
-
-
-async def queue_waits_for_an_answer(client: Client, queue: Any) -> None:
-    queue._open.transfer.wakeups.wake()
-    await until(lambda: queue._open.transfer.hand_outs._under_way)
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -147,133 +152,128 @@ async def by_loop(queue: DelayedQueue[int]) -> list[int]:
 @pytest.mark.parametrize("then", ["cut", "silence"])
 @pytest.mark.parametrize("way", [by_take, by_drain, by_loop])
 async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
-    own_server: PrivateServer, raw: Any, way: Any, then: Any
+    linked: Linked, raw: Any, way: Any, then: Any
 ) -> None:
-    async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.5) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        # Make sure that the server knows the scripts.
-        await filled(raw, "orders", 1)
-        assert await way(queue) == [0]
-        links.lose_replies(b"orders", then=then)
-        await filled(raw, "orders", 3)
-        got: list[int] = []
-        while len(got) < 3:
-            with suppress(delayq.ServerError):
-                got += await asyncio.wait_for(way(queue), 30)
-        assert sorted(got) == [0, 1, 2]
-        assert await queue.poll() is None
+    links, _, queue = linked
+    # Make sure that the server knows the scripts.
+    await filled(raw, "orders", 1)
+    assert await way(queue) == [0]
+    links.lose_replies(b"orders", then=then)
+    await filled(raw, "orders", 3)
+    got: list[int] = []
+    while len(got) < 3:
+        with suppress(delayq.ServerError):
+            got += await asyncio.wait_for(way(queue), 30)
+    assert sorted(got) == [0, 1, 2]
+    assert await queue.poll() is None
 
 
 async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(
-    own_server: PrivateServer, raw: Any
+    linked: Linked, raw: Any
 ) -> None:
-    async with Links(own_server) as links, delayq.connect(links.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await queue.offer_many([(number, 3600) for number in range(250)])
-        stored = partial(raw.zrange, DelayedKeys.of("orders").timeout, 0, -1, withscores=True)
-        before = await stored()
-        assert await queue.pending.poll_many(1) == [0]
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-        links.lose_replies(b"pending")
-        with pytest.raises(delayq.ServerError):
-            await queue.pending.poll_many(200)
-        await until(stored, equals=before[1:])
-        assert await queue.pending.poll_many(1000) == list(range(1, 250))
-        assert not await queue.pending.size()
+    links, _, queue = linked
+    await queue.offer_many([(number, 3600) for number in range(250)])
+    stored = partial(raw.zrange, DelayedKeys.of("orders").timeout, 0, -1, withscores=True)
+    before = await stored()
+    assert await queue.pending.poll_many(1) == [0]
+    await confirmed(raw)
+    links.lose_replies(b"pending")
+    with pytest.raises(delayq.ServerError):
+        await queue.pending.poll_many(200)
+    await until(stored, equals=before[1:])
+    assert await queue.pending.poll_many(1000) == list(range(1, 250))
+    assert not await queue.pending.size()
 
 
-async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(
-    own_server: PrivateServer, raw: Any
-) -> None:
-    async with Links(own_server, round_trip=30) as links, delayq.connect(links.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await queue.offer_many([(number, 3600) for number in range(1000)])
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2):
-                await queue.pending.poll_many(1000)
-        await until(queue.pending.size, equals=1000)
-        assert await queue.pending.read_all() == list(range(1000))
+async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(linked: Linked) -> None:
+    links, _, queue = linked
+    await queue.offer_many([(number, 3600) for number in range(1000)])
+    links.delay(15)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.2):
+            await queue.pending.poll_many(1000)
+    await until(queue.pending.size, equals=1000)
+    assert await queue.pending.read_all() == list(range(1000))
 
 
 async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
-    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hand_outs, "CONFIRM_US", 500_000)
-    async with Links(own_server) as links:
-        async with delayq.connect(links.url) as client:
-            queue: DelayedQueue[int] = client.delayed_queue("orders")
-            # From now on the server knows the script in both forms.
-            for _ in range(2):
-                await filled(raw, "orders", 1)
-                assert await queue.take() == 0
-            await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-            # The call is carried out, but from then on nothing reaches the client, nor the server.
-            links.lose_replies(b"orders", then="silence", times=None)
-            await filled(raw, "orders", 2)
-            poll = asyncio.create_task(queue.poll())
-            await until(lambda: raw.exists(LEASED))
-            links.half_open()
-            poll.cancel()
-        async with delayq.connect(own_server.url, resync_interval=0.1) as other:
-            theirs: DelayedQueue[int] = other.delayed_queue("orders")
-            assert [await asyncio.wait_for(theirs.take(), 20) for _ in range(2)] == [0, 1]
+    links, client, queue = linked
+    # From now on the server knows the script in both forms.
+    for _ in range(2):
+        await filled(raw, "orders", 1)
+        assert await queue.take() == 0
+    await confirmed(raw)
+    # The call is carried out, but from then on nothing reaches the client, nor the server.
+    links.lose_replies(b"orders", then="silence", times=None)
+    await filled(raw, "orders", 2)
+    poll = asyncio.create_task(queue.poll())
+    await until(lambda: raw.exists(LEASED))
+    links.half_open()
+    await end(poll)
+    await client.aclose()
+    async with delayq.connect(own_server.url, resync_interval=0.1) as other:
+        theirs: DelayedQueue[int] = other.delayed_queue("orders")
+        assert [await asyncio.wait_for(theirs.take(), 20) for _ in range(2)] == [0, 1]
 
 
 async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
-    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer, raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_outs, "CONFIRM_US", 3_000_000)
-    async with Links(own_server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await filled(raw, "orders", 1)
-        # The link breaks right behind the confirmation: its reply is lost, whether or not the
-        # request arrived.
-        links.lose_replies(b"HDEL")
-        assert await queue.take() == 0
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-        async with delayq.connect(own_server.url, resync_interval=0.1) as other:
-            assert await other.delayed_queue("orders").poll(4.0) is None
+    monkeypatch.setattr(hand_outs, "CONFIRM_US", 1_000_000)
+    links, _, queue = linked
+    await filled(raw, "orders", 1)
+    # The link breaks right behind the confirmation: its reply is lost, whether or not the request
+    # arrived.
+    links.lose_replies(b"HDEL")
+    assert await queue.take() == 0
+    await confirmed(raw)
+    async with delayq.connect(own_server.url, resync_interval=0.1) as other:
+        assert await other.delayed_queue("orders").poll(1.5) is None
 
 
 @pytest.mark.parametrize("refused", ["hdel", "zrem"])
 async def test_a_confirmation_of_which_one_half_is_refused_is_repeated_until_nothing_is_left(
-    own_server: PrivateServer, raw: Any, refused: str
+    raw: Any, linked: Linked, refused: str
 ) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await filled(raw, "orders", 1)
-        # The client is known to have all rights, which holds for some seconds.
-        assert await queue.poll(5) == 0
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-        await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
-        await filled(raw, "orders", 1)
-        assert await queue.poll(5) == 0
-        await until(lambda: raw.exists(LEASED, LEASES), equals=1)
-        await raw.execute_command("ACL", "SETUSER", "default", "+@all")
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
+    *_, queue = linked
+    await filled(raw, "orders", 1)
+    # The client is known to have all rights, which holds for some seconds.
+    assert await queue.poll(5) == 0
+    await confirmed(raw)
+    await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
+    await filled(raw, "orders", 1)
+    assert await queue.poll(5) == 0
+    await until(lambda: raw.exists(LEASED, LEASES), equals=1)
+    await raw.execute_command("ACL", "SETUSER", "default", "+@all")
+    await confirmed(raw)
 
 
-async def test_a_confirmation_that_a_new_master_lacks_is_repeated(
-    own_server: PrivateServer, raw: Any
-) -> None:
-    async with delayq.connect(own_server.url, resync_interval=0.1) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await filled(raw, "orders", 1)
-        assert await queue.poll(5) == 0
-        confirmed = queue._open.transfer.hand_outs._confirmed
-        await until(lambda: confirmed._tokens and confirmed._path)
-        # Pretend that a replica has become the master, having received the call but not its
-        # confirmation.
-        (_, token), *_ = confirmed._tokens
-        await raw.hset(LEASED, token, "1:0")
-        await raw.zadd(LEASES, {token: int(time.time() * 1000) + 300_000})
-        await raw.client_kill_filter(_type="normal", skipme=True)
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-        assert await queue.poll() is None
+async def test_a_confirmation_that_a_new_master_lacks_is_repeated(raw: Any, linked: Linked) -> None:
+    *_, queue = linked
+    await filled(raw, "orders", 1)
+    assert await queue.poll(5) == 0
+    kept = queue._open.transfer.hand_outs._confirmed
+    await until(lambda: kept._tokens and kept._path)
+    (_, token), *_ = kept._tokens
+    await new_master_without_confirmation(raw, token)
+    await confirmed(raw)
+    assert await queue.poll() is None
+
+
+async def new_master_without_confirmation(raw: Any, token: str) -> None:
+    """Pretend that a replica has become the master, having received a call but not its
+    confirmation.
+    """
+    await raw.hset(LEASED, token, "1:0")
+    await raw.zadd(LEASES, {token: int(time.time() * 1000) + 300_000})
+    await raw.client_kill_filter(_type="normal", skipme=True)
 
 
 async def test_what_went_back_is_not_confirmed_once_more(
-    own_server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+    raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The new master has the only copy if neither the confirmation nor the hand-back has reached
     it.
@@ -286,23 +286,18 @@ async def test_what_went_back_is_not_confirmed_once_more(
         add(self, token)
 
     monkeypatch.setattr(Confirmed, "add", noted)
-    async with delayq.connect(own_server.url, resync_interval=0.1) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await filled(raw, "orders", 300)
-        async for _ in queue:
-            if any(reader.ahead for reader in queue._waiters._readers):
-                break
-        await until(lambda: queue._waiters.is_idle)
-        await until(lambda: raw.exists(LEASED, LEASES), equals=0)
-        await raw.hset(LEASED, tokens[-1], "1:0")
-        await raw.zadd(LEASES, {tokens[-1]: int(time.time() * 1000) + 300_000})
-        confirmed = queue._open.transfer.hand_outs._confirmed
-        before = confirmed._path
-        await raw.client_kill_filter(_type="normal", skipme=True)
-        # The re-check has noticed that the connection broke.
-        await until(lambda: confirmed._path != before)
-        await client.server_time()
-        assert await raw.hexists(LEASED, tokens[-1])
+    _, client, queue = linked
+    await filled(raw, "orders", 300)
+    await fetch_ahead(queue)
+    await until(lambda: queue._waiters.is_idle)
+    await confirmed(raw)
+    kept = queue._open.transfer.hand_outs._confirmed
+    before = kept._path
+    await new_master_without_confirmation(raw, tokens[-1])
+    # The re-check has noticed that the connection broke.
+    await until(lambda: kept._path != before)
+    await client.server_time()
+    assert await raw.hexists(LEASED, tokens[-1])
 
 
 @pytest.mark.parametrize("answered", [True, False])
@@ -330,9 +325,7 @@ async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
         assert await raw.exists(fence)
         over.set()
         await asyncio.wait({calling})
-        assert isinstance(
-            calling.exception(), delayq.OutcomeUnknown if not answered else type(None)
-        )
+        assert isinstance(calling.exception(), delayq.OutcomeUnknown) == (not answered)
         await client.server_time()
         assert await raw.exists(fence) == (not answered)
 

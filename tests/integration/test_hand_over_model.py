@@ -58,6 +58,12 @@ class Desk:
             self._loaded[script.name] = self.raw.register_script(script.text)
         return self._loaded[script.name](keys=names, args=[*(args[name] for name in plain), *rest])
 
+    def move(self, call: str, *, take: int, most_bytes: int = 1000) -> list[Any]:
+        """Transfer what is due, and hand out ``take`` messages under the name of a call."""
+        limits = {"limit": 100, "take": take, "most_bytes": most_bytes, "lease_us": HOUR_US}
+        args = limits | {"each": 0, "call": call, "signature": ""}
+        return list(self.run(TRANSFER, {"fence": KEYS.fence(call)}, args))
+
     def offer(self, count: int, *, ready: bool) -> None:
         for _ in range(count):
             payload = b"%d" % self.offered
@@ -77,29 +83,15 @@ class Desk:
 
     def transfer(self, call: str, take: int) -> None:
         before = self.ready()
-        args = {
-            "limit": 100,
-            "take": take,
-            "most_bytes": 1000,
-            "lease_us": HOUR_US,
-            "each": 0,
-            "call": call,
-            "signature": "",
-        }
-        handed = self.run(TRANSFER, {"fence": KEYS.fence(call)}, args)[-1]
+        handed = self.move(call, take=take)[-1]
         assert handed == ([] if call in self.fenced else before[:take])
         if handed:
             self.out[call] = handed
 
     def poll(self, call: str, limit: int) -> None:
         before = self.pending()
-        args = {
-            "limit": limit,
-            "most_bytes": 1000,
-            "listed": 1,
-            "lease_us": HOUR_US,
-            "token": f"{call}:pending",
-        }
+        args = {"limit": limit, "most_bytes": 1000, "listed": 1, "lease_us": HOUR_US}
+        args |= {"token": f"{call}:pending"}
         taken, handed = self.run(POLL_PENDING, {"fence": KEYS.fence(call)}, args)
         assert handed == ([] if call in self.fenced else before[:limit])
         assert taken == len(handed)
@@ -112,12 +104,8 @@ class Desk:
 
     def give_back(self, token: str, payloads: list[bytes]) -> None:
         call = token.partition(":")[0]
-        count = self.run(
-            GIVE_BACK,
-            {"fence": KEYS.fence(call)},
-            {"fence_ms": 3_600_000, "call": token, "places": 0},
-            *payloads,
-        )
+        args = {"fence_ms": 3_600_000, "call": token, "places": 0}
+        count = self.run(GIVE_BACK, {"fence": KEYS.fence(call)}, args, *payloads)
         expected = [] if call in self.fenced else [*self.out.pop(token, []), *payloads]
         self.fenced.add(call)
         assert count == len(expected)
@@ -126,33 +114,18 @@ class Desk:
         """Let time pass until all leases have ended, then have a client look."""
         for token in self.out:
             self.raw.zadd(KEYS.leases, {token: 1})
-        args = {
-            "limit": 100,
-            "take": 0,
-            "most_bytes": 0,
-            "lease_us": 1,
-            "each": 0,
-            "call": "look",
-            "signature": "",
-        }
-        assert self.run(TRANSFER, {"fence": KEYS.fence("look")}, args)[4] == sum(
-            map(len, self.out.values())
-        )
+        assert self.move("look", take=0)[4] == sum(map(len, self.out.values()))
         self.out.clear()
 
     def check(self) -> None:
         held = [payload for payloads in self.out.values() for payload in payloads]
         everywhere = Counter([*self.ready(), *self.pending(), *held, *self.done])
-        assert everywhere == Counter(b"%d" % number for number in range(self.offered)), (
-            "each message is in one place"
-        )
+        # Each message is in one place.
+        assert everywhere == Counter(b"%d" % number for number in range(self.offered))
         assert self.raw.hlen(KEYS.leased) == self.raw.zcard(KEYS.leases) == len(self.out)
-        assert self.raw.zcard(KEYS.timeout) == len(self.pending()), (
-            "what comes back to the pending ones has its due time again"
-        )
-        assert {score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)} <= {
-            FAR_MS
-        }
+        # What comes back to the pending ones has its due time again.
+        scores = [score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)]
+        assert scores == [FAR_MS] * len(self.pending())
 
 
 CALLS = st.sampled_from(["a", "b"])
@@ -225,17 +198,9 @@ def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
 
 def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
     raw.flushall()
-    raw.rpush(KEYS.ready, *[b"x" * 400] * 5)
     desk = Desk(raw)
-    sizes = []
-    for number in range(3):
-        args = {
-            "limit": 100, "take": 100, "most_bytes": 1000, "lease_us": HOUR_US, "each": 0,
-            "call": f"n{number}", "signature": "",
-        }  # fmt: skip
-        sizes.append(len(desk.run(TRANSFER, {"fence": KEYS.fence(f"n{number}")}, args)[-1]))
-    assert sizes == [2, 2, 1]
+    raw.rpush(KEYS.ready, *[b"x" * 400] * 5)
+    assert [len(desk.move(f"n{number}", take=100)[-1]) for number in range(3)] == [2, 2, 1]
     raw.rpush(KEYS.ready, b"x" * 5000, b"y")
-    args["call"] = "large"
-    assert desk.run(TRANSFER, {"fence": KEYS.fence("large")}, args)[-1] == [b"x" * 5000]
+    assert desk.move("large", take=100)[-1] == [b"x" * 5000]
     assert desk.ready() == [b"y"]
