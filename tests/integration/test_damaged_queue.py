@@ -51,8 +51,9 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
     assert (await jobs.stats()).ready == 2
     messages = await jobs.claim(10)
     assert sorted(message.id for message in messages) == ["damaged", "other"]
+    arguments: dict[str, tuple[Any, ...]] = {"nack": (0,), "bury": ("no good",)}
     for message in messages:
-        await getattr(message, how)(*({"nack": (0,), "bury": ("no good",)}.get(how, ())))
+        await getattr(message, how)(*arguments.get(how, ()))
     (await store.look()).demand_no_orphans()
 
 
@@ -79,15 +80,12 @@ async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
     await (await jobs.claim())[0].bury("a reason")
     await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
     await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
-    assert {each.id: each.reason for each in await jobs.dead.list()} == {
-        "damaged": "unreadable",
-        "good": "a reason",
-    }
+    reasons = {each.id: each.reason for each in await jobs.dead.list()}
+    assert reasons == {"damaged": "unreadable", "good": "a reason"}
     lives_again = letter.endswith(b"1 \n2")
     assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again
-    assert [message.id for message in await jobs.claim(10)] == ["damaged", "good"][
-        not lives_again :
-    ]
+    alive = [message.id for message in await jobs.claim(10)]
+    assert alive == ["damaged", "good"][not lives_again :]
     for each in await jobs.dead.list():
         with pytest.raises(delayq.DecodeError):
             _ = each.value

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -13,6 +11,7 @@ from fastapi import FastAPI
 import delayq
 from delayq.integrations.asgi import WithClient, opened
 from delayq.integrations.fastapi import DelayqClient, lifespan
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -28,13 +27,8 @@ if TYPE_CHECKING:
     ],
 )
 def test_what_is_missing_is_named(module: str, library: str, remedy: str) -> None:
-    program = (
-        f"import sys; import delayq; sys.modules[{library!r}] = None; import"
-        f" delayq.integrations.{module}"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=False
-    )
+    hidden = f"import sys; import delayq; sys.modules[{library!r}] = None;"
+    result = run_python("-c", f"{hidden} import delayq.integrations.{module}")
     assert remedy in result.stderr.splitlines()[-1]
 
 
@@ -43,10 +37,7 @@ def test_asgi_needs_nothing() -> None:
         "import sys, delayq.integrations.asgi; print({'starlette', 'fastapi', 'prometheus_client'}"
         " & set(sys.modules))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "set()"
+    assert run_python("-c", program).stdout == "set()\n"
 
 
 def fastapi_app(address: Any) -> FastAPI:
@@ -59,19 +50,21 @@ def fastapi_app(address: Any) -> FastAPI:
     return app
 
 
-async def test_a_dependency_is_the_client_of_the_application(server: PrivateServer) -> None:
+async def post(app: FastAPI, number: int) -> int:
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as browser:
+        return (await browser.post("/offer", params={"number": number})).status_code
+
+
+async def test_a_dependency_is_the_client_of_the_application(
+    server: PrivateServer, client: delayq.Client
+) -> None:
     app = fastapi_app(server.url)
     # Twice, because an application may be started again, for example by its tests.
     for number in range(2):
-        async with (
-            app.router.lifespan_context(app),
-            httpx.AsyncClient(
-                transport=httpx.ASGITransport(app), base_url="http://test"
-            ) as browser,
-        ):
-            assert (await browser.post("/offer", params={"number": number})).status_code == 200
-    async with delayq.connect(server.url) as client:
-        assert [message.value for message in await client.reliable_queue("jobs").claim(5)] == [0, 1]
+        async with app.router.lifespan_context(app):
+            assert await post(app, number) == 200
+    assert [message.value for message in await client.reliable_queue("jobs").claim(5)] == [0, 1]
 
 
 async def test_a_client_that_is_open_stays_open(client: delayq.Client) -> None:
@@ -82,11 +75,8 @@ async def test_a_client_that_is_open_stays_open(client: delayq.Client) -> None:
 
 
 async def test_an_application_that_does_not_run_has_no_client(server: PrivateServer) -> None:
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(fastapi_app(server.url)), base_url="http://test"
-    ) as browser:
-        with pytest.raises(delayq.Closed, match="lifespan"):
-            await browser.post("/offer", params={"number": 1})
+    with pytest.raises(delayq.Closed, match="lifespan"):
+        await post(fastapi_app(server.url), 1)
 
 
 async def test_a_worker_runs_as_long_as_the_block(client: delayq.Client) -> None:
@@ -108,8 +98,8 @@ async def test_a_worker_runs_as_long_as_the_block(client: delayq.Client) -> None
     assert handled in ([], [1])
 
 
-async def test_a_server_that_is_not_there_fails_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+@pytest.mark.usefixtures("_impatient")
+async def test_a_server_that_is_not_there_fails_the_start() -> None:
     sent: list[str] = []
 
     async def app(*_: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 from delayq.codecs import BytesCodec
@@ -13,81 +12,71 @@ from delayq.codecs import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.support.servers import PrivateServer
-
 pytestmark = pytest.mark.every_server
 
 LONG = "x" * 513
 
 
-async def test_nothing_is_written_of_what_is_too_much(server: PrivateServer) -> None:
-    raw: Any
-    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
-        jobs = client.reliable_queue("jobs", codec=BytesCodec(), max_payload=100)
-        orders = client.delayed_queue("orders", codec=BytesCodec(), max_payload=100)
-        fine = delayq.Offer(b"")
-        calls: list[Callable[[], Any]] = [
-            lambda: orders.offer(bytes(101)),
-            lambda: orders.offer_many([(b"", 1), (bytes(101), 1)]),
-            lambda: orders.offer(b"", 2.0**53),
-            lambda: jobs.offer(bytes(101)),
-            lambda: jobs.offer_many([fine, delayq.Offer(bytes(101))]),
-            lambda: jobs.offer(b"", id=LONG),
-            lambda: jobs.offer(b"", id="\ud800"),
-            lambda: jobs.offer(b"", id=""),
-            lambda: jobs.offer(b"", headers={"a": "x" * 16_384}),
-            lambda: jobs.offer(b"", headers={"a": "é" * 8_192}),
-            *(
-                lambda priority=priority: jobs.offer(b"", priority=priority)
-                for priority in (-1, 10, True, 1.0, "1")
-            ),
-            *(
-                lambda ttl=ttl: jobs.offer(b"", ttl=ttl)
-                for ttl in (0, -1, float("nan"), float("inf"), 2.0**53, "1")
-            ),
-            lambda: jobs.schedule(LONG, every=1, value=b""),
-            lambda: jobs.schedule("", every=1, value=b""),
-            lambda: jobs.schedule("a", cron="* * * * " + "1," * 300 + "1", value=b""),
-            lambda: jobs.schedule("a", every=0, value=b""),
-            lambda: jobs.schedule("a", every=1, value=bytes(101)),
-            lambda: jobs.schedule("a", every=1, value=b"", version=2**53 + 1),
-            lambda: jobs.cancel(LONG),
-            lambda: jobs.reschedule(LONG, 1),
-            lambda: jobs.get(LONG),
-            lambda: jobs.list("ready", limit=-1),
-            lambda: jobs.claim(0),
-            lambda: orders.pending.poll_last_and_offer_first_to(LONG),
-        ]
-        for call in calls:
+async def test_nothing_is_written_of_what_is_too_much(client: delayq.Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", codec=BytesCodec(), max_payload=100)
+    orders = client.delayed_queue("orders", codec=BytesCodec(), max_payload=100)
+    bad_options: dict[str, tuple[Any, ...]] = {
+        "id": (LONG, "\ud800", ""),
+        "headers": ({"a": "x" * 16_384}, {"a": "é" * 8_192}),
+        "priority": (-1, 10, True, 1.0, "1"),
+        "ttl": (0, -1, float("nan"), float("inf"), 2.0**53, "1"),
+    }
+    for name, values in bad_options.items():
+        for value in values:
             with pytest.raises(delayq.BadInput):
-                await call()
-        assert not await raw.keys("*")
+                await jobs.offer(b"", **{name: value})
+    calls: list[Callable[[], Any]] = [
+        lambda: orders.offer(bytes(101)),
+        lambda: orders.offer_many([(b"", 1), (bytes(101), 1)]),
+        lambda: orders.offer(b"", 2.0**53),
+        lambda: jobs.offer(bytes(101)),
+        lambda: jobs.offer_many([delayq.Offer(b""), delayq.Offer(bytes(101))]),
+        lambda: jobs.schedule(LONG, every=1, value=b""),
+        lambda: jobs.schedule("", every=1, value=b""),
+        lambda: jobs.schedule("a", cron="* * * * " + "1," * 300 + "1", value=b""),
+        lambda: jobs.schedule("a", every=0, value=b""),
+        lambda: jobs.schedule("a", every=1, value=bytes(101)),
+        lambda: jobs.schedule("a", every=1, value=b"", version=2**53 + 1),
+        lambda: jobs.cancel(LONG),
+        lambda: jobs.reschedule(LONG, 1),
+        lambda: jobs.get(LONG),
+        lambda: jobs.list("ready", limit=-1),
+        lambda: jobs.claim(0),
+        lambda: orders.pending.poll_last_and_offer_first_to(LONG),
+    ]
+    for call in calls:
+        with pytest.raises(delayq.BadInput):
+            await call()
+    assert not await raw.keys("*")
 
 
-async def test_a_queue_cannot_be_opened_with_what_cannot_work(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client:
-        open_queue: Any
-        for open_queue in (client.delayed_queue, client.reliable_queue):
-            with pytest.raises(delayq.BadName):
-                open_queue(LONG)
-            for size in (-1, True, 1.5, "1", 2**29):
-                with pytest.raises(delayq.BadInput, match="max_payload"):
-                    open_queue("orders", max_payload=size)
-        worker = delayq.Worker(client)
+async def test_a_queue_cannot_be_opened_with_what_cannot_work(client: delayq.Client) -> None:
+    open_queue: Any
+    for open_queue in (client.delayed_queue, client.reliable_queue):
         with pytest.raises(delayq.BadName):
-            worker.listener(LONG)(lambda value: None)
+            open_queue(LONG)
+        for size in (-1, True, 1.5, "1", 2**29):
+            with pytest.raises(delayq.BadInput, match="max_payload"):
+                open_queue("orders", max_payload=size)
+    worker = delayq.Worker(client)
+    with pytest.raises(delayq.BadName):
+        worker.listener(LONG)(lambda value: None)
 
 
-async def test_what_is_kept_of_a_reason_and_an_error_is_bounded(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client:
-        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-        await jobs.offer(1, id="a")
-        (message,) = await jobs.claim()
-        await message.nack(0, "x" * 10_000)
-        seen = await jobs.get("a")
-        assert seen is not None
-        assert len(seen.last_error or "") == 8000
-        (message,) = await jobs.claim()
-        await message.bury("r" * 10_000, ValueError("x" * 10_000))
-        (letter,) = await jobs.dead.list()
-        assert (len(letter.reason), len(letter.traceback)) == (8000, 8000)
+async def test_what_is_kept_of_a_reason_and_an_error_is_bounded(client: delayq.Client) -> None:
+    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await message.nack(0, "x" * 10_000)
+    seen = await jobs.get("a")
+    assert seen is not None
+    assert len(seen.last_error or "") == 8000
+    (message,) = await jobs.claim()
+    await message.bury("r" * 10_000, ValueError("x" * 10_000))
+    (letter,) = await jobs.dead.list()
+    assert (len(letter.reason), len(letter.traceback)) == (8000, 8000)
