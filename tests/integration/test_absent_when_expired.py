@@ -69,7 +69,7 @@ async def test_a_dead_letter_of_its_id_lives_again(jobs: ReliableQueue[Any], sto
     assert [message.value for message in await jobs.claim(10)] == ["first"]
 
 
-async def test_what_a_worker_has_is_there_although_it_has_expired(
+async def test_what_a_worker_has_is_there_although_expired(
     jobs: ReliableQueue[Any], store: Store
 ) -> None:
     await jobs.offer("old", id="a", ttl=HOUR / 2)

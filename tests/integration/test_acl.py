@@ -54,10 +54,7 @@ def rules_of(kind: str, role: Role) -> list[str]:
 
 @asynccontextmanager
 async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[str]:
-    """Create a user with these rules, on a server without cached scripts.
-
-    Yields the URL with the user's name and password.
-    """
+    """Create a user with these rules, and yield the URL with the user's name and password."""
     async with Redis.from_url(server.url) as connection:
         raw: Any = connection
         words: list[str | bytes] = ["on", f">{PASSWORD}", *rules]
@@ -131,9 +128,7 @@ FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
-async def test_no_script_touches_another_queue(
-    server: PrivateServer, kind: str, role: Role
-) -> None:
+async def test_scripts_touch_no_other_queue(server: PrivateServer, kind: str, role: Role) -> None:
     async with (
         granted(server, rules_of(kind, role)) as url,
         Redis.from_url(url) as user,
@@ -160,9 +155,7 @@ FORBIDDEN = (
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
-async def test_no_role_reaches_beyond_its_queue(
-    server: PrivateServer, kind: str, role: Role
-) -> None:
+async def test_no_role_reaches_other_queues(server: PrivateServer, kind: str, role: Role) -> None:
     user: Any
     async with (
         granted(server, rules_of(kind, role)) as url,

@@ -1,7 +1,4 @@
-"""The extra rights that users need with several servers or with durable offers.
-
-Each rule is shown to be necessary.
-"""
+"""The extra rights that users need with several servers or with durable offers."""
 
 from __future__ import annotations
 
@@ -60,9 +57,7 @@ async def work(url: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("partitions", [1, 12])
-async def test_on_a_cluster_each_role_does_its_work_with_its_rules(
-    cluster: TestCluster, partitions: int
-) -> None:
+async def test_on_a_cluster_each_role_does_its_work(cluster: TestCluster, partitions: int) -> None:
     async with delayq.connect(cluster.url) as client:
         await client.reliable_queue(NAME).configure(partitions=partitions)
     for role in ("producer", "consumer"):
@@ -89,10 +84,7 @@ async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) ->
 
 @pytest.mark.usefixtures("_impatient")
 async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster) -> None:
-    """Only single-key commands need ASKING.
-
-    Scripts have several keys, and wait until the slot has moved.
-    """
+    """Only single-key commands need ASKING: scripts wait until the slot has moved."""
     key = ReliableKeys.of(NAME).paused
     slot, source = key_slot(key.encode()), cluster.owner(key)
     target = next(node for node in cluster.nodes if node is not source)

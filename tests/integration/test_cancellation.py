@@ -19,11 +19,13 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-    from delayq import Client, DelayedQueue
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
+    Orders = delayq.DelayedQueue[int]
 
-async def settled(queue: DelayedQueue[int]) -> list[int]:
+
+async def settled(queue: Orders) -> list[int]:
     """Return everything that can still be taken, once nothing is on its way back any more."""
     await until(lambda: queue._waiters.is_idle)
     rest = await queue.drain()
@@ -33,7 +35,7 @@ async def settled(queue: DelayedQueue[int]) -> list[int]:
 
 
 async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(
-    client: Client, queue: DelayedQueue[int]
+    client: Client, queue: Orders
 ) -> None:
     wanted = 10_000
     chance = random.Random(1)
@@ -62,7 +64,7 @@ async def test_ten_thousand_cancelled_takes_lose_and_double_nothing(
 
 
 async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_nothing(
-    queue: DelayedQueue[int],
+    queue: Orders,
 ) -> None:
     chance = random.Random(2)
     got: list[int] = []
@@ -86,7 +88,7 @@ async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_no
     assert sorted(got) == list(range(messages))
 
 
-async def test_a_cancelled_take_blocks_no_connection(queue: DelayedQueue[int], raw: Redis) -> None:
+async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Redis) -> None:
     async def blocked() -> int:
         return sum(client["cmd"].startswith("blmove") for client in await raw.client_list())
 
@@ -99,9 +101,7 @@ async def test_a_cancelled_take_blocks_no_connection(queue: DelayedQueue[int], r
 
 
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
-async def test_closing_ends_each_waiting_call_in_a_second(
-    client: Client, queue: DelayedQueue[int], wait: str
-) -> None:
+async def test_closing_ends_each_waiting_call(client: Client, queue: Orders, wait: str) -> None:
     async def loop() -> str:
         async for _ in queue:
             pass
@@ -118,7 +118,7 @@ async def test_closing_ends_each_waiting_call_in_a_second(
 
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
         await until(lambda: client.statistics().waiting)
         with own_server.paused():
@@ -133,9 +133,7 @@ async def test_closing_is_quick_while_the_server_does_not_answer(own_server: Pri
 async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The caller that closes a client carries on, although work that was still in flight had to be
-    cancelled.
-    """
+    """The caller carries on, although work that was in flight had to be cancelled."""
 
     async def takes_long(_queue: object, _grace: float) -> None:
         with suppress(asyncio.CancelledError):
@@ -151,7 +149,7 @@ async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     assert not task.cancelling()
 
 
-async def test_a_cancelled_drain_puts_back_what_it_had(queue: DelayedQueue[int]) -> None:
+async def test_a_cancelled_drain_puts_back_what_it_had(queue: Orders) -> None:
     await queue.offer_many([(i, 0) for i in range(1000)])
     drain = asyncio.create_task(queue.drain())
     await asyncio.sleep(0.002)
@@ -159,7 +157,7 @@ async def test_a_cancelled_drain_puts_back_what_it_had(queue: DelayedQueue[int])
     assert sorted(await settled(queue)) == list(range(1000))
 
 
-async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(queue: DelayedQueue[int]) -> None:
+async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(queue: Orders) -> None:
     chance = random.Random(3)
     finished = set()
 
@@ -185,7 +183,7 @@ async def test_nothing_is_left_behind_by_a_client(server: PrivateServer, raw: Re
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         async with delayq.connect(server.url) as client:
-            queue: DelayedQueue[int] = client.delayed_queue("orders")
+            queue: Orders = client.delayed_queue("orders")
             await queue.offer(1, 3600)
             await queue.offer(2)
             assert await queue.take() == 2

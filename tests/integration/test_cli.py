@@ -26,8 +26,10 @@ from tests.support.programs import run_delayq
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from delayq import Client
     from tests.support.clusters import TestCluster
     from tests.support.servers import PrivateServer
+
 
 MAILS = ReliableKeys.of("mails")
 CLOSING = DelayedKeys.of("closing")
@@ -44,10 +46,7 @@ class Cli:
         self.error = ""
 
     def __call__(self, line: str, *more: str) -> tuple[int, list[Any]]:
-        """Run a command with ``--json``.
-
-        Returns its exit status and the JSON documents that it printed, one per line.
-        """
+        """Run a command with ``--json``, and return its exit status and its JSON documents."""
         status, out = self.plain(line, *more, "--json")
         return status, [json.loads(line) for line in out.splitlines()]
 
@@ -158,9 +157,7 @@ def test_foreign_keys_are_no_queues(cli: Cli, server: PrivateServer) -> None:
     assert cli("queues") == (1, [])
 
 
-def test_a_queue_whose_keys_hold_something_else_hides_no_other(
-    cli: Cli, server: PrivateServer
-) -> None:
+def test_a_queue_with_foreign_keys_hides_no_other(cli: Cli, server: PrivateServer) -> None:
     cli("offer 1 --queue good")
     server.call("SET", ReliableKeys.of("bad").dead, "x")
     status, (bad, good) = cli("queues")
@@ -241,7 +238,7 @@ def test_purge(cli: Cli) -> None:
     assert [one["queue"] for one in cli("queues")[1]] == ["mails"]  # only its dead letter is left
 
 
-async def test_a_purge_counts_what_is_offered_meanwhile(client: delayq.Client) -> None:
+async def test_a_purge_counts_what_is_offered_meanwhile(client: Client) -> None:
     orders = client.delayed_queue("closing")
     await orders.offer(0, 3600)
 
@@ -256,9 +253,7 @@ async def test_a_purge_counts_what_is_offered_meanwhile(client: delayq.Client) -
     assert dropped + await inspection.purge(client, "closing", "delayed") == 501
 
 
-def test_a_purge_of_a_key_that_is_something_else_drops_nothing(
-    cli: Cli, server: PrivateServer
-) -> None:
+def test_a_purge_of_a_foreign_key_drops_nothing(cli: Cli, server: PrivateServer) -> None:
     seed(cli.url)
     server.call("SET", CLOSING.ready, "x")
     cli.assert_refused("purge --delayed closing --yes")
@@ -346,9 +341,7 @@ async def offer_undecodable(url: str) -> None:
         await client.delayed_queue("due", codec=StringCodec()).offer("no json")
 
 
-def test_what_cannot_be_decoded_is_shown_as_bytes_and_is_not_lost(
-    cli: Cli, server: PrivateServer
-) -> None:
+def test_what_cannot_be_decoded_is_shown_as_bytes(cli: Cli, server: PrivateServer) -> None:
     asyncio.run(offer_undecodable(cli.url))
     for queue in BOTH_KINDS:
         _, (found,) = cli(f"peek {queue}")
@@ -405,7 +398,7 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert cli("dead list --queue mails") == (1, [])
 
 
-async def test_progress_is_told_of_purges_and_of_all_partitions(client: delayq.Client) -> None:
+async def test_progress_is_told_of_purges_and_of_all_partitions(client: Client) -> None:
     queue = client.reliable_queue("parts", partitions=3)
     await queue.offer_many(delayq.Offer(number) for number in range(30))
     while messages := await queue.claim(100):
@@ -485,9 +478,7 @@ def test_a_doctor_finds_what_is_stuck(cli: Cli, sync_raw: Any) -> None:
     assert (status, queues) == (0, ["reliable halted"])
 
 
-def test_advice_can_be_copied_to_a_shell_whatever_a_queue_is_called(
-    cli: Cli, sync_raw: Any
-) -> None:
+def test_advice_can_be_copied_to_a_shell_for_any_name(cli: Cli, sync_raw: Any) -> None:
     name = "x; touch 'y' #"
     _, paused = cli.plain("pause --queue", name)
     for advice in (paused.partition("with: ")[2], cli.check(f"reliable {name}")["advice"]):
@@ -550,9 +541,6 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
     assert server.call("KEYS", "*bench*") in (b"*0", b"")
 
 
-# Errors
-
-
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -610,9 +598,6 @@ def test_no_secret_is_in_an_error(
 def test_a_shell_is_told_how_to_complete() -> None:
     result = run_delayq(_DELAYQ_COMPLETE="complete_bash", COMP_WORDS="delayq re", COMP_CWORD="1")
     assert result.stdout.split() == ["reschedule", "resume"]
-
-
-# A cluster
 
 
 def test_a_cluster_has_its_queues_on_all_masters(cluster: TestCluster, cli: Cli) -> None:

@@ -32,9 +32,6 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-# Choosing the server
-
-
 def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["offer", "1", "-q", "jobs"]) == 2
     assert "--url or set $DELAYQ_URL" in told(capsys)
@@ -62,9 +59,6 @@ async def test_connect_without_an_address_warns_of_the_private_server(
     monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
     delayq.connect()
     assert len(caplog.records) == 1
-
-
-# Durations and moments
 
 
 @pytest.mark.parametrize("text", ["1_000", "1_0s", "0x10", "", "\u0661"])
@@ -103,20 +97,13 @@ def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
     assert instant(text) == instant(moment)
 
 
-# Usage
-
-
 @pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])
-def test_a_queue_named_without_its_option_gets_the_option(
-    command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_missing_option_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "mails"]) == 2
     assert f"delayq {command} --queue NAME" in told(capsys)
 
 
-def test_a_port_that_is_used_is_told_in_one_line(
-    server: PrivateServer, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_used_port_is_one_line(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -125,7 +112,7 @@ def test_a_port_that_is_used_is_told_in_one_line(
     assert f"cannot listen on 127.0.0.1:{port}" in told(capsys)
 
 
-def test_a_damaged_letter_hides_no_other(
+def test_damaged_letters_hide_none(
     server: PrivateServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     keys = ReliableKeys.of("jobs")

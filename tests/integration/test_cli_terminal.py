@@ -199,9 +199,7 @@ def address(server: PrivateServer) -> dict[str, Any]:
 
 @pytest.fixture
 def seeded(address: dict[str, Any], tmp_path: Path) -> dict[str, Any]:
-    """Provide the environment of a command: a server with queues, and a worker that can be
-    imported.
-    """
+    """Provide the environment of a command: a server with queues, and an importable worker."""
     seed(address["DELAYQ_URL"])
     (tmp_path / "work.py").write_text(WORKER)
     return address | {"PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
@@ -216,10 +214,7 @@ _RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ INFO delayq\.wor
 
 
 def assert_fits(seen: Seen) -> None:
-    """Assert that no line exceeds the terminal's width, where it would break anywhere.
-
-    A worker's log records may be longer.
-    """
+    """Assert that no line exceeds the terminal's width, but for a worker's log records."""
     assert "Traceback" not in seen.text
     for line in seen.raw.replace("\r\n", "\n").split("\n"):
         if _RECORD.match(line):
@@ -323,10 +318,7 @@ def test_stats_can_be_watched_until_ctrl_c(seeded: dict[str, Any]) -> None:
 
 
 def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bodies: str) -> str:
-    """Run a command on 200,000 messages until Ctrl-C, and assert that it leaves whole messages.
-
-    Returns how many are left, and the screen.
-    """
+    """Run a command on 200,000 messages until Ctrl-C, and return the screen."""
     seen = at_terminal(*line.split(), act=interrupt_at(at), **address)
     assert seen.status == 130, seen.text
     assert "━" in seen.raw
@@ -395,10 +387,7 @@ def test_each_document(
 
 
 def interrupted(*arguments: str) -> tuple[int, str]:
-    """Interrupt an endless command once it has written a line.
-
-    Returns its status and everything that it wrote.
-    """
+    """Interrupt an endless command after its first line. Returns its status and output."""
     # As in tests.support.terminal: it must not ignore what stops it.
     hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen(
@@ -417,9 +406,7 @@ def interrupted(*arguments: str) -> tuple[int, str]:
 @pytest.mark.parametrize(
     "line", ["list --queue orders", "doctor --json", "acl admin --queue mails", "--help"]
 )
-def test_who_reads_a_part_only_gets_it_and_nothing_else_is_said(
-    seeded: dict[str, Any], line: str
-) -> None:
+def test_a_reader_that_goes_away_is_no_error(seeded: dict[str, Any], line: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     result = run_delayq(*line.split(), to=writing, **seeded)
@@ -447,9 +434,7 @@ def test_a_traceback_shows_no_values(address: dict[str, Any]) -> None:
         (">&- 2>&-", ""),
     ],
 )
-def test_what_was_taken_and_cannot_be_written_goes_back(
-    seeded: dict[str, Any], streams: str, error: str
-) -> None:
+def test_what_cannot_be_written_goes_back(seeded: dict[str, Any], streams: str, error: str) -> None:
     result = subprocess.run(
         f"{sys.executable} -m delayq take --queue mails --json {streams}",
         shell=True,

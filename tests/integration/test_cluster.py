@@ -1,6 +1,4 @@
-"""Queues on a cluster: each lies whole on one master, wherever that is, and keeps working when it
-moves or its master dies.
-"""
+"""Queues on a cluster: each lies whole on one master, wherever that is or moves to."""
 
 from __future__ import annotations
 
@@ -32,6 +30,10 @@ from tests.support.waiting import fetch_ahead, until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
+    from delayq import Client
+
+    Jobs = delayq.ReliableQueue[int]
+
 
 pytestmark = pytest.mark.every_server
 
@@ -59,9 +61,7 @@ class TestReading:
             ([b"?", 7, b"id", [b"ip", b"10.0.0.1"]], "10.0.0.1"),
         ],
     )
-    def test_who_does_not_know_its_name_has_the_address_beside_it_or_is_whom_we_asked(
-        self, name: Any, host: str
-    ) -> None:
+    def test_an_unknown_name_is_the_address_or_who_was_asked(self, name: Any, host: str) -> None:
         assert read_slots([[0, 9, name]], ("asked", 5)) == {(host, 7): [range(10)]}
 
     @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ class TestReading:
 
 
 @pytest.fixture
-async def client(cluster: TestCluster) -> AsyncIterator[delayq.Client]:
+async def client(cluster: TestCluster) -> AsyncIterator[Client]:
     async with delayq.connect(cluster.url) as client:
         yield client
 
@@ -96,9 +96,7 @@ def names(cluster: TestCluster, prefix: str) -> list[str]:
     raise AssertionError("no names")
 
 
-async def test_queues_spread_over_the_masters_each_whole_on_one(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_each_queue_is_whole_on_one_master(client: Client, cluster: TestCluster) -> None:
     for name in names(cluster, "jobs"):
         jobs = client.reliable_queue(name, lease=LEASE)
         await jobs.offer_many(Offer(n, delay=n % 2 * 3600, priority=n % 3) for n in range(100))
@@ -110,9 +108,7 @@ async def test_queues_spread_over_the_masters_each_whole_on_one(
         assert all(name in key for key in keys)
 
 
-async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_a_reliable_queue_does_all_its_work(client: Client, cluster: TestCluster) -> None:
     for name in names(cluster, "jobs"):
         queue: delayq.ReliableQueue[Any] = client.reliable_queue(name, lease=LEASE, max_attempts=1)
         await queue.offer("first", delay=0.05, id="a")
@@ -148,9 +144,7 @@ async def test_all_that_a_reliable_queue_does_it_does_on_a_cluster(
         await queue.unschedule("tick")
 
 
-async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_a_delayed_queue_does_all_its_work(client: Client, cluster: TestCluster) -> None:
     for name in names(cluster, "orders"):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(name)
         receipts = await queue.offer_many([(n, 0.3 + n / 100) for n in range(5)])
@@ -175,7 +169,7 @@ async def test_all_that_a_delayed_queue_does_it_does_on_a_cluster(
         await queue.pending.clear()
 
 
-async def test_messages_do_not_cross_slots(client: delayq.Client, cluster: TestCluster) -> None:
+async def test_messages_do_not_cross_slots(client: Client, cluster: TestCluster) -> None:
     here, there, _ = names(cluster, "orders")
     queue: delayq.DelayedQueue[int] = client.delayed_queue(here)
     await queue.offer(1, delay=3600)
@@ -211,7 +205,7 @@ def _subscribers(nodes: Iterable[PrivateServer], name: str) -> int:
     return count
 
 
-def nodes_of(client: delayq.Client) -> Cluster:
+def nodes_of(client: Client) -> Cluster:
     nodes = client._open_session().nodes
     assert isinstance(nodes, Cluster)
     return nodes
@@ -258,11 +252,9 @@ async def test_where_nobody_answers_that_is_said_and_no_secret() -> None:
     assert "secret" not in str(caught.value)
 
 
-async def test_while_slots_move_nothing_is_lost_doubled_or_out_of_order(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_moving_slots_lose_and_double_nothing(client: Client, cluster: TestCluster) -> None:
     name = names(cluster, "jobs")[0]
-    queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=30)
+    queue: Jobs = client.reliable_queue(name, lease=30)
     orders: delayq.DelayedQueue[int] = client.delayed_queue(f"orders{{{name}}}")
     got: list[int] = []
     taken: list[int] = []
@@ -313,9 +305,7 @@ def replicated(cluster_kind: Kind) -> Iterator[TestCluster]:
 
 
 @pytest.mark.parametrize("way", ["killed", thorough("stopped")])
-async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_others_at_once(
-    replicated: TestCluster, way: str
-) -> None:
+async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) -> None:
     dying, other, _ = names(replicated, "jobs")
     victim = replicated.nodes[0]
     late: dict[str, dict[int, float]] = {dying: {}, other: {}}
@@ -326,7 +316,7 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
     ):
 
         async def consume(name: str) -> None:
-            queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=2)
+            queue: Jobs = client.reliable_queue(name, lease=2)
             async for message in queue:
                 async with message:
                     # All servers are on one machine and share its clock.
@@ -360,9 +350,7 @@ async def test_when_a_master_dies_its_queues_go_on_after_the_failover_and_the_ot
     assert others_worst <= 2
 
 
-async def test_who_asks_all_masters_asks_those_that_are_there_now(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_all_masters_are_those_of_now(client: Client, cluster: TestCluster) -> None:
     session = client._open_session()
     assert len(await session.server.everywhere("DBSIZE")) == cluster.masters
     # A call to one of the nodes has failed, so it may no longer be a master.
@@ -454,9 +442,7 @@ async def test_names_that_servers_were_not_told_are_no_obstacle(cluster: TestClu
             node.call("CONFIG", "SET", "cluster-preferred-endpoint-type", "ip")
 
 
-async def test_a_look_at_all_queues_takes_few_round_trips_also_where_servers_know_no_script(
-    cluster: TestCluster,
-) -> None:
+async def test_a_look_at_all_queues_takes_few_round_trips(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url, resync_interval=3600) as client:
         for number in range(100):
             client.delayed_queue(f"orders{number}")
@@ -490,9 +476,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
         assert f"127.0.0.1:{cluster.nodes[2].port} is left out of the result" in caplog.text
 
 
-async def test_one_answer_that_leaves_out_a_master_ends_none_of_its_calls(
-    client: delayq.Client, cluster: TestCluster
-) -> None:
+async def test_a_missing_master_ends_no_call(client: Client, cluster: TestCluster) -> None:
     nodes = nodes_of(client)
     name = names(cluster, "jobs")[0]
     await client.reliable_queue(name, lease=LEASE).offer(1)
@@ -534,7 +518,7 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 2.5)
     name = await spread_with_settings_elsewhere(cluster, cluster.nodes[2])
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=LEASE)
+        queue: Jobs = client.reliable_queue(name, lease=LEASE)
         await queue.settings()
         with cluster.nodes[2].paused():
             ids = await asyncio.gather(*(queue.offer(number, 3600) for number in range(40)))
@@ -553,7 +537,7 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
     hanging = cluster.nodes[2]
     name = await spread_with_settings_elsewhere(cluster, hanging)
     async with delayq.connect(cluster.url) as client:
-        queue: delayq.ReliableQueue[int] = client.reliable_queue(name, lease=LEASE)
+        queue: Jobs = client.reliable_queue(name, lease=LEASE)
         worker = delayq.Worker(client, concurrency=2)
 
         @worker.listener(name, lease=LEASE)
@@ -631,11 +615,9 @@ async def test_a_client_closed_without_its_cluster_leaves_nothing(cluster: TestC
 
 @pytest.mark.parametrize("moves", ["while it closes", "before"])
 async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_moves(
-    cluster: TestCluster, client: delayq.Client, moves: str
+    cluster: TestCluster, client: Client, moves: str
 ) -> None:
-    """While a slot moves, no server runs scripts for it; messages that a loop had fetched for good
-    would otherwise be lost.
-    """
+    """While a slot moves, no server runs scripts for it."""
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         await queue.offer_many([(n, 0) for n in range(300)])

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 
     from tests.support.servers import PrivateServer
 
+    MakePool = Callable[..., ConnectionPool]
+
 
 @pytest.fixture
-async def make_pool(server: PrivateServer) -> AsyncIterator[Callable[..., ConnectionPool]]:
+async def make_pool(server: PrivateServer) -> AsyncIterator[MakePool]:
     """Return a function that makes pools of at most so many connections."""
     pools: list[ConnectionPool] = []
 
@@ -33,81 +35,79 @@ async def make_pool(server: PrivateServer) -> AsyncIterator[Callable[..., Connec
         return pools[-1]
 
     yield make
-    for pool in pools:
-        await pool.aclose()
+    for each in pools:
+        await each.aclose()
 
 
 @pytest.fixture
-def connections(make_pool: Callable[..., ConnectionPool]) -> ConnectionPool:
+def pool(make_pool: MakePool) -> ConnectionPool:
     return make_pool(4)
 
 
 @pytest.fixture
-def single(make_pool: Callable[..., ConnectionPool]) -> ConnectionPool:
+def single(make_pool: MakePool) -> ConnectionPool:
     return make_pool(1)
 
 
-async def burst(connections: ConnectionPool, size: int) -> None:
-    for connection in [await connections.acquire() for _ in range(size)]:
-        connections.release(connection)
+async def burst(pool: ConnectionPool, size: int) -> None:
+    for connection in [await pool.acquire() for _ in range(size)]:
+        pool.release(connection)
 
 
-async def test_connections_unused_since_a_burst_are_closed(connections: ConnectionPool) -> None:
-    await burst(connections, 4)
-    connections.prune()
-    assert connections.open == 4
-    await burst(connections, 1)
-    await burst(connections, 2)
-    connections.prune()
-    assert connections.open == 2
-    connections.prune()
-    connections.prune()
-    assert connections.open == 0
-    await burst(connections, 1)
-    assert connections.open == 1
+async def test_connections_unused_since_a_burst_are_closed(pool: ConnectionPool) -> None:
+    await burst(pool, 4)
+    pool.prune()
+    assert pool.open == 4
+    await burst(pool, 1)
+    await burst(pool, 2)
+    pool.prune()
+    assert pool.open == 2
+    pool.prune()
+    pool.prune()
+    assert pool.open == 0
+    await burst(pool, 1)
+    assert pool.open == 1
 
 
-async def test_a_connection_that_is_in_use_is_not_closed(connections: ConnectionPool) -> None:
-    await burst(connections, 2)
-    used = await connections.acquire()
+async def test_a_connection_that_is_in_use_is_not_closed(pool: ConnectionPool) -> None:
+    await burst(pool, 2)
+    used = await pool.acquire()
     for _ in range(3):
-        connections.prune()
-    assert connections.open == 1
+        pool.prune()
+    assert pool.open == 1
     assert await used.ask("PING") == b"PONG"
-    connections.release(used)
+    pool.release(used)
 
 
-async def test_calls_share_the_least_busy_connection_in_use(connections: ConnectionPool) -> None:
-    used = [await connections.acquire() for _ in range(4)]
+async def test_calls_share_the_least_busy_connection_in_use(pool: ConnectionPool) -> None:
+    used = [await pool.acquire() for _ in range(4)]
     for busy in (0, 1, 3):
         used[busy].tell("PING")
-    assert await connections.acquire() is used[2]
-    assert connections.open == 4
+    assert await pool.acquire() is used[2]
+    assert pool.open == 4
     # The connection is free once both callers have released it.
-    connections.release(used[2])
-    assert connections.acquire_nowait() is None
-    connections.release(used[2])
-    assert connections.acquire_nowait() is used[2]
+    pool.release(used[2])
+    assert pool.acquire_nowait() is None
+    pool.release(used[2])
+    assert pool.acquire_nowait() is used[2]
 
 
-async def test_nobody_shares_a_connection_whose_answers_the_server_holds_back(
-    connections: ConnectionPool,
-) -> None:
-    used = [await connections.acquire() for _ in range(4)]
+async def test_a_connection_that_blocks_is_not_shared(pool: ConnectionPool) -> None:
+    used = [await pool.acquire() for _ in range(4)]
     held: list[Any] = []
     for wire in used:
         wire.call(("BLPOP", "nothing", 30), held.append, 30)
-    waiting = asyncio.create_task(connections.acquire())
+    waiting = asyncio.create_task(pool.acquire())
     await asyncio.sleep(0.02)
     assert not waiting.done()
     # Waiting callers come first.
-    connections.release(used[0])
-    assert connections.acquire_nowait() is None
+    pool.release(used[0])
+    assert pool.acquire_nowait() is None
     assert await waiting is used[0]
 
 
-async def test_nobody_shares_a_connection_that_is_doubted(
-    own_server: PrivateServer, make_pool: Callable[..., ConnectionPool]
+async def test_a_doubted_connection_is_not_shared(
+    own_server: PrivateServer, make_pool: MakePool
 ) -> None:
     async with Links(own_server) as links:
         pool = make_pool(1, links.url)
@@ -129,12 +129,8 @@ async def test_nobody_shares_a_connection_that_is_doubted(
         pool.release(fresh)
 
 
-async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answer(
-    single: ConnectionPool,
-) -> None:
-    """The caller may have gone because the server hangs, so anything sent there now would have an
-    unknown outcome.
-    """
+async def test_an_abandoned_connection_is_not_shared(single: ConnectionPool) -> None:
+    """The caller may have gone because the server hangs."""
     wire = await single.acquire()
     wire.tell("BLPOP", "nothing", 0.1)
     single.abandon(wire)
@@ -144,21 +140,17 @@ async def test_nobody_shares_a_connection_whose_caller_has_gone_without_an_answe
     assert await asyncio.wait_for(waiting, 10) is wire
 
 
-async def test_a_connection_is_in_use_until_what_follows_a_refused_call_is_answered(
-    connections: ConnectionPool,
-) -> None:
-    asked = RedisClient(Topology(connections))
+async def test_a_refused_call_and_its_follower_use_one_connection(pool: ConnectionPool) -> None:
+    asked = RedisClient(Topology(pool))
     with pytest.raises(delayq.ServerRefused):
         # The script lacks the keys that it needs.
         await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", 0.2))
-    assert connections.open == 1
-    assert connections.acquire_nowait() is None
-    await until(lambda: connections.acquire_nowait() is not None)
+    assert pool.open == 1
+    assert pool.acquire_nowait() is None
+    await until(lambda: pool.acquire_nowait() is not None)
 
 
-async def test_callers_who_wait_share_a_connection_as_soon_as_it_can_be_shared(
-    single: ConnectionPool,
-) -> None:
+async def test_waiting_callers_share_a_connection_once_they_can(single: ConnectionPool) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
     wire = await single.acquire()
     assert single.share(wire)
@@ -198,7 +190,7 @@ async def test_callers_who_wait_for_a_connection_are_not_overtaken(single: Conne
     assert order == ["first", "second", "third"]
 
 
-async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
+async def test_callers_look_for_a_connection_a_few_times_each(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """While a server hangs up on every connection, each failure wakes one caller."""
@@ -213,9 +205,7 @@ async def test_callers_look_for_a_connection_a_few_times_each_however_many_wait(
     assert len(looks) <= 200 * 4
 
 
-async def test_calls_do_not_follow_what_is_still_leaving_where_another_connection_can_be_shared(
-    make_pool: Callable[..., ConnectionPool],
-) -> None:
+async def test_calls_do_not_follow_a_large_one(make_pool: MakePool) -> None:
     pool = make_pool(2)
     large, small = await pool.acquire(), await pool.acquire()
     large.tell("ECHO", b"x" * 16 * 1024 * 1024)
@@ -225,38 +215,36 @@ async def test_calls_do_not_follow_what_is_still_leaving_where_another_connectio
     large.give_up("the test is over")
 
 
-async def test_callers_share_a_connection_once_one_is_open(connections: ConnectionPool) -> None:
+async def test_callers_share_a_connection_once_one_is_open(pool: ConnectionPool) -> None:
     """Callers need not wait until the one that opened the connection has finished with it."""
-    callers = asyncio.gather(*(connections.acquire() for _ in range(50)))
-    assert len(set(await asyncio.wait_for(callers, 10))) == connections.opened == 4
+    callers = asyncio.gather(*(pool.acquire() for _ in range(50)))
+    assert len(set(await asyncio.wait_for(callers, 10))) == pool.opened == 4
 
 
-async def test_an_abandoned_connection_is_free_once_answered(connections: ConnectionPool) -> None:
-    wire = await connections.acquire()
+async def test_an_abandoned_connection_is_free_once_answered(pool: ConnectionPool) -> None:
+    wire = await pool.acquire()
     asked = wire.ask("PING")
-    connections.abandon(wire)
-    assert connections.acquire_nowait() is None
+    pool.abandon(wire)
+    assert pool.acquire_nowait() is None
     assert await asked == b"PONG"
-    assert connections.acquire_nowait() is wire
+    assert pool.acquire_nowait() is wire
     # With no reply outstanding, it is free at once.
-    connections.abandon(wire)
-    assert connections.acquire_nowait() is wire
+    pool.abandon(wire)
+    assert pool.acquire_nowait() is wire
 
 
-async def test_thousands_may_abandon_a_connection_at_once(connections: ConnectionPool) -> None:
-    wire = await connections.acquire()
+async def test_thousands_may_abandon_a_connection_at_once(pool: ConnectionPool) -> None:
+    wire = await pool.acquire()
     asked = wire.ask("PING")
     for _ in range(4999):
-        assert connections.share(wire)
+        assert pool.share(wire)
     for _ in range(5000):
-        connections.abandon(wire)
+        pool.abandon(wire)
     assert await asked == b"PONG"
-    assert connections.acquire_nowait() is wire
+    assert pool.acquire_nowait() is wire
 
 
-async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connection(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_caller_who_goes_takes_no_answer_from_others(own_server: PrivateServer) -> None:
     async with (
         Links(own_server, round_trip=50) as links,
         delayq.connect(links.url, max_connections=1) as client,
@@ -272,36 +260,34 @@ async def test_a_caller_who_goes_takes_no_answer_from_those_who_share_its_connec
         assert client.statistics().connections_opened == opened
 
 
-async def test_a_connection_that_the_server_has_closed_is_replaced(
-    connections: ConnectionPool, server: PrivateServer
+async def test_a_connection_that_was_closed_is_replaced(
+    pool: ConnectionPool, server: PrivateServer
 ) -> None:
-    closed = await connections.acquire()
-    connections.release(closed)
+    closed = await pool.acquire()
+    pool.release(closed)
     server.call("CLIENT", "KILL", "TYPE", "normal")
     await until(lambda: not closed.is_open)
-    connection = await connections.acquire()
+    connection = await pool.acquire()
     assert await connection.ask("PING") == b"PONG"
-    assert connections.opened == 2
-    connections.release(connection)
+    assert pool.opened == 2
+    pool.release(connection)
 
 
-async def test_an_answer_that_nobody_waits_for_reaches_nobody(connections: ConnectionPool) -> None:
-    connection = await connections.acquire()
+async def test_an_answer_that_nobody_waits_for_reaches_nobody(pool: ConnectionPool) -> None:
+    connection = await pool.acquire()
     connection.tell("NONSENSE")
-    connections.release(connection)
-    assert await connections.acquire() is connection
+    pool.release(connection)
+    assert await pool.acquire() is connection
     assert await connection.ask("PING") == b"PONG"
 
 
-async def test_a_closed_pool_opens_nothing(connections: ConnectionPool) -> None:
-    await connections.aclose()
+async def test_a_closed_pool_opens_nothing(pool: ConnectionPool) -> None:
+    await pool.aclose()
     with pytest.raises(delayq.Closed):
-        await connections.acquire()
+        await pool.acquire()
 
 
-async def test_connections_have_a_name_even_without_the_right_to_it(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_connections_have_a_name_without_a_right(server: PrivateServer, raw: Any) -> None:
     rules = ("on", "nopass", "~*", "&*", "+@all", "-client")
     await raw.execute_command("ACL", "SETUSER", "plain", *rules)
     address = server.unix_url.replace("unix://", "unix://plain:any@")
@@ -323,44 +309,40 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(
         await reader.read()  # until the peer hangs up
         writer.close()
 
-    connections = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
+    pool = ConnectionPool(one_server(f"unix://{tmp_path / 's'}"), 4)
     async with await asyncio.start_unix_server(listen, tmp_path / "s"):
         with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
-            await connections.open_own()
-        assert connections.open == 0
+            await pool.open_own()
+        assert pool.open == 0
 
 
-async def test_a_connection_that_two_calls_share_is_nobody_elses_until_both_are_done(
-    connections: ConnectionPool,
-) -> None:
-    await burst(connections, 1)
-    shared = await connections.acquire()
-    assert connections.share(shared)
-    connections.release(shared)
-    assert connections.acquire_nowait() is None
-    own = await connections.open_own()
+async def test_a_shared_connection_is_in_use_until_both_calls_end(pool: ConnectionPool) -> None:
+    await burst(pool, 1)
+    shared = await pool.acquire()
+    assert pool.share(shared)
+    pool.release(shared)
+    assert pool.acquire_nowait() is None
+    own = await pool.open_own()
     assert own is not shared
-    connections.close(own)
-    connections.release(shared)
-    assert connections.acquire_nowait() is shared
-    connections.release(shared)
+    pool.close(own)
+    pool.release(shared)
+    assert pool.acquire_nowait() is shared
+    pool.release(shared)
     # The connection has no caller now, so it cannot be shared.
-    assert not connections.share(shared)
+    assert not pool.share(shared)
     # The pool still has room for as many connections as before.
-    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(4)}) == 4
+    assert len({await asyncio.wait_for(pool.acquire(), 10) for _ in range(4)}) == 4
 
 
-async def test_a_shared_connection_that_breaks_takes_one_place_and_gives_back_one(
-    connections: ConnectionPool,
-) -> None:
-    shared = await connections.acquire()
-    assert connections.share(shared)
+async def test_a_broken_shared_connection_gives_back_one_place(pool: ConnectionPool) -> None:
+    shared = await pool.acquire()
+    assert pool.share(shared)
     shared.close()
-    connections.release(shared)
-    assert not connections.share(shared)
-    connections.release(shared)
-    assert connections.open == 0
-    assert len({await asyncio.wait_for(connections.acquire(), 10) for _ in range(5)}) == 4
+    pool.release(shared)
+    assert not pool.share(shared)
+    pool.release(shared)
+    assert pool.open == 0
+    assert len({await asyncio.wait_for(pool.acquire(), 10) for _ in range(5)}) == 4
 
 
 async def test_subscriptions_and_watches_start_beside_shared_calls(server: PrivateServer) -> None:

@@ -57,9 +57,7 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
     (await store.look()).demand_no_orphans()
 
 
-async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
+async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
     await raw.zadd("delayq:{jobs}:live", {"no body": 1})
     assert await jobs.get("no place") is None
@@ -73,7 +71,7 @@ async def test_a_body_without_a_place_and_a_place_without_a_body_hold_no_id(
     "letter",
     [b"", b"garbage", b"{}\n", b"[]\n1 \n2", b'{"priority":"high"}\nno body', b"{\xff\n\xff"],
 )
-async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
+async def test_a_damaged_dead_letter_is_shown(
     jobs: ReliableQueue[Any], raw: Any, letter: bytes
 ) -> None:
     await jobs.offer("good", id="good")
@@ -93,9 +91,7 @@ async def test_a_damaged_dead_letter_is_shown_and_stays_and_others_are_redriven(
     assert await jobs.dead.purge(["damaged"]) == (not lives_again)
 
 
-async def test_what_begins_with_a_body_that_cannot_be_read_can_die_and_be_listed(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
+async def test_an_unreadable_body_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "damaged", "no newline here")
     await raw.zadd("delayq:{jobs}:live", {"damaged": 1})
     (message,) = await jobs.claim()

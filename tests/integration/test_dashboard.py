@@ -180,7 +180,7 @@ async def test_lists_have_pages(client: Client, reader: Browser) -> None:
         assert seen == [f"m{i:02}" for i in range(60)]
 
 
-async def test_a_delayed_queue_is_shown_in_every_state(
+async def test_all_states_of_a_delayed_queue(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
     orders = client.delayed_queue("orders")
@@ -230,9 +230,7 @@ async def test_a_message_has_all_details(client: Client, reader: Browser) -> Non
     assert "Expires in 9 min" in shown
 
 
-async def test_a_leased_message_says_when_it_was_due_and_when_its_lease_ends(
-    client: Client, reader: Browser
-) -> None:
+async def test_a_leased_message_tells_due_time_and_lease(client: Client, reader: Browser) -> None:
     jobs = client.reliable_queue("jobs", lease=3600)
     await jobs.offer(1)
     await jobs.claim()
@@ -250,9 +248,7 @@ async def test_dead_letters_say_why(client: Client, reader: Browser) -> None:
     assert "Traceback\nLookupError: 42" in await page(reader, address)
 
 
-async def test_everything_is_escaped(
-    server: PrivateServer, client: Client, reader: Browser
-) -> None:
+async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Browser) -> None:
     jobs = client.reliable_queue(HOSTILE)
     await jobs.offer(HOSTILE, 60, id=HOSTILE, headers={HOSTILE: HOSTILE})
     await jobs.offer(HOSTILE, id="dies")
@@ -901,9 +897,6 @@ def test_other_keys_tell_of_no_queue() -> None:
     for key in ("", "orders", "delayq:{x}", "delayq:{}:live", "redis", "delayq:part:{x}:live"):
         assert known_queue(key) is None
     assert known_queue("delayq:part:{1:000:x}:live") is None
-
-
-# A million messages
 
 
 @pytest.mark.thorough

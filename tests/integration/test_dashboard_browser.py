@@ -1,6 +1,4 @@
-"""The dashboard, clicked through in a real browser: scripts, styles, the policy that the browser
-enforces, and each action.
-"""
+"""The dashboard, clicked through in a real browser: scripts, styles, policies, and each action."""
 
 from __future__ import annotations
 
@@ -67,10 +65,7 @@ async def serving(server: PrivateServer, *options: str) -> AsyncIterator[tuple[C
 
 
 async def visit(look: Callable[[Seen], None], *args: Any, **options: Any) -> None:
-    """Look at pages with a browser that has nothing to complain about.
-
-    The arguments are those of :func:`chromium`.
-    """
+    """Look at pages with a :func:`chromium` that has nothing to complain about."""
 
     def with_browser() -> None:
         with chromium(*args, **options) as browser:
@@ -386,10 +381,7 @@ async def test_what_a_payload_says_never_runs(own_server: PrivateServer) -> None
 
 
 async def test_a_queue_of_any_name_can_be_acted_on(own_server: PrivateServer) -> None:
-    """Browsers change line breaks in forms.
-
-    Queue names may have them, and any other characters with a meaning in an address.
-    """
+    """Browsers change line breaks in forms, and queue names may have them."""
     names = ["a\nb\r\n c", "100%41/?#&+ä\u2028 \x01", "../..//"]
     async with serving(own_server, "--token", TOKEN) as (client, address):
         for name in names:
@@ -434,9 +426,7 @@ async def test_reading_takes_a_token_where_one_is_asked_for(own_server: PrivateS
         await visit(look)
 
 
-async def test_it_is_read_without_scripts_on_a_phone_and_in_the_dark(
-    own_server: PrivateServer,
-) -> None:
+async def test_it_is_read_without_scripts_on_phones_in_the_dark(own_server: PrivateServer) -> None:
     pages = {
         "overview": "",
         "queue": "queue?kind=reliable&name=thumbs",

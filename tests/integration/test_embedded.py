@@ -1,6 +1,4 @@
-"""The embedded server: the behaviour that its users may rely on, seen from outside with real
-processes.
-"""
+"""The embedded server: what its users may rely on, seen from outside with real processes."""
 
 from __future__ import annotations
 
@@ -112,9 +110,7 @@ UserFactory = Callable[..., User]
 
 @pytest.fixture
 def user() -> Iterator[UserFactory]:
-    """Start users. Those still running when the test ends are killed, which ends their servers
-    too.
-    """
+    """Start users, which are killed with their servers when the test ends."""
     users: list[User] = []
 
     def start(directory: Path | None, then: str = WAIT) -> User:
@@ -213,9 +209,7 @@ class TestUrls:
             ("embedded:./d\u00e4ta", "d\u00e4ta"),
         ],
     )
-    def test_a_path_names_the_directory_that_is_otherwise_temporary(
-        self, url: str, path: str | None
-    ) -> None:
+    def test_a_path_names_the_directory(self, url: str, path: str | None) -> None:
         assert parse_embedded_url(url) == (path and Path(path))
 
     @pytest.mark.parametrize(
@@ -238,9 +232,7 @@ class TestTheBinary:
         assert path.endswith("/valkey-server")
         assert imported == "False"
 
-    def test_may_be_named_by_the_environment(
-        self, monkeypatch: pytest.MonkeyPatch, place: Path
-    ) -> None:
+    def test_may_be_in_the_environment(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         program(place / "many-in-one", "exit 0")
         (place / "mine").symlink_to("many-in-one")
         monkeypatch.chdir(place)
@@ -332,9 +324,7 @@ for directory in (None, sys.argv[1]):
 
 
 class TestADirectory:
-    def test_is_made_private_and_keeps_the_data_which_is_written_every_second(
-        self, place: Path
-    ) -> None:
+    def test_is_private_and_keeps_the_data_of_every_second(self, place: Path) -> None:
         data = place / "new" / "data"
         with EmbeddedServer(data) as server:
             assert mode(data) == 0o700
@@ -391,9 +381,7 @@ class TestADirectory:
                 assert mode(elsewhere) == 0o700
             assert not elsewhere.exists()
 
-    def test_long_and_no_room_elsewhere_is_refused(
-        self, place: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_too_long_is_refused(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tempfile, "tempdir", str(place / ("t" * 100)))
         with pytest.raises(EmbeddedServerError, match="too long"):
             EmbeddedServer(place / ("x" * 120)).start()
@@ -452,9 +440,7 @@ class TestAServerThatDoesNotStart:
         with pytest.raises(EmbeddedServerError, match="Bad file format"):
             EmbeddedServer(place).start()
 
-    def test_yet_as_it_loads_much_data_gets_the_time(
-        self, monkeypatch: pytest.MonkeyPatch, place: Path
-    ) -> None:
+    def test_but_loads_data_gets_time(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         with EmbeddedServer(place) as server:
             call(server, "EVAL", "for i = 1, 3000 do redis.call('SET', i, 'x') end", "0")
         slow = "--key-load-delay 1000 --loading-process-events-interval-bytes 1024"
@@ -470,9 +456,7 @@ class TestAServerThatDoesNotStart:
 class TestNoOrphanRemains:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGKILL"])
-    def test_when_the_owner_ends(
-        self, place: Path, user: UserFactory, how: str, kept: bool
-    ) -> None:
+    def test_after_the_owner(self, place: Path, user: UserFactory, how: str, kept: bool) -> None:
         owner = user(place / "data" if kept else None)
         call(owner, "SET", "a", "kept")
         owner.end(how)
@@ -509,9 +493,7 @@ class TestNoOrphanRemains:
         files = Path(f"/proc/{owner.server}/fd").iterdir()
         assert "server.fifo" not in {file.readlink().name for file in files}
 
-    def test_when_every_process_of_a_service_is_asked_to_end_and_the_user_finishes_first(
-        self, place: Path, user: UserFactory
-    ) -> None:
+    def test_when_a_service_is_asked_to_end(self, place: Path, user: UserFactory) -> None:
         then = """
 signal.signal(signal.SIGTERM, lambda *_: None)
 print("ready", flush=True)
@@ -612,9 +594,7 @@ class TestAClient:
             again = server_pid(place / "server.sock")
         wait_for_end(again)
 
-    async def test_of_a_temporary_server_goes_on_with_an_empty_one(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
+    async def test_goes_on_with_an_empty_server(self, caplog: pytest.LogCaptureFixture) -> None:
         async with delayq.connect("embedded:") as client:
             assert client._embedded is not None
             pid = server_pid(client._embedded)
@@ -691,9 +671,7 @@ class TestASocketThatIsRemoved:
 
 
 class TestSharing:
-    def test_all_processes_of_a_directory_have_one_server(
-        self, place: Path, user: UserFactory
-    ) -> None:
+    def test_all_processes_have_one_server(self, place: Path, user: UserFactory) -> None:
         with ThreadPoolExecutor(4) as pool:
             users = list(pool.map(user, [place] * 4))
         assert len({one.server for one in users}) == 1
@@ -737,9 +715,7 @@ for _ in range(3):
         assert generations > 3, "hardly a race"
 
     @linux_only
-    def test_who_joins_just_as_the_last_one_left_keeps_the_server(
-        self, place: Path, user: UserFactory
-    ) -> None:
+    def test_joining_as_the_last_one_leaves_keeps_it(self, place: Path, user: UserFactory) -> None:
         owner = user(place)
         waits = lambda line: "->" in line and f" {owner.watchdog} " in line
         with (place / "server.lock").open("r+") as lock:
@@ -781,9 +757,7 @@ CHILDREN["multiprocessing"] = BY_MULTIPROCESSING
 class TestForkedChildren:
     @pytest.mark.parametrize("kept", [True, False])
     @pytest.mark.parametrize("then", CHILDREN.values(), ids=[*CHILDREN])
-    def test_do_not_take_the_server_with_them(
-        self, place: Path, user: UserFactory, then: str, kept: bool
-    ) -> None:
+    def test_leave_the_server(self, place: Path, user: UserFactory, then: str, kept: bool) -> None:
         owner = user(place if kept else None, then)
         assert owner.read() == b"0"
         assert call(owner, "GET", "a") == b"1"

@@ -45,10 +45,7 @@ class Program:
         raise AssertionError(f"it ended without {text!r}:\n" + "\n".join(self.lines))
 
     async def stop(self) -> str:
-        """Ask the program to end, then do as :meth:`end` does.
-
-        After its shutdown, uvicorn ends by the signal it received.
-        """
+        """Ask the program to end. uvicorn then ends by the signal it received."""
         self._process.terminate()
         return await self.end(0, -signal.SIGTERM)
 
@@ -84,9 +81,7 @@ async def program(
         await process.communicate()
 
 
-async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(
-    own_server: PrivateServer,
-) -> None:
+async def test_producer_and_consumer_meet_in_due_order(own_server: PrivateServer) -> None:
     async with program(own_server, EXAMPLES / "consumer.py", "--count", "4") as consumer:
         async with program(own_server, EXAMPLES / "producer.py") as producer:
             offered = await producer.end()
@@ -97,9 +92,7 @@ async def test_what_the_producer_offers_reaches_the_consumer_in_due_order(
     assert all(float(line.split()[1]) >= 0 for line in arrived.splitlines())
 
 
-async def test_an_order_that_is_not_paid_is_closed_and_one_that_is_paid_is_not(
-    own_server: PrivateServer, tmp_path: Path
-) -> None:
+async def test_an_order_is_closed_if_not_paid(own_server: PrivateServer, tmp_path: Path) -> None:
     folder = EXAMPLES / "fastapi_orders"
     shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "2"}
     async with (
@@ -156,9 +149,7 @@ async def serving(
 
 
 @pytest.mark.parametrize("name", ["starlette", "litestar", "asgi", "django"])
-async def test_every_framework_offers_handles_and_stops(
-    own_server: PrivateServer, name: str
-) -> None:
+async def test_every_framework_does_its_work(own_server: PrivateServer, name: str) -> None:
     async with serving(own_server, EXAMPLES / "web", f"{name}_app:app") as (app, browser):
         reply = await browser.post("/mails", params={"to": "ada"})
         assert reply.status_code == 202, reply.text
@@ -179,9 +170,7 @@ async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
         await app.stop()
 
 
-async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_handler_ends_before_its_application(own_server: PrivateServer) -> None:
     serve = serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1")
     async with serve as (app, browser):
         await browser.post("/mails", params={"to": "ada"})
@@ -192,9 +181,7 @@ async def test_a_handler_that_runs_when_the_application_is_stopped_ends_first(
     assert stats == delayq.QueueDepth(0, 0, 0, 0, 0.0)
 
 
-async def test_a_handler_that_takes_too_long_gives_its_message_back(
-    own_server: PrivateServer, tmp_path: Path
-) -> None:
+async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path: Path) -> None:
     text = (EXAMPLES / "web" / "starlette_app.py").read_text()
     hasty = text.replace("shutdown_timeout=20", "shutdown_timeout=0.2")
     (tmp_path / "hasty_app.py").write_text(hasty)

@@ -1,6 +1,4 @@
-"""Each network call, failed on purpose: the state it leaves on the server, and which client
-completes it.
-"""
+"""Each network call, failed on purpose: what it leaves on the server, and who completes it."""
 
 from __future__ import annotations
 
@@ -29,11 +27,13 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq import Client, DelayedQueue
+    from delayq import Client
     from delayq._redis.connection import Connection
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
+
+    Orders = delayq.DelayedQueue[int]
 
 
 QUARANTINE = DelayedKeys.of("orders").quarantine
@@ -132,7 +132,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.parametrize("times", [1, 3])
 async def test_a_transfer_that_fails_loses_and_doubles_nothing(
-    queue: DelayedQueue[int], faults: Faults, fault: str, times: int
+    queue: Orders, faults: Faults, fault: str, times: int
 ) -> None:
     await queue.offer_many([(i, 0) for i in range(20)])
     faults.fail(TRANSFER, fault, times=times)
@@ -141,9 +141,7 @@ async def test_a_transfer_that_fails_loses_and_doubles_nothing(
     assert await queue.poll() is None
 
 
-async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_first(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_what_a_lost_answer_had_goes_back(queue: Orders, faults: Faults) -> None:
     await queue.offer(1, 60)
     await queue.pending.poll_last_and_offer_first_to("orders")
     last = {TRANSFER.name: faults.calls.count(TRANSFER.name) + 1, GIVE_BACK.name: 2}
@@ -152,9 +150,7 @@ async def test_what_a_lost_answer_had_handed_out_goes_back_even_if_that_fails_fi
     assert faults.calls.count(GIVE_BACK.name) == 3
 
 
-async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
-    client: Client, queue: DelayedQueue[int], raw: Any
-) -> None:
+async def test_a_late_call_hands_nothing_out(client: Client, queue: Orders, raw: Any) -> None:
     ours = queue._open.store
     give_up = queue._open.transfer.hand_outs.back_by_name(HandOut("late")).request
     await raw.rpush("orders", 1, 2)
@@ -168,9 +164,7 @@ async def test_a_call_that_was_given_up_hands_nothing_out_when_it_arrives_late(
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_giving_back_is_repeated_and_never_doubles(
-    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
-) -> None:
+async def test_giving_back_is_repeated(queue: Orders, faults: Faults, fault: str, raw: Any) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
     faults.fail(GIVE_BACK, fault, times=2)
     await take_five(queue)
@@ -183,7 +177,7 @@ async def test_giving_back_is_repeated_and_never_doubles(
     assert await raw.lrange("orders", 0, -1) == [b"5", b"6", b"7", b"8", b"9"]
 
 
-async def take_five(queue: DelayedQueue[int]) -> None:
+async def take_five(queue: Orders) -> None:
     """Leave a loop at its fifth message, when others have been fetched ahead."""
     async for value in queue:
         if value == 4:
@@ -195,20 +189,16 @@ async def lasting(raw: Any) -> list[bytes]:
     return [name for name in await raw.keys() if await raw.pttl(name) == -1]
 
 
-async def test_what_cannot_be_given_back_goes_to_the_next_caller(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_what_stays_goes_to_the_next_caller(queue: Orders, faults: Faults) -> None:
     await queue.offer_many([(i, 0) for i in range(10)])
     faults.fail(GIVE_BACK, "unsent")
     await take_five(queue)
     assert sorted([await asyncio.wait_for(queue.take(), 10) for _ in range(5)]) == [5, 6, 7, 8, 9]
 
 
-async def test_closing_fetches_what_a_lost_answer_had_handed_out(
-    server: PrivateServer, faults: Faults
-) -> None:
+async def test_closing_returns_what_was_lost(server: PrivateServer, faults: Faults) -> None:
     async with delayq.connect(server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.offer(1, 0.05)
         faults.fail(TRANSFER, "lost")
         with suppress(delayq.OutcomeUnknown):
@@ -227,7 +217,7 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
     server: PrivateServer, faults: Faults, caplog: pytest.LogCaptureFixture, fault: str, words: str
 ) -> None:
     async with delayq.connect(server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.offer_many([(i, 0) for i in range(10)])
         faults.fail(GIVE_BACK, fault)
         await take_five(queue)
@@ -237,17 +227,13 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
         assert await client.delayed_queue("orders").ready.size() == (3 if fault == "unsent" else 5)
 
 
-async def test_an_offer_that_was_not_sent_is_tried_again(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_an_offer_that_was_not_sent_is_tried_again(queue: Orders, faults: Faults) -> None:
     faults.fail(OFFER, "unsent", times=3)
     await queue.offer(1)
     assert await queue.take() == 1
 
 
-async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_an_unanswered_offer_is_stored_once(queue: Orders, faults: Faults) -> None:
     faults.fail(OFFER, "lost", times=1)
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.offer(1, 60)
@@ -255,9 +241,7 @@ async def test_an_offer_whose_answer_is_lost_is_unknown_and_stored_once(
     assert faults.calls.count(OFFER.name) == 1
 
 
-async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_offer_many_tells_what_is_stored(queue: Orders, faults: Faults) -> None:
     # From now on the server knows the script.
     for _ in range(2):
         await (await queue.offer(0, 60)).cancel()
@@ -270,9 +254,7 @@ async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_offer_many_that_stored_nothing_says_so(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_offer_many_that_stored_nothing_says_so(queue: Orders, faults: Faults) -> None:
     faults.fail(OFFER, "unsent")
     with pytest.raises(delayq.ServerUnavailable):
         await queue.offer_many([(i, 60) for i in range(600)])
@@ -280,9 +262,7 @@ async def test_offer_many_that_stored_nothing_says_so(
         await queue.offer(1)
 
 
-async def test_a_poll_that_does_not_wait_tells_of_a_server_that_is_away(
-    queue: DelayedQueue[int], faults: Faults
-) -> None:
+async def test_a_poll_tells_of_a_server_that_is_away(queue: Orders, faults: Faults) -> None:
     faults.fail(TRANSFER, "unsent")
     for call in (queue.poll, queue.drain):
         with pytest.raises(delayq.ServerUnavailable):
@@ -295,16 +275,14 @@ async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
 ) -> None:
     monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 0.1)
     async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.offer(1)
         with own_server.paused(), pytest.raises(delayq.ServerUnavailable, match=r"within 0\.1 s"):
             await queue.poll()
         assert await queue.take() == 1
 
 
-async def test_a_drain_that_fails_half_way_puts_back_what_it_had(
-    queue: DelayedQueue[int], faults: Faults, raw: Any
-) -> None:
+async def test_a_failed_drain_puts_all_back(queue: Orders, faults: Faults, raw: Any) -> None:
     await raw.rpush("orders", *range(300))
     faults.fail(TRANSFER, "unsent", after=1, times=1)
     with pytest.raises(delayq.ServerUnavailable):
@@ -313,9 +291,7 @@ async def test_a_drain_that_fails_half_way_puts_back_what_it_had(
     assert await queue.drain() == list(range(300))
 
 
-async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
-    queue: DelayedQueue[int], raw: Any
-) -> None:
+async def test_what_a_drain_cannot_read_goes_to_quarantine(queue: Orders, raw: Any) -> None:
     await raw.rpush("orders", "1", "{", "2")
     with pytest.raises(delayq.DecodeError):
         await queue.drain()
@@ -326,7 +302,7 @@ async def test_what_a_drain_cannot_read_goes_to_quarantine_and_the_rest_back(
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_calls_fail(
-    queue: DelayedQueue[int], faults: Faults, fault: str, raw: Any
+    queue: Orders, faults: Faults, fault: str, raw: Any
 ) -> None:
     await raw.rpush("orders", "{", "1")
     faults.fail(SET_ASIDE, fault, times=2)
@@ -338,9 +314,7 @@ async def test_an_unreadable_payload_reaches_quarantine_once_though_its_first_ca
     assert await raw.lrange(QUARANTINE, 0, -1) == [b"{"]
 
 
-async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
-    queue: DelayedQueue[int], faults: Faults, raw: Any
-) -> None:
+async def test_a_failed_poll_quarantines_nothing(queue: Orders, faults: Faults, raw: Any) -> None:
     await store(raw, DelayedKeys.of("orders"), {pack(b"ABCDEFGH", b"{", 8): 1e15})
     await queue.offer_many([(n, 60) for n in range(150)])
     faults.fail(POLL_PENDING, "lost", after=1, times=1)
@@ -354,9 +328,7 @@ async def test_a_poll_of_pending_messages_that_fails_quarantines_nothing(
     assert await raw.lrange(QUARANTINE, 0, -1) == [b"{"]
 
 
-async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
-    client: Client, queue: DelayedQueue[int], raw: Any
-) -> None:
+async def test_a_foreign_key_fails_all_callers(client: Client, queue: Orders, raw: Any) -> None:
     await raw.set("orders", "mine")
     results = await asyncio.gather(
         *(queue.take() for _ in range(3)), queue.poll(), return_exceptions=True
@@ -370,14 +342,12 @@ async def test_a_foreign_key_gives_every_waiting_caller_one_clear_error(
     assert await asyncio.wait_for(queue.take(), 10) == 1
 
 
-async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_a_foreign_key_hides_no_other_queue(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=0.1) as client:
         await raw.set("redisson_delay_queue_timeout:{bad}", "mine")
         await raw.hset("bad", "mine", "1")
         client.delayed_queue("bad")
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
         await until(lambda: client.statistics().waiting)
         await raw.zadd(DelayedKeys.of("orders").timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
@@ -385,7 +355,7 @@ async def test_a_foreign_key_in_one_queue_does_not_hide_the_others(
 
 
 async def test_a_notification_that_is_no_number_does_no_harm(
-    queue: DelayedQueue[int], raw: Any, caplog: pytest.LogCaptureFixture
+    queue: Orders, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     await until(lambda: raw.publish(DelayedKeys.of("orders").channel, "nonsense"))
     await until(lambda: "received a notification that is not a number" in caplog.text)
@@ -395,7 +365,7 @@ async def test_a_notification_that_is_no_number_does_no_harm(
 
 async def test_every_connection_may_be_busy(server: PrivateServer) -> None:
     async with delayq.connect(server.url, max_connections=1) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         takers = [asyncio.create_task(queue.take()) for _ in range(50)]
         await asyncio.gather(
             *(queue.offer(i, 0.01) for i in range(50)), *(queue.pending.size() for _ in range(50))
@@ -409,7 +379,7 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
         await until(lambda: client.statistics().waiting)
         own_server.kill()
@@ -440,7 +410,7 @@ async def test_random_faults_everywhere_lose_and_double_nothing(
     faults.plan = fault
     got: list[int] = []
     async with delayq.connect(server.url, resync_interval=0.2) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
 
         async def consume() -> None:
             while True:

@@ -1,7 +1,4 @@
-"""The next batch is fetched while one is handled.
-
-Wherever a loop ends, nothing is lost or duplicated, and order is kept.
-"""
+"""The next batch is fetched while one is handled, and wherever a loop ends, nothing is lost."""
 
 from __future__ import annotations
 
@@ -133,9 +130,6 @@ def next_end(chance: random.Random, handled: list[int]) -> int:
     return min(COUNT, len(handled) + chance.choice(steps))
 
 
-# Behaviour
-
-
 @pytest.mark.usefixtures("_quick")
 async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Way) -> None:
     queue, handled = await way.filled(client), list[int]()
@@ -149,9 +143,7 @@ async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Wa
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_small_batches_leave_what_they_do_not_want_to_others(
-    client: Client, way: Way
-) -> None:
+async def test_small_batches_leave_the_rest_to_others(client: Client, way: Way) -> None:
     queue, handled = await way.filled(client), list[int]()
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
@@ -176,13 +168,8 @@ async def test_a_loop_gets_all_in_order_and_then_waits_for_more(client: Client, 
         assert await asyncio.wait_for(following, 20) == 0
 
 
-# Leaving a loop
-
-
 @pytest.mark.parametrize("seed", range(3))
-async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(
-    client: Client, way: Way, seed: int
-) -> None:
+async def test_a_loop_that_is_left_returns_the_rest(client: Client, way: Way, seed: int) -> None:
     chance = random.Random(seed)
     queue, handled = await way.filled(client), list[int]()
     while len(handled) < COUNT:
@@ -198,9 +185,7 @@ async def test_wherever_a_loop_is_left_the_rest_goes_back_in_order(
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("seed", range(3))
-async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(
-    client: Client, way: Way, seed: int
-) -> None:
+async def test_a_cancelled_loop_returns_the_rest(client: Client, way: Way, seed: int) -> None:
     chance = random.Random(100 + seed)
     queue, handled = await way.filled(client), list[int]()
     moments = 0
@@ -217,12 +202,8 @@ async def test_whenever_its_task_is_cancelled_the_rest_goes_back_in_order(
 
 
 @pytest.mark.usefixtures("early")
-async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(
-    client: Client, way: Way
-) -> None:
-    """The loop is cancelled before, during and after each step of the first batches; nothing here
-    is random.
-    """
+async def test_a_loop_may_be_cancelled_at_any_turn(client: Client, way: Way) -> None:
+    """Before, during and after each step of the first batches."""
     queue, handled = await way.filled(client), list[int]()
     for count in range(60):
         async with running(way.consume(queue, handled)):
@@ -232,9 +213,7 @@ async def test_cancelled_between_any_two_turns_a_loop_keeps_what_it_had(
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(
-    client: Client, way: Way, seed: int
-) -> None:
+async def test_closing_the_queue_ends_its_loop(client: Client, way: Way, seed: int) -> None:
     chance, handled = random.Random(200 + seed), list[int]()
     await way.filled(client)
     while len(handled) < COUNT:
@@ -252,9 +231,7 @@ async def test_a_queue_closed_inside_the_loop_ends_it_and_has_the_rest(
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("seed", range(2))
-async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(
-    client: Client, way: Way, seed: int
-) -> None:
+async def test_closing_from_outside_ends_a_loop(client: Client, way: Way, seed: int) -> None:
     chance, handled = random.Random(300 + seed), list[int]()
     await way.filled(client)
     while len(handled) < COUNT:
@@ -268,9 +245,7 @@ async def test_a_queue_closed_by_somebody_else_ends_the_loop_and_has_the_rest(
     assert await way.rest(way.open(client), 0) == []
 
 
-async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(
-    server: PrivateServer, way: Way
-) -> None:
+async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Way) -> None:
     handled: list[int] = []
     async with delayq.connect(server.url) as client:
         queue = await way.filled(client)
@@ -282,12 +257,7 @@ async def test_a_client_closed_inside_the_loop_leaves_the_rest_to_the_next(
         assert await way.rest(way.open(client), COUNT - 200) == list(range(200, COUNT))
 
 
-# Two loops at once
-
-
-async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(
-    client: Client, way: Way
-) -> None:
+async def test_two_loops_share_a_queue_each_in_order(client: Client, way: Way) -> None:
     queue = await way.filled(client)
     both: tuple[list[int], list[int]] = ([], [])
     async with running(*(way.consume(queue, handled) for handled in both)):
@@ -298,9 +268,7 @@ async def test_two_loops_over_one_queue_share_all_of_it_each_in_order(
 
 
 @pytest.mark.parametrize("end", ["left", "cancelled"])
-async def test_what_one_loop_gives_back_reaches_the_other(
-    client: Client, way: Way, end: str
-) -> None:
+async def test_what_a_loop_returns_reaches_the_other(client: Client, way: Way, end: str) -> None:
     queue, one, two = await way.filled(client), list[int](), list[int]()
 
     async def leave() -> None:
@@ -318,9 +286,6 @@ async def test_what_one_loop_gives_back_reaches_the_other(
         await until(lambda: len(one) + len(two) >= COUNT)
     assert sorted(one + two) == list(range(COUNT))
     assert await way.rest(queue, 0) == []
-
-
-# Step by step
 
 
 class Callers:
@@ -364,9 +329,7 @@ async def callers() -> AsyncIterator[Callers]:
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["and is left", "and goes on"])
-async def test_what_came_in_the_turn_in_which_the_queue_closed_goes_back(
-    callers: Callers, goes_on: bool
-) -> None:
+async def test_what_came_as_the_queue_closed_goes_back(callers: Callers, goes_on: bool) -> None:
     batches = callers.waiters.batches()
     batch = asyncio.ensure_future(anext(batches, None))
     await turns(3)

@@ -23,6 +23,7 @@ from tests.support.waiting import fetch_ahead, until
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
 
@@ -32,7 +33,7 @@ async def everything(url: str) -> list[Any]:
         return await client.delayed_queue("orders").drain()
 
 
-async def opened(url: str, count: int = 150) -> tuple[delayq.Client, delayq.DelayedQueue[Any]]:
+async def opened(url: str, count: int = 150) -> tuple[Client, delayq.DelayedQueue[Any]]:
     """Open a client, and a queue with ``count`` messages that are due."""
     client = delayq.connect(url)
     await client.__aenter__()
@@ -41,9 +42,7 @@ async def opened(url: str, count: int = 150) -> tuple[delayq.Client, delayq.Dela
     return client, queue
 
 
-async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it_returns(
-    own_server: PrivateServer,
-) -> None:
+async def test_closing_returns_what_a_drain_has(own_server: PrivateServer) -> None:
     async with Links(own_server) as links:
         client, queue = await opened(links.url)
         counting, count_due = asyncio.Event(), queue._open.count_due
@@ -66,9 +65,7 @@ async def test_what_a_drain_has_taken_goes_back_when_the_client_closes_before_it
 async def test_closing_takes_back_in_order_what_callers_were_handed_before_their_tasks_ran(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the callers would give messages back later, ahead of those that the close has given
-    back.
-    """
+    """Otherwise they would give it back later, ahead of what the close has given back."""
     client, queue = await opened(own_server.url, 20)
     scheduler = client._open_session().scheduler
     end = Supply.end
@@ -100,9 +97,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     assert await everything(own_server.url) == [*range(20)]
 
 
-async def test_a_client_that_closes_waits_for_a_queue_that_is_closing(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_closing_client_waits_for_a_closing_queue(own_server: PrivateServer) -> None:
     async with Links(own_server, round_trip=100) as links:
         client, queue = await opened(links.url)
         values = aiter(queue)
@@ -169,9 +164,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
 
 
 @pytest.mark.every_server
-async def test_closing_gives_messages_back_although_the_server_was_demoted_meanwhile(
-    own_server: PrivateServer,
-) -> None:
+async def test_closing_outlasts_a_demotion(own_server: PrivateServer) -> None:
     client, queue = await opened(own_server.url)
     _loop, taken = await fetch_ahead(queue)
     own_server.call("REPLICAOF", "127.0.0.1", "1")
@@ -200,9 +193,7 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     assert 1 <= len(looks) < 100
 
 
-async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_listening_connection_is_not_shared(own_server: PrivateServer) -> None:
     pool = ConnectionPool(one_server(own_server.unix_url), 8)
     wire = await pool.acquire()
     pool.release(wire)
@@ -211,9 +202,7 @@ async def test_a_connection_that_blocks_or_listens_is_shared_with_no_call(
     await pool.aclose()
 
 
-async def test_no_call_shares_the_connection_by_which_others_are_proven_dead(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_connection_that_proves_another_dead_is_its_own(own_server: PrivateServer) -> None:
     async with Links(own_server) as links:
         pool = ConnectionPool(one_server(links.url), 8)
         silent = await pool.acquire()
@@ -260,9 +249,7 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
 
 
 @pytest.mark.every_server
-async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
-    own_server: PrivateServer,
-) -> None:
+async def test_claims_are_counted_as_returned_once(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.unix_url) as client:
         jobs = client.reliable_queue("jobs")
         await jobs.offer_many([delayq.Offer(n) for n in range(3)])
@@ -280,9 +267,7 @@ async def test_claims_are_counted_as_given_back_once_and_only_when_they_are(
         assert claims._claimed == 0
 
 
-async def test_a_call_that_cannot_be_written_counts_neither_as_sent_nor_as_failed(
-    server: PrivateServer,
-) -> None:
+async def test_a_call_that_cannot_be_written_is_not_counted(server: PrivateServer) -> None:
     pool = ConnectionPool(one_server(server.url), 1)
     client = RedisClient(Topology(pool))
     connection = await pool.acquire()

@@ -1,6 +1,4 @@
-"""Messages on their way to a caller, over links that are slow or break at that very moment: each
-one arrives or goes back.
-"""
+"""Messages on their way to a caller, over links that are slow or break at that very moment."""
 
 from __future__ import annotations
 
@@ -30,6 +28,8 @@ if TYPE_CHECKING:
     from delayq._redis.hand_back import HandBack
     from tests.support.servers import PrivateServer
 
+    Orders = delayq.DelayedQueue[int]
+
 
 @pytest.fixture
 async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
@@ -38,7 +38,7 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 
 
 LEASED, LEASES = "delayq_leased:{orders}", "delayq_leases:{orders}"
-Linked = tuple[Links, "Client", "DelayedQueue[int]"]
+Linked = tuple[Links, "Client", "Orders"]
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def numbers(raw: Any, name: str) -> list[int]:
     return [int(payload) for payload in await raw.lrange(name, 0, -1)]
 
 
-async def handled(queue: DelayedQueue[int], seen: list[int]) -> None:
+async def handled(queue: Orders, seen: list[int]) -> None:
     """Handle messages without end, and quickly enough for many to be fetched ahead."""
     async for value in queue:
         seen.append(value)
@@ -90,9 +90,7 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
             assert await numbers(raw, name) == list(range(40, 100))
 
 
-async def test_closing_while_the_server_is_busy_loses_nothing(
-    own_server: PrivateServer, raw: Any
-) -> None:
+async def test_closing_beside_a_busy_server(own_server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())
@@ -108,7 +106,7 @@ async def test_closing_while_the_server_is_busy_loses_nothing(
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes_loses_nothing(
+async def test_a_task_cancelled_twice_loses_nothing(
     own_server: PrivateServer, raw: Any, times: int
 ) -> None:
     async with Links(own_server, round_trip=40) as links:
@@ -116,7 +114,7 @@ async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes
 
         async def work() -> None:
             async with delayq.connect(links.url) as client:
-                queue: DelayedQueue[int] = client.delayed_queue("orders")
+                queue: Orders = client.delayed_queue("orders")
                 await queue.ready.size()
                 await filled(raw, "orders", 1)
                 opened.set_result(queue)
@@ -133,17 +131,17 @@ async def test_a_task_that_is_cancelled_while_it_takes_and_again_while_it_closes
         await until(lambda: raw.llen("orders"), equals=1)
 
 
-async def by_take(queue: DelayedQueue[int]) -> list[int]:
+async def by_take(queue: Orders) -> list[int]:
     return [await queue.take()]
 
 
-async def by_drain(queue: DelayedQueue[int]) -> list[int]:
+async def by_drain(queue: Orders) -> list[int]:
     while not (taken := await queue.drain()):
         await asyncio.sleep(0.01)
     return taken
 
 
-async def by_loop(queue: DelayedQueue[int]) -> list[int]:
+async def by_loop(queue: Orders) -> list[int]:
     async for value in queue:
         return [value]
     return []
@@ -151,9 +149,7 @@ async def by_loop(queue: DelayedQueue[int]) -> list[int]:
 
 @pytest.mark.parametrize("then", ["cut", "silence"])
 @pytest.mark.parametrize("way", [by_take, by_drain, by_loop])
-async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
-    linked: Linked, raw: Any, way: Any, then: Any
-) -> None:
+async def test_lost_answers_come_once(linked: Linked, raw: Any, way: Any, then: Any) -> None:
     links, _, queue = linked
     # Make sure that the server knows the scripts.
     await filled(raw, "orders", 1)
@@ -168,9 +164,7 @@ async def test_what_a_lost_answer_has_handed_out_is_delivered_once(
     assert await queue.poll() is None
 
 
-async def test_a_poll_of_what_is_pending_whose_answer_is_lost_takes_nothing(
-    linked: Linked, raw: Any
-) -> None:
+async def test_an_unanswered_poll_of_pending_takes_nothing(linked: Linked, raw: Any) -> None:
     links, _, queue = linked
     await queue.offer_many([(number, 3600) for number in range(250)])
     stored = partial(raw.zrange, DelayedKeys.of("orders").timeout, 0, -1, withscores=True)
@@ -215,7 +209,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
     await end(poll)
     await client.aclose()
     async with delayq.connect(own_server.url, resync_interval=0.1) as other:
-        theirs: DelayedQueue[int] = other.delayed_queue("orders")
+        theirs: Orders = other.delayed_queue("orders")
         assert [await asyncio.wait_for(theirs.take(), 20) for _ in range(2)] == [0, 1]
 
 
@@ -235,9 +229,7 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
 
 
 @pytest.mark.parametrize("refused", ["hdel", "zrem"])
-async def test_a_confirmation_of_which_one_half_is_refused_is_repeated_until_nothing_is_left(
-    raw: Any, linked: Linked, refused: str
-) -> None:
+async def test_half_a_confirmation_is_repeated(raw: Any, linked: Linked, refused: str) -> None:
     *_, queue = linked
     await filled(raw, "orders", 1)
     # The client is known to have all rights, which holds for some seconds.
@@ -264,9 +256,7 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(raw: Any, link
 
 
 async def new_master_without_confirmation(raw: Any, token: str) -> None:
-    """Pretend that a replica has become the master, having received a call but not its
-    confirmation.
-    """
+    """Pretend that a replica without the confirmation of a call has become the master."""
     await raw.hset(LEASED, token, "1:0")
     await raw.zadd(LEASES, {token: int(time.time() * 1000) + 300_000})
     await raw.client_kill_filter(_type="normal", skipme=True)
@@ -275,9 +265,7 @@ async def new_master_without_confirmation(raw: Any, token: str) -> None:
 async def test_what_went_back_is_not_confirmed_once_more(
     raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new master has the only copy if neither the confirmation nor the hand-back has reached
-    it.
-    """
+    """The new master may have the only copy."""
     tokens: list[str] = []
     add = Confirmed.add
 
@@ -301,11 +289,11 @@ async def test_what_went_back_is_not_confirmed_once_more(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_the_fence_of_a_call_stays_until_it_is_known_to_be_over(
+async def test_a_fence_stays_until_its_call_is_over(
     own_server: PrivateServer, raw: Any, answered: bool
 ) -> None:
     async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
+        queue: Orders = client.delayed_queue("orders")
         await queue.drain()
         calls = queue._open.transfer.hand_outs
         handed = HandOut(calls.new_call())
@@ -352,9 +340,7 @@ async def test_many_messages_go_back_in_short_scripts(
 
 
 @pytest.mark.parametrize("payload", [100_000, 400_000])
-async def test_pages_of_large_messages_cross_a_slow_link(
-    own_server: PrivateServer, payload: int
-) -> None:
+async def test_large_pages_cross_a_slow_link(own_server: PrivateServer, payload: int) -> None:
     async with delayq.connect(own_server.url) as near:
         queue: DelayedQueue[str] = near.delayed_queue("orders")
         await queue.offer_many([("x" * payload + str(number), 3600) for number in range(60)])

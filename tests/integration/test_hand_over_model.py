@@ -1,9 +1,4 @@
-"""The server's record of messages on their way to a caller, checked against a plain model, whatever
-happens in between.
-
-Calls are carried out, repeated, given up before or after that, confirmed or never heard of again;
-clients die, and time passes.
-"""
+"""The server's record of messages on their way to a caller, checked against a plain model."""
 
 from __future__ import annotations
 
@@ -149,9 +144,7 @@ def raw(server: PrivateServer) -> Iterator[Any]:
 
 @settings(max_examples=examples(500), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=8, max_size=30))
-def test_every_message_is_in_one_place_whatever_becomes_of_the_calls(
-    raw: Any, steps: list[Any]
-) -> None:
+def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any]) -> None:
     raw.flushall()
     desk = Desk(raw)
     handed_back: dict[str, list[bytes]] = {}

@@ -1,6 +1,4 @@
-"""Whatever the keys hold, each well-formed message is delivered once, the rest goes to quarantine,
-and then there is quiet.
-"""
+"""Whatever the keys hold, each well-formed message comes once, and the rest is quarantined."""
 
 from __future__ import annotations
 
@@ -29,9 +27,7 @@ KEYS = DelayedKeys.of("orders")
 
 
 def hostile(chance: random.Random, number: int) -> bytes:
-    """Make a record that another program may have left: of any form, truncated, lengthened, or
-    noise.
-    """
+    """Make a record that another program may have left: of any form, cut, longer, or noise."""
     payload, record_id = b"%d" % number, chance.randbytes(8)
     old = [record_id + len(payload).to_bytes(size, "little") + payload for size in (8, 4)]
     record = chance.choice([pack(record_id, payload, 8), pack(record_id, payload, 4), *old])

@@ -14,6 +14,7 @@ from delayq.integrations.fastapi import DelayqClient, lifespan
 from tests.support.programs import run_python
 
 if TYPE_CHECKING:
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
 
@@ -57,7 +58,7 @@ async def post(app: FastAPI, number: int) -> int:
 
 
 async def test_a_dependency_is_the_client_of_the_application(
-    server: PrivateServer, client: delayq.Client
+    server: PrivateServer, client: Client
 ) -> None:
     app = fastapi_app(server.url)
     # Twice, because an application may be started again, for example by its tests.
@@ -67,7 +68,7 @@ async def test_a_dependency_is_the_client_of_the_application(
     assert [message.value for message in await client.reliable_queue("jobs").claim(5)] == [0, 1]
 
 
-async def test_a_client_that_is_open_stays_open(client: delayq.Client) -> None:
+async def test_a_client_that_is_open_stays_open(client: Client) -> None:
     app = fastapi_app(client)
     async with app.router.lifespan_context(app):
         pass
@@ -79,7 +80,7 @@ async def test_an_application_that_does_not_run_has_no_client(server: PrivateSer
         await post(fastapi_app(server.url), 1)
 
 
-async def test_a_worker_runs_as_long_as_the_block(client: delayq.Client) -> None:
+async def test_a_worker_runs_as_long_as_the_block(client: Client) -> None:
     worker, handled = delayq.Worker(client), []
 
     @worker.listener("jobs")

@@ -1,6 +1,4 @@
-"""``async with message`` and ``async with delivery``: the block's own error propagates, whatever
-the outcome of settling.
-"""
+"""``async with message`` and ``async with delivery``: the block's own error propagates."""
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ async def test_an_error_goes_on_though_the_lease_was_lost_or_the_server_is_away(
 
 @HOLD
 @pytest.mark.usefixtures("_impatient")
-async def test_a_cancellation_goes_on_though_the_server_is_away(
+async def test_a_cancellation_goes_on_without_a_server(
     client: Client, own_server: PrivateServer, hold: Any
 ) -> None:
     held: Held = await hold(client)
@@ -112,9 +110,7 @@ async def test_a_cancellation_while_an_error_is_settled_goes_on(
             await task
 
 
-async def test_an_instruction_that_cannot_be_carried_out_says_so(
-    client: Client, own_server: PrivateServer
-) -> None:
+async def test_a_failed_instruction_is_told(client: Client, own_server: PrivateServer) -> None:
     # The error hides none of the block's own; without it, the block would end as if all were well.
     message = await of_a_reliable_queue(client)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012

@@ -12,12 +12,15 @@ from delayq.codecs import BytesCodec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from delayq import Client
+
+
 pytestmark = pytest.mark.every_server
 
 LONG = "x" * 513
 
 
-async def test_nothing_is_written_of_what_is_too_much(client: delayq.Client, raw: Any) -> None:
+async def test_nothing_is_written_of_what_is_too_much(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", codec=BytesCodec(), max_payload=100)
     orders = client.delayed_queue("orders", codec=BytesCodec(), max_payload=100)
     bad_options: dict[str, tuple[Any, ...]] = {
@@ -55,7 +58,7 @@ async def test_nothing_is_written_of_what_is_too_much(client: delayq.Client, raw
     assert not await raw.keys("*")
 
 
-async def test_a_queue_cannot_be_opened_with_what_cannot_work(client: delayq.Client) -> None:
+async def test_a_queue_cannot_be_opened_with_what_cannot_work(client: Client) -> None:
     open_queue: Any
     for open_queue in (client.delayed_queue, client.reliable_queue):
         with pytest.raises(delayq.BadName):
@@ -68,7 +71,7 @@ async def test_a_queue_cannot_be_opened_with_what_cannot_work(client: delayq.Cli
         worker.listener(LONG)(lambda value: None)
 
 
-async def test_what_is_kept_of_a_reason_and_an_error_is_bounded(client: delayq.Client) -> None:
+async def test_what_is_kept_of_a_reason_and_an_error_is_bounded(client: Client) -> None:
     jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
     await jobs.offer(1, id="a")
     (message,) = await jobs.claim()
