@@ -500,14 +500,6 @@ class TestClients:
             await queue.offer(1, 0.01)
             assert await queue.take() == 1
 
-    async def test_the_environment_names_the_server(
-        self, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("DELAYQ_URL", server.url)
-        async with delayq.connect() as client, Redis.from_url(server.url) as observer:
-            await client.delayed_queue("orders").offer(1, 60)
-            assert await observer.exists("redisson_delay_queue:{orders}")
-
     async def test_an_opening_that_is_cancelled_leaves_no_server(self, tmp_path: Path) -> None:
         with anyio.move_on_after(0.001):
             await delayq.connect(f"embedded:{tmp_path}").__aenter__()

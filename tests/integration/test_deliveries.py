@@ -204,18 +204,6 @@ async def test_acks_of_concurrent_handlers_share_a_call(queue: Orders, faults: F
     assert faults.calls.count(ACK.name) <= 3
 
 
-async def test_what_the_codec_cannot_read_goes_to_quarantine(
-    queue: Orders, raw: Redis, caplog: pytest.LogCaptureFixture
-) -> None:
-    await raw.rpush("orders", b"1", b"\xff not json", b"2")
-    held = await hold(queue, 2)
-    assert [delivery.value for delivery in held] == [1, 2]
-    await asyncio.gather(*(delivery.ack() for delivery in held))
-    await until(raw.keys, equals=[b"delayq_quarantine:{orders}"])
-    assert await raw.lrange("delayq_quarantine:{orders}", 0, -1) == [b"\xff not json"]
-    assert "JsonCodec cannot decode" in caplog.text
-
-
 async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Redis) -> None:
     store = queue._open.store
     await raw.zadd(LEASES, {"call:001": 1e15})

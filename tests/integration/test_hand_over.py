@@ -53,12 +53,12 @@ async def confirmed(raw: Any) -> None:
     await until(lambda: raw.exists(LEASED, LEASES), equals=0)
 
 
-async def filled(raw: Any, name: str, count: int) -> None:
-    await raw.rpush(name, *(str(number) for number in range(count)))
-
-
 async def numbers(raw: Any, name: str) -> list[int]:
     return [int(payload) for payload in await raw.lrange(name, 0, -1)]
+
+
+async def filled(raw: Any, name: str, count: int) -> None:
+    await raw.rpush(name, *(str(number) for number in range(count)))
 
 
 async def handled(queue: Orders, seen: list[int]) -> None:
@@ -335,6 +335,7 @@ async def test_many_messages_go_back_in_short_scripts(
             await client.delayed_queue("orders").drain()
         await until(lambda: raw.llen("orders"), equals=500)
     assert await numbers(raw, "orders") == list(range(500))
+    assert await raw.lrange(DelayedKeys.of("orders").quarantine, 0, -1) == [b"{"]
     assert max(len(call.request.args) for call in sent) <= 100 + 3
     assert max(sum(len(str(arg)) for arg in call.request.args) for call in sent) < 300_000
 

@@ -23,22 +23,13 @@ LONG = "x" * 513
 async def test_nothing_is_written_of_what_is_too_much(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", codec=BytesCodec(), max_payload=100)
     orders = client.delayed_queue("orders", codec=BytesCodec(), max_payload=100)
-    bad_options: dict[str, tuple[Any, ...]] = {
-        "id": (LONG, "\ud800", ""),
-        "headers": ({"a": "x" * 16_384}, {"a": "é" * 8_192}),
-        "priority": (-1, 10, True, 1.0, "1"),
-        "ttl": (0, -1, float("nan"), float("inf"), 2.0**53, "1"),
-    }
-    for name, values in bad_options.items():
-        for value in values:
-            with pytest.raises(delayq.BadInput):
-                await jobs.offer(b"", **{name: value})
     calls: list[Callable[[], Any]] = [
-        lambda: orders.offer(bytes(101)),
         lambda: orders.offer_many([(b"", 1), (bytes(101), 1)]),
-        lambda: orders.offer(b"", 2.0**53),
-        lambda: jobs.offer(bytes(101)),
         lambda: jobs.offer_many([delayq.Offer(b""), delayq.Offer(bytes(101))]),
+        lambda: jobs.offer(b"", headers={"a": "é" * 8_192}),
+        lambda: jobs.offer(b"", priority="1"),  # type: ignore[arg-type]
+        lambda: jobs.offer(b"", ttl=float("nan")),
+        lambda: jobs.offer(b"", ttl=2.0**53),
         lambda: jobs.schedule(LONG, every=1, value=b""),
         lambda: jobs.schedule("", every=1, value=b""),
         lambda: jobs.schedule("a", cron="* * * * " + "1," * 300 + "1", value=b""),
@@ -48,8 +39,6 @@ async def test_nothing_is_written_of_what_is_too_much(client: Client, raw: Any) 
         lambda: jobs.cancel(LONG),
         lambda: jobs.reschedule(LONG, 1),
         lambda: jobs.get(LONG),
-        lambda: jobs.list("ready", limit=-1),
-        lambda: jobs.claim(0),
         lambda: orders.pending.poll_last_and_offer_first_to(LONG),
     ]
     for call in calls:
@@ -69,17 +58,3 @@ async def test_a_queue_cannot_be_opened_with_what_cannot_work(client: Client) ->
     worker = delayq.Worker(client)
     with pytest.raises(delayq.BadName):
         worker.listener(LONG)(lambda value: None)
-
-
-async def test_what_is_kept_of_a_reason_and_an_error_is_bounded(client: Client) -> None:
-    jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
-    await message.nack(0, "x" * 10_000)
-    seen = await jobs.get("a")
-    assert seen is not None
-    assert len(seen.last_error or "") == 8000
-    (message,) = await jobs.claim()
-    await message.bury("r" * 10_000, ValueError("x" * 10_000))
-    (letter,) = await jobs.dead.list()
-    assert (len(letter.reason), len(letter.traceback)) == (8000, 8000)
