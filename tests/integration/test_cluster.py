@@ -73,9 +73,7 @@ class TestReading:
             ("?:7000", None),
         ],
     )
-    def test_a_redirection_names_host_and_port_or_only_the_port(
-        self, word: str, place: tuple[str, int] | None
-    ) -> None:
+    def test_a_redirection_names_a_place(self, word: str, place: tuple[str, int] | None) -> None:
         assert read_place(word, ("asked", 5)) == place
 
 

@@ -106,9 +106,7 @@ async def test_a_connection_that_blocks_is_not_shared(pool: ConnectionPool) -> N
     assert await waiting is used[0]
 
 
-async def test_a_doubted_connection_is_not_shared(
-    own_server: PrivateServer, make_pool: MakePool
-) -> None:
+async def test_doubted_ones_are_not_shared(own_server: PrivateServer, make_pool: MakePool) -> None:
     async with Links(own_server) as links:
         pool = make_pool(1, links.url)
         silent = await pool.acquire()
@@ -221,9 +219,7 @@ async def test_callers_share_a_connection_once_one_is_open(pool: ConnectionPool)
     assert len(set(await asyncio.wait_for(callers, 10))) == pool.opened == 4
 
 
-async def test_thousands_may_abandon_a_connection_that_is_free_once_answered(
-    pool: ConnectionPool,
-) -> None:
+async def test_thousands_may_abandon_a_connection_at_once(pool: ConnectionPool) -> None:
     wire = await pool.acquire()
     asked = wire.ask("PING")
     for _ in range(4999):
@@ -254,9 +250,7 @@ async def test_a_caller_who_goes_takes_no_answer_from_others(own_server: Private
         assert client.statistics().connections_opened == opened
 
 
-async def test_a_connection_that_was_closed_is_replaced(
-    pool: ConnectionPool, server: PrivateServer
-) -> None:
+async def test_a_closed_connection_is_replaced(pool: ConnectionPool, server: PrivateServer) -> None:
     closed = await pool.acquire()
     pool.release(closed)
     server.call("CLIENT", "KILL", "TYPE", "normal")

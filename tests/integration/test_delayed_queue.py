@@ -291,9 +291,7 @@ class TestTaking:
 
 
 class TestPoison:
-    async def test_an_unreadable_record_blocks_no_other(
-        self, client: Client, queue: Orders, raw: Any
-    ) -> None:
+    async def test_bad_records_block_nothing(self, client: Client, queue: Orders, raw: Any) -> None:
         """Redisson repeats what is before such a record, and never delivers what is after it."""
         bad = b"\x01\x02\x03"
         good = [pack(b"ABCDEFG%d" % i, b"%d" % i, 8) for i in range(4)]
@@ -365,9 +363,7 @@ class TestViews:
         assert await raw.keys() == []
 
     @pytest.mark.parametrize("method", ["remove", "remove_all", "retain_all"])
-    async def test_what_is_only_listed_can_be_removed(
-        self, queue: Orders, raw: Any, method: str
-    ) -> None:
+    async def test_listed_ones_can_be_removed(self, queue: Orders, raw: Any, method: str) -> None:
         await queue.offer_many([(1, 60), (2, 60)])
         await raw.zrem(TIMEOUT, await raw.lindex(ORDERED, 0))
         assert await queue.pending.contains(1)

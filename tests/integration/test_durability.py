@@ -223,9 +223,7 @@ async def test_what_a_server_cannot_keep_is_not_written(jobs: Jobs, orders: Orde
     assert await orders.ready.size() == await orders.pending.size() == 0
 
 
-async def test_an_empty_promise_is_refused_and_nothing_is_written(
-    client: Client, jobs: Jobs, orders: Orders
-) -> None:
+async def test_an_empty_promise_is_refused(client: Client, jobs: Jobs, orders: Orders) -> None:
     for open_queue in (client.reliable_queue, client.delayed_queue):
         with pytest.raises(delayq.BadInput):
             open_queue("other", durability="disk")  # type: ignore[operator]

@@ -106,9 +106,7 @@ async def test_closing_beside_a_busy_server(own_server: PrivateServer, raw: Any)
 
 
 @pytest.mark.parametrize("times", [1, 2])
-async def test_a_task_cancelled_twice_loses_nothing(
-    own_server: PrivateServer, raw: Any, times: int
-) -> None:
+async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any, times: int) -> None:
     async with Links(own_server, round_trip=40) as links:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -289,9 +287,7 @@ async def test_what_went_back_is_not_confirmed_once_more(
 
 
 @pytest.mark.parametrize("answered", [True, False])
-async def test_a_fence_stays_until_its_call_is_over(
-    own_server: PrivateServer, raw: Any, answered: bool
-) -> None:
+async def test_a_fence_outlasts_a_call(own_server: PrivateServer, raw: Any, answered: bool) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         await queue.drain()

@@ -57,9 +57,7 @@ async def post(app: FastAPI, number: int) -> int:
         return (await browser.post("/offer", params={"number": number})).status_code
 
 
-async def test_a_dependency_is_the_client_of_the_application(
-    server: PrivateServer, client: Client
-) -> None:
+async def test_a_dependency_is_the_apps_client(server: PrivateServer, client: Client) -> None:
     app = fastapi_app(server.url)
     # Twice, because an application may be started again, for example by its tests.
     for number in range(2):
