@@ -139,6 +139,7 @@ def test_queues_are_found_with_their_counts(cli: Cli) -> None:
     assert closing["next_due_at"].endswith("Z")
     assert fields(mails, "kind queue partitions") == ("reliable", "mails", 1)
     assert fields(mails, "delayed ready leased dead paused") == (3, 1, 1, 1, False)
+    assert mails["oldest_due_age"] >= 0
     assert fields(orders, "kind queue partitions") == ("reliable", "orders", 4)
     assert fields(orders, "delayed ready") == (40, 0)
 
@@ -298,7 +299,9 @@ def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
 @pytest.mark.parametrize("queue", BOTH_KINDS)
 def test_cancel(cli: Cli, queue: str) -> None:
     _, (offered,) = cli(f"offer 1 {queue} --delay 1h")
-    assert [cli(f"cancel {offered['id']} {queue}")[0] for _ in range(2)] == [0, 1]
+    status, (told,) = cli(f"cancel {offered['id']} {queue}")
+    assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
+    assert cli(f"cancel {offered['id']} {queue}") == (1, [])
     assert cli(f"list {queue}") == (1, [])
 
 
@@ -529,7 +532,7 @@ def test_a_bench_leaves_nothing_behind(
     cli: Cli, server: PrivateServer, options: str, partitions: int | None
 ) -> None:
     status, (figures,) = cli(f"bench {options} --messages 300 --punctual 10")
-    assert (status, figures["partitions"]) == (0, partitions)
+    assert (status, figures["messages"], figures["partitions"]) == (0, 300, partitions)
     assert figures["offers_per_s"] > 0
     assert figures["deliveries_per_s"] > 0
     assert -5 < figures["late_p50_ms"] <= figures["late_p99_ms"] <= figures["late_max_ms"]

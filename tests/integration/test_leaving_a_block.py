@@ -43,24 +43,20 @@ async def of_a_delayed_queue(client: Client) -> Delivery[Any]:
     raise AssertionError
 
 
-HOLD = pytest.mark.parametrize("hold", [of_a_reliable_queue, of_a_delayed_queue])
 # When the server is gone, the outcome depends on which side notices first.
 LOST = "could not be handed back: LeaseLost"
 AWAY = "could not be handed back: ServerUnavailable|may not have been handed back: OutcomeUnknown"
 
 
-@HOLD
-@pytest.mark.usefixtures("_impatient")
+@pytest.fixture(params=[of_a_reliable_queue, of_a_delayed_queue])
+async def held(request: pytest.FixtureRequest, _impatient: None, client: Client) -> Held:
+    return await request.param(client)
+
+
 @pytest.mark.parametrize(("gone", "said"), [("lease", LOST), ("server", AWAY)])
-async def test_an_error_goes_on_though_the_lease_was_lost_or_the_server_is_away(
-    client: Client,
-    own_server: PrivateServer,
-    hold: Any,
-    gone: str,
-    said: str,
-    caplog: pytest.LogCaptureFixture,
+async def test_an_error_goes_on_though_the_lease_or_the_server_is_gone(
+    held: Held, own_server: PrivateServer, gone: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held: Held = await hold(client)
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
         async with held:
             own_server.flush() if gone == "lease" else own_server.kill()
@@ -68,12 +64,9 @@ async def test_an_error_goes_on_though_the_lease_was_lost_or_the_server_is_away(
     assert re.search(said, caplog.text)
 
 
-@HOLD
-@pytest.mark.usefixtures("_impatient")
 async def test_a_cancellation_goes_on_without_a_server(
-    client: Client, own_server: PrivateServer, hold: Any
+    held: Held, own_server: PrivateServer
 ) -> None:
-    held: Held = await hold(client)
     inside = asyncio.Event()
 
     async def handle() -> None:
@@ -89,21 +82,15 @@ async def test_a_cancellation_goes_on_without_a_server(
         await task
 
 
-@HOLD
 async def test_a_cancellation_while_an_error_is_settled_goes_on(
-    client: Client, own_server: PrivateServer, hold: Any
+    held: Held, client: Client, own_server: PrivateServer
 ) -> None:
-    held: Held = await hold(client)
-    inside = asyncio.Event()
-
     async def handle() -> None:
         async with held:
-            inside.set()
             raise ZeroDivisionError
 
     with own_server.paused():
         task = asyncio.create_task(handle())
-        await inside.wait()
         await until(lambda: client.statistics().connections > 0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -115,15 +102,11 @@ async def test_a_failed_instruction_is_told(client: Client, own_server: PrivateS
     message = await of_a_reliable_queue(client)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
         async with message:
-            own_server.call("FLUSHALL")
+            own_server.flush()
             raise delayq.RetryAfter(5)
 
 
-@HOLD
-async def test_where_the_block_ends_normally_the_loss_of_the_lease_is_raised(
-    client: Client, own_server: PrivateServer, hold: Any
-) -> None:
-    held: Held = await hold(client)
+async def test_the_loss_of_the_lease_is_raised(held: Held, own_server: PrivateServer) -> None:
     with pytest.raises(delayq.LeaseLost):
         async with held:
-            own_server.call("FLUSHALL")
+            own_server.flush()
