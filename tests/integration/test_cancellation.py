@@ -7,7 +7,7 @@ import gc
 import random
 import warnings
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -17,8 +17,6 @@ from tests.support.tasks import end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from delayq import Client
     from tests.support.servers import PrivateServer
 
@@ -88,7 +86,7 @@ async def test_ten_thousand_short_polls_that_race_with_offers_lose_and_double_no
     assert sorted(got) == list(range(messages))
 
 
-async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Redis) -> None:
+async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Any) -> None:
     async def blocked() -> int:
         return sum(client["cmd"].startswith("blmove") for client in await raw.client_list())
 
@@ -178,7 +176,7 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(queue: Orders) ->
     assert finished <= set(stored)
 
 
-async def test_nothing_is_left_behind_by_a_client(server: PrivateServer, raw: Redis) -> None:
+async def test_nothing_is_left_behind_by_a_client(server: PrivateServer, raw: Any) -> None:
     tasks = len(asyncio.all_tasks())
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -95,6 +95,7 @@ SCREENS = (
         ("ready:        1", "delayed:      3", "paused:       no", "max size:     none"),
     ),
     Case("stats --delayed closing", ("delayed:    2", "next due:")),
+    Case("stats --queue mails --watch --interval 0.1", ("mails",), status=130, stop="Ctrl-C to"),
     Case("peek --queue mails", ("id         state    due", "priority  value", "…")),
     Case("peek --delayed closing", ("state    due", "delayed", "…")),
     Case("list --queue mails", ("welcome-3", "in 28h", "…")),
@@ -284,14 +285,6 @@ def test_a_purge_asks(seeded: dict[str, Any]) -> None:
     seen = answer("y\n")
     assert (seen.status, seen.lines[-1]) == (0, "dropped: 5")
     assert seen.lines[0].startswith("Drop all messages of mails for good? [y/N]")
-
-
-def test_stats_can_be_watched_until_ctrl_c(seeded: dict[str, Any]) -> None:
-    watch = "stats --queue mails --watch --interval 0.1"
-    seen = at_terminal(*watch.split(), act=interrupt_at("Ctrl-C to"), **seeded)
-    assert seen.status == 130
-    assert "mails" in seen.text
-    assert_fits(seen)
 
 
 def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bodies: str) -> str:

@@ -28,7 +28,7 @@ from tests.support.tasks import end, running
 from tests.support.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
     from delayq import Client
 
@@ -203,6 +203,12 @@ def _subscribers(nodes: Iterable[PrivateServer], name: str) -> int:
     return count
 
 
+async def consume(queue: Jobs, handle: Callable[[int], object]) -> None:
+    async for message in queue:
+        async with message:
+            handle(message.value)
+
+
 def nodes_of(client: Client) -> Cluster:
     nodes = client._open_session().nodes
     assert isinstance(nodes, Cluster)
@@ -266,16 +272,11 @@ async def test_moving_slots_lose_and_double_nothing(client: Client, cluster: Tes
             offered += 1
             await asyncio.sleep(0.002)
 
-    async def consume() -> None:
-        async for message in queue:
-            async with message:
-                got.append(message.value)
-
     async def take() -> None:
         async for value in orders:
             taken.append(value)  # noqa: PERF401 - it never ends
 
-    async with running(produce(), consume(), take()) as (producing, *_):
+    async with running(produce(), consume(queue, got.append), take()) as (producing, *_):
         await queue.offer(-1, delay=3600, id="cancelled")
         await queue.offer(-2, delay=3600, id="rescheduled")
         for _ in range(2):
@@ -542,11 +543,6 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
         async def handle(value: int) -> None:
             got.put_nowait(value)
 
-        async def loop() -> None:
-            async for message in queue:
-                async with message:
-                    got.put_nowait(message.value)
-
         async def claim() -> None:
             while True:
                 for message in await queue.claim(2, wait=60):
@@ -567,7 +563,8 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
             elsewhere = ids(here=False)
             parts = queue._open.partitions
             here = next(part for part in parts if cluster.owner(part.keys.wake) is hanging)
-            ways = {"loop": loop, "claim": claim, "worker": worker.run}
+            loop = partial(consume, queue, got.put_nowait)
+            ways: dict[str, Any] = {"loop": loop, "claim": claim, "worker": worker.run}
             taking = asyncio.create_task(ways[way]())
             # It takes 5 s to find out that a server hangs. Nothing else waits for that.
             async with asyncio.timeout(4):

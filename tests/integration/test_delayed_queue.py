@@ -403,10 +403,10 @@ class TestViews:
         assert await queue.ready.clear() is False
 
     async def test_long_queues_are_read_in_joined_pages(self, queue: Orders) -> None:
-        delay = lambda i: 60 + (i * 7919) % 5000
-        await queue.offer_many([(i, delay(i)) for i in range(5000)])
+        delays = [60 + (i * 7919) % 5000 for i in range(5000)]
+        await queue.offer_many(enumerate(delays))
         assert await queue.pending.read_all() == list(range(5000))
-        by_due = sorted(range(5000), key=lambda i: (delay(i), i))
+        by_due = sorted(range(5000), key=lambda i: (delays[i], i))
         assert [value for value, _ in await queue.pending.entries()] == by_due
         assert await queue.pending.contains(0)
         assert await queue.pending.remove(0)

@@ -49,7 +49,7 @@ async def hold(queue: Orders, count: int = 1, lease: float = 30) -> list[Deliver
     return held
 
 
-async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Redis) -> None:
+async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Any) -> None:
     await queue.offer_many([(1, 0), (2, 0)])
     first, second = await hold(queue, 2)
     assert (first.value, second.value) == (1, 2)
@@ -62,7 +62,7 @@ async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Redi
     assert await raw.keys() == []
 
 
-async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, raw: Redis) -> None:
+async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, raw: Any) -> None:
     await queue.offer(1)
     before = await client.server_time()
     (delivery,) = await hold(queue, lease=30)
@@ -74,7 +74,7 @@ async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, 
         assert [end for _, end in ends] == [delivery.lease_ends_at.timestamp() * 1000]
 
 
-async def test_after_its_lease_a_message_is_the_next(server: PrivateServer, raw: Redis) -> None:
+async def test_after_its_lease_a_message_is_the_next(server: PrivateServer, raw: Any) -> None:
     # Only the client's own timer can wake it.
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
@@ -137,7 +137,7 @@ async def test_a_bad_lease_is_refused_at_once(queue: Orders, lease: Any) -> None
 # Acknowledging and giving back
 
 
-async def test_a_nack_writes_redissons_form(queue: Orders, client: Client, raw: Redis) -> None:
+async def test_a_nack_writes_redissons_form(queue: Orders, client: Client, raw: Any) -> None:
     await queue.offer(7)
     (delivery,) = await hold(queue)
     before = await client.server_time()
@@ -164,7 +164,7 @@ async def test_a_nack_wakes_whoever_waits(server: PrivateServer, queue: Orders) 
         assert await asyncio.wait_for(waiting, 10) == 8
 
 
-async def test_a_block_that_ends_acknowledges(queue: Orders, raw: Redis) -> None:
+async def test_a_block_that_ends_acknowledges(queue: Orders, raw: Any) -> None:
     await queue.offer_many([(n, 0) for n in range(3)])
     async for delivery in queue.deliveries():
         async with delivery:
@@ -204,7 +204,7 @@ async def test_acks_of_concurrent_handlers_share_a_call(queue: Orders, faults: F
     assert faults.calls.count(ACK.name) <= 3
 
 
-async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Redis) -> None:
+async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Any) -> None:
     store = queue._open.store
     await raw.zadd(LEASES, {"call:001": 1e15})
     await raw.hset(LEASED, "call:001", b"{")
@@ -259,7 +259,7 @@ async def test_of_single_messages_both_kinds_of_takers_get_some(queue: Orders) -
     assert kinds == {"for good", "leased"}
 
 
-async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Redis) -> None:
+async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
         waiting = asyncio.create_task(hold(queue))
@@ -315,7 +315,7 @@ async def test_what_a_killed_process_held_comes_back(server: PrivateServer) -> N
         assert client.statistics().returned == 1
 
 
-async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, raw: Redis) -> None:
+async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, raw: Any) -> None:
     """Java consumers, who know nothing of leases, get it as well."""
     async with delayq.connect(server.url) as dying:
         queue: Orders = dying.delayed_queue("orders")
@@ -328,7 +328,7 @@ async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, ra
         assert await producer.server_time() >= delivery.lease_ends_at
 
 
-async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: Redis) -> None:
+async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: Any) -> None:
     """Messages in a lost reply go back at once, not when the lease ends."""
     await queue.offer_many([(1, 3600), (2, 3600)])
     await raw.rpush("orders", 1, 2)
@@ -339,7 +339,7 @@ async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: 
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_an_ack_is_repeated(queue: Orders, faults: Faults, fault: str, raw: Redis) -> None:
+async def test_an_ack_is_repeated(queue: Orders, faults: Faults, fault: str, raw: Any) -> None:
     await queue.offer(1)
     (delivery,) = await hold(queue)
     faults.fail(ACK, fault, times=1)
@@ -378,7 +378,7 @@ async def test_an_unanswered_nack_is_unknown(queue: Orders, faults: Faults) -> N
         await delivery.ack()
 
 
-async def test_a_key_of_a_foreign_type_moves_nothing(queue: Orders, raw: Redis) -> None:
+async def test_a_key_of_a_foreign_type_moves_nothing(queue: Orders, raw: Any) -> None:
     await raw.set(LEASED, "not a hash")
     await queue.offer(1, 0.01)
     with pytest.raises(delayq.ServerRefused, match="wrong type"):

@@ -226,7 +226,7 @@ async def test_what_a_server_cannot_keep_is_not_written(jobs: Jobs, orders: Orde
 async def test_an_empty_promise_is_refused(client: Client, jobs: Jobs, orders: Orders) -> None:
     for open_queue in (client.reliable_queue, client.delayed_queue):
         with pytest.raises(delayq.BadInput):
-            open_queue("other", durability="disk")  # type: ignore[operator]
+            open_queue("other", durability="disk")
     with pytest.raises(delayq.BadInput):
         await jobs.offer(1, durability="disk")
     with pytest.raises(delayq.BadInput):

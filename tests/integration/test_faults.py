@@ -42,13 +42,6 @@ QUARANTINE = DelayedKeys.of("orders").quarantine
 class Faults:
     """Makes calls fail, either before they are sent or after they have been carried out."""
 
-    def fail(self, script: Script, fault: str, *, after: int = 0, times: float = math.inf) -> None:
-        """Let the next calls of a script fail, after some that do not, and ``times`` of them."""
-        first = self.calls.count(script.name) + after + 1
-        self.plan = lambda name, n: (
-            fault if name == script.name and first <= n < first + times else None
-        )
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
         self.plan: Callable[[str, int], str | None] = lambda _name, _n: None
@@ -118,6 +111,13 @@ class Faults:
         monkeypatch.setattr(RedisClient, "_attempt", faulty)
         monkeypatch.setattr(RedisClient, "run_soon", faulty_soon)
         monkeypatch.setattr(hand_back, "send_one", faulty_back)
+
+    def fail(self, script: Script, fault: str, *, after: int = 0, times: float = math.inf) -> None:
+        """Let the next calls of a script fail, after some that do not, and ``times`` of them."""
+        first = self.calls.count(script.name) + after + 1
+        self.plan = lambda name, n: (
+            fault if name == script.name and first <= n < first + times else None
+        )
 
 
 def _pool(server: RedisClient) -> ConnectionPool:

@@ -186,7 +186,12 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     client, queue = await opened(own_server.url)
     _loop, _ = await fetch_ahead(queue)
     looks: list[RedisClient] = []
-    monkeypatch.setattr(RedisClient, "bytes_to_send", property(lambda it: looks.append(it) or 0))
+
+    def look(client: RedisClient) -> int:
+        looks.append(client)
+        return 0
+
+    monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
     monkeypatch.setattr("delayq._redis.hand_back._MOST", 1.0)
     own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
     await client.aclose()

@@ -29,20 +29,13 @@ FAR_MS = 4e12
 
 
 class Desk:
-    """A server, the calls of its clients, and the place where each message must be.
-
-    Attributes:
-        out: By call, the messages it has handed out that have been neither confirmed nor given
-            back.
-        fenced: Calls that were given up, or carried out as hand-backs.
-        done: Messages that callers have for good.
-    """
+    """A server, the calls of its clients, and the place where each message must be."""
 
     def __init__(self, raw: Any) -> None:
         self.raw = raw
-        self.out: dict[str, list[bytes]] = {}
-        self.fenced: set[str] = set()
-        self.done: list[bytes] = []
+        self.out: dict[str, list[bytes]] = {}  # by call, neither confirmed nor given back
+        self.fenced: set[str] = set()  # calls that were given up, or were hand-backs
+        self.done: list[bytes] = []  # what callers have for good
         self.offered = 0
         self._loaded: dict[str, Any] = {}
 
@@ -55,7 +48,12 @@ class Desk:
 
     def move(self, call: str, *, take: int, most_bytes: int = 1000) -> list[Any]:
         """Transfer what is due, and hand out ``take`` messages under the name of a call."""
-        limits = {"limit": 100, "take": take, "most_bytes": most_bytes, "lease_us": HOUR_US}
+        limits: dict[str, Any] = {
+            "limit": 100,
+            "take": take,
+            "most_bytes": most_bytes,
+            "lease_us": HOUR_US,
+        }
         args = limits | {"each": 0, "call": call, "signature": ""}
         return list(self.run(TRANSFER, {"fence": KEYS.fence(call)}, args))
 
@@ -85,8 +83,8 @@ class Desk:
 
     def poll(self, call: str, limit: int) -> None:
         before = self.pending()
-        args = {"limit": limit, "most_bytes": 1000, "listed": 1, "lease_us": HOUR_US}
-        args |= {"token": f"{call}:pending"}
+        limits = {"limit": limit, "most_bytes": 1000, "listed": 1, "lease_us": HOUR_US}
+        args: dict[str, Any] = limits | {"token": f"{call}:pending"}
         taken, handed = self.run(POLL_PENDING, {"fence": KEYS.fence(call)}, args)
         assert handed == ([] if call in self.fenced else before[:limit])
         assert taken == len(handed)
