@@ -20,8 +20,8 @@ def run_python(
 
     Args:
         arguments: The arguments of the command line.
-        stdin: What the program reads from standard input.
-        to: Where its standard output goes.
+        stdin: The text on its standard input.
+        to: The file descriptor of its standard output, or a pipe.
         cwd: Its working directory.
         variables: Additional environment variables.
     """
