@@ -131,27 +131,18 @@ def next_end(chance: random.Random, handled: list[int]) -> int:
 
 
 @pytest.mark.usefixtures("_quick")
-async def test_the_next_batch_comes_while_one_is_handled(client: Client, way: Way) -> None:
+@pytest.mark.parametrize(("at", "fetched"), [(16, 31), (32, 31 + 32 + 32)])
+async def test_small_batches_leave_the_rest_and_a_large_one_has_the_next(
+    client: Client, way: Way, at: int, fetched: int
+) -> None:
     queue, handled = await way.filled(client), list[int]()
     async with aclosing(way.loop(queue, handled)) as loop:
         async for _ in loop:
             # Batches of 1, 2, 4, 8 and 16; the sixth, of 32, is large.
-            if len(handled) == 32:
-                await way.are_back(queue, COUNT - 31 - 32 - 32)
+            if len(handled) == at:
+                await way.are_back(queue, COUNT - fetched)
                 break
-    assert handled + await way.rest(queue, COUNT - 32) == list(range(COUNT))
-
-
-@pytest.mark.usefixtures("_quick")
-async def test_small_batches_leave_the_rest_to_others(client: Client, way: Way) -> None:
-    queue, handled = await way.filled(client), list[int]()
-    async with aclosing(way.loop(queue, handled)) as loop:
-        async for _ in loop:
-            # The first message of the batch of 16.
-            if len(handled) == 16:
-                assert await way.waiting(queue) == COUNT - 31
-                break
-    assert handled + await way.rest(queue, COUNT - 16) == list(range(COUNT))
+    assert handled + await way.rest(queue, COUNT - at) == list(range(COUNT))
 
 
 @pytest.mark.usefixtures("_quick")

@@ -40,7 +40,7 @@ CHOSEN: dict[ModuleType, tuple[str, ...]] = {
         "test_nothing_is_left_behind_by_a_client",
     ),
     test_fetching_ahead: (
-        "test_small_batches_leave_the_rest_to_others",
+        "test_small_batches_leave_the_rest_and_a_large_one_has_the_next",
         "test_closing_the_client_leaves_the_rest",
     ),
     test_deliveries: (
