@@ -9,11 +9,14 @@ from redis.asyncio import Redis
 
 import delayq
 from tests.support.clusters import TestCluster
+from tests.support.reliable_fixtures import faults, jobs, store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from tests.support.servers import Kind, PrivateServer
+
+__all__ = ["faults", "jobs", "store"]
 
 
 @pytest.fixture
