@@ -1,6 +1,4 @@
-"""A worker: the arguments its handlers receive, the outcome of their messages, and the number that
-run at a time.
-"""
+"""What the handlers of a worker receive, what becomes of their messages, and how many run."""
 
 from __future__ import annotations
 
@@ -25,18 +23,20 @@ import pydantic
 import pytest
 
 import delayq
-from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
-from delayq.codecs import BytesCodec, codec_for
+from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Worker
+from delayq.codecs import BytesCodec, JsonCodec, codec_for
 from delayq.testing import advance
+from tests.support.reliable import Jobs, depths, get, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
+from tests.support.workers import SETTINGS, Gate, Seen, buried, failed, on_jobs, raising, work_off
 
 if TYPE_CHECKING:
-    from delayq import ReliableQueue
     from tests.support.servers import PrivateServer
 
 HOUR = timedelta(hours=1)
-LATER = Backoff.fixed(3600)
+NOWHERE = "redis://127.0.0.1:1"
+NONE = (0, 0, 0, 0)
 
 
 @dataclass
@@ -75,8 +75,8 @@ class Cache:
 
 
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue("jobs", lease=LEASE, backoff=LATER, max_attempts=3)
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **SETTINGS)
 
 
 @pytest.fixture
@@ -84,60 +84,18 @@ def worker(client: Client) -> Worker:
     return Worker(client, concurrency=10, shutdown_timeout=5)
 
 
-def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
-    """Return a decorator that adds a listener on the queue of the fixture."""
-    return worker.listener(
-        "jobs", **{"lease": LEASE, "backoff": LATER, "max_attempts": 3, **settings}
-    )
-
-
-async def left(queue: ReliableQueue[Any]) -> tuple[int, int, int, int]:
-    """Return the number of delayed, ready, leased and dead messages."""
-    stats = await queue.stats()
-    return stats.delayed, stats.ready, stats.leased, stats.dead
-
-
-class Gate:
-    """A handler that waits until it is let through, and records which values are inside."""
-
-    def __init__(self) -> None:
-        self.inside: list[Any] = []
-        self.seen: list[Any] = []
-        self.most = 0
-        self._open = asyncio.Event()
-
-    async def __call__(self, value: Any) -> None:
-        self.seen.append(value)
-        self.inside.append(value)
-        self.most = max(self.most, len(self.inside))
-        try:
-            await self._open.wait()
-        finally:
-            self.inside.remove(value)
-
-    def open(self) -> None:
-        self._open.set()
-
-
 # Values
 
 
 async def test_a_handler_gets_values_of_its_annotated_type(client: Client, worker: Worker) -> None:
-    seen: list[Any] = []
-
-    @on_jobs(worker)
-    async def close_order(order: Order) -> None:
-        seen.append(order)
-
-    queue = client.reliable_queue(
-        "jobs", codec=codec_for(Order), lease=LEASE, backoff=LATER, max_attempts=3
-    )
+    seen = Seen()
+    on_jobs(worker)(seen.of(Order))
+    queue = client.reliable_queue("jobs", codec=codec_for(Order), **SETTINGS)
     await queue.offer(Order(1))
-    plain = client.reliable_queue("jobs", codec=delayq.JsonCodec())
-    await plain.offer({"id": 2, "item": "pen"})
+    await client.reliable_queue("jobs", codec=JsonCodec()).offer({"id": 2, "item": "pen"})
     await worker.run(burst=True)
     assert seen == [Order(1), Order(2, "pen")]
-    assert await left(queue) == (0, 0, 0, 0)
+    assert await depths(queue) == NONE
 
 
 @pytest.mark.parametrize(
@@ -154,74 +112,44 @@ async def test_a_handler_gets_values_of_its_annotated_type(client: Client, worke
     ],
     ids=lambda value: type(value).__name__,
 )
-async def test_a_producer_offers_a_value_of_the_handlers_type_without_a_codec(
-    worker: Worker, jobs: ReliableQueue[Any], value: Any
-) -> None:
-    seen: list[Any] = []
-
-    async def handle(value: Any) -> None:
-        seen.append(value)
-
-    handle.__annotations__["value"] = type(value)
-    on_jobs(worker)(handle)
-    await jobs.offer(value)
-    await worker.run(burst=True)
+async def test_a_producer_needs_no_codec_for_it(worker: Worker, jobs: Jobs, value: Any) -> None:
+    seen = Seen()
+    on_jobs(worker)(seen.of(type(value)))
+    await work_off(worker, jobs, value)
     assert seen == [value]
     assert type(seen[0]) is type(value)
 
 
-async def test_the_decorator_returns_the_function_itself(worker: Worker) -> None:
-    async def handle(order: Order) -> None:
-        raise LookupError(order.id)
-
-    assert on_jobs(worker)(handle) is handle
-    with pytest.raises(LookupError):
-        await handle(Order(1))
-
-
 @pytest.mark.parametrize("wire", [b"no json", b'{"id":"x"}', b"[]"])
-async def test_what_is_not_of_the_type_is_buried_at_once_with_the_reason(
+async def test_a_value_of_another_type_is_buried_at_once_with_the_reason(
     client: Client, worker: Worker, caplog: pytest.LogCaptureFixture, wire: bytes
 ) -> None:
-    seen: list[Any] = []
-
-    @on_jobs(worker)
-    async def close_order(order: Order) -> None:
-        seen.append(order)
-
-    raw = client.reliable_queue(
-        "jobs", codec=BytesCodec(), lease=LEASE, backoff=LATER, max_attempts=3
-    )
+    seen = Seen()
+    on_jobs(worker)(seen.of(Order))
+    raw = client.reliable_queue("jobs", codec=BytesCodec(), **SETTINGS)
     bad = await raw.offer(wire)
-    await raw.offer(b'{"id":1}')
-    await worker.run(burst=True)
+    letter = await buried(worker, raw, b'{"id":1}')
     assert seen == [Order(1)]
-    (letter,) = await raw.dead.list()
     assert (letter.id, letter.reason, letter.value) == (bad, "undecodable", wire)
     assert letter.error.startswith("codec_for(Order) cannot decode")
-    assert await left(raw) == (0, 0, 0, 1)
-    (line,) = [
-        record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING
-    ]
+    assert await depths(raw) == (0, 0, 0, 1)
+    (line,) = [record.getMessage() for record in warnings_in(caplog)]
     assert "'jobs'" in line
     assert bad in line
 
 
-async def test_a_codec_may_be_given_instead(worker: Worker, jobs: ReliableQueue[Any]) -> None:
-    seen: list[Any] = []
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.levelno >= logging.WARNING]
 
-    @on_jobs(worker, codec=BytesCodec())
-    async def handle(payload: Any) -> None:
-        seen.append(payload)
 
-    await jobs.offer([1])
-    await worker.run(burst=True)
+async def test_a_codec_may_be_given_instead(worker: Worker, jobs: Jobs) -> None:
+    seen = Seen()
+    on_jobs(worker, codec=BytesCodec())(seen)
+    await work_off(worker, jobs, [1])
     assert seen == [b"[1]"]
 
 
-async def test_a_recurring_message_comes_like_any_other_and_the_next_is_in_place(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_the_next_recurring_message_is_in_place_first(worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
     @on_jobs(worker)
@@ -265,13 +193,8 @@ async def test_methods_partials_objects_and_sync_functions_can_listen(client: Cl
 
         return wrapper
 
-    handlers: list[Any] = [
-        Shop().method,
-        Shop(),
-        functools.partial(with_more, "partial"),
-        sync,
-        wrapped(Shop().method),
-    ]
+    partial = functools.partial(with_more, "partial")
+    handlers: list[Any] = [Shop().method, Shop(), partial, sync, wrapped(Shop().method)]
     worker = Worker(client)
     for number, handler in enumerate(handlers):
         assert worker.listener(f"queue-{number}")(handler) is handler
@@ -314,12 +237,11 @@ async def no_codec(order: Db) -> None: ...
         (no_codec, "no codec for Db"),
         (42, "is not a handler"),
     ],
-    # Not str(), which contains a function's memory address: all test processes must use the same
-    # names.
+    # Not str(), which contains a memory address: all test processes need the same names.
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_what_cannot_work_is_refused_when_it_is_decorated(handler: Any, words: str) -> None:
-    worker = Worker("redis://127.0.0.1:1")
+def test_an_impossible_handler_is_refused_where_it_is_decorated(handler: Any, words: str) -> None:
+    worker = Worker(NOWHERE)
     with pytest.raises(delayq.ConfigurationError, match=words):
         worker.listener("jobs")(handler)
     # Nothing is left of the refused listener.
@@ -329,41 +251,17 @@ def test_what_cannot_work_is_refused_when_it_is_decorated(handler: Any, words: s
 async def unannotated(value): ...  # type: ignore[no-untyped-def]
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"queue": ""},
-        {"concurrency": 0},
-        {"concurrency": True},
-        {"timeout": 0},
-        {"timeout": -1},
-        {"lease": 0},
-        {"max_attempts": 0},
-        {"on_error": {"ValueError": Reject}},
-        {"on_error": {ValueError: 5}},
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(delayq.BadInput):
-        Worker("redis://127.0.0.1:1").listener(**{"queue": "jobs", **settings})(unannotated)
-
-
 def test_a_queue_has_one_listener() -> None:
-    worker = Worker("redis://127.0.0.1:1")
+    worker = Worker(NOWHERE)
     worker.listener("jobs")(unannotated)
-    with pytest.raises(
-        delayq.ConfigurationError, match="'jobs' already has a listener: unannotated"
-    ):
+    with pytest.raises(delayq.ConfigurationError, match="already has a listener: unannotated"):
         worker.listener("jobs")(unannotated)
 
 
 # Dependencies
 
 
-async def test_parameters_are_filled_by_their_type(
-    client: Client, worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_parameters_are_filled_by_type(client: Client, worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
     @worker.dependency
@@ -392,23 +290,18 @@ async def test_parameters_are_filled_by_their_type(
     assert seen == [(Order(1), "a", Order(1), client, "db of a", worker, 5)]
 
 
-async def test_the_message_may_come_first_and_alone(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_the_message_may_come_first_and_alone(worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
     @on_jobs(worker)
     async def handle(message: Message[Order]) -> None:
         seen.append((message.value, message.attempt))
 
-    await jobs.offer({"id": 1})
-    await worker.run(burst=True)
+    await work_off(worker, jobs, {"id": 1})
     assert seen == [(Order(1), 1)]
 
 
-async def test_a_dependency_is_made_once_for_a_message_and_taken_down_after_it(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_dependency_is_made_once_for_each_message(worker: Worker, jobs: Jobs) -> None:
     events: list[str] = []
 
     @worker.dependency
@@ -428,15 +321,12 @@ async def test_a_dependency_is_made_once_for_a_message_and_taken_down_after_it(
         assert cache.db is db
         events.append(f"handle {value}")
 
-    await jobs.offer_many([delayq.Offer(value=1), delayq.Offer(value=2)])
-    await worker.run(burst=True)
+    await work_off(worker, jobs, 1, 2)
     expected = ["db up", "cache up", "handle {}", "cache down", "db down"]
     assert events == [event.format(value) for value in (1, 2) for event in expected]
 
 
-async def test_one_that_is_made_once_lives_as_long_as_the_run(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_one_that_is_made_once_lives_as_long_as_the_run(worker: Worker, jobs: Jobs) -> None:
     events: list[Any] = []
 
     @worker.dependency(once=True)
@@ -454,16 +344,12 @@ async def test_one_that_is_made_once_lives_as_long_as_the_run(
         events.append(value)
 
     for turn in (1, 3):
-        await jobs.offer(turn)
-        await jobs.offer(turn + 1)
-        await worker.run(burst=True)
+        await work_off(worker, jobs, turn, turn + 1)
     assert events == ["up", 1, 2, "down", "up", 3, 4, "down"]
 
 
 @pytest.mark.parametrize("where", ["set-up", "tear-down"])
-async def test_a_dependency_that_fails_fails_the_message(
-    worker: Worker, jobs: ReliableQueue[Any], where: str
-) -> None:
+async def test_failing_dependencies_fail_messages(worker: Worker, jobs: Jobs, where: str) -> None:
     @worker.dependency
     async def db() -> AsyncIterator[Db]:
         if where == "set-up":
@@ -474,17 +360,12 @@ async def test_a_dependency_that_fails_fails_the_message(
     @on_jobs(worker)
     async def handle(value: int, db: Db) -> None: ...
 
-    await jobs.offer(1, id="a")
-    await worker.run(burst=True)
-    message = await jobs.get("a")
-    assert message is not None
+    message = await failed(worker, jobs)
     assert (message.attempt, message.state) == (1, "delayed")
     assert "ConnectionError: no database" in (message.last_error or "")
 
 
-async def test_a_dependency_sees_how_its_handler_failed(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_dependency_sees_how_its_handler_failed(worker: Worker, jobs: Jobs) -> None:
     seen: list[str] = []
 
     @worker.dependency
@@ -499,10 +380,8 @@ async def test_a_dependency_sees_how_its_handler_failed(
     async def handle(value: int, db: Db) -> None:
         raise LookupError("not there")
 
-    await jobs.offer(1)
-    await worker.run(burst=True)
+    assert (await failed(worker, jobs)).state == "delayed"
     assert seen == ["not there"]
-    assert await left(jobs) == (1, 0, 0, 0)
 
 
 async def test_one_that_is_made_once_and_fails_lets_the_run_fail(worker: Worker) -> None:
@@ -537,13 +416,13 @@ def of_a_message(message: Message[Any]) -> Db: ...  # type: ignore[empty-body]
     ],
 )
 def test_a_dependency_that_cannot_work_is_refused(function: Any, once: bool, words: str) -> None:
-    worker = Worker("redis://127.0.0.1:1")
+    worker = Worker(NOWHERE)
     with pytest.raises(delayq.ConfigurationError, match=words):
         worker.dependency(once=once)(function)
 
 
 def test_one_made_once_cannot_ask_for_one_made_for_each_message() -> None:
-    worker = Worker("redis://127.0.0.1:1")
+    worker = Worker(NOWHERE)
 
     @worker.dependency
     def db() -> Db:
@@ -559,14 +438,12 @@ def test_one_made_once_cannot_ask_for_one_made_for_each_message() -> None:
 # Middleware and context
 
 
-async def test_middleware_is_an_onion_and_the_first_is_outermost(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_middleware_is_an_onion_the_first_is_outermost(worker: Worker, jobs: Jobs) -> None:
     events: list[Any] = []
 
     @worker.middleware
     async def outer(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
-        events.append(("outer", message.id))
+        events.append("outer")
         await call_next()
         events.append("/outer")
 
@@ -580,16 +457,14 @@ async def test_middleware_is_an_onion_and_the_first_is_outermost(
     async def handle(value: int) -> None:
         events.append(value)
 
-    await jobs.offer(1, id="a")
-    await worker.run(burst=True)
-    assert events == [("outer", "a"), "inner", 1, "/inner", "/outer"]
+    await work_off(worker, jobs, 1)
+    assert events == ["outer", "inner", 1, "/inner", "/outer"]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_what_middleware_raises_is_the_handlers_error(
-    worker: Worker, jobs: ReliableQueue[Any], when: str
-) -> None:
-    seen: list[int] = []
+async def test_middleware_errors_are_the_handlers(worker: Worker, jobs: Jobs, when: str) -> None:
+    seen = Seen()
+    on_jobs(worker)(seen)
 
     @worker.middleware
     async def around(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
@@ -597,38 +472,23 @@ async def test_what_middleware_raises_is_the_handlers_error(
             await call_next()
         raise ValueError("around")
 
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        seen.append(value)
-
-    await jobs.offer(1, id="a")
-    await worker.run(burst=True)
-    message = await jobs.get("a")
-    assert message is not None
+    message = await failed(worker, jobs)
     assert "ValueError: around" in (message.last_error or "")
     assert (seen, message.attempt) == ([1] if when == "after" else [], 1)
 
 
-async def test_what_middleware_does_not_let_pass_is_success(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_an_error_that_middleware_handles_is_success(worker: Worker, jobs: Jobs) -> None:
     @worker.middleware
     async def around(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
         with suppress(LookupError):
             await call_next()
 
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        raise LookupError
-
-    await jobs.offer(1)
-    await worker.run(burst=True)
-    assert await left(jobs) == (0, 0, 0, 0)
+    on_jobs(worker)(raising(LookupError()))
+    await work_off(worker, jobs, 1)
+    assert await depths(jobs) == NONE
 
 
-async def test_context_variables_of_one_message_are_not_found_by_the_next(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_messages_do_not_share_context_variables(worker: Worker, jobs: Jobs) -> None:
     request: contextvars.ContextVar[int] = contextvars.ContextVar("request", default=0)
     seen: list[tuple[int, int]] = []
 
@@ -644,43 +504,35 @@ async def test_context_variables_of_one_message_are_not_found_by_the_next(
         await asyncio.sleep(0)
         assert request.get() == value
 
-    await jobs.offer_many([delayq.Offer(value=value) for value in (1, 2, 3)])
-    await worker.run(burst=True)
+    await work_off(worker, jobs, 1, 2, 3)
     # A value set by a handler is visible to the middleware around it, as within one function.
     assert seen == [(1, 1), (2, 2), (3, 3)]
-    assert await left(jobs) == (0, 0, 0, 0)
+    assert await depths(jobs) == NONE
 
 
 # Errors
 
 
-async def test_a_message_whose_handler_raises_is_tried_again_later_and_logged_once(
-    worker: Worker, jobs: ReliableQueue[Any], caplog: pytest.LogCaptureFixture
+async def test_a_handler_that_raises_is_tried_again_later_and_logged_once(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        raise LookupError("no such order")
-
+    on_jobs(worker)(raising(LookupError("no such order")))
     await jobs.offer(1, id="a")
     for attempt in (1, 2, 3):
         caplog.clear()
         await worker.run(burst=True)
-        (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+        (record,) = warnings_in(caplog)
         assert record.getMessage() == f"queue 'jobs': message 'a' failed in attempt {attempt}"
         assert record.exc_info is not None
         if attempt < 3:
-            message = await jobs.get("a")
-            assert message is not None
+            message = await get(jobs, "a")
             assert (message.attempt, message.state) == (attempt, "delayed")
             # The traceback begins in the handler.
             assert (message.last_error or "").splitlines()[1].endswith("in handle")
         await advance(jobs, HOUR)
     (letter,) = await jobs.dead.list()
-    assert (letter.reason, letter.attempt, letter.error) == (
-        "attempts",
-        3,
-        "LookupError: no such order",
-    )
+    assert (letter.reason, letter.attempt) == ("attempts", 3)
+    assert letter.error == "LookupError: no such order"
 
 
 class Odd(BaseException):
@@ -697,9 +549,7 @@ async def cancelled_inside() -> None:
     "error",
     [Odd("odd"), SystemExit(3), asyncio.CancelledError(), ExceptionGroup("many", [ValueError()])],
 )
-async def test_whatever_a_handler_raises_only_its_message_has_failed(
-    worker: Worker, jobs: ReliableQueue[Any], error: BaseException
-) -> None:
+async def test_errors_fail_their_message(worker: Worker, jobs: Jobs, error: BaseException) -> None:
     seen: list[int] = []
 
     @on_jobs(worker)
@@ -710,11 +560,8 @@ async def test_whatever_a_handler_raises_only_its_message_has_failed(
             raise error
         seen.append(value)
 
-    await jobs.offer(1, id="a")
     await jobs.offer(2)
-    await worker.run(burst=True)
-    message = await jobs.get("a")
-    assert message is not None
+    message = await failed(worker, jobs, 1)
     assert (seen, message.attempt, message.state) == ([2], 1, "delayed")
     assert type(error).__name__ in (message.last_error or "")
 
@@ -747,34 +594,21 @@ ANSWERS: dict[type[BaseException], Any] = {
     ids=repr,
 )
 async def test_errors_have_answers_and_the_most_specific_one_counts(
-    worker: Worker,
-    jobs: ReliableQueue[Any],
-    error: Exception,
-    after: float | None,
-    reason: str | None,
+    worker: Worker, jobs: Jobs, error: Exception, after: float | None, reason: str | None
 ) -> None:
-    @on_jobs(worker, on_error=ANSWERS)
-    async def handle(value: int) -> None:
-        raise error
-
-    await jobs.offer(1, id="a")
-    await worker.run(burst=True)
+    on_jobs(worker, on_error=ANSWERS)(raising(error))
     if after is None:
-        (letter,) = await jobs.dead.list()
-        assert (letter.id, letter.reason, letter.attempt) == ("a", reason, 1)
+        letter = await buried(worker, jobs)
+        assert (letter.reason, letter.attempt) == (reason, 1)
         return
-    message = await jobs.get("a")
-    assert message is not None
-    assert message.attempt == 1
+    assert (await failed(worker, jobs)).attempt == 1
     await advance(jobs, after - 5)
-    assert await left(jobs) == (1, 0, 0, 0)
+    assert await depths(jobs) == (1, 0, 0, 0)
     await advance(jobs, 5)
-    assert await left(jobs) == (0, 1, 0, 0)
+    assert await depths(jobs) == (0, 1, 0, 0)
 
 
-async def test_a_handler_may_settle_its_message_itself(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_handler_may_settle_its_message_itself(worker: Worker, jobs: Jobs) -> None:
     @on_jobs(worker)
     async def handle(value: int, message: Message[int]) -> None:
         if value == 1:
@@ -782,73 +616,48 @@ async def test_a_handler_may_settle_its_message_itself(
             raise ValueError("after that")
         await message.bury("enough")
 
-    await jobs.offer_many([delayq.Offer(value=1), delayq.Offer(value=2)])
-    await worker.run(burst=True)
-    assert await left(jobs) == (0, 0, 0, 1)
+    await work_off(worker, jobs, 1, 2)
+    assert await depths(jobs) == (0, 0, 0, 1)
 
 
 # Timeouts and leases
 
 
-async def test_a_handler_that_takes_too_long_is_cancelled_and_tried_again(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
-    ended: list[str] = []
-
-    @on_jobs(worker, timeout=timedelta(milliseconds=50))
-    async def handle(value: int) -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append("cleaned up")
-
-    await jobs.offer(1, id="a")
-    await worker.run(burst=True)
-    message = await jobs.get("a")
-    assert message is not None
-    assert (ended, message.attempt, message.state) == (["cleaned up"], 1, "delayed")
+async def test_a_slow_handler_is_cancelled_and_tried_again(worker: Worker, jobs: Jobs) -> None:
+    gate = Gate()
+    on_jobs(worker, timeout=timedelta(milliseconds=50))(gate)
+    message = await failed(worker, jobs)
+    assert (gate.seen, gate.inside) == ([1], [])
+    assert (message.attempt, message.state) == (1, "delayed")
     assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
 
 
-async def test_a_timeout_of_the_handlers_own_is_an_error_like_any_other(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
-    @on_jobs(worker, timeout=60, on_error=ANSWERS)
-    async def handle(value: int) -> None:
-        raise TimeoutError("of the bank")
-
-    await jobs.offer(1)
-    await worker.run(burst=True)
-    (letter,) = await jobs.dead.list()
+async def test_a_handlers_own_timeout_is_an_ordinary_error(worker: Worker, jobs: Jobs) -> None:
+    on_jobs(worker, timeout=60, on_error=ANSWERS)(raising(TimeoutError("of the bank")))
+    letter = await buried(worker, jobs)
     assert (letter.reason, letter.error) == ("too slow", "TimeoutError: of the bank")
 
 
-async def test_a_sync_handler_that_takes_too_long_goes_on_for_nobody(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_late_end_of_a_sync_handler_changes_nothing(worker: Worker, jobs: Jobs) -> None:
     release, ended = threading.Event(), threading.Event()
 
-    @on_jobs(worker, timeout=0.5)
+    @on_jobs(worker, timeout=0.2)
     def handle(value: int) -> None:
         release.wait(20)
         ended.set()
 
     try:
-        await jobs.offer(1, id="a")
-        await worker.run(burst=True)
-        message = await jobs.get("a")
-        assert message is not None
+        message = await failed(worker, jobs)
         assert (message.attempt, message.state, ended.is_set()) == (1, "delayed", False)
-        assert "timed out after 0.5 s" in (message.last_error or "")
+        assert "timed out after 0.2 s" in (message.last_error or "")
     finally:
         release.set()
     await until(ended.is_set)
-    # Its late end changes nothing.
-    assert await left(jobs) == (1, 0, 0, 0)
+    assert await depths(jobs) == (1, 0, 0, 0)
 
 
-async def test_threads_that_hang_keep_their_places_and_other_messages_are_not_begun(
-    client: Client, jobs: ReliableQueue[Any], caplog: pytest.LogCaptureFixture
+async def test_threads_that_hang_keep_their_places_and_no_other_message_begins(
+    client: Client, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     release, begun = threading.Event(), list[int]()
     worker = Worker(client, concurrency=2)
@@ -858,50 +667,36 @@ async def test_threads_that_hang_keep_their_places_and_other_messages_are_not_be
         begun.append(value)
         release.wait(20)
 
-    await jobs.offer_many([delayq.Offer(value=value) for value in range(6)])
     try:
-        await worker.run(burst=True)
+        await work_off(worker, jobs, *range(6))
         # Two messages have failed and are retried later. The others wait, and have used no attempt.
-        assert (len(begun), await left(jobs)) == (2, (2, 4, 0, 0))
+        assert (len(begun), await depths(jobs)) == (2, (2, 4, 0, 0))
         assert [message.attempt for message in await jobs.list("ready")] == [0] * 4
         assert "2 of the listener's 2 threads hang" in caplog.text
     finally:
         release.set()
 
 
-async def test_a_handler_whose_lease_is_lost_is_cancelled_and_the_worker_goes_on(
+async def test_losing_a_lease_cancels_the_handler_and_not_the_worker(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = client.reliable_queue("jobs", lease=0.3)
-    worker = Worker(client)
-    events: list[Any] = []
-    begun = asyncio.Event()
-
-    @worker.listener("jobs", lease=0.3)
-    async def handle(value: int) -> None:
-        if value == 1:
-            begun.set()
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:
-                events.append("cancelled")
-                raise
-        events.append(value)
-
+    worker, gate = Worker(client), Gate()
+    worker.listener("jobs", lease=0.3)(gate)
     await queue.offer(1, id="a")
     async with worker:
-        await begun.wait()
+        await until(lambda: gate.inside)
         await queue.purge("all")
-        await until(lambda: events)
+        await until(lambda: not gate.inside)
+        gate.open()
         await queue.offer(2)
-        await until(lambda: 2 in events)
-    assert events == ["cancelled", 2]
+        await until(lambda: gate.seen == [1, 2])
     assert "the lease of message 'a' was lost" in caplog.text
-    assert await left(queue) == (0, 0, 0, 0)
+    assert await depths(queue) == NONE
 
 
 async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
-    worker: Worker, jobs: ReliableQueue[Any], caplog: pytest.LogCaptureFixture
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     @on_jobs(worker)
     async def handle(value: int) -> None:
@@ -912,54 +707,47 @@ async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
     await jobs.offer(1, id="a")
     await worker.run(burst=True)
     assert "the lease of message 'a' was lost" in caplog.text
-    assert await left(jobs) == (1, 0, 0, 0)
+    assert await depths(jobs) == (1, 0, 0, 0)
 
 
 async def test_the_lease_is_renewed_while_a_handler_runs(client: Client) -> None:
     queue = client.reliable_queue("jobs", lease=1)
-    gate = Gate()
-    worker = Worker(client)
-    worker.listener("jobs", lease=1)(gate)
+    gate, workers = Gate(), [Worker(client), Worker(client)]
+    for worker in workers:
+        worker.listener("jobs", lease=1)(gate)
     await queue.offer(1)
-    other = Worker(client)
-    other.listener("jobs", lease=1)(gate)
-    async with worker, other:
+    async with workers[0], workers[1]:
         await until(lambda: gate.inside)
         await asyncio.sleep(2.2)  # longer than two leases
         assert gate.inside == [1]
         gate.open()
-    assert await left(queue) == (0, 0, 0, 0)
+    assert await depths(queue) == NONE
 
 
 # Concurrency
 
 
-async def test_as_many_run_at_a_time_as_the_worker_allows_and_no_more(
-    worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_the_worker_limits_how_many_run_at_a_time(worker: Worker, jobs: Jobs) -> None:
     gate = Gate()
     on_jobs(worker)(gate)
-    await jobs.offer_many([delayq.Offer(value=value) for value in range(35)])
+    await jobs.offer_many(offers(35))
     async with worker:
         await until(lambda: len(gate.inside) == 10)
         await asyncio.sleep(0.05)
         # Nothing is claimed ahead for slow handlers.
-        assert await left(jobs) == (0, 25, 10, 0)
+        assert await depths(jobs) == (0, 25, 10, 0)
         gate.open()
         await until(lambda: len(gate.seen) == 35)
     assert gate.most == 10
     assert sorted(gate.seen) == list(range(35))
 
 
-async def test_a_listener_may_have_a_limit_of_its_own(
-    client: Client, worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_listener_may_have_its_limit(client: Client, worker: Worker, jobs: Jobs) -> None:
     narrow, wide = Gate(), Gate()
     on_jobs(worker, concurrency=2)(narrow)
     worker.listener("others")(wide)
-    others = client.reliable_queue("others")
-    for queue in (jobs, others):
-        await queue.offer_many([delayq.Offer(value=value) for value in range(20)])
+    for queue in (jobs, client.reliable_queue("others")):
+        await queue.offer_many(offers(20))
     async with worker:
         await until(lambda: len(narrow.inside) == 2 and len(wide.inside) == 8)
         narrow.open()
@@ -968,21 +756,18 @@ async def test_a_listener_may_have_a_limit_of_its_own(
     assert (narrow.most, wide.most <= 10) == (2, True)
 
 
-async def test_sync_handlers_run_side_by_side(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_sync_handlers_run_side_by_side(worker: Worker, jobs: Jobs) -> None:
     meet = threading.Barrier(10, timeout=20)
 
     @on_jobs(worker)
     def handle(value: int) -> None:
         meet.wait()
 
-    await jobs.offer_many([delayq.Offer(value=value) for value in range(20)])
-    await worker.run(burst=True)
-    assert await left(jobs) == (0, 0, 0, 0)
+    await work_off(worker, jobs, *range(20))
+    assert await depths(jobs) == NONE
 
 
-async def test_what_waits_for_a_busy_worker_is_free_for_an_idle_one(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_messages_of_a_busy_worker_are_free_for_others(client: Client, jobs: Jobs) -> None:
     stuck, free = Gate(), Gate()
     free.open()
     busy, idle = Worker(client, concurrency=1), Worker(client, concurrency=1)
@@ -996,14 +781,14 @@ async def test_what_waits_for_a_busy_worker_is_free_for_an_idle_one(
             await stuck(value)
 
     on_jobs(idle)(free)
-    await jobs.offer_many([delayq.Offer(value=value) for value in range(90)])
+    await jobs.offer_many(offers(90))
     async with busy:
         await quick.wait()
         async with idle:
             await until(lambda: sorted([*free.seen, *stuck.seen]) == list(range(50, 90)))
         assert stuck.seen == [50]
         stuck.open()
-    assert await left(jobs) == (0, 0, 0, 0)
+    assert await depths(jobs) == NONE
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -1012,21 +797,17 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
     order: list[str] = []
     turn = asyncio.Semaphore(10_000 if quick else 0)
 
-    @worker.listener("flood", lease=LEASE)
-    async def flood(value: int) -> None:
-        order.append("flood")
+    async def handle(value: str) -> None:
+        order.append(value)
         await turn.acquire()
 
-    @worker.listener("rare", lease=LEASE)
-    async def rare(value: int) -> None:
-        order.append("rare")
-        await turn.acquire()
-
+    for name in ("flood", "rare"):
+        worker.listener(name, lease=LEASE)(handle)
     queue = client.reliable_queue("flood", lease=LEASE)
-    await queue.offer_many([delayq.Offer(value=value) for value in range(2000)])
+    await queue.offer_many([Offer("flood")] * 2000)
     async with worker:
         await until(lambda: len(order) >= 2)
-        await client.reliable_queue("rare", lease=LEASE).offer(1)
+        await client.reliable_queue("rare", lease=LEASE).offer("rare")
         if not quick:
             # Both slots are taken by the flood; the rare message that was claimed ahead goes back
             # after a second.
@@ -1044,49 +825,39 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
             turn.release()
 
 
-async def test_what_comes_for_hands_that_are_busy_by_then_goes_back_at_once(client: Client) -> None:
-    first, second = Gate(), Gate()
-    worker = Worker(client, concurrency=10)
-    queues = {name: client.reliable_queue(name, lease=LEASE) for name in ("first", "second")}
-    worker.listener("first", lease=LEASE)(first)
-    worker.listener("second", lease=LEASE)(second)
+async def test_messages_that_come_for_slots_taken_meanwhile_go_back_at_once(client: Client) -> None:
+    worker, gates = Worker(client, concurrency=10), {"first": Gate(), "second": Gate()}
+    queues = {name: client.reliable_queue(name, lease=LEASE) for name in gates}
+    for name, gate in gates.items():
+        worker.listener(name, lease=LEASE)(gate)
     async with worker:
         # Both listeners have asked for as many messages as there are slots.
         await until(lambda: client.statistics().waiting == 2)
-        await queues["first"].offer_many([delayq.Offer(value=value) for value in range(10)])
-        await until(lambda: len(first.inside) == 10)
-        await queues["second"].offer_many([delayq.Offer(value=value) for value in range(10)])
-        # One message is kept for the next free slot, and goes back as well when that takes too
-        # long.
+        await queues["first"].offer_many(offers(10))
+        await until(lambda: len(gates["first"].inside) == 10)
+        await queues["second"].offer_many(offers(10))
+        # One message is kept for the next free slot, and goes back later.
         for kept in (1, 0):
-
-            async def is_left(kept: int = kept) -> bool:
-                return await left(queues["second"]) == (0, 10 - kept, kept, 0)
-
-            await until(is_left)
-        first.open()
-        second.open()
-        await until(lambda: len(second.seen) == 10)
+            await until(lambda: depths(queues["second"]), equals=(0, 10 - kept, kept, 0))
+        for gate in gates.values():
+            gate.open()
+        await until(lambda: len(gates["second"].seen) == 10)
 
 
-async def test_listeners_take_turns_also_where_each_message_takes_long(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_slow_listeners_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     patience = 0.1
     monkeypatch.setattr("delayq.worker._pool._PATIENCE", patience)
     worker = Worker(client, concurrency=1)
     order: list[str] = []
     turn = asyncio.Semaphore(0)
+
+    async def handle(value: str) -> None:
+        order.append(value)
+        await turn.acquire()
+
     for name in ("flood", "rare"):
-        await client.reliable_queue(name, lease=LEASE).offer_many(
-            [delayq.Offer(value=name) for _ in range(50)]
-        )
-
-        @worker.listener(name, lease=LEASE)
-        async def handle(value: str) -> None:
-            order.append(value)
-            await turn.acquire()
-
+        await client.reliable_queue(name, lease=LEASE).offer_many([Offer(name)] * 50)
+        worker.listener(name, lease=LEASE)(handle)
     async with worker:
         for count in range(1, 9):
             await until(lambda count=count: len(order) == count)  # type: ignore[misc]
@@ -1099,23 +870,19 @@ async def test_listeners_take_turns_also_where_each_message_takes_long(
     assert all(one != other for one, other in itertools.pairwise(order[:8])), order
 
 
-async def test_a_hand_that_is_kept_for_what_is_gone_is_free_for_others(
+async def test_a_slot_kept_for_a_message_that_is_gone_is_free_for_others(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.4)
-    worker = Worker(client, concurrency=1)
-    gate, rarely = Gate(), Gate()
+    worker, gate, rarely = Worker(client, concurrency=1), Gate(), Gate()
     worker.listener("flood", lease=LEASE)(gate)
     worker.listener("rare", lease=LEASE)(rarely)
     rare = client.reliable_queue("rare", lease=LEASE)
-    await client.reliable_queue("flood", lease=LEASE).offer_many(
-        [delayq.Offer(value=value) for value in range(20)]
-    )
+    await client.reliable_queue("flood", lease=LEASE).offer_many(offers(20))
     async with worker:
         await until(lambda: gate.inside)
         await rare.offer(1, id="a")
-        # Claimed ahead and given back, the message is promised the next slot. But another client is
-        # quicker.
+        # Once given back, the message is promised the next slot, but another client is quicker.
         await asyncio.sleep(0.8)
         assert await rare.cancel("a")
         gate.open()
@@ -1135,17 +902,13 @@ async def test_a_thread_that_never_began_leaves_its_place(client: Client) -> Non
     def patient(value: int) -> None:
         seen.append(value)
 
-    for _ in range(3):
-        await client.reliable_queue("hasty", max_attempts=1).offer(1)
-    await client.reliable_queue("patient").offer(2)
+    await client.reliable_queue("hasty", max_attempts=1).offer_many(offers(3))
     async with asyncio.timeout(20):
-        await worker.run(burst=True)
+        await work_off(worker, client.reliable_queue("patient"), 2)
     assert seen == [2]
 
 
-async def test_two_workers_share_the_work_and_nothing_is_handled_twice(
-    client: Client, server: PrivateServer
-) -> None:
+async def test_two_workers_share_the_work_once(client: Client, server: PrivateServer) -> None:
     seen: list[tuple[str, int]] = []
     queue = client.reliable_queue("jobs")
     async with delayq.connect(server.url) as other_client:
@@ -1157,20 +920,15 @@ async def test_two_workers_share_the_work_and_nothing_is_handled_twice(
                 seen.append((name, value))
                 await asyncio.sleep(0.001)
 
-        await queue.offer_many([delayq.Offer(value=value) for value in range(2000)])
+        await queue.offer_many(offers(2000))
         async with workers["one"], workers["two"]:
             await until(lambda: len(seen) >= 2000)
     assert sorted(value for _, value in seen) == list(range(2000))
     assert {name for name, _ in seen} == {"one", "two"}
-    assert await left(queue) == (0, 0, 0, 0)
+    assert await depths(queue) == NONE
 
 
-# Burst mode
-
-
-async def test_a_burst_ends_when_nothing_is_due(
-    client: Client, worker: Worker, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
     others = client.reliable_queue("others")
 
@@ -1186,16 +944,15 @@ async def test_a_burst_ends_when_nothing_is_due(
         if value < 6:
             await jobs.offer(value + 1)
 
-    await jobs.offer(1)
     await jobs.offer(100, delay=HOUR)
-    await worker.run(burst=True)
+    await work_off(worker, jobs, 1)
     assert seen == [2, 4, 6]
-    assert await left(jobs) == (1, 0, 0, 0)
+    assert await depths(jobs) == (1, 0, 0, 0)
     # A burst with nothing due ends as well.
     await worker.run(burst=True)
 
 
-async def test_anyio_works_inside_handlers(worker: Worker, jobs: ReliableQueue[Any]) -> None:
+async def test_anyio_works_inside_handlers(worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
     @on_jobs(worker, timeout=30)
@@ -1206,6 +963,5 @@ async def test_anyio_works_inside_handlers(worker: Worker, jobs: ReliableQueue[A
             group.start_soon(anyio.sleep, 0)
         seen.append(scope.cancelled_caught)
 
-    await jobs.offer_many([delayq.Offer(value=value) for value in range(20)])
-    await worker.run(burst=True)
+    await work_off(worker, jobs, *range(20))
     assert seen == [True] * 20

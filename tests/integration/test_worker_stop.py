@@ -16,65 +16,56 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 
 import delayq
-from delayq import Client, Worker
+from delayq import Client, Offer, Worker
 from delayq._redis import hand_back
 from delayq._reliable.keys import ReliableKeys
 from delayq.worker._handling import Handling
 from delayq.worker._threads import Threads
-from tests.integration.test_worker import Gate, left, on_jobs
 from tests.support.depth import thorough
-from tests.support.reliable_fixtures import LEASE
+from tests.support.reliable import Jobs, claim_one, depths, offers
 from tests.support.waiting import until
+from tests.support.workers import SETTINGS, Gate, Seen, on_jobs, raising, running, work_off
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
-
-    from delayq import ReliableQueue
     from tests.support.servers import PrivateServer
 
 # On a busy machine, stopping may take this much longer than its limit, in seconds.
 MARGIN = 8.0
+NONE = (0, 0, 0, 0)
 
 
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue(
-        "jobs", lease=LEASE, backoff=delayq.Backoff.fixed(3600), max_attempts=3
-    )
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **SETTINGS)
 
 
-async def attempts(queue: ReliableQueue[Any], *ids: str) -> dict[str, tuple[str, int]]:
+READY = ("ready", 0)
+"""The state and the attempts of a message that was handed back uncounted."""
+
+
+async def attempts(queue: Jobs, *ids: str) -> dict[str, tuple[str, int]]:
     """Return the state of each message, and how many attempts it has used."""
-    found = {name: await queue.get(name) for name in ids}
-    return {
-        name: (message.state, message.attempt)
-        for name, message in found.items()
-        if message is not None
-    }
+    found = [await queue.get(id_) for id_ in ids]
+    return {message.id: (message.state, message.attempt) for message in found if message}
 
 
-async def running(worker: Worker) -> asyncio.Task[None]:
-    """Start a worker, as a program's main task would."""
-    started = asyncio.Event()
-    task = asyncio.create_task(worker.run(started=started.set))
-    await asyncio.wait(
-        (task, asyncio.create_task(started.wait())), return_when=asyncio.FIRST_COMPLETED
-    )
+async def begin(
+    worker: Worker, jobs: Jobs, gate: Gate, *ids: str, inside: int = 1
+) -> asyncio.Task[None]:
+    """Run the worker on messages named like their values, until some of them are at work."""
+    on_jobs(worker)(gate)
+    await jobs.offer_many([Offer(id_, id=id_) for id_ in ids])
+    task = await running(worker)
+    await until(lambda: len(gate.inside) == inside)
     return task
 
 
 # Stopping
 
 
-async def test_a_stop_lets_running_handlers_finish_and_claims_nothing_more(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_stop_lets_handlers_finish_and_claims_no_more(client: Client, jobs: Jobs) -> None:
     worker, gate = Worker(client, concurrency=2), Gate()
-    on_jobs(worker)(gate)
-    for name in "abcd":
-        await jobs.offer(name, id=name)
-    task = await running(worker)
-    await until(lambda: len(gate.inside) == 2)
+    task = await begin(worker, jobs, gate, *"abcd", inside=2)
     worker.stop()
     worker.stop()
     await asyncio.sleep(0.05)
@@ -82,30 +73,23 @@ async def test_a_stop_lets_running_handlers_finish_and_claims_nothing_more(
     gate.open()
     await task
     assert gate.seen == ["a", "b"]
-    assert await attempts(jobs, *"abcd") == {"c": ("ready", 0), "d": ("ready", 0)}
+    assert await attempts(jobs, *"abcd") == {"c": READY, "d": READY}
     worker.stop()  # does nothing
 
 
-async def test_what_does_not_finish_in_time_is_cancelled_and_handed_back_uncounted(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_slow_handlers_are_cancelled_uncounted_by_a_stop(client: Client, jobs: Jobs) -> None:
     worker, gate = Worker(client, concurrency=2, shutdown_timeout=0.05), Gate()
-    on_jobs(worker)(gate)
-    for name in "abc":
-        await jobs.offer(name, id=name)
-    task = await running(worker)
-    await until(lambda: len(gate.inside) == 2)
+    task = await begin(worker, jobs, gate, *"abc", inside=2)
     worker.stop()
     await task
     assert gate.inside == []
-    assert await attempts(jobs, *"abc") == dict.fromkeys("abc", ("ready", 0))
-    assert await left(jobs) == (0, 3, 0, 0)
-    (message,) = await jobs.claim()
-    assert message.attempt == 1
+    assert await attempts(jobs, *"abc") == dict.fromkeys("abc", READY)
+    assert await depths(jobs) == (0, 3, 0, 0)
+    assert (await claim_one(jobs)).attempt == 1
 
 
-async def test_what_was_claimed_ahead_is_handed_back_uncounted(
-    client: Client, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
+async def test_messages_claimed_ahead_are_handed_back_uncounted(
+    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def slowly(server: Any, calls: Any) -> None:
         # The run waits for the hand-back, too.
@@ -126,18 +110,16 @@ async def test_what_was_claimed_ahead_is_handed_back_uncounted(
             stopped_at.append(value)
             worker.stop()
 
-    await jobs.offer_many([delayq.Offer(value=value, id=str(value)) for value in range(3000)])
+    await jobs.offer_many(offers(3000, ids=True))
     await (await running(worker))
     assert stopped_at
     assert handled == list(range(len(handled)))
-    assert await left(jobs) == (0, 3000 - len(handled), 0, 0)
+    assert await depths(jobs) == (0, 3000 - len(handled), 0, 0)
     after = str(len(handled))
-    assert await attempts(jobs, after) == {after: ("ready", 0)}
+    assert await attempts(jobs, after) == {after: READY}
 
 
-async def test_a_handler_that_swallows_its_cancellation_has_handled_its_message(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_handler_that_swallows_a_cancellation_succeeds(client: Client, jobs: Jobs) -> None:
     worker = Worker(client, shutdown_timeout=0)
     begun = asyncio.Event()
 
@@ -152,11 +134,11 @@ async def test_a_handler_that_swallows_its_cancellation_has_handled_its_message(
     await begun.wait()
     worker.stop()
     await task
-    assert await left(jobs) == (0, 0, 0, 0)
+    assert await depths(jobs) == NONE
 
 
 async def test_a_handler_that_does_not_end_at_all_is_left_behind(
-    client: Client, jobs: ReliableQueue[Any], caplog: pytest.LogCaptureFixture
+    client: Client, jobs: Jobs, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = Worker(client, shutdown_timeout=0)
     begun, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
@@ -179,16 +161,10 @@ async def test_a_handler_that_does_not_end_at_all_is_left_behind(
     release.set()
     await ended.wait()
     # The message was handled after all.
-    await until(lambda: _is(left(jobs), (0, 0, 0, 0)))
+    await until(lambda: depths(jobs), equals=NONE)
 
 
-async def _is(found: Coroutine[Any, Any, Any], expected: Any) -> bool:
-    return bool(await found == expected)
-
-
-async def test_a_sync_handler_that_does_not_end_is_left_behind_and_its_message_handed_back(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_sync_handler_that_does_not_end_is_left_behind(client: Client, jobs: Jobs) -> None:
     worker = Worker(client, shutdown_timeout=0.05)
     begun, release, ended = threading.Event(), threading.Event(), threading.Event()
 
@@ -203,33 +179,25 @@ async def test_a_sync_handler_that_does_not_end_is_left_behind_and_its_message_h
     await until(begun.is_set)
     worker.stop()
     await task
-    assert await attempts(jobs, "a") == {"a": ("ready", 0)}
+    assert await attempts(jobs, "a") == {"a": READY}
     release.set()
     await until(ended.is_set)
-    assert await attempts(jobs, "a") == {"a": ("ready", 0)}
+    assert await attempts(jobs, "a") == {"a": READY}
 
 
-async def test_who_cancels_the_run_cancels_its_handlers_at_once(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
-    worker, gate = Worker(client, shutdown_timeout=3600), Gate()
-    on_jobs(worker)(gate)
-    await jobs.offer("a", id="a")
-    task = await running(worker)
-    await until(lambda: gate.inside)
+async def test_cancelling_the_run_cancels_its_handlers_at_once(client: Client, jobs: Jobs) -> None:
+    task = await begin(Worker(client, shutdown_timeout=3600), jobs, Gate(), "a")
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await attempts(jobs, "a") == {"a": ("ready", 0)}
+    assert await attempts(jobs, "a") == {"a": READY}
 
 
 # Signals
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_stops_gracefully_and_the_old_handlers_are_back(
-    client: Client, jobs: ReliableQueue[Any], number: signal.Signals
-) -> None:
+async def test_signals_stop_gracefully(client: Client, jobs: Jobs, number: signal.Signals) -> None:
     worker, gate = Worker(client), Gate()
     on_jobs(worker)(gate)
     await jobs.offer("a")
@@ -243,21 +211,17 @@ async def test_a_signal_stops_gracefully_and_the_old_handlers_are_back(
     gate.open()
     await task
     assert {one: signal.signal(one, handler) for one, handler in before.items()} == own
-    assert await left(jobs) == (0, 0, 0, 0)
+    assert await depths(jobs) == NONE
 
 
-async def test_a_second_signal_cancels_at_once(client: Client, jobs: ReliableQueue[Any]) -> None:
-    worker, gate = Worker(client, shutdown_timeout=3600), Gate()
-    on_jobs(worker)(gate)
-    await jobs.offer("a", id="a")
-    task = await running(worker)
-    await until(lambda: gate.inside)
+async def test_a_second_signal_cancels_at_once(client: Client, jobs: Jobs) -> None:
+    task = await begin(Worker(client, shutdown_timeout=3600), jobs, Gate(), "a")
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.sleep(0.05)
     assert not task.done()
     os.kill(os.getpid(), signal.SIGINT)
     await task
-    assert await attempts(jobs, "a") == {"a": ("ready", 0)}
+    assert await attempts(jobs, "a") == {"a": READY}
 
 
 async def test_a_worker_in_the_background_leaves_signals_alone(client: Client) -> None:
@@ -301,8 +265,11 @@ class Program:
         start: str = "asyncio.sleep(0)",
         end: str = "asyncio.sleep(0)",
         handle: str = "pass",
-    ):
+        replace: dict[str, str] | None = None,
+    ) -> None:
         text = PROGRAM.format(start=start, end=end, handle=handle)
+        for old, new in (replace or {}).items():
+            text = text.replace(old, new)
         self._process = subprocess.Popen(
             [sys.executable, "-c", text, server.url], stdout=subprocess.PIPE, text=True
         )
@@ -335,9 +302,7 @@ NUMBERS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 
 
 @NUMBERS
-def test_a_signal_ends_a_start_that_hangs(
-    own_server: PrivateServer, number: signal.Signals
-) -> None:
+def test_a_signal_ends_a_hanging_start(own_server: PrivateServer, number: signal.Signals) -> None:
     with Program(own_server, start=HANGS) as program:
         program.wait_for("begun")
         program.send(number)
@@ -345,9 +310,7 @@ def test_a_signal_ends_a_start_that_hangs(
 
 
 @NUMBERS
-def test_a_second_signal_ends_a_lifespan_whose_end_hangs(
-    own_server: PrivateServer, number: signal.Signals
-) -> None:
+def test_a_second_signal_ends_a_lifespan(own_server: PrivateServer, number: signal.Signals) -> None:
     with Program(own_server, end=HANGS) as program:
         program.wait_for("started")
         program.send(number)
@@ -358,9 +321,7 @@ def test_a_second_signal_ends_a_lifespan_whose_end_hangs(
 
 
 @NUMBERS
-def test_a_third_signal_ends_the_process_whatever_hangs(
-    own_server: PrivateServer, number: signal.Signals
-) -> None:
+def test_a_third_signal_ends_the_process(own_server: PrivateServer, number: signal.Signals) -> None:
     # Each part that is cancelled hangs again while it cleans up.
     start = (
         'asyncio.sleep(0)\n    try: await asyncio.sleep(print("begun", flush=True) or 3600)\n   '
@@ -399,33 +360,20 @@ async def test_a_third_signal_ends_a_process_whose_handler_blocks_the_loop(
         assert program.status() == -number
 
 
-def test_a_process_ends_though_a_sync_handler_hangs_in_its_thread(
-    own_server: PrivateServer,
-) -> None:
-    text = PROGRAM.format(
+def test_a_process_ends_although_a_sync_handler_hangs(own_server: PrivateServer) -> None:
+    with Program(
+        own_server,
         start='worker.client.reliable_queue("jobs").offer(1)',
-        end="asyncio.sleep(0)",
         handle="time.sleep(3600)",
-    )
-    text = text.replace("async def handle", "def handle").replace(
-        "shutdown_timeout=3600", "shutdown_timeout=0.1"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", text, own_server.url], stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert "begun" in (line.strip() for line in process.stdout)
-        process.send_signal(signal.SIGTERM)
-        assert process.stdout.read().strip() == "over"
-        try:
-            assert process.wait(30) == 0
-        finally:
-            process.kill()
+        replace={"async def handle": "def handle", "timeout=3600": "timeout=0.1"},
+    ) as program:
+        program.wait_for("begun")
+        program.send(signal.SIGTERM)
+        program.wait_for("over")
+        assert program.status() == 0
 
 
-async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_timeout(
-    client: Client,
-) -> None:
+async def test_a_stop_ends_a_start_that_hangs_after_the_shutdown_timeout(client: Client) -> None:
     begun, events = asyncio.Event(), list[str]()
 
     @asynccontextmanager
@@ -445,8 +393,6 @@ async def test_a_stop_during_a_start_that_hangs_ends_it_within_the_shutdown_time
     worker.stop()
     await task
     assert events == ["cleaned up"]
-    # No trace of the cancellation is left.
-    task = asyncio.current_task()  # type: ignore[assignment]
     assert task.cancelling() == 0
 
 
@@ -471,23 +417,16 @@ async def test_a_stop_during_a_start_lets_it_finish(client: Client) -> None:
 # Background runs and lifespans
 
 
-async def test_in_the_background_it_stops_when_the_block_ends(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
-    seen: list[Any] = []
-    worker = Worker(client)
-
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        seen.append(value)
-
+async def test_in_the_background_it_stops_when_the_block_ends(client: Client, jobs: Jobs) -> None:
+    worker, seen = Worker(client), Seen()
+    on_jobs(worker)(seen)
     for turn in (1, 2):
         async with worker as entered:
             assert entered is worker
             await jobs.offer(turn)
             await until(lambda turn=turn: turn in seen)  # type: ignore[misc]
     assert seen == [1, 2]
-    assert await left(jobs) == (0, 0, 0, 0)
+    assert await depths(jobs) == NONE
 
 
 async def test_an_error_of_the_block_stops_it_too(client: Client) -> None:
@@ -500,9 +439,7 @@ async def test_an_error_of_the_block_stops_it_too(client: Client) -> None:
         _ = worker.client
 
 
-async def test_a_lifespan_is_around_everything_but_the_client(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_lifespan_is_around_everything_but_the_client(client: Client, jobs: Jobs) -> None:
     events: list[Any] = []
 
     @asynccontextmanager
@@ -523,23 +460,35 @@ async def test_a_lifespan_is_around_everything_but_the_client(
     async def handle(value: str, number: int) -> None:
         events.append((value, number))
 
-    await jobs.offer("a")
-    await worker.run(burst=True)
+    await work_off(worker, jobs, "a")
     assert events == [("up", True), "made", ("a", 5), "taken down", ("down", True)]
 
 
-async def test_a_lifespan_that_fails_lets_the_run_fail(client: Client) -> None:
-    @asynccontextmanager
-    async def lifespan(worker: Worker) -> AsyncIterator[None]:
-        if worker:
-            raise LookupError("no licence")
-        yield
+@asynccontextmanager
+async def broken_lifespan(worker: Worker) -> AsyncIterator[None]:
+    if worker:
+        raise LookupError("no licence")
+    yield
 
-    worker = Worker(client, lifespan=lifespan)
+
+NOWHERE = "redis://127.0.0.1:1/0"
+
+
+@pytest.mark.parametrize(
+    ("url", "error"), [(None, LookupError), (NOWHERE, delayq.ServerUnavailable)]
+)
+async def test_a_start_that_fails_lets_the_run_fail(
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    url: str | None,
+    error: type[Exception],
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+    worker = Worker(url) if url else Worker(client, lifespan=broken_lifespan)
     on_jobs(worker)(Gate())
-    with pytest.raises(LookupError):
+    with pytest.raises(error):
         await worker.run()
-    with pytest.raises(LookupError):
+    with pytest.raises(error):
         async with worker:
             pass
 
@@ -589,48 +538,26 @@ async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer)
 # Servers that do not answer
 
 
-async def test_a_server_that_is_not_there_at_the_start_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
-    worker = Worker("redis://127.0.0.1:1/0")
-    on_jobs(worker)(Gate())
-    with pytest.raises(delayq.ServerUnavailable):
-        await worker.run()
-    with pytest.raises(delayq.ServerUnavailable):
-        async with worker:
-            pass
-
-
 async def test_while_the_server_is_down_it_waits_and_goes_on(own_server: PrivateServer) -> None:
-    seen: list[Any] = []
-    worker = Worker(own_server.url)
-
-    @worker.listener("jobs")
-    async def handle(value: int) -> None:
-        seen.append(value)
-
+    worker, seen = Worker(own_server.url), Seen()
+    worker.listener("jobs")(seen)
     async with worker, delayq.connect(own_server.url) as client:
         queue = client.reliable_queue("jobs")
         await queue.offer(1)
         await until(lambda: seen == [1])
-        await until(lambda: _is(left(queue), (0, 0, 0, 0)))
+        await until(lambda: depths(queue), equals=NONE)
         own_server.restart()
         await queue.offer(2)
         await until(lambda: seen == [1, 2])
 
 
 @pytest.mark.parametrize("outage", ["killed", "frozen"])
-async def test_a_stop_while_the_server_is_down_ends_in_time(
-    own_server: PrivateServer, outage: str
-) -> None:
+async def test_a_stop_without_a_server_ends_in_time(own_server: PrivateServer, outage: str) -> None:
     worker, gate = Worker(own_server.url, concurrency=2, shutdown_timeout=0.5), Gate()
     worker.listener("jobs")(gate)
     worker.listener("others")(Gate())
     async with delayq.connect(own_server.url) as client:
-        await client.reliable_queue("jobs").offer_many(
-            [delayq.Offer(value=value) for value in range(4)]
-        )
+        await client.reliable_queue("jobs").offer_many(offers(4))
     task = await running(worker)
     await until(lambda: len(gate.inside) == 2)
     (own_server.kill if outage == "killed" else own_server.pause)()
@@ -643,9 +570,7 @@ async def test_a_stop_while_the_server_is_down_ends_in_time(
         own_server.resume()
 
 
-async def test_messages_handled_while_the_server_is_down_are_acknowledged_when_it_is_back(
-    own_server: PrivateServer,
-) -> None:
+async def test_acks_wait_for_a_server_that_is_down(own_server: PrivateServer) -> None:
     worker, gate = Worker(own_server.url), Gate()
     worker.listener("jobs")(gate)
     async with delayq.connect(own_server.url) as client:
@@ -656,12 +581,10 @@ async def test_messages_handled_while_the_server_is_down_are_acknowledged_when_i
             with own_server.paused():
                 gate.open()
                 await until(lambda: not gate.inside)
-        assert await left(queue) == (0, 0, 0, 0)
+        assert await depths(queue) == NONE
 
 
-async def test_handling_is_never_far_ahead_of_what_the_server_knows(
-    own_server: PrivateServer,
-) -> None:
+async def test_handling_stays_close_to_what_the_server_knows(own_server: PrivateServer) -> None:
     worker = Worker(own_server.url, concurrency=2)
     seen: list[int] = []
 
@@ -674,7 +597,7 @@ async def test_handling_is_never_far_ahead_of_what_the_server_knows(
 
     async with delayq.connect(own_server.url) as client:
         queue = client.reliable_queue("jobs")
-        await queue.offer_many([delayq.Offer(value=value) for value in range(1000)])
+        await queue.offer_many(offers(1000))
         async with worker:
             await until(lambda: len(seen) >= 150)
             await asyncio.sleep(0.2)
@@ -682,19 +605,14 @@ async def test_handling_is_never_far_ahead_of_what_the_server_knows(
             assert len(seen) <= 150 + 2 + 4
             own_server.resume()
             await until(lambda: len(seen) == 1000)
-        assert await left(queue) == (0, 0, 0, 0)
+        assert await depths(queue) == NONE
 
 
 async def test_a_server_that_refuses_is_asked_again(
     client: Client, server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    seen: list[Any] = []
-    worker = Worker(client)
-
-    @worker.listener("jobs")
-    async def handle(value: int) -> None:
-        seen.append(value)
-
+    worker, seen = Worker(client), Seen()
+    worker.listener("jobs")(seen)
     leases = ReliableKeys.of("jobs").leases
     server.call("SET", leases, "of another type")
     await client.reliable_queue("jobs").offer(1)
@@ -705,33 +623,24 @@ async def test_a_server_that_refuses_is_asked_again(
     assert caplog.text.count("claiming messages failed") == 1
 
 
-async def test_keyboard_interrupt_goes_through(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_keyboard_interrupt_goes_through(client: Client, jobs: Jobs) -> None:
     # Raised in a task, it would end the event loop, so the deciding part is tested alone.
-    async def handle(value: int) -> None:
-        raise KeyboardInterrupt
-
     worker = Worker(client)
-    on_jobs(worker)(handle)
+    on_jobs(worker)(raising(KeyboardInterrupt()))
     handling = Handling(worker._listeners["jobs"], (), {}, {}, Threads("jobs", 1), lambda: False)
     await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
     with pytest.raises(KeyboardInterrupt):
-        await handling.handle(message)
-    assert await attempts(jobs, "a") == {"a": ("ready", 0)}
+        await handling.handle(await claim_one(jobs))
+    assert await attempts(jobs, "a") == {"a": READY}
 
 
 def test_outside_the_main_thread_it_runs_without_signals(server: PrivateServer) -> None:
-    seen: list[Any] = []
-    worker = Worker(server.url)
-
-    @worker.listener("jobs")
-    async def handle(value: int) -> None:
-        seen.append(value)
+    worker, seen = Worker(server.url), Seen()
+    worker.listener("jobs")(seen)
 
     async def main() -> None:
         async with delayq.connect(server.url) as client:
-            await client.reliable_queue("jobs").offer(1)
-        await worker.run(burst=True)
+            await work_off(worker, client.reliable_queue("jobs"), 1)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
