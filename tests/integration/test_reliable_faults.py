@@ -1,6 +1,4 @@
-"""Each server call of a reliable queue fails in turn: the tests check the data left on the server
-and what the caller is told.
-"""
+"""Each call of a reliable queue fails in turn: what it leaves, and what the caller is told."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,52 +19,64 @@ from delayq._reliable.offers import NewMessage
 from delayq._reliable.sending import raise_for
 from delayq._reliable.store import ACK, CLAIM, OFFER, RELEASE
 from tests.support.links import Links
-from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store
+from tests.support.reliable import bodies, bury_all, claim_one, leased, leases, offers
+from tests.support.reliable_fixtures import LEASE, take
 from tests.support.reliable_store import HOUR, Store, Stored, hours
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, Message
     from tests.integration.test_faults import Faults
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
-__all__ = ["faults", "jobs", "raw", "store"]
+
+def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the retries, for faults that last."""
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
 
 
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the retries, for tests of faults that last."""
     be_impatient(monkeypatch)
 
 
-def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+def working(_name: str, _n: int) -> str | None:
+    """Plan no fault."""
+    return None
+
+
+def nth_call(faults: Faults, plan: str, n: int) -> Callable[[str, int], str | None]:
+    """Plan faults for the calls from now on, of which the ``n``-th is the first to fail."""
+    before = len(faults.calls)
+    return lambda _name, _n: PLANS[plan](len(faults.calls) - before, n)
 
 
 def meaning(stored: Stored) -> dict[str, Any]:
     """Return what is stored, without anything that differs from run to run."""
     stored.demand_no_orphans()
+    schedules = {
+        name: {fact: facts[fact] for fact in SCHEDULE_FACTS if fact in facts}
+        for name, record in stored.schedules.items()
+        for facts in [json.loads(record.partition(b"\n")[0])]
+    }
 
     def plain(key: str) -> str:
         # The id of an occurrence contains its due time.
         return re.sub(r"@\d{16}$", "@", key)
 
-    def facts(record: bytes) -> dict[str, Any]:
-        known = json.loads(record.partition(b"\n")[0])
-        return {
-            name: fact
-            for name, fact in known.items()
-            if name in ("timing", "version", "priority", "ttl", "every", "last")
-        }
+    def due(key: str) -> int | str:
+        """Return hours from now, or the moment itself for a cron expression, which fixes it."""
+        name, _, moment = key.rpartition("@")
+        is_cron = name in schedules and schedules[name]["every"] == "0"
+        return moment if is_cron else hours(stored.live[key][1])
 
     return {
-        "live": [
-            (plain(key), *stored.live[key][:1], hours(stored.live[key][1])) for key in stored.order
-        ],
+        "live": [(plain(key), stored.live[key][0], due(key)) for key in stored.order],
         "payloads": {plain(key): body.partition(b"\n")[2] for key, body in stored.bodies.items()},
-        "schedules": {name: facts(record) for name, record in stored.schedules.items()},
+        "schedules": schedules,
         "leased": set(stored.leases),
         "attempts": stored.attempts,
         "errors": {key: error.rsplit("\n", 1)[-1] for key, error in stored.errors.items()},
@@ -74,6 +84,9 @@ def meaning(stored: Stored) -> dict[str, Any]:
         "dead": sorted(stored.dead),
         "paused": stored.paused,
     }
+
+
+SCHEDULE_FACTS = ("timing", "version", "priority", "ttl", "every", "last")
 
 
 # The operations. Each finds what it needs: "held" is leased to us, "later" waits, "dead" is a dead
@@ -137,6 +150,8 @@ OPERATIONS: dict[str, Any] = {
 
 # The block's own error propagates, so the error of settling is logged.
 LOGS = ("fail", "be cancelled")
+# After a lost answer, it is unknown whether the queue was paused or how much was dropped.
+VARYING = ("resume", "purge", "get", "list", "peek", "dead.list", "stats")
 PLANS: dict[str, Callable[[int, int], str | None]] = {
     "unsent": lambda call, n: "unsent" if call == n else None,
     "lost": lambda call, n: "lost" if call == n else None,
@@ -151,9 +166,7 @@ PLANS: dict[str, Callable[[int, int], str | None]] = {
 }
 
 
-async def prepare(
-    client: Client, name: str, operation: str
-) -> tuple[ReliableQueue[int], Message[int]]:
+async def prepare(client: Client, name: str, operation: str) -> tuple[Jobs, Message[int]]:
     # With dedup_window, an ack has more to do.
     queue = client.reliable_queue(
         name, lease=LEASE, backoff=delayq.Backoff.fixed(3 * HOUR), dedup_window=HOUR
@@ -204,14 +217,14 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
     count = len(faults.calls) - count
     whole = meaning(await Store(raw, "undisturbed").look())
 
+    if plan.endswith("ever after"):
+        # A queue that opens from here on gives up its offers after this time.
+        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.3)
     for n in range(1, count + 1):
         name = f"disturbed {n}"
         queue, held = await prepare(client, name, operation)
         caplog.clear()
-        before = len(faults.calls)
-        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](
-            len(faults.calls) - before, n
-        )  # type: ignore[misc]
+        faults.plan = nth_call(faults, plan, n)
         error: Exception | None = None
         with monkeypatch.context() as patch:
             if plan.endswith("ever after"):
@@ -220,26 +233,20 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
                 again = await act(queue, held)
             except delayq.ServerError as raised:
                 error = raised
-        faults.plan = lambda _name, _n: None
+        faults.plan = working
         after = meaning(await Store(raw, name).look())
         if operation in LOGS:
             assert error is None
             error = logged(caplog)
         if error is None:
             assert after == whole
-            # If the answer was lost, there is no telling whether the queue was paused, or how many
-            # messages were dropped.
-            if (
-                operation not in ("resume", "purge", "get", "list", "peek", "dead.list", "stats")
-                and "schedule" not in operation
-            ):
+            if operation not in VARYING and "schedule" not in operation:
                 assert again == answer
         elif isinstance(error, delayq.OutcomeUnknown):
             assert after in (none, whole)
         else:
             assert after == none, "it says that nothing was done"
-        # A cancelled or unscheduled message may exist again by the time of a repetition, so a lost
-        # call is not repeated.
+        # A lost cancel is not repeated, because the message may exist again by then.
         if plan == "unsent" or (plan == "lost" and operation not in ("cancel", "unschedule")):
             assert error is None, "one fault is overcome"
 
@@ -247,47 +254,34 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
 # Offers
 
 
-async def test_an_offer_repeated_after_its_message_was_handled_is_not_stored_again(
-    jobs: ReliableQueue[int], faults: Faults, store: Store
+async def test_a_repeated_offer_of_a_handled_message_is_not_stored(
+    jobs: Jobs, faults: Faults, store: Store
 ) -> None:
-    handled = False
-
-    def fault(name: str, n: int) -> str | None:
-        if name != OFFER.name or handled:
-            return None
-        return "lost" if n == 1 else "unsent"
-
-    faults.plan = fault
+    faults.plan = lambda name, n: ("lost" if n == 1 else "unsent") if name == OFFER.name else None
     offer = asyncio.create_task(jobs.offer(7))
-    (message,) = await jobs.claim(1, wait=10)
+    message = await claim_one(jobs, wait=10)
     await message.ack()
-    handled = True
+    faults.plan = working
     assert await offer == message.id
-    assert (await store.look()).bodies == {}
+    assert await bodies(store) == 0
     assert await jobs.claim(1) == []
 
 
 @pytest.mark.every_server
-async def test_a_call_that_arrives_after_later_ones_stores_nothing(
-    client: Client, jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_a_call_that_arrives_after_later_calls_is_void(jobs: Jobs, store: Store) -> None:
     """The call was given up and repeated; then the first try arrives."""
     for n in range(2):
         await jobs.offer(n, HOUR)
-    session = jobs._open.partitions[0].offers._used[0].rpartition(":")[2]
+    partition = jobs._open.partitions[0]
+    session = partition.offers._used[0].rpartition(":")[2]
     late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
+    keys = partition.store.offer_keys(session)
     with pytest.raises(delayq.ServerRefused, match="LATE"):
-        await jobs._open.partitions[0].store.client.run(
-            *jobs._open.partitions[0].store.offer_request(
-                jobs._open.partitions[0].store.offer_keys(session), 1, "0", [late]
-            )
-        )
-    assert len((await store.look()).bodies) == 2
+        await partition.store.client.run(*partition.store.offer_request(keys, 1, "0", [late]))
+    assert await bodies(store) == 2
 
 
-async def test_every_client_numbers_its_own_calls(
-    server: PrivateServer, jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_clients_count_their_calls(server: PrivateServer, jobs: Jobs, store: Store) -> None:
     async with delayq.connect(server.url) as other:
         for queue in (jobs, other.reliable_queue("jobs")):
             for n in range(3):
@@ -296,9 +290,7 @@ async def test_every_client_numbers_its_own_calls(
 
 
 @pytest.mark.every_server
-async def test_the_record_of_calls_goes_with_the_client_or_by_itself(
-    server: PrivateServer, raw: Any
-) -> None:
+async def test_the_record_of_calls_does_not_stay(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(1)
         (key,) = await raw.keys("*:call:*")
@@ -308,47 +300,33 @@ async def test_the_record_of_calls_goes_with_the_client_or_by_itself(
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.usefixtures("_impatient")
-async def test_offer_many_tells_what_is_stored_when_it_fails_half_way(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
+    jobs: Jobs, faults: Faults, fault: str, store: Store
 ) -> None:
-    """Each call takes 200 messages. The second call fails for good."""
-    second: list[int] = []
-
-    def plan(name: str, n: int) -> str | None:
-        if name == OFFER.name and (n == 2 or (n in second and n - 1 in (2, *second))):
-            return fault
-        return None
-
-    # Its repetitions, which follow immediately, fail too.
-    second.extend(range(3, 1000))
-    faults.plan = plan
+    """Each call takes 200 messages. The second call and its repetitions fail."""
+    faults.plan = lambda name, n: fault if name == OFFER.name and n >= 2 else None
     with pytest.raises(delayq.OutcomeUnknown, match="200 of 600 messages are stored") as caught:
-        await jobs.offer_many([Offer(value=n, id=str(n), delay=HOUR) for n in range(600)])
+        await jobs.offer_many(offers(600, ids=True, delay=HOUR))
     assert caught.value.stored == tuple(str(n) for n in range(200))
     assert set(caught.value.stored) <= set((await store.look()).bodies)
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_offer_many_of_which_nothing_could_be_sent_is_not_unknown(
-    jobs: ReliableQueue[int], faults: Faults, store: Store
-) -> None:
+async def test_an_offer_never_sent_is_not_unknown(jobs: Jobs, faults: Faults, store: Store) -> None:
     faults.plan = lambda name, _n: "unsent" if name == OFFER.name else None
     with pytest.raises(delayq.ServerUnavailable):
-        await jobs.offer_many([Offer(value=n, delay=HOUR) for n in range(600)])
-    assert (await store.look()).bodies == {}
+        await jobs.offer_many(offers(600, delay=HOUR))
+    assert await bodies(store) == 0
 
 
-def test_one_message_whose_outcome_is_unknown_makes_that_of_offer_many_unknown() -> None:
+def test_one_unknown_outcome_makes_that_of_offer_many_unknown() -> None:
+    errors = (delayq.ServerUnavailable("it was not sent"), delayq.OutcomeUnknown("lost"))
     with pytest.raises(delayq.OutcomeUnknown):
-        raise_for(
-            ("a", "b"), (delayq.ServerUnavailable("it was not sent"), delayq.OutcomeUnknown("lost"))
-        )
+        raise_for(("a", "b"), errors)
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(
-    server: PrivateServer, faults: Faults
-) -> None:
+async def test_offers_without_ids_are_stored_once(server: PrivateServer, faults: Faults) -> None:
     chance = random.Random(3)
     faults.plan = lambda name, _n: (
         chance.choice(["lost", "unsent", None]) if name == OFFER.name else None
@@ -379,8 +357,7 @@ async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(
         await until(lambda: set(sure) <= set(got))
         stats = await jobs.stats()
         await until(lambda: not stats.ready or len(got) >= len(sure))
-        consumer.cancel()
-        await asyncio.gather(consumer, return_exceptions=True)
+        await end(consumer)
     assert len(got) == len(set(got))
     assert set(got) <= {*sure, *unsure}
 
@@ -390,10 +367,8 @@ async def test_offers_of_made_up_ids_are_stored_once_whatever_fails(
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.parametrize("times", [1, 3])
-async def test_a_claim_that_fails_loses_nothing_and_counts_no_attempt(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, times: int
-) -> None:
-    await jobs.offer_many([Offer(value=n) for n in range(20)])
+async def test_a_failed_claim_is_undone(jobs: Jobs, faults: Faults, fault: str, times: int) -> None:
+    await jobs.offer_many(offers(20))
     faults.plan = lambda name, n: fault if name == CLAIM.name and n <= times else None
     got: list[Message[int]] = []
     while len(got) < 20:
@@ -404,23 +379,21 @@ async def test_a_claim_that_fails_loses_nothing_and_counts_no_attempt(
 @pytest.mark.parametrize(
     ("fault", "error"), [("unsent", delayq.ServerUnavailable), ("lost", delayq.OutcomeUnknown)]
 )
-async def test_a_claim_that_does_not_wait_tells_of_a_server_that_is_away(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, error: type[Exception]
+async def test_a_claim_that_does_not_wait_raises_if_the_server_is_away(
+    jobs: Jobs, faults: Faults, fault: str, error: type[Exception]
 ) -> None:
     await jobs.offer(1)
     faults.plan = lambda name, _n: fault if name == CLAIM.name else None
     with pytest.raises(error):
         await jobs.claim()
     assert await jobs.claim(wait=0.05) == []
-    faults.plan = lambda _name, _n: None
-    (message,) = await jobs.claim(wait=10)
+    faults.plan = working
+    message = await claim_one(jobs, wait=10)
     assert (message.value, message.attempt) == (1, 1)
 
 
 @pytest.mark.parametrize("failing", ["HSCAN", "HMGET", RELEASE.name])
-async def test_what_a_lost_answer_had_claimed_goes_back_even_if_that_fails_first(
-    jobs: ReliableQueue[int], faults: Faults, failing: str
-) -> None:
+async def test_a_lost_claim_goes_back_with_faults(jobs: Jobs, faults: Faults, failing: str) -> None:
     await jobs.offer_many([Offer(value=n, priority=n) for n in range(3)])
     faults.plan = lambda name, n: (
         "lost" if (name == CLAIM.name and n == 1) or (name == failing and n <= 2) else None
@@ -429,15 +402,7 @@ async def test_what_a_lost_answer_had_claimed_goes_back_even_if_that_fails_first
     assert [(message.value, message.attempt) for message in got] == [(2, 1), (1, 1), (0, 1)]
 
 
-async def claim_without_waiting(queue: ReliableQueue[int]) -> list[Message[int]]:
-    return await queue.claim(3)
-
-
-async def claim_and_wait(queue: ReliableQueue[int]) -> list[Message[int]]:
-    return await queue.claim(3, wait=0.1)
-
-
-async def loop_and_leave(queue: ReliableQueue[int]) -> list[Message[int]]:
+async def loop_and_leave(queue: Jobs) -> list[Message[int]]:
     taken: list[Message[int]] = []
     with suppress(TimeoutError):
         async with asyncio.timeout(0.1), aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
@@ -448,30 +413,27 @@ async def loop_and_leave(queue: ReliableQueue[int]) -> list[Message[int]]:
     return taken
 
 
+CLAIMING: dict[str, Callable[[Jobs], Any]] = {
+    "claim_without_waiting": lambda queue: queue.claim(3),
+    "claim_and_wait": lambda queue: queue.claim(3, wait=0.1),
+    "loop_and_leave": loop_and_leave,
+}
+
+
 @pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("operation", [claim_without_waiting, claim_and_wait, loop_and_leave])
-async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
-    client: Client,
-    raw: Any,
-    faults: Faults,
-    operation: Callable[[ReliableQueue[int]], Any],
-    plan: str,
+@pytest.mark.parametrize("operation", CLAIMING)
+async def test_a_claim_hands_each_message_out_once_with_any_faults(
+    client: Client, raw: Any, faults: Faults, operation: str, plan: str
 ) -> None:
-    # The longest path: claim, look for messages claimed in vain, read their priorities, give them
-    # back, claim again.
+    # The longest path: claim, find messages claimed in vain, give them back, claim again.
     for n in range(1, 7):
         queue = client.reliable_queue(f"disturbed {n}", lease=LEASE)
-        await queue.offer_many(
-            [Offer(value=value, id=str(value), priority=value % 2) for value in range(5)]
-        )
-        before = len(faults.calls)
-        faults.plan = lambda _name, _n, before=before, n=n: PLANS[plan](
-            len(faults.calls) - before, n
-        )  # type: ignore[misc]
+        await queue.offer_many([Offer(n, id=str(n), priority=n % 2) for n in range(5)])
+        faults.plan = nth_call(faults, plan, n)
         got: list[Message[int]] = []
         with suppress(delayq.ServerError):
-            got += await operation(queue)
-        faults.plan = lambda _name, _n: None
+            got += await CLAIMING[operation](queue)
+        faults.plan = working
         # All the others arrive now, and none of them has an attempt counted that never happened.
         async with asyncio.timeout(20):
             while len(got) < 5:
@@ -487,37 +449,28 @@ async def test_a_call_that_claims_hands_each_message_out_once_whatever_fails(
         await queue.aclose()
 
 
-async def test_closing_gives_back_what_a_lost_answer_had_claimed(
-    server: PrivateServer, faults: Faults, jobs: ReliableQueue[int]
+async def test_closing_gives_back_messages_claimed_by_a_lost_reply(
+    server: PrivateServer, faults: Faults, jobs: Jobs
 ) -> None:
     await jobs.offer(1)
     async with delayq.connect(server.url) as client:
         faults.plan = lambda name, _n: "lost" if name == CLAIM.name else None
         with pytest.raises(delayq.OutcomeUnknown):
             await client.reliable_queue("jobs", lease=LEASE).claim()
-    faults.plan = lambda _name, _n: None
-    (message,) = await jobs.claim()
+    faults.plan = working
+    message = await claim_one(jobs)
     assert (message.value, message.attempt) == (1, 1)
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_leaving_the_loop_gives_back_in_spite_of_faults(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+    jobs: Jobs, faults: Faults, fault: str, store: Store
 ) -> None:
-    await jobs.offer_many([Offer(value=n) for n in range(10)])
+    await jobs.offer_many(offers(10))
     faults.plan = lambda name, n: fault if name == RELEASE.name and n <= 2 else None
-    taken = 0
-    async for message in jobs:
+    for message in await take(jobs, 4):
         await message.ack()
-        taken += 1
-        if taken == 4:
-            break
-
-    async def back() -> bool:
-        stored = await store.look()
-        return not stored.leases
-
-    await until(back)
+    await until(lambda: leases(store), equals=0)
     assert await store.values() == [str(n).encode() for n in range(4, 10)]
     assert (await store.look()).attempts == {}
 
@@ -527,40 +480,33 @@ async def test_leaving_the_loop_gives_back_in_spite_of_faults(
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, store: Store
+    jobs: Jobs, faults: Faults, fault: str, store: Store
 ) -> None:
-    await jobs.offer_many([Offer(value=n) for n in range(100)])
+    await jobs.offer_many(offers(100))
     held = await jobs.claim(100)
     faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
     await asyncio.gather(*(message.ack() for message in held))
     assert faults.calls.count(ACK.name) <= 6
-    assert (await store.look()).bodies == {}
+    assert await bodies(store) == 0
 
 
 async def test_an_ack_that_may_be_late_says_so(client: Client, faults: Faults) -> None:
-    """Either the ack took effect or the lease had ended: close to the end of a lease, there is no
-    way to tell.
-    """
-    queue = client.reliable_queue("short", lease=0.5)
-    await queue.offer(1)
-    (message,) = await queue.claim()
+    """Close to the end of a lease, an ack that is lost may have come too late."""
+    message = await leased(client.reliable_queue("short", lease=0.5))
     faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None
     with pytest.raises(delayq.OutcomeUnknown):
         await message.ack()
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_a_settled_message_can_be_settled_again_after_an_unknown_outcome(
-    jobs: ReliableQueue[int], faults: Faults, store: Store
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_settling_again_after_a_failure(jobs: Jobs, faults: Faults, store: Store) -> None:
+    message = await leased(jobs)
     faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
     with pytest.raises(delayq.ServerUnavailable):
         await message.ack()
-    faults.plan = lambda _name, _n: None
+    faults.plan = working
     await message.ack()
-    assert (await store.look()).bodies == {}
+    assert await bodies(store) == 0
 
 
 # Many messages
@@ -570,29 +516,23 @@ async def test_a_settled_message_can_be_settled_again_after_an_unknown_outcome(
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
 @pytest.mark.parametrize("n", [2, 4])
 async def test_dead_letters_redriven_or_dropped_in_steps_survive_a_fault(
-    jobs: ReliableQueue[int], faults: Faults, fault: str, n: int, store: Store
+    jobs: Jobs, faults: Faults, fault: str, n: int, store: Store
 ) -> None:
-    await jobs.offer_many([Offer(value=value, id=str(value)) for value in range(250)])
-    while messages := await jobs.claim(100):
-        await asyncio.gather(*(message.bury("no good") for message in messages))
-    before = len(faults.calls)
-    faults.plan = lambda _name, _n: fault if len(faults.calls) - before == n else None
+    await jobs.offer_many(offers(250, ids=True))
+    await bury_all(jobs)
+    faults.plan = nth_call(faults, fault, n)
     assert await jobs.dead.redrive() == 250
     stored = await store.look()
     stored.demand_no_orphans()
     assert (len(stored.bodies), stored.dead) == (250, [])
-    faults.plan = lambda _name, _n: None
-    while messages := await jobs.claim(100):
-        await asyncio.gather(*(message.bury("no good") for message in messages))
-    before = len(faults.calls)
-    faults.plan = lambda _name, _n: fault if len(faults.calls) - before == n else None
+    faults.plan = working
+    await bury_all(jobs)
+    faults.plan = nth_call(faults, fault, n)
     assert await jobs.dead.purge() == 250
     assert await store.values() == []
 
 
-async def test_random_faults_everywhere_lose_nothing(
-    server: PrivateServer, faults: Faults, raw: Any
-) -> None:
+async def test_random_faults_lose_nothing(server: PrivateServer, faults: Faults, raw: Any) -> None:
     chance = random.Random(7)
     faults.plan = lambda _name, _n: (
         chance.choice(["lost", "unsent"]) if chance.random() < 0.1 else None
@@ -600,7 +540,7 @@ async def test_random_faults_everywhere_lose_nothing(
     handled: list[int] = []
     offered: set[int] = set()
 
-    async def consume(queue: ReliableQueue[int]) -> None:
+    async def consume(queue: Jobs) -> None:
         while True:
             # A fault that reaches one handler must not end the others.
             with suppress(delayq.ServerError, delayq.LeaseLost):
@@ -623,91 +563,76 @@ async def test_random_faults_everywhere_lose_nothing(
                 await queues[value % 2].offer(value)
                 offered.add(value)
         await until(lambda: offered <= set(handled), 60)
-        for consumer in consumers:
-            consumer.cancel()
-        await asyncio.gather(*consumers, return_exceptions=True)
-        faults.plan = lambda _name, _n: None
+        await end(*consumers)
+        faults.plan = working
     (await Store(raw, "jobs").look()).demand_no_orphans()
 
 
 # A full server
 
 FULL: dict[str, Any] = {
-    "ack": lambda _, message: message.ack(),
+    **{
+        name: OPERATIONS[name]
+        for name in ("ack", "bury", "release", "extend", "cancel", "purge", "dead.purge")
+    },
     "nack": lambda _, message: message.nack(0, "it broke"),
-    "bury": lambda _, message: message.bury("no good"),
-    "release": lambda _, message: message.release(),
-    "extend": lambda _, message: message.extend(HOUR),
-    "cancel": lambda queue, _: queue.cancel("later"),
-    "purge": lambda queue, _: queue.purge(),
     "claim": lambda queue, _: queue.claim(),
-    "redrive": lambda queue, _: queue.dead.redrive(),
-    "dead.purge": lambda queue, _: queue.dead.purge(),
+    "redrive": OPERATIONS["dead.redrive"],
 }
+
+
+@asynccontextmanager
+async def full(raw: Any) -> AsyncIterator[None]:
+    """Let the server refuse what needs more memory."""
+    await raw.config_set("maxmemory", 1)
+    try:
+        yield
+    finally:
+        await raw.config_set("maxmemory", 0)
 
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("operation", FULL)
-async def test_a_full_server_refuses_offers_and_lets_everything_else_go_on(
-    client: Client, raw: Any, operation: str
+async def test_a_full_server_refuses_only_offers(
+    client: Client, raw: Any, store: Store, operation: str
 ) -> None:
     queue, message = await prepare(client, "jobs", operation)
     await queue.offer(4, id="due")
-    store = Store(raw, "jobs")
     # There are ids to forget: that must not let an offer through.
-    await queue.offer(5, id="done", priority=9)
-    await (await queue.claim())[0].ack()
+    await (await leased(queue, 5, id="done", priority=9)).ack()
     await store.let_pass(2 * HOUR)
-    await raw.config_set("maxmemory", 1)
-    try:
+    async with full(raw):
         before = meaning(await store.look())
         with pytest.raises(delayq.ServerRefused, match=r"OOM|memory"):
             await queue.offer(6)
         assert meaning(await store.look()) == before
         await FULL[operation](queue, message)
-    finally:
-        await raw.config_set("maxmemory", 0)
     (await store.look()).demand_no_orphans()
 
 
 @pytest.mark.every_server
-async def test_a_full_server_still_lets_expired_and_exhausted_messages_die(
-    client: Client, raw: Any
-) -> None:
+async def test_a_full_server_lets_messages_die(client: Client, raw: Any, store: Store) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=1, expired="dead")
     await queue.offer(1, id="expires", ttl=HOUR)
-    await queue.offer(2, id="dies", priority=1)
-    assert [message.id for message in await queue.claim()] == ["dies"]
-    store = Store(raw, "jobs")
+    assert (await leased(queue, 2, id="dies", priority=1)).id == "dies"
     await store.let_pass(2 * HOUR)
-    await raw.config_set("maxmemory", 1)
-    try:
+    async with full(raw):
         assert await queue.claim() == []
-    finally:
-        await raw.config_set("maxmemory", 0)
-    assert {letter.id: letter.reason for letter in await queue.dead.list()} == {
-        "expires": "expired",
-        "dies": "attempts",
-    }
+    reasons = {letter.id: letter.reason for letter in await queue.dead.list()}
+    assert reasons == {"expires": "expired", "dies": "attempts"}
 
 
 @pytest.mark.parametrize(
     ("operation", "n", "done"),
     [("purge", 3, 400), ("dead.redrive", 5, 100), ("dead.purge", 4, 100)],
 )
-async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_done(
-    jobs: ReliableQueue[int],
-    faults: Faults,
-    monkeypatch: pytest.MonkeyPatch,
-    operation: str,
-    n: int,
-    done: int,
-    store: Store,
+@pytest.mark.usefixtures("_impatient")
+async def test_work_in_steps_that_fails_half_way_says_how_far_it_came(
+    jobs: Jobs, faults: Faults, operation: str, n: int, done: int, store: Store
 ) -> None:
-    await jobs.offer_many([Offer(value=value) for value in range(450)])
+    await jobs.offer_many(offers(450))
     if operation != "purge":
-        while messages := await jobs.claim(100):
-            await asyncio.gather(*(message.bury("no good") for message in messages))
+        await bury_all(jobs)
     before = len(faults.calls)
 
     def plan(name: str, _n: int) -> str | None:
@@ -716,37 +641,29 @@ async def test_work_in_steps_that_fails_half_way_does_not_say_that_nothing_was_d
         return "unsent" if len(made) >= n and name in made else None
 
     faults.plan = plan
-    be_impatient(monkeypatch)
-    with pytest.raises(
-        delayq.OutcomeUnknown, match=f"^{done} messages were processed, then: planned$"
-    ):
+    words = f"^{done} messages were processed, then: planned$"
+    with pytest.raises(delayq.OutcomeUnknown, match=words):
         await OPERATIONS[operation](jobs, None)
     (await store.look()).demand_no_orphans()
 
 
 @pytest.mark.every_server
-async def test_an_offer_that_may_be_stored_is_unknown_though_its_repetition_is_refused(
-    own_server: PrivateServer,
-) -> None:
+async def test_an_offer_refused_on_repetition_may_be_stored(own_server: PrivateServer) -> None:
     async with (
         Links(own_server, tcp=True) as links,
         delayq.connect(links.url) as client,
         Redis.from_url(own_server.unix_url) as redis,
     ):
         raw: Any = redis
-        jobs: ReliableQueue[int] = client.reliable_queue("jobs")
+        jobs = client.reliable_queue("jobs")
         # After these offers, the server knows both forms of the script.
         await jobs.offer(1)
         await jobs.offer(2)
         links.stall("replies")
         offering = asyncio.create_task(jobs.offer(3))
-        await until(lambda: _stored(raw, 3))
+        await until(lambda: raw.hlen("delayq:{jobs}:bodies"), equals=3)
         await raw.execute_command("ACL", "SETUSER", "default", "-hset")
         links.cut()
         links.heal()
         with pytest.raises(delayq.OutcomeUnknown):
             await offering
-
-
-async def _stored(raw: Any, count: int) -> bool:
-    return bool(await raw.hlen("delayq:{jobs}:bodies") == count)
