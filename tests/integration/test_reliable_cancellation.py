@@ -15,33 +15,30 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Offer
-from tests.support.reliable_fixtures import LEASE, jobs, raw, store
-from tests.support.waiting import until
+from tests.support.reliable import bodies, claim_all, leased, leases, offers
+from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, Message
+    from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
 
-__all__ = ["jobs", "raw", "store"]
 
-
-async def rest(queue: ReliableQueue[Any], store: Store, held: int) -> list[Message[Any]]:
+async def rest(queue: Jobs, store: Store, held: int) -> list[Message[Any]]:
     """Claim everything that is left, once no message is on its way back."""
-
-    async def back() -> bool:
-        return len((await store.look()).leases) == held
-
-    await until(back)
-    messages: list[Message[Any]] = []
-    while some := await queue.claim(100):
-        messages += some
-    return messages
+    await until(lambda: leases(store), equals=held)
+    return await claim_all(queue)
 
 
-async def test_ten_thousand_cancelled_claims_lose_and_double_nothing(
-    client: Client, jobs: ReliableQueue[int], store: Store
-) -> None:
+def demand_once(messages: list[Message[Any]], count: int) -> None:
+    """Assert that each value came once, and that no returned message has counted an attempt."""
+    assert sorted(message.value for message in messages) == list(range(count))
+    assert {message.attempt for message in messages} == {1}
+
+
+async def test_many_cancelled_claims_lose_nothing(client: Client, jobs: Jobs, store: Store) -> None:
     wanted = 10_000
     chance = random.Random(1)
     got: list[Message[int]] = []
@@ -63,15 +60,11 @@ async def test_ten_thousand_cancelled_claims_lose_and_double_nothing(
         cancelled += sum(isinstance(result, asyncio.CancelledError) for result in results)
 
     got += await rest(jobs, store, len(got))
-    assert sorted(message.value for message in got) == list(range(offered))
-    # Attempts of messages that went back were not counted.
-    assert {message.attempt for message in got} == {1}
+    demand_once(got, offered)
     assert client.statistics().waiting == 0
 
 
-async def test_ten_thousand_short_claims_that_race_with_offers_lose_and_double_nothing(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_many_short_claims_beside_offers_lose_nothing(jobs: Jobs, store: Store) -> None:
     chance = random.Random(2)
     got: list[Message[int]] = []
     claims, messages = 10_000, 3_000
@@ -90,13 +83,10 @@ async def test_ten_thousand_short_claims_that_race_with_offers_lose_and_double_n
 
     await asyncio.gather(offer(), *(claim(claims // 20) for _ in range(20)))
     got += await rest(jobs, store, len(got))
-    assert sorted(message.value for message in got) == list(range(messages))
-    assert {message.attempt for message in got} == {1}
+    demand_once(got, messages)
 
 
-async def test_workers_that_come_and_go_handle_everything(
-    server: PrivateServer, store: Store
-) -> None:
+async def test_workers_that_come_and_go_handle_all(server: PrivateServer, store: Store) -> None:
     chance = random.Random(4)
     handled: list[int] = []
     async with delayq.connect(server.url) as one, delayq.connect(server.url) as two:
@@ -104,7 +94,7 @@ async def test_workers_that_come_and_go_handle_everything(
             client.reliable_queue("jobs", lease=LEASE, max_attempts=1) for client in (one, two)
         ]
 
-        async def work(queue: ReliableQueue[int]) -> None:
+        async def work(queue: Jobs) -> None:
             async for message in queue:
                 async with message:
                     if chance.random() < 0.5:
@@ -115,24 +105,18 @@ async def test_workers_that_come_and_go_handle_everything(
             workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(3)]
             await queues[0].offer_many([Offer(value=start + i) for i in range(30)])
             await asyncio.sleep(chance.random() * 0.003)
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-        workers = [asyncio.create_task(work(queues[0]))]
+            await end(*workers)
+        last = asyncio.create_task(work(queues[0]))
         await until(lambda: set(handled) == set(range(3_000)))
-        workers[0].cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-        # Each message has a single attempt: if a cancellation had been counted, some would be dead
-        # letters.
+        await end(last)
+        # Each message has a single attempt: a counted cancellation would make a dead letter.
         assert (await queues[0].stats()).dead == 0
     stored = await store.look()
     stored.demand_no_orphans()
     assert stored.bodies == {}
 
 
-async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: Jobs, store: Store) -> None:
     chance = random.Random(3)
     finished = set()
 
@@ -155,8 +139,7 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(
 
 @pytest.mark.parametrize("wait", ["claim", "loop"])
 async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer, wait: str) -> None:
-    client = delayq.connect(server.url)
-    await client.__aenter__()
+    client = await delayq.connect(server.url).__aenter__()
     queue = client.reliable_queue("empty")
 
     async def loop() -> str:
@@ -176,38 +159,29 @@ async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer,
 
 
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
-    client = delayq.connect(own_server.url)
-    await client.__aenter__()
+    client = await delayq.connect(own_server.url).__aenter__()
     queue = client.reliable_queue("jobs")
-    await queue.offer(1)
-    (message,) = await queue.claim()
+    message = await leased(queue)
     claim = asyncio.create_task(queue.claim(wait=60))
     await until(lambda: client.statistics().waiting)
-    own_server.pause()
-    offer, ack = asyncio.create_task(queue.offer(1)), asyncio.create_task(message.ack())
-    await asyncio.sleep(0.05)
-    start = asyncio.get_running_loop().time()
-    await client.aclose()
-    assert asyncio.get_running_loop().time() - start < 4
-    results = await asyncio.gather(claim, offer, ack, return_exceptions=True)
-    own_server.resume()
-    assert [type(result) for result in results] == [
-        delayq.Closed,
-        delayq.OutcomeUnknown,
-        delayq.OutcomeUnknown,
-    ]
+    with own_server.paused():
+        offer, ack = asyncio.create_task(queue.offer(1)), asyncio.create_task(message.ack())
+        await asyncio.sleep(0.05)
+        start = asyncio.get_running_loop().time()
+        await client.aclose()
+        assert asyncio.get_running_loop().time() - start < 4
+        results = await asyncio.gather(claim, offer, ack, return_exceptions=True)
+    unknown = delayq.OutcomeUnknown
+    assert [type(result) for result in results] == [delayq.Closed, unknown, unknown]
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside its block", "where its block ends"])
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
 async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
-    server: PrivateServer, jobs: ReliableQueue[int], store: Store, inside: bool, turns: int
+    server: PrivateServer, jobs: Jobs, store: Store, inside: bool, turns: int
 ) -> None:
-    """The ack proceeds wherever the cancellation arrives: the message was handled, and is not given
-    back.
-    """
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+    """The message was handled, wherever the cancellation arrives."""
+    message = await leased(jobs)
     handled = asyncio.Event()
 
     async def handle() -> None:
@@ -226,35 +200,22 @@ async def test_an_ack_whose_caller_is_cancelled_is_carried_out(
         with pytest.raises(asyncio.CancelledError):
             await handler
 
-    async def gone() -> bool:
-        return not (await store.look()).bodies
-
-    await until(gone)
+    await until(lambda: bodies(store), equals=0)
     (await store.look()).demand_no_orphans()
 
 
-async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_an_ack_in_a_scope_that_is_cancelled_is_carried_out(jobs: Jobs, store: Store) -> None:
     with anyio.CancelScope() as scope:
-        async with message:
+        async with await leased(jobs):
             scope.cancel()
-
-    async def gone() -> bool:
-        return not (await store.look()).bodies
-
-    await until(gone)
+    await until(lambda: bodies(store), equals=0)
 
 
-async def test_closing_inside_a_loop_hands_back_what_was_claimed_ahead(
-    server: PrivateServer, store: Store
-) -> None:
+async def test_closing_in_a_loop_hands_back_the_rest(server: PrivateServer, store: Store) -> None:
     seen = []
     async with delayq.connect(server.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
-        await queue.offer_many([Offer(value=n) for n in range(300)])
+        await queue.offer_many(offers(300))
         async for message in queue:
             await message.ack()
             seen.append(message.value)

@@ -14,33 +14,39 @@ import anyio
 import pytest
 
 import delayq
-from delayq import Backoff, Offer
+from delayq import Backoff
 from delayq._reliable.store import ACK, EXTEND
-from tests.support.reliable_fixtures import LEASE, faults, jobs, raw, store, take
+from tests.support.reliable import (
+    Jobs,
+    bodies,
+    claim_all,
+    claim_one,
+    depths,
+    get,
+    leased,
+    leases,
+    offers,
+)
+from tests.support.reliable_fixtures import LEASE, take
 from tests.support.reliable_store import HOUR, Store, hours
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, Message
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._reliable.replies import Claim
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
-__all__ = ["faults", "jobs", "raw", "store"]
-
 pytestmark = pytest.mark.every_server
 
 # Short enough to wait for, yet long enough for a busy machine.
 SHORT = 0.3
+NONE = (0, 0, 0, 0)
 
 
-def keeper_of(queue: ReliableQueue[Any]) -> LeaseKeeper[Claim]:
+def keeper_of(queue: Jobs) -> LeaseKeeper[Claim]:
     return queue._open.partitions[0].keeper(queue._policy.lease_us)
-
-
-async def leases_are(store: Store, count: int) -> bool:
-    return len((await store.look()).leases) == count
 
 
 async def steal(raw: Any, message: Message[Any]) -> None:
@@ -48,58 +54,69 @@ async def steal(raw: Any, message: Message[Any]) -> None:
     await raw.hset("delayq:{jobs}:leases", message.id, "1:1.00:somebody-else")
 
 
+@pytest.fixture
+async def short(client: Client) -> Message[Any]:
+    """Return a message under a short lease."""
+    return await leased(client.reliable_queue("jobs", lease=SHORT))
+
+
+def demand_no_cancellation() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+async def demand_returned(store: Store) -> None:
+    """Assert that no message is leased, and that no attempt counts."""
+    stored = await store.look()
+    assert (stored.leases, stored.attempts) == ({}, {})
+
+
 # Duration
 
 
-async def test_a_lease_ends_by_the_servers_clock(
-    client: Client, jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: Jobs, store: Store) -> None:
     before = await client.server_time()
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
+    message = await leased(jobs, id="a")
     after = await client.server_time()
     assert (message.lease_ends_at - before).total_seconds() >= LEASE
     assert (message.lease_ends_at - after).total_seconds() <= LEASE
     assert hours((await store.look()).live["a"][1]) == 1
     await message.extend(5 * HOUR)
     assert 5 * HOUR <= (message.lease_ends_at - after).total_seconds() < 5 * HOUR + 60
-    stored = await store.look()
-    assert hours(stored.live["a"][1]) == 5
+    assert hours((await store.look()).live["a"][1]) == 5
     # Readers see the end of the lease in place of the due time.
-    seen = await jobs.get("a")
-    assert seen is not None
+    seen = await get(jobs, "a")
     assert (seen.state, seen.attempt) == ("leased", 1)
     assert seen.due_at == seen.lease_ends_at == message.lease_ends_at
 
 
-async def test_when_a_lease_ends_the_message_comes_to_whoever_waits(server: PrivateServer) -> None:
+async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateServer) -> None:
     # Only the client's own timer wakes it.
     async with delayq.connect(server.url, resync_interval=HOUR) as client:
         queue = client.reliable_queue("jobs", lease=SHORT)
-        await queue.offer(1)
-        (first,) = await queue.claim()
-        (second,) = await asyncio.wait_for(queue.claim(wait=60), 10)
+        first = await leased(queue)
+        second = await asyncio.wait_for(claim_one(queue, wait=60), 10)
         assert await client.server_time() >= first.lease_ends_at
         assert (second.id, second.value, second.attempt) == (first.id, 1, 2)
         assert second.due_at == first.due_at
 
 
-async def test_whoever_lost_the_lease_is_told_and_changes_nothing(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_a_worker_that_lost_its_lease_changes_nothing(jobs: Jobs, store: Store) -> None:
     await jobs.offer(1, id="a")
     late = [message for _ in range(6) for message in await again(jobs, store)]
-    (holder,) = await jobs.claim()
+    holder = await claim_one(jobs)
     before = await store.look()
-    calls = ("ack", "nack", "extend", "bury", "release")
-    arguments: dict[str, tuple[Any, ...]] = {
+    calls: dict[str, tuple[Any, ...]] = {
+        "ack": (),
+        "nack": (HOUR, "it broke"),
         "extend": (HOUR,),
         "bury": ("no good",),
-        "nack": (HOUR, "it broke"),
+        "release": (),
     }
-    for message, call in zip(late, calls, strict=False):
+    for message, (call, arguments) in zip(late, calls.items(), strict=False):
         with pytest.raises(delayq.LeaseLost, match="another worker may have the message"):
-            await getattr(message, call)(*arguments.get(call, ()))
+            await getattr(message, call)(*arguments)
     with pytest.raises(delayq.LeaseLost):
         async with late[5]:
             pass
@@ -112,28 +129,24 @@ async def test_whoever_lost_the_lease_is_told_and_changes_nothing(
         await holder.ack()
 
 
-async def again(queue: ReliableQueue[int], store: Store) -> list[Message[int]]:
+async def again(queue: Jobs, store: Store) -> list[Message[int]]:
     """Claim what is available, and let the leases end."""
     messages = await queue.claim(10)
     await store.let_pass(2 * LEASE)
     return messages
 
 
-async def test_a_lease_that_ended_can_still_be_used_while_nobody_else_has_the_message(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer_many([Offer(value=1), Offer(value=2)])
+async def test_an_ended_lease_is_good_until_the_next_claim(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(2))
     one, two = await again(jobs, store)
     await one.ack()
     await two.extend(LEASE)
     assert await jobs.claim() == []
     await two.ack()
-    assert (await store.look()).bodies == {}
+    assert await bodies(store) == 0
 
 
-async def test_what_was_cancelled_after_its_lease_had_ended_is_lost_to_its_worker(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
+async def test_a_message_cancelled_after_its_lease_is_lost(jobs: Jobs, store: Store) -> None:
     await jobs.offer(1, id="a")
     (late,) = await again(jobs, store)
     assert await jobs.cancel("a")
@@ -169,31 +182,24 @@ async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -
     ):
         # Long enough for a busy machine to renew the lease in time.
         queues = [c.reliable_queue("jobs", lease=3 * SHORT) for c in (client, other)]
-        await queues[0].offer_many([Offer(value=n) for n in range(4)])
+        await queues[0].offer_many(offers(4))
 
-        async def work(queue: ReliableQueue[int]) -> None:
+        async def work(queue: Jobs) -> None:
             async for message in queue:
                 async with message:
-                    await asyncio.sleep(8 * SHORT)
+                    await asyncio.sleep(7 * SHORT)
                     handled.append((message.value, message.attempt))
 
         workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(2)]
         await until(lambda: len(handled) == 4)
-        await until(lambda: empty(queues[0]))
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
+        await until(lambda: depths(queues[0]), equals=NONE)
+        await end(*workers)
     assert sorted(handled) == [(n, 1) for n in range(4)]
-
-
-async def empty(queue: ReliableQueue[Any]) -> bool:
-    stats = await queue.stats()
-    return not (stats.ready or stats.leased or stats.delayed)
 
 
 async def test_one_call_renews_all_leases_of_a_queue(client: Client, faults: Faults) -> None:
     queue = client.reliable_queue("jobs", lease=0.6)
-    await queue.offer_many([Offer(value=n) for n in range(100)])
+    await queue.offer_many(offers(100))
 
     async def handle(message: Message[int]) -> None:
         async with message:
@@ -209,65 +215,53 @@ async def test_one_call_renews_all_leases_of_a_queue(client: Client, faults: Fau
     assert faults.calls.count(EXTEND.name) == renewals
 
 
-async def test_a_renewal_does_not_shorten_what_was_extended(client: Client, raw: Any) -> None:
-    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
-    await queue.offer(1, id="a")
-    (message,) = await queue.claim()
-    async with message:
-        await message.extend(5 * HOUR)
+async def test_a_renewal_shortens_no_extended_lease(short: Message[Any], store: Store) -> None:
+    async with short:
+        await short.extend(5 * HOUR)
         await asyncio.sleep(SHORT)
-        assert hours((await store.look()).live["a"][1]) == 5
+        assert hours((await store.look()).live[short.id][1]) == 5
 
 
 async def test_renewals_that_fail_for_a_while_cost_no_lease(client: Client, faults: Faults) -> None:
     queue = client.reliable_queue("jobs", lease=1)
-    await queue.offer(1)
-    (message,) = await queue.claim()
     faults.plan = lambda name, n: "unsent" if name == EXTEND.name and n <= 2 else None
-    async with message:
+    async with await leased(queue):
         await until(lambda: faults.calls.count(EXTEND.name) >= 4)
-    assert await empty(queue)
+    assert await depths(queue) == NONE
 
 
-async def test_a_message_that_waited_long_for_its_handler_is_renewed_first(
-    client: Client, raw: Any
-) -> None:
+async def test_a_lease_that_is_half_over_is_renewed_first(client: Client, store: Store) -> None:
     lease = 1.5
-    queue, store = client.reliable_queue("jobs", lease=lease), Store(raw, "jobs")
-    await queue.offer_many([Offer(value=n, id=str(n)) for n in range(2)])
+    queue = client.reliable_queue("jobs", lease=lease)
+    await queue.offer_many(offers(2, ids=True))
     first, second = await queue.claim(2)
     async with first:
         await asyncio.sleep(0.75 * lease)
     async with second:
         assert (await store.look()).live["1"][1] > 0.5 * lease * 1_000_000
         await asyncio.sleep(0.75 * lease)
-    assert await empty(queue)
+    assert await depths(queue) == NONE
 
 
-async def test_a_message_lost_while_it_waited_for_its_handler_is_not_handled(
-    client: Client, raw: Any
-) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
+async def test_a_message_lost_before_its_block_is_refused(short: Message[Any], raw: Any) -> None:
     await asyncio.sleep(0.9 * SHORT)
-    await steal(raw, message)
+    await steal(raw, short)
     with pytest.raises(delayq.LeaseLost):
-        async with message:
+        async with short:
             pytest.fail("another worker has it")
 
 
-async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, raw: Any) -> None:
+async def test_a_loop_skips_messages_that_were_lost(client: Client, raw: Any, store: Store) -> None:
     """A handler suddenly becomes slow, and other workers get the messages it had claimed ahead."""
-    queue, store = client.reliable_queue("jobs", lease=SHORT), Store(raw, "jobs")
-    await queue.offer_many([Offer(value=n, id=str(n)) for n in range(100)])
+    queue = client.reliable_queue("jobs", lease=SHORT)
+    await queue.offer_many(offers(100, ids=True))
     seen: list[int] = []
-    ahead: set[str] = set()
+    stolen: list[str] = []
     async for message in queue:
         async with message:
             seen.append(message.value)
             ahead = set((await store.look()).leases) - {message.id}
-            if len(seen) < 100 and len(ahead) >= 5 and "stolen" not in locals():
+            if len(ahead) >= 5 and not stolen:
                 stolen = sorted(ahead)[:3]
                 for key in stolen:
                     await raw.hset("delayq:{jobs}:leases", key, "1:1.00:somebody-else")
@@ -281,102 +275,60 @@ async def test_what_was_claimed_ahead_and_lost_is_passed_over(client: Client, ra
 # Leases that are lost in spite of renewal
 
 
+@pytest.mark.parametrize(
+    ("reaction", "error"),
+    [(None, delayq.LeaseLost), ("swallow", delayq.LeaseLost), ("raise", ZeroDivisionError)],
+)
 async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
-    client: Client, raw: Any
+    client: Client, raw: Any, short: Message[Any], reaction: str | None, error: type[Exception]
 ) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
     ended: list[str] = []
-    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
-        async with message:
-            await steal(raw, message)
+    with pytest.raises(error):  # noqa: PT012
+        async with short:
+            await steal(raw, short)
             try:
                 await asyncio.sleep(60)
-            finally:
+            except asyncio.CancelledError:
                 ended.append("cancelled")
+                if reaction == "raise":
+                    raise ZeroDivisionError from None
+                if reaction is None:
+                    raise
     assert ended == ["cancelled"]
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    demand_no_cancellation()
     await asyncio.sleep(0)  # no trace of the cancellation is left
-    assert keeper_of(queue).lost == 1
-
-
-async def test_a_handler_that_takes_no_notice_is_told_at_its_end(client: Client, raw: Any) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
-    with pytest.raises(delayq.LeaseLost):  # noqa: PT012
-        async with message:
-            await steal(raw, message)
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(60)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-    await asyncio.sleep(0)
+    assert keeper_of(client.reliable_queue("jobs", lease=SHORT)).lost == 1
 
 
 @pytest.mark.parametrize(
     "instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"]
 )
-async def test_an_instruction_of_a_handler_that_lost_its_lease_cannot_be_followed(
-    client: Client, raw: Any, instruction: Exception
+async def test_an_instruction_without_a_lease_cannot_be_followed(
+    jobs: Jobs, raw: Any, short: Message[Any], instruction: Exception
 ) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
-        async with message:
-            await steal(raw, message)
+        async with short:
+            await steal(raw, short)
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(60)
             raise instruction
-    assert await queue.dead.size() == 0
+    assert await jobs.dead.size() == 0
 
 
-async def test_another_error_of_such_a_handler_goes_on(client: Client, raw: Any) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
-    with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with message:
-            await steal(raw, message)
-            try:
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                raise ZeroDivisionError from None
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
-
-
-async def test_who_finds_out_by_extending_is_not_cancelled_as_well(
-    jobs: ReliableQueue[int], raw: Any
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_a_handler_told_by_extending_is_not_cancelled_as_well(jobs: Jobs, raw: Any) -> None:
+    message = await leased(jobs)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
         async with message:
             await steal(raw, message)
             await message.extend(HOUR)
     await asyncio.sleep(0)
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    demand_no_cancellation()
 
 
-async def test_a_handler_cancelled_from_outside_too_stays_cancelled(
-    client: Client, raw: Any
-) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
-
+async def test_a_handler_also_cancelled_outside_stays_so(short: Message[Any], raw: Any) -> None:
     async def work() -> None:
-        async with message:
-            await steal(raw, message)
+        async with short:
+            await steal(raw, short)
             try:
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
@@ -388,21 +340,15 @@ async def test_a_handler_cancelled_from_outside_too_stays_cancelled(
         await worker
 
 
-async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
-    client: Client, raw: Any
-) -> None:
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer(1)
-    (message,) = await queue.claim()
-
+async def test_a_task_that_swallowed_a_cancellation_is_told(short: Message[Any], raw: Any) -> None:
     async def work() -> None:
         task = asyncio.current_task()
         assert task is not None
         task.cancel()
         with suppress(asyncio.CancelledError):
             await asyncio.sleep(0)
-        async with message:
-            await steal(raw, message)
+        async with short:
+            await steal(raw, short)
             await asyncio.sleep(60)
 
     with pytest.raises(delayq.LeaseLost):
@@ -410,14 +356,11 @@ async def test_a_task_that_swallowed_a_cancellation_before_is_told_all_the_same(
 
 
 @pytest.mark.parametrize("how", ["ack", "nack", "release", "bury"])
-async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_is_lost(
-    jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch, how: str
+async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """The message is settled on the server, but the answer is still on its way when the lease is
-    due for renewal.
-    """
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+    """The reply of settling is still on its way when the lease is due for renewal."""
+    message = await leased(jobs)
     settle = getattr(jobs._open.partitions[0].settling, how)
 
     async def slowly(*args: object) -> None:
@@ -431,12 +374,8 @@ async def test_a_renewal_that_finds_what_was_just_settled_tells_nobody_that_it_i
     assert keeper_of(jobs).lost == 0
 
 
-async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
-    jobs: ReliableQueue[int], faults: Faults, raw: Any
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
-    async with message:
+async def test_a_handler_whose_ack_failed_keeps_its_lease(jobs: Jobs, faults: Faults) -> None:
+    async with await leased(jobs) as message:
         with pytest.MonkeyPatch.context() as patience:
             patience.setattr("delayq._redis.client.RETRY_FOR", 0.05)
             faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
@@ -447,13 +386,11 @@ async def test_a_handler_whose_ack_was_not_carried_out_keeps_its_lease(
     assert keeper_of(jobs).held == 0
 
 
-async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(
+async def test_a_handler_is_told_when_its_lease_ends_while_the_server_is_away(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with delayq.connect(own_server.url) as client:
-        queue = client.reliable_queue("jobs", lease=0.6)
-        await queue.offer(1)
-        (message,) = await queue.claim()
+        message = await leased(client.reliable_queue("jobs", lease=0.6))
         start = time.monotonic()
         with own_server.paused():
             with pytest.raises(delayq.LeaseLost):
@@ -467,10 +404,8 @@ async def test_while_the_server_is_away_a_handler_is_told_when_its_lease_ends(
 # Handlers that end in other ways
 
 
-async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer_many([Offer(value=1), Offer(value=2)])
+async def test_a_cancelled_handler_returns_its_message_at_once(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(2))
     inside = asyncio.Event()
 
     async def work() -> None:
@@ -481,43 +416,29 @@ async def test_a_handler_that_is_cancelled_gives_its_message_back_at_once(
 
     worker = asyncio.create_task(work())
     await inside.wait()
-    worker.cancel()
-    with suppress(asyncio.CancelledError):
-        await worker
-    await until(lambda: leases_are(store, 0))
-    assert [(m.value, m.attempt) for m in await jobs.claim(2)] == [(1, 1), (2, 1)]
+    await end(worker)
+    await until(lambda: leases(store), equals=0)
+    assert [(m.value, m.attempt) for m in await jobs.claim(2)] == [(0, 1), (1, 1)]
 
 
-async def test_a_handler_under_a_cancelled_scope_gives_its_message_back(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_a_cancelled_scope_gives_the_message_back(jobs: Jobs, store: Store) -> None:
     with anyio.move_on_after(0.02) as scope:
-        async with message:
+        async with await leased(jobs):
             await anyio.sleep(60)
     assert scope.cancelled_caught
-    stored = await store.look()
-    assert (stored.leases, stored.attempts) == ({}, {})
+    await demand_returned(store)
 
 
-async def test_a_deadline_around_the_block_gives_its_message_back(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_a_deadline_around_the_block_gives_the_message_back(jobs: Jobs, store: Store) -> None:
+    message = await leased(jobs)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.02), message:
             await asyncio.sleep(60)
-    stored = await store.look()
-    assert (stored.leases, stored.attempts) == ({}, {})
+    await demand_returned(store)
 
 
-async def test_who_is_cancelled_while_acknowledging_has_acknowledged(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_an_ack_survives_the_cancellation_of_its_handler(jobs: Jobs, store: Store) -> None:
+    message = await leased(jobs)
 
     async def work() -> None:
         async with message:
@@ -526,37 +447,40 @@ async def test_who_is_cancelled_while_acknowledging_has_acknowledged(
     worker = asyncio.create_task(work())
     with pytest.raises(asyncio.CancelledError):
         await worker
-    await until(lambda: leases_are(store, 0))
-    assert (await store.look()).bodies == {}
+    await until(lambda: leases(store), equals=0)
+    assert await bodies(store) == 0
 
 
-@pytest.mark.parametrize("how", ["ack", "nack", "bury", "release"])
-async def test_what_was_settled_inside_the_block_is_left_alone_at_its_end(
-    jobs: ReliableQueue[int], how: str, store: Store
+@pytest.mark.parametrize(
+    ("how", "arguments", "left"),
+    [
+        ("ack", (), (0, 0)),
+        ("nack", (HOUR,), (1, 0)),
+        ("bury", ("no good",), (0, 1)),
+        ("release", (), (1, 0)),
+    ],
+)
+async def test_a_message_settled_inside_its_block_is_left_alone_at_its_end(
+    jobs: Jobs, store: Store, how: str, arguments: Any, left: tuple[int, int]
 ) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
     with pytest.raises(ZeroDivisionError):  # noqa: PT012
-        async with message:
-            await getattr(message, how)(*{"nack": (HOUR,), "bury": ("no good",)}.get(how, ()))
+        async with await leased(jobs) as message:
+            await getattr(message, how)(*arguments)
             raise ZeroDivisionError
     stored = await store.look()
-    assert (len(stored.bodies), len(stored.dead)) == {"ack": (0, 0), "bury": (0, 1)}.get(
-        how, (1, 0)
-    )
-    assert stored.errors == {}
+    assert (len(stored.bodies), len(stored.dead), stored.errors) == (*left, {})
 
 
-async def test_closing_the_client_while_handlers_run(
-    server: PrivateServer, jobs: ReliableQueue[int], store: Store
+async def test_closing_with_handlers_at_work(
+    server: PrivateServer, jobs: Jobs, store: Store
 ) -> None:
     """Handlers are left alone, and their messages are redelivered when the leases end."""
-    await jobs.offer_many([Offer(value=n) for n in range(20)])
+    await jobs.offer_many(offers(20))
     results: list[str] = []
     inside = asyncio.Semaphore(0)
     go_on = asyncio.Event()
 
-    async def work(queue: ReliableQueue[int]) -> None:
+    async def work(queue: Jobs) -> None:
         async for message in queue:
             try:
                 async with message:
@@ -604,9 +528,7 @@ asyncio.run(main())
 """
 
 
-async def test_what_a_killed_process_had_comes_to_the_others_when_the_lease_ends(
-    server: PrivateServer,
-) -> None:
+async def test_messages_of_a_killed_process_come_to_others(server: PrivateServer) -> None:
     async with delayq.connect(server.url, resync_interval=HOUR) as client:
         queue = client.reliable_queue("jobs", lease=1)
         await queue.offer(1)
@@ -617,12 +539,9 @@ async def test_what_a_killed_process_had_comes_to_the_others_when_the_lease_ends
         assert await asyncio.wait_for(consumer.stdout.readline(), 30) == b"1\n"
         os.kill(consumer.pid, signal.SIGKILL)
         await consumer.wait()
-        (message,) = await asyncio.wait_for(queue.claim(wait=60), 30)
+        message = await asyncio.wait_for(claim_one(queue, wait=60), 30)
         assert (message.value, message.attempt) == (1, 2)
         await message.ack()
-
-
-# Backoff
 
 
 async def test_handlers_that_fail_wait_as_the_backoff_says(client: Client) -> None:
@@ -641,7 +560,7 @@ async def test_handlers_that_fail_wait_as_the_backoff_says(client: Client) -> No
 # Loops
 
 
-async def test_the_loop_ends_when_the_queue_closes(jobs: ReliableQueue[int]) -> None:
+async def test_the_loop_ends_when_the_queue_closes(jobs: Jobs) -> None:
     seen = []
 
     async def loop() -> None:
@@ -650,16 +569,14 @@ async def test_the_loop_ends_when_the_queue_closes(jobs: ReliableQueue[int]) -> 
                 seen.append(message.value)
 
     loops = [asyncio.create_task(loop()) for _ in range(3)]
-    await jobs.offer_many([Offer(value=n) for n in range(10)])
+    await jobs.offer_many(offers(10))
     await until(lambda: len(seen) == 10)
     await jobs.aclose()
     await asyncio.wait_for(asyncio.gather(*loops), 10)
 
 
-async def test_breaking_the_loop_hands_back_what_was_claimed_ahead(
-    jobs: ReliableQueue[int], store: Store
-) -> None:
-    await jobs.offer_many([Offer(value=n) for n in range(300)])
+async def test_breaking_the_loop_returns_what_was_claimed_ahead(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(300))
     seen = []
     async for message in jobs:
         async with message:
@@ -667,15 +584,13 @@ async def test_breaking_the_loop_hands_back_what_was_claimed_ahead(
             if len(seen) == 40:
                 break
     assert seen == list(range(40))
-    await until(lambda: leases_are(store, 0))
-    got: list[Message[int]] = []
-    while some := await jobs.claim(100):
-        got += some
+    await until(lambda: leases(store), equals=0)
+    got = await claim_all(jobs)
     assert [(message.value, message.attempt) for message in got] == [(n, 1) for n in range(40, 300)]
 
 
-async def test_one_who_takes_one_takes_no_more(jobs: ReliableQueue[int], store: Store) -> None:
-    await jobs.offer_many([Offer(value=n) for n in range(3)])
+async def test_taking_one_message_leases_no_more(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(3))
     (message,) = await take(jobs)
     assert message.value == 0
-    await until(lambda: leases_are(store, 1))
+    await until(lambda: leases(store), equals=1)
