@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,12 @@ import delayq
 from delayq._reliable.store import OCCUR, RECUR, SCHEDULE
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
-from tests.integration.test_faults import Faults
-from tests.support.waiting import until
+from tests.support.reliable import Jobs, claim_one, depths, leased, listed, values
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
-    from delayq import Client, ReliableQueue
+    from delayq import Client
+    from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
@@ -34,24 +36,31 @@ SCHEDULES = "delayq:{jobs}:schedules"
 
 
 @pytest.fixture
-async def jobs(client: Client) -> delayq.ReliableQueue[Any]:
+async def jobs(client: Client) -> Jobs:
     return client.reliable_queue("jobs")
 
 
-@pytest.fixture
-def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    return Faults(monkeypatch)
-
-
-async def waiting(jobs: ReliableQueue[Any]) -> list[Any]:
+async def waiting(jobs: Jobs) -> list[Any]:
     """Return the values of waiting messages."""
-    return [message.value for message in [*await jobs.list("ready"), *await jobs.list("delayed")]]
+    return await listed(jobs, "ready", "delayed")
 
 
-async def take(jobs: ReliableQueue[Any]) -> delayq.Message[Any]:
-    """Claim the only message that is due."""
-    (message,) = await jobs.claim(10)
-    return message
+async def schedule(jobs: Jobs, value: Any = "tick", **settings: Any) -> datetime:
+    """Schedule ``tick``, every minute by default."""
+    return await jobs.schedule("tick", **{"every": 60, **settings}, value=value)
+
+
+async def take(jobs: Jobs, after: float = 0) -> delayq.Message[Any]:
+    """Claim the only message that is due after some seconds."""
+    if after:
+        await advance(jobs, after)
+    return await claim_one(jobs, 10)
+
+
+async def first_tick(jobs: Jobs, **settings: Any) -> delayq.Message[Any]:
+    """Schedule ``tick``, and claim its first occurrence."""
+    await schedule(jobs, **settings)
+    return await take(jobs, 60)
 
 
 def facts(record: bytes) -> Any:
@@ -61,9 +70,7 @@ def facts(record: bytes) -> Any:
 # Definitions
 
 
-async def test_the_first_is_due_after_one_period_and_they_do_not_drift(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_occurrences_come_each_period_without_drift(client: Client, jobs: Jobs) -> None:
     before = await client.server_time()
     first = await jobs.schedule("tick", every=60, value="tick")
     assert timedelta(seconds=60) <= first - before < timedelta(seconds=65)
@@ -85,94 +92,71 @@ async def test_the_first_is_due_after_one_period_and_they_do_not_drift(
     assert datetime.now(UTC) - started < timedelta(seconds=40)
 
 
-async def test_saying_the_same_again_changes_nothing(
-    client: Client, jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    due = await jobs.schedule(
-        "tick", every=60, value={"a": 1}, headers={"h": "x"}, priority=2, ttl=30
-    )
+async def test_repeating_a_definition_changes_nothing(client: Client, jobs: Jobs, raw: Any) -> None:
+    more: dict[str, Any] = {"value": {"a": 1}, "headers": {"h": "x"}, "priority": 2, "ttl": 30}
+    due = await schedule(jobs, **more)
     stored = facts(await raw.hget(SCHEDULES, "tick"))
     body = await raw.hgetall("delayq:{jobs}:bodies")
     await asyncio.sleep(0.01)
     again = client.reliable_queue("jobs")
-    assert (
-        await again.schedule(
-            "tick",
-            every=timedelta(minutes=1),
-            value={"a": 1},
-            headers={"h": "x"},
-            priority=2,
-            ttl=30,
-        )
-        == due
-    )
+    assert await schedule(again, every=timedelta(minutes=1), **more) == due
     assert facts(await raw.hget(SCHEDULES, "tick")) == stored
     assert await raw.hgetall("delayq:{jobs}:bodies") == body
     (message,) = await jobs.list("delayed")
-    assert (message.value, message.headers, message.priority, message.due_at) == (
-        {"a": 1},
-        {"h": "x"},
-        2,
-        due,
-    )
+    assert (message.value, message.headers) == ({"a": 1}, {"h": "x"})
+    assert (message.priority, message.due_at) == (2, due)
     assert message.id == f"tick@{due.timestamp() * 1_000_000:.0f}"
 
 
-async def test_another_value_takes_the_place_of_the_one_that_waits_and_is_due_when_that_was(
-    jobs: ReliableQueue[Any],
-) -> None:
-    due = await jobs.schedule("tick", every=60, value="old")
+async def test_another_value_replaces_the_waiting_one_at_its_time(jobs: Jobs) -> None:
+    due = await schedule(jobs, "old")
     await advance(jobs, 20)
-    assert await jobs.schedule("tick", every=60, value="new", priority=3) == due - timedelta(
-        seconds=20
-    )
+    assert await schedule(jobs, "new", priority=3) == due - timedelta(seconds=20)
     assert await waiting(jobs) == ["new"]
-    await advance(jobs, 41)
-    message = await take(jobs)
+    message = await take(jobs, 41)
     assert (message.value, message.priority) == ("new", 3)
     assert await waiting(jobs) == ["new"]
 
 
-async def test_another_timing_starts_anew(jobs: ReliableQueue[Any], client: Client) -> None:
-    await jobs.schedule("tick", every=60, value="old")
-    due = await jobs.schedule("tick", every=3600, value="new")
+async def test_another_timing_starts_anew(jobs: Jobs, client: Client) -> None:
+    await schedule(jobs, "old")
+    due = await schedule(jobs, "new", every=3600)
     assert due - await client.server_time() > timedelta(minutes=59)
     assert await waiting(jobs) == ["new"]
     (known,) = await jobs.schedules()
     assert (known.every, known.cron, known.timezone, known.next_at) == (HOUR, None, None, due)
-    assert await jobs.schedule("tick", every=60, value="old") < due
+    assert await schedule(jobs, "old") < due
     assert await waiting(jobs) == ["old"]
 
 
-async def test_the_higher_version_wins_whoever_comes_last(jobs: ReliableQueue[Any]) -> None:
-    await jobs.schedule("tick", every=60, value="v1", version=1)
-    due = await jobs.schedule("tick", every=50, value="v2", version=2)
+async def test_the_highest_version_wins_in_any_order(jobs: Jobs) -> None:
+    await schedule(jobs, "v1", version=1)
+    due = await schedule(jobs, "v2", every=50, version=2)
     for _ in range(3):
-        assert await jobs.schedule("tick", every=60, value="v1", version=1) == due
-        assert await jobs.schedule("tick", every=60, value="none") == due
+        assert await schedule(jobs, "v1", version=1) == due
+        assert await schedule(jobs, "none") == due
     assert await waiting(jobs) == ["v2"]
     # Handling a message does not bring back an old definition either.
-    await advance(jobs, 51)
-    await (await take(jobs)).ack()
+    await (await take(jobs, 51)).ack()
     assert await waiting(jobs) == ["v2"]
     assert [known.version for known in await jobs.schedules()] == [2]
-    await jobs.schedule("tick", every=50, value="v2 again", version=2)
+    await schedule(jobs, "v2 again", every=50, version=2)
     assert await waiting(jobs) == ["v2 again"]
 
 
-async def test_what_cannot_work_is_refused_before_anything_is_written(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
+async def test_what_cannot_work_is_refused_before_anything_is_written(jobs: Jobs, raw: Any) -> None:
+    fields: dict[str, list[Any]] = {
+        "cron": ["* * * * *"],
+        "version": [-1, True],
+        "priority": [10],
+        "ttl": [0],
+        "headers": [{"a": 1}],
+        "value": [object()],
+    }
     wrongs: list[dict[str, Any]] = [
-        {"every": 0},
         {},
-        {"every": 1, "cron": "* * * * *"},
-        {"every": 1, "version": -1},
-        {"every": 1, "version": True},
-        {"every": 1, "priority": 10},
-        {"every": 1, "ttl": 0},
-        {"every": 1, "headers": {"a": 1}},
-        {"every": 1, "value": object()},
+        {"every": 0},
+        *({"every": 1, name: value} for name, values in fields.items() for value in values),
         {"cron": "* * * * *", "timezone": "Europe/Atlantis"},
         *([{"cron": "nonsense"}, {"cron": "0 0 30 2 *"}] if find_spec("cronsim") else []),
     ]
@@ -189,7 +173,7 @@ async def test_what_cannot_work_is_refused_before_anything_is_written(
     assert await jobs.schedules() == []
 
 
-async def test_names_may_be_anything_and_do_not_mix(jobs: ReliableQueue[Any]) -> None:
+async def test_names_may_be_anything_and_do_not_mix(jobs: Jobs) -> None:
     names = ["a", "a@1780000000000000", "@", "ü\n☃", "a@", "x" * 495]
     for name in names:
         await jobs.schedule(name, every=60, value=name)
@@ -203,9 +187,7 @@ async def test_names_may_be_anything_and_do_not_mix(jobs: ReliableQueue[Any]) ->
     assert sorted(known.name for known in await jobs.schedules()) == sorted(names)
 
 
-async def test_a_message_of_another_making_with_such_an_id_is_a_plain_message(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
+async def test_an_offered_message_with_such_an_id_is_a_plain_message(jobs: Jobs, raw: Any) -> None:
     await jobs.offer("plain", id="me@1780000000000000")
     async for message in jobs:
         assert message.value == "plain"
@@ -229,9 +211,7 @@ asyncio.run(main())
 """
 
 
-async def test_eight_processes_that_schedule_at_once_leave_one_message(
-    server: PrivateServer, jobs: ReliableQueue[Any]
-) -> None:
+async def test_eight_processes_schedule_a_single_message(server: PrivateServer, jobs: Jobs) -> None:
     pipe = asyncio.subprocess.PIPE
     processes = [
         await asyncio.create_subprocess_exec(
@@ -247,39 +227,25 @@ async def test_eight_processes_that_schedule_at_once_leave_one_message(
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_each_occurrence_is_handled_once_however_many_schedule_and_work(
-    server: PrivateServer, jobs: ReliableQueue[Any]
-) -> None:
+async def test_many_clients_handle_each_occurrence_once(server: PrivateServer) -> None:
     handled: list[str] = []
 
-    async def work(queue: ReliableQueue[Any]) -> None:
+    async def work(queue: Jobs) -> None:
         async for message in queue:
             async with message:
                 handled.append(message.id)
                 await asyncio.sleep(0)
 
-    clients = [delayq.connect(server.url) for _ in range(8)]
-    for client in clients:
-        await client.__aenter__()
-    queues: list[ReliableQueue[Any]] = [client.reliable_queue("jobs") for client in clients]
-    workers = [asyncio.create_task(work(queue)) for queue in queues]
-    await asyncio.gather(
-        *(queue.schedule("tick", every=60, value=1) for queue in queues for _ in range(5))
-    )
-    for count in range(1, 20):
-        await advance(jobs, 60)
-
-        async def done(count: int = count) -> bool:
-            return (
-                len(handled) >= count
-                and len(await waiting(jobs)) == 1
-                and (await jobs.stats()).leased == 0
-            )
-
-        await until(done)
-        await queues[count % 8].schedule("tick", every=60, value=1)
-    for client in clients:
-        await client.aclose()
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(delayq.connect(server.url)) for _ in range(8)]
+        queues = [client.reliable_queue("jobs") for client in clients]
+        workers = [asyncio.create_task(work(queue)) for queue in queues]
+        await asyncio.gather(*(schedule(queue, 1) for queue in queues for _ in range(5)))
+        for count in range(1, 20):
+            await advance(queues[0], 60)
+            await until(lambda count=count: len(handled) >= count)  # type: ignore[misc]
+            await until(lambda: depths(queues[0]), equals=(1, 0, 0, 0))
+            await schedule(queues[count % 8], 1)
     await asyncio.gather(*workers)
     assert len(handled) == len(set(handled)) == 19
 
@@ -303,10 +269,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-async def test_a_worker_that_is_killed_does_not_end_the_recurrence(
-    server: PrivateServer, jobs: ReliableQueue[Any], when: str
-) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
+async def test_killed_workers_end_no_schedule(server: PrivateServer, jobs: Jobs, when: str) -> None:
+    await schedule(jobs)
     await advance(jobs, 60)
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _DYING, server.url, when, stdout=asyncio.subprocess.PIPE
@@ -315,49 +279,32 @@ async def test_a_worker_that_is_killed_does_not_end_the_recurrence(
     assert await asyncio.wait_for(process.stdout.readline(), 20) == b"claimed\n"
     os.kill(process.pid, signal.SIGKILL)
     await process.wait()
-    assert (await jobs.stats()).leased == 1
-    assert (await jobs.stats()).delayed == (1 if when == "after" else 0)
-    await advance(jobs, 31)
-    again = await take(jobs)
+    assert await depths(jobs) == (int(when == "after"), 0, 1, 0)
+    again = await take(jobs, 31)
     assert again.attempt == 2
     assert len(await jobs.list("delayed")) == 1
     await again.ack()
-    await advance(jobs, 60)
-    assert (await take(jobs)).attempt == 1
+    assert (await take(jobs, 60)).attempt == 1
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_after_a_restart_of_the_server_it_goes_on(own_server: PrivateServer) -> None:
+async def test_a_recurrence_survives_a_restart_of_the_server(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.url) as client:
         jobs = client.reliable_queue("jobs")
-        due = await jobs.schedule("tick", every=60, value="tick")
-        await asyncio.sleep(1.2)  # until it has been written to disk
+        due = await schedule(jobs)
         own_server.restart()
-        await until(lambda: _answers(client))
         assert [known.next_at for known in await jobs.schedules()] == [due]
-        await advance(jobs, 61)
-        await (await take(jobs)).ack()
+        await (await take(jobs, 61)).ack()
         assert await waiting(jobs) == ["tick"]
-
-
-async def _answers(client: Client) -> bool:
-    try:
-        await client.server_time()
-    except delayq.ServerError:
-        return False
-    return True
 
 
 # The life of an occurrence
 
 
-async def test_the_next_one_waits_before_the_handler_has_the_one_before(
-    jobs: ReliableQueue[Any],
-) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
+async def test_the_next_occurrence_waits_before_the_handler_starts(jobs: Jobs) -> None:
+    await schedule(jobs)
     await advance(jobs, 60)
     async for message in jobs:
-        assert await waiting(jobs) == ["tick"]
         (after,) = await jobs.list("delayed")
         assert after.due_at == message.due_at + timedelta(seconds=60)
         await message.ack()
@@ -365,10 +312,9 @@ async def test_the_next_one_waits_before_the_handler_has_the_one_before(
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_what_was_missed_runs_once_and_then_on_schedule(jobs: ReliableQueue[Any]) -> None:
-    due = await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 10 * 60 + 30)
-    late = await take(jobs)
+async def test_missed_occurrences_run_once_and_then_on_schedule(jobs: Jobs) -> None:
+    due = await schedule(jobs)
+    late = await take(jobs, 10 * 60 + 30)
     assert late.due_at == due - timedelta(seconds=630)
     await late.ack()
     assert await jobs.claim() == []
@@ -376,64 +322,47 @@ async def test_what_was_missed_runs_once_and_then_on_schedule(jobs: ReliableQueu
     assert after.due_at - late.due_at == timedelta(seconds=600)
 
 
-@pytest.mark.parametrize("end", ["ack", "nack", "bury", "release"])
-async def test_however_it_ends_one_waits(jobs: ReliableQueue[Any], end: str) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
-    message = await take(jobs)
-    if end == "nack":
-        await message.nack(delay=5)
-    else:
-        await (message.bury("no good") if end == "bury" else getattr(message, end)())
+@pytest.mark.parametrize(
+    ("end", "arguments"), [("ack", ()), ("nack", (5,)), ("bury", ("no good",)), ("release", ())]
+)
+async def test_one_occurrence_waits_after_any_end(jobs: Jobs, end: str, arguments: Any) -> None:
+    message = await first_tick(jobs)
+    await getattr(message, end)(*arguments)
     following = [one for one in await jobs.list("delayed") if one.id != message.id]
     assert len(following) == 1
     if end in ("nack", "release"):
-        await advance(jobs, 6)
-        again = await take(jobs)
+        again = await take(jobs, 6)
         assert again.id == message.id
         await again.ack()
-    await advance(jobs, 60)
-    await (await take(jobs)).ack()
+    await (await take(jobs, 60)).ack()
     assert len(await waiting(jobs)) == 1
 
 
-async def test_one_that_comes_due_while_the_one_before_is_alive_is_passed_over(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
-    slow = await take(jobs)
+async def test_an_occurrence_is_skipped_while_the_last_one_lives(jobs: Jobs, raw: Any) -> None:
+    slow = await first_tick(jobs)
     for _ in range(3):
         await advance(jobs, 20)
         await slow.extend(1000)
     assert await jobs.claim(5) == []
     assert await jobs.claim(5, wait=0.05) == []
-    assert (await jobs.stats()).leased == 1
-    assert len(await jobs.list("delayed")) == 1
+    assert await depths(jobs) == (1, 0, 1, 0)
     # A message that waits for another attempt is still alive.
     await slow.nack(delay=500)
     await advance(jobs, 60)
     assert await jobs.claim(5) == []
     assert len(await jobs.list("delayed")) == 2
-    await advance(jobs, 450)
-    assert [message.id for message in await jobs.claim(5)] == [slow.id]
+    assert (await take(jobs, 450)).id == slow.id
     (again,) = await jobs.list("leased")
     assert again.attempt == 2
     assert await raw.hlen("delayq:{jobs}:bodies") == 2
 
 
-async def test_a_claim_that_finds_only_what_is_passed_over_waits_on(
-    jobs: ReliableQueue[Any],
-) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
-    slow = await take(jobs)
+async def test_a_claim_that_finds_only_skipped_occurrences_waits_on(jobs: Jobs) -> None:
+    slow = await first_tick(jobs)
     await slow.extend(1000)
     await advance(jobs, 60)
     await jobs.offer("other", id="other")
-    (other,) = await jobs.claim(1)
-    assert other.value == "other"
-    await other.ack()
+    assert await values(jobs, 1) == ["other"]
     await advance(jobs, 60)
     claim = asyncio.create_task(jobs.claim(1, wait=20))
     await asyncio.sleep(0.05)
@@ -443,12 +372,10 @@ async def test_a_claim_that_finds_only_what_is_passed_over_waits_on(
 
 
 @pytest.mark.parametrize("how", ["cancel", "purge", "expire"])
-async def test_one_that_is_lost_is_replaced_by_the_one_after_it(
-    server: PrivateServer, how: str
-) -> None:
+async def test_a_lost_occurrence_is_followed_by_the_next(server: PrivateServer, how: str) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as client:
         jobs = client.reliable_queue("jobs")
-        due = await jobs.schedule("tick", every=60, value="tick", ttl=5)
+        due = await schedule(jobs, ttl=5)
         (message,) = await jobs.list("delayed")
         if how == "cancel":
             assert await jobs.cancel(message.id)
@@ -458,28 +385,22 @@ async def test_one_that_is_lost_is_replaced_by_the_one_after_it(
             await advance(jobs, 66)
             due -= timedelta(seconds=66)
             assert await jobs.claim() == []
-        await until(lambda: _one_waits(jobs))
+        await until(lambda: waiting(jobs), equals=["tick"])
         (after,) = await jobs.list("delayed")
         assert after.due_at == due + timedelta(seconds=60)
         assert (await jobs.stats()).dead == 0
 
 
-async def _one_waits(jobs: ReliableQueue[Any]) -> bool:
-    return len(await waiting(jobs)) == 1
-
-
-async def test_scheduling_again_does_not_bring_a_cancelled_one_back(
-    jobs: ReliableQueue[Any],
-) -> None:
-    due = await jobs.schedule("tick", every=60, value="tick")
+async def test_scheduling_again_does_not_bring_a_cancelled_occurrence_back(jobs: Jobs) -> None:
+    due = await schedule(jobs)
     (message,) = await jobs.list("delayed")
     await jobs.cancel(message.id)
-    assert await jobs.schedule("tick", every=60, value="tick") == due + timedelta(seconds=60)
+    assert await schedule(jobs) == due + timedelta(seconds=60)
     assert len(await waiting(jobs)) == 1
 
 
-async def test_one_that_is_hastened_does_not_come_a_second_time(jobs: ReliableQueue[Any]) -> None:
-    due = await jobs.schedule("tick", every=60, value="tick")
+async def test_a_rescheduled_occurrence_does_not_come_a_second_time(jobs: Jobs) -> None:
+    due = await schedule(jobs)
     (message,) = await jobs.list("delayed")
     assert await jobs.reschedule(message.id, 0)
     await (await take(jobs)).ack()
@@ -487,21 +408,17 @@ async def test_one_that_is_hastened_does_not_come_a_second_time(jobs: ReliableQu
     assert after.due_at == due + timedelta(seconds=60)
 
 
-async def test_a_dead_letter_that_lives_again_disturbs_nothing(jobs: ReliableQueue[Any]) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
-    await (await take(jobs)).bury("broken")
-    await advance(jobs, 60)
-    await (await take(jobs)).ack()
+async def test_a_redriven_occurrence_disturbs_nothing(jobs: Jobs) -> None:
+    await (await first_tick(jobs)).bury("broken")
+    await (await take(jobs, 60)).ack()
     assert await jobs.dead.redrive() == 1
     await (await take(jobs)).ack()
     assert len(await waiting(jobs)) == 1
 
 
-async def test_the_time_to_live_counts_from_the_moment_it_is_due(jobs: ReliableQueue[Any]) -> None:
-    await jobs.schedule("tick", every=60, value="tick", ttl=10)
-    await advance(jobs, 65)
-    await (await take(jobs)).ack()
+async def test_the_time_to_live_counts_from_the_due_time(jobs: Jobs) -> None:
+    await schedule(jobs, ttl=10)
+    await (await take(jobs, 65)).ack()
     await advance(jobs, 66)
     assert await jobs.claim() == []
 
@@ -509,20 +426,18 @@ async def test_the_time_to_live_counts_from_the_moment_it_is_due(jobs: ReliableQ
 # Unscheduling
 
 
-async def test_unscheduling_drops_the_one_that_waits(jobs: ReliableQueue[Any], raw: Any) -> None:
-    await jobs.schedule("tick", every=60, value="tick", priority=4)
+async def test_unscheduling_drops_the_waiting_occurrence(jobs: Jobs, raw: Any) -> None:
+    await schedule(jobs, priority=4)
     assert await jobs.unschedule("tick") is True
     assert await jobs.unschedule("tick") is False
     assert await waiting(jobs) == []
     assert await jobs.schedules() == []
-    await raw.delete(*[key for key in await raw.keys() if b":call:" in key] or ["none"])
-    assert await raw.keys() == [b"delayq:{jobs}:settings"]
+    left = {key for key in await raw.keys() if b":call:" not in key}
+    assert left == {b"delayq:{jobs}:settings"}
 
 
-async def test_unscheduling_leaves_the_one_that_a_worker_has(jobs: ReliableQueue[Any]) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
-    message = await take(jobs)
+async def test_unscheduling_leaves_the_occurrence_at_work(jobs: Jobs) -> None:
+    message = await first_tick(jobs)
     assert await jobs.unschedule("tick")
     assert await waiting(jobs) == []
     await message.nack(delay=0)
@@ -534,57 +449,52 @@ async def test_unscheduling_leaves_the_one_that_a_worker_has(jobs: ReliableQueue
     assert (await jobs.stats()).leased == 0
 
 
-async def test_nobody_brings_an_unscheduled_one_back(server: PrivateServer) -> None:
+async def test_no_client_brings_an_unscheduled_occurrence_back(server: PrivateServer) -> None:
     async with (
         delayq.connect(server.url, resync_interval=0.05) as one,
         delayq.connect(server.url, resync_interval=0.05) as other,
     ):
-        queues: list[ReliableQueue[Any]] = [
-            one.reliable_queue("jobs"),
-            other.reliable_queue("jobs"),
-        ]
+        queues = [client.reliable_queue("jobs") for client in (one, other)]
         for queue in queues:
-            await queue.schedule("tick", every=60, value="tick")
+            await schedule(queue)
         assert await queues[0].unschedule("tick")
         await asyncio.sleep(0.3)
         assert await waiting(queues[1]) == []
         # No client looks at it any more.
-        trips = [client.statistics().round_trips for client in (one, other)]
-        timers = [client.statistics().timers for client in (one, other)]
-        assert timers == [0, 0]
-        assert len(trips) == 2
+        assert [client.statistics().timers for client in (one, other)] == [0, 0]
 
 
-async def test_a_redefinition_while_one_is_at_work(jobs: ReliableQueue[Any]) -> None:
-    await jobs.schedule("tick", every=60, value="old")
-    await advance(jobs, 60)
-    message = await take(jobs)
-    await jobs.schedule("tick", every=30, value="new")
+async def test_a_redefinition_while_an_occurrence_is_at_work(jobs: Jobs) -> None:
+    message = await first_tick(jobs, value="old")
+    await schedule(jobs, "new", every=30)
     assert await waiting(jobs) == ["new"]
     await message.ack()
     assert await waiting(jobs) == ["new"]
-    await advance(jobs, 31)
-    assert (await take(jobs)).value == "new"
+    assert (await take(jobs, 31)).value == "new"
 
 
 # Cost
 
 
+RECORD: dict[str, Any] = {
+    **dict.fromkeys(("next", "last"), ""),
+    **dict.fromkeys(("every", "first", "ttl", "version"), "0"),
+    "timing": "{}",
+    "priority": 0,
+    "upcoming": [],
+}
+WRONG: list[dict[str, Any]] = [{"next": "x", "every": "5"}, {"every": "x"}]
+WRONG += [{"priority": 99}, {"upcoming": [{}]}]
 DAMAGED = [
     b"",
-    b"no JSON\ncontent",
-    b"[]\ncontent",
-    b"{}\ncontent",
-    b'{"next":"x","last":"","timing":"{}","every":"5","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[]}\ncontent',
-    b'{"next":"","last":"","timing":"{}","every":"x","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[]}\ncontent',
-    b'{"next":"","last":"","timing":"{}","every":"0","first":"0","ttl":"0","version":"0","priority":99,"upcoming":[]}\ncontent',
-    b'{"next":"","last":"","timing":"{}","every":"0","first":"0","ttl":"0","version":"0","priority":0,"upcoming":[{}]}\ncontent',
+    *(b"%s\ncontent" % content for content in (b"no JSON", b"[]", b"{}")),
+    *(json.dumps(RECORD | wrong).encode() + b"\ncontent" for wrong in WRONG),
 ]
 
 
 @pytest.mark.parametrize("record", DAMAGED)
-async def test_a_damaged_record_disturbs_no_other_one_and_is_mended_by_its_next_definition(
-    client: Client, jobs: ReliableQueue[Any], raw: Any, record: bytes
+async def test_a_damaged_record_disturbs_no_other_until_it_is_redefined(
+    client: Client, jobs: Jobs, raw: Any, record: bytes
 ) -> None:
     await jobs.schedule("good", every=HOUR, value=1)
     await jobs.schedule("bad", every=HOUR, value=2)
@@ -592,8 +502,7 @@ async def test_a_damaged_record_disturbs_no_other_one_and_is_mended_by_its_next_
     assert [each.name for each in await jobs.schedules()] == ["good"]
     await jobs._open.partitions[0].recurrence.look()
     await advance(client, HOUR)
-    for message in await jobs.claim(10):
-        await message.ack()
+    await values(jobs, 10)
     assert 1 in await waiting(jobs)
     await jobs.schedule("bad", every=HOUR, value=3)
     assert [each.name for each in await jobs.schedules()] == ["bad", "good"]
@@ -602,19 +511,13 @@ async def test_a_damaged_record_disturbs_no_other_one_and_is_mended_by_its_next_
     assert not await jobs.unschedule("bad")
 
 
-async def test_a_queue_without_schedules_pays_nothing_and_one_with_pays_one_call_per_interval(
-    server: PrivateServer, faults: Faults
-) -> None:
+async def test_schedules_cost_one_call_per_interval(server: PrivateServer, faults: Faults) -> None:
     async with delayq.connect(server.url, resync_interval=0.2) as client:
         jobs = client.reliable_queue("jobs")
-        await jobs.offer(1)
-        await (await take(jobs)).ack()
+        await (await leased(jobs)).ack()
         await asyncio.sleep(0.5)
-        assert not {
-            name for name in faults.calls if name in (OCCUR.name, RECUR.name, SCHEDULE.name)
-        }
-        handles: list[ReliableQueue[Any]] = [client.reliable_queue("jobs") for _ in range(5)]
-        for handle in handles:
+        assert not {OCCUR.name, RECUR.name, SCHEDULE.name} & set(faults.calls)
+        for handle in [client.reliable_queue("jobs") for _ in range(5)]:
             await handle.schedule("a", every=60, value=1)
             await handle.schedule("b", every=60, value=1)
         started = time.monotonic()
@@ -623,38 +526,33 @@ async def test_a_queue_without_schedules_pays_nothing_and_one_with_pays_one_call
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_calls_that_fail_are_made_again(
-    jobs: ReliableQueue[Any], faults: Faults, fault: str
-) -> None:
+async def test_calls_that_fail_are_made_again(jobs: Jobs, faults: Faults, fault: str) -> None:
     faults.plan = lambda name, n: fault if name in (SCHEDULE.name, OCCUR.name) and n <= 2 else None
-    await jobs.schedule("tick", every=60, value="tick")
+    await schedule(jobs)
     assert await waiting(jobs) == ["tick"]
-    await advance(jobs, 60)
-    message = await take(jobs)
+    message = await take(jobs, 60)
     assert await waiting(jobs) == ["tick"]
     await message.ack()
     assert (await jobs.stats()).ready == 0
 
 
-async def test_without_an_answer_the_message_is_handled_and_the_look_mends_the_rest(
-    jobs: ReliableQueue[Any], faults: Faults, monkeypatch: pytest.MonkeyPatch
+async def test_without_a_reply_the_message_is_handled_and_the_next_one_follows_later(
+    jobs: Jobs, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.0)
-    await jobs.schedule("tick", every=60, value="tick")
-    await advance(jobs, 60)
+    await schedule(jobs)
     faults.plan = lambda name, n: "unsent" if name == OCCUR.name else None
-    await (await take(jobs)).ack()
+    await (await take(jobs, 60)).ack()
     assert await waiting(jobs) == []
     await advance(jobs, 0)
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_his_back(
-    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await jobs.schedule("tick", every=60, value="tick")
+async def test_a_cancelled_claim_is_returned(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    await schedule(jobs)
     await advance(jobs, 60)
-    run, asked = jobs._open.partitions[0].store.client.run, asyncio.Event()
+    client = jobs._open.partitions[0].store.client
+    run, asked = client.run, asyncio.Event()
 
     async def stalled(script: Any, *args: Any) -> Any:
         if script is OCCUR and not asked.is_set():
@@ -662,18 +560,12 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
             await asyncio.sleep(3600)
         return await run(script, *args)
 
-    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", stalled)
+    monkeypatch.setattr(client, "run", stalled)
     claim = asyncio.create_task(jobs.claim())
     await asked.wait()
-    claim.cancel()
-    await asyncio.gather(claim, return_exceptions=True)
-
-    async def back() -> bool:
-        return (await jobs.stats()).ready == 1
-
-    await until(back)
-    message = await take(jobs)
-    assert message.attempt == 1
+    await end(claim)
+    await until(lambda: depths(jobs), equals=(0, 1, 0, 0))
+    assert (await take(jobs)).attempt == 1
     assert len(await jobs.list("delayed")) == 1
 
 
@@ -681,9 +573,7 @@ async def test_a_caller_who_is_cancelled_before_the_next_one_is_in_place_gives_h
 
 
 @needs_cron
-async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_cron_over_two_years_of_daylight_saving_time(client: Client, jobs: Jobs) -> None:
     zone = ZoneInfo("Europe/Berlin")
     clock = Clock(jobs)
     start = await clock.now()
@@ -707,38 +597,34 @@ async def test_cron_in_a_time_zone_over_two_years_of_daylight_saving(
 
 
 @needs_cron
-async def test_a_process_that_cannot_compute_moments_lives_on_those_that_are_known(
+async def test_a_process_without_cronsim_uses_the_moments_that_are_stored(
     server: PrivateServer,
-    jobs: ReliableQueue[Any],
+    jobs: Jobs,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     await jobs.schedule("tick", cron="0 * * * *", value="tick")
     await jobs.aclose()
     async with delayq.connect(server.url, resync_interval=3600) as worker:
-        queue: ReliableQueue[Any] = worker.reliable_queue("jobs")
+        queue = worker.reliable_queue("jobs")
         monkeypatch.setitem(sys.modules, "cronsim", None)
         for _ in range(32):
-            await advance(queue, HOUR)
-            await (await take(queue)).ack()
+            await (await take(queue, 3600)).ack()
         assert await waiting(queue) == []
         assert [known.next_at for known in await queue.schedules()] == [None]
         assert "cannot compute the occurrences" in caplog.text
         monkeypatch.delitem(sys.modules, "cronsim")
         await advance(queue, HOUR)
-        await until(lambda: _one_waits(queue))
+        await until(lambda: waiting(queue), equals=["tick"])
         (message,) = await queue.list("delayed")
         assert timedelta(0) < message.due_at - await worker.server_time() <= HOUR
 
 
 @needs_cron
-async def test_moments_are_computed_ahead_while_there_are_some_left(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
+async def test_moments_are_computed_ahead_while_there_are_some_left(jobs: Jobs, raw: Any) -> None:
     await jobs.schedule("tick", cron="*/1 * * * *", value="tick")
     for _ in range(80):
-        await advance(jobs, 60)
-        await (await take(jobs)).ack()
+        await (await take(jobs, 60)).ack()
         assert len(await waiting(jobs)) == 1
 
     async def enough() -> bool:
@@ -747,57 +633,42 @@ async def test_moments_are_computed_ahead_while_there_are_some_left(
     await until(enough)
 
 
-async def test_a_consumer_that_never_scheduled_keeps_a_recurrence_going(
-    server: PrivateServer,
-) -> None:
-    async with delayq.connect(server.url) as deploying:
-        queue = deploying.reliable_queue("jobs")
-        await queue.schedule("tick", every=60, value="tick", ttl=10)
+async def test_a_mere_consumer_keeps_a_recurrence_going(server: PrivateServer, jobs: Jobs) -> None:
+    await schedule(jobs, ttl=10)
+    await jobs.aclose()
     async with delayq.connect(server.url, resync_interval=0.1) as client:
         queue = client.reliable_queue("jobs")
-        # No worker has run for so long that the occurrence has expired. The claim that drops it
-        # schedules the next one.
+        # The occurrence has expired; the claim that drops it schedules the next one.
         await advance(queue, 100)
         assert await queue.claim() == []
-        await until(lambda: is_waiting(queue))
+        await until(lambda: waiting(queue), equals=["tick"])
     async with delayq.connect(server.url) as cleaning:
         await cleaning.reliable_queue("jobs").purge()
     async with delayq.connect(server.url, resync_interval=0.1) as client:
         queue = client.reliable_queue("jobs")
         claiming = asyncio.create_task(queue.claim(wait=3600))
-        await until(lambda: is_waiting(queue))
+        await until(lambda: waiting(queue), equals=["tick"])
         claiming.cancel()
 
 
-async def is_waiting(queue: ReliableQueue[Any]) -> bool:
-    return (await queue.stats()).delayed == 1
-
-
-async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(
-    jobs: ReliableQueue[Any],
-) -> None:
-    await jobs.schedule("tick", every=60, value=1)
-    await advance(jobs, 60)
-    (message,) = await jobs.claim()
+async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(jobs: Jobs) -> None:
+    message = await first_tick(jobs)
     assert await jobs.unschedule("tick")
     assert await jobs.schedules() == []
     assert not await jobs.unschedule("tick")
-    await jobs.schedule("tick", every=20, value=2)
+    await schedule(jobs, 2, every=20)
     # This is still within the lease.
     await advance(jobs, 20)
     assert await jobs.claim() == []
     await message.ack()
-    await advance(jobs, 20)
-    assert [each.value for each in await jobs.claim()] == [2]
+    assert (await take(jobs, 20)).value == 2
 
 
-async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside_the_one_at_work(
-    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await jobs.schedule("tick", every=5, value=1)
-    await advance(jobs, 5)
-    (message,) = await jobs.claim()
-    run = jobs._open.partitions[0].store.client.run
+async def test_an_unknown_follow_up_waits(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    await schedule(jobs, 1, every=5)
+    message = await take(jobs, 5)
+    client = jobs._open.partitions[0].store.client
+    run = client.run
 
     async def lost(script: Any, *args: Any) -> Any:
         answer = await run(script, *args)
@@ -805,10 +676,9 @@ async def test_an_occurrence_whose_follow_up_is_unknown_is_not_handed_out_beside
             raise delayq.OutcomeUnknown("planned")
         return answer
 
-    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", lost)
+    monkeypatch.setattr(client, "run", lost)
     await advance(jobs, 5)
     assert await jobs.claim() == []
     monkeypatch.undo()
     await message.ack()
-    await advance(jobs, 5)
-    assert len(await jobs.claim()) == 1
+    await take(jobs, 5)

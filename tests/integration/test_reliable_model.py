@@ -32,8 +32,9 @@ from tests.support.reliable_store import HOUR, Store, Stored, hours
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
-    from delayq import Message, ReliableQueue
+    from delayq import Message
     from delayq._engine.suspects import Suspects
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
@@ -55,17 +56,11 @@ Sorts as on the server.
 # Few ids, so that they are often taken. With None, an id is generated.
 IDS = st.sampled_from(["a", "b", "c", "é", None, None])
 HOURS = st.integers(0, 4)
-OFFERS = st.lists(
-    st.tuples(
-        IDS,
-        HOURS,
-        st.sampled_from([0, 0, 1, 9]),
-        st.sampled_from([None, None, 1, 2, 5]),
-        st.sampled_from(["raise", "ignore", "replace"]),
-    ),
-    min_size=1,
-    max_size=4,
-)
+PRIORITIES, LIVES = st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, None, 1, 2, 5])
+DUPLICATES = st.sampled_from(["raise", "ignore", "replace"])
+OFFERS = st.lists(st.tuples(IDS, HOURS, PRIORITIES, LIVES, DUPLICATES), min_size=1, max_size=4)
+Offered = tuple[str | None, int, int, int | None, Any]
+"""Id, hours of delay, priority, hours of life after the delay, and what to do with a duplicate."""
 
 
 @dataclass
@@ -91,8 +86,7 @@ class Live:
 
 @dataclass
 class Dead:
-    # Sorts like the letter's name on the server: another letter with the same id sorts after the
-    # first.
+    # Sorts like the letter's name on the server, after the first letter of that id.
     name: str
     id: str
     value: int
@@ -128,6 +122,10 @@ class Model:
     done: dict[str, int] = field(default_factory=dict)
     paused: bool = False
 
+    @property
+    def max_size(self) -> int:
+        return int(self.kind.get("max_size", 1000))
+
     def in_order(self) -> list[Live]:
         return sorted(self.live.values(), key=lambda m: (-m.priority, not m.suspect, m.moment))
 
@@ -159,26 +157,14 @@ class Model:
             self.live[known.id] = known
 
     def of(self, state: str) -> list[Live]:
-        found = [
-            message
-            for message in self.in_order()
-            if self.state(message) == state and not self.is_gone(message)
-        ]
+        found = [m for m in self.in_order() if self.state(m) == state and not self.is_gone(m)]
         return sorted(found, key=lambda m: m.moment) if state == "leased" else found
 
     def after(self, delay: float, place: float = 0) -> Moment:
         return (self.now + delay, self.step, place)
 
-    def offer(
-        self,
-        key: str,
-        value: int,
-        delay: int,
-        priority: int,
-        ttl: int | None,
-        on_duplicate: str,
-        place: int,
-    ) -> str:
+    def offer(self, key: str, value: int, offered: Offered, place: int) -> str:
+        _, delay, priority, ttl, on_duplicate = offered
         known = self.find(key)
         if known is None:
             self.set_aside(key)
@@ -188,11 +174,9 @@ class Model:
             del self.live[key]
         elif self.done.get(key, -1) > self.now and on_duplicate != "replace":
             return "stored" if on_duplicate == "ignore" else "duplicate"
-        elif sum(not self.is_gone(message) for message in self.live.values()) >= self.kind.get(
-            "max_size", 1000
-        ):
+        elif sum(not self.is_gone(each) for each in self.live.values()) >= self.max_size:
             return "full"
-        expires = None if ttl is None else self.now + ttl
+        expires = None if ttl is None else self.now + delay + ttl
         # Within one call, messages without a delay come before those due at that very moment.
         self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
         return "stored"
@@ -258,32 +242,21 @@ class Model:
             self.names += 1
             name = f"{key}\0{self.names:016}"
         # Messages that die in one call die at the same moment, and the server sorts them by name.
-        self.dead[name] = Dead(
-            name,
-            key,
-            message.value,
-            message.priority,
-            message.attempts,
-            reason,
-            error or "",
-            self.after(0),
-        )
+        facts = (message.value, message.priority, message.attempts, reason, error or "")
+        self.dead[name] = Dead(name, key, *facts, self.after(0))
 
 
 class ReliableMachine(RuleBasedStateMachine):
-    """Drives one queue. The subclass holds everything that is slow to create: see
-    :func:`machine`.
-    """
+    """Drives one queue. :func:`machine` adds what is slow to create."""
 
     runner: asyncio.Runner
-    queues: dict[str, ReliableQueue[int]]
+    queues: dict[str, Jobs]
     stores: dict[str, Store]
     suspects: Suspects[Any]
     raw: Any
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        # Not runner.run(), which spends more time on signal handlers than most of these operations
-        # take.
+        # Not runner.run(), which spends more time on signal handlers than on most operations.
         return self.runner.get_loop().run_until_complete(work)
 
     @initialize(
@@ -291,9 +264,7 @@ class ReliableMachine(RuleBasedStateMachine):
         what=OFFERS,
         delays=st.lists(HOURS, min_size=2, max_size=5),
     )
-    def begin(
-        self, kind: str, what: list[tuple[str | None, int, int, int | None, Any]], delays: list[int]
-    ) -> None:
+    def begin(self, kind: str, what: list[Offered], delays: list[int]) -> None:
         self.run(self.raw.flushall())
         self.queue, self.store = self.queues[kind], self.stores[kind]
         self.run(self.forget_suspect())
@@ -316,7 +287,7 @@ class ReliableMachine(RuleBasedStateMachine):
     # Offers
 
     @rule(what=OFFERS)
-    def offer(self, what: list[tuple[str | None, int, int, int | None, Any]]) -> None:
+    def offer(self, what: list[Offered]) -> None:
         model = self.next_step()
         offers = []
         for key, delay, priority, ttl, on_duplicate in what:
@@ -332,50 +303,31 @@ class ReliableMachine(RuleBasedStateMachine):
                 )
             )
         ids: list[str] = []
-        refused: dict[str, None] = {}
-        stored: dict[str, None] = {}
-        problem: type[Exception] | None = None
+        problem: delayq.DuplicateMessage | delayq.QueueFull | None = None
         try:
             ids = self.run(self.queue.offer_many(offers))
         except (delayq.DuplicateMessage, delayq.QueueFull) as error:
-            problem, refused, stored = (
-                type(error),
-                dict.fromkeys(error.ids),
-                dict.fromkeys(error.stored),
-            )
-        by_value = {
-            int(body.partition(b"\n")[2]): key
-            for key, body in self.run(self.store.look()).bodies.items()
-        }
+            problem = error
+        bodies = self.run(self.store.look()).bodies
+        by_value = {int(body.partition(b"\n")[2]): key for key, body in bodies.items()}
         outcomes = {}
-        for place, (offer, (key, delay, priority, ttl, on_duplicate)) in enumerate(
-            zip(offers, what, strict=True)
-        ):
-            # The generated id is unknown if the message was refused, or replaced by a later one of
-            # the same call.
-            known = key or (
-                ids[place] if ids else by_value.get(offer.value, f"made up {offer.value}")
-            )
-            life = None if ttl is None else delay + ttl
-            outcome = model.offer(known, offer.value, delay, priority, life, on_duplicate, place)
-            outcomes[offer.value] = (known, outcome)
-        expected = [outcome for _, outcome in outcomes.values()]
+        for place, (offer, offered) in enumerate(zip(offers, what, strict=True)):
+            # A generated id is unknown if its message was refused, or replaced in the same call.
+            made_up = by_value.get(offer.value, f"made up {offer.value}")
+            known = offered[0] or (ids[place] if ids else made_up)
+            outcomes[offer.value] = (known, model.offer(known, offer.value, offered, place))
+        expected = {outcome for _, outcome in outcomes.values()}
         if problem is None:
-            assert set(expected) == {"stored"}
+            assert expected == {"stored"}
             assert [known for known, _ in outcomes.values()] == ids
         else:
-            assert problem is (
-                delayq.DuplicateMessage if "duplicate" in expected else delayq.QueueFull
-            )
+            is_duplicate = "duplicate" in expected
+            assert type(problem) is (delayq.DuplicateMessage if is_duplicate else delayq.QueueFull)
             given = {key for key, *_ in what if key}
-            assert (
-                set(stored) & given
-                == {known for known, outcome in outcomes.values() if outcome == "stored"} & given
-            )
-            assert (
-                set(refused) & given
-                == {known for known, outcome in outcomes.values() if outcome != "stored"} & given
-            )
+            stored = {known for known, outcome in outcomes.values() if outcome == "stored"}
+            refused = {known for known, outcome in outcomes.values() if outcome != "stored"}
+            assert set(problem.stored) & given == stored & given
+            assert set(problem.ids) & given == refused & given
 
     # Taking
 
@@ -447,8 +399,7 @@ class ReliableMachine(RuleBasedStateMachine):
                 else:
                     assert await self.queue.claim(100) == []
             await self.queue._open.partitions[0].claims.supply.returns.arrived(10)
-            # The number claimed ahead depends on the speed of the machine, so claim and release the
-            # rest too.
+            # How many are claimed ahead depends on the machine, so claim and release the rest too.
             rest = await self.queue.claim(100)
             for message in rest:
                 await message.release()
@@ -575,8 +526,7 @@ class ReliableMachine(RuleBasedStateMachine):
                 assert how == "cancel"
 
         if live is None and how in ("raise", "cancel"):
-            # The block's own error propagates. The lost lease is only logged, or raised at the
-            # start of the block.
+            # The block's own error propagates. A lost lease is logged, or raised at its start.
             model.over(held.lease)
             with suppress(delayq.LeaseLost):
                 self.run(handle())
@@ -597,33 +547,32 @@ class ReliableMachine(RuleBasedStateMachine):
 
     # By id
 
+    def pick_free(self, data: st.DataObject) -> tuple[str, Live | None]:
+        """Pick an id, and return its message if no worker has it."""
+        keys = sorted(key for key in self.model.live if "\0" not in key)
+        key: str = data.draw(st.sampled_from([*keys, "none"]))
+        known = self.model.find(key)
+        is_free = known is not None and self.model.state(known) != "leased"
+        return key, known if is_free else None
+
     @precondition(lambda self: self.model.live)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         model = self.next_step()
-        key = data.draw(
-            st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"])
-        )
-        known = model.find(key)
-        free = known is not None and model.state(known) != "leased"
-        assert self.run(self.queue.cancel(key)) is free
-        if free:
+        key, free = self.pick_free(data)
+        assert self.run(self.queue.cancel(key)) is (free is not None)
+        if free is not None:
             del model.live[key]
 
     @precondition(lambda self: self.model.live)
     @rule(data=st.data(), delay=HOURS)
     def reschedule(self, data: st.DataObject, delay: int) -> None:
         model = self.next_step()
-        key = data.draw(
-            st.sampled_from([*sorted(key for key in model.live if "\0" not in key), "none"])
-        )
-        known = model.find(key)
-        free = known is not None and model.state(known) != "leased"
-        assert self.run(self.queue.reschedule(key, delay * HOUR)) is free
-        if free:
-            assert known is not None
-            known.forgiven = known.forgiven_if_lost()
-            known.lease, known.suspect, known.moment = None, False, model.after(delay)
+        key, free = self.pick_free(data)
+        assert self.run(self.queue.reschedule(key, delay * HOUR)) is (free is not None)
+        if free is not None:
+            free.forgiven = free.forgiven_if_lost()
+            free.lease, free.suspect, free.moment = None, False, model.after(delay)
 
     # The whole queue
 
@@ -646,19 +595,14 @@ class ReliableMachine(RuleBasedStateMachine):
     @rule(state=st.sampled_from(["delayed", "ready", "all"]))
     def purge(self, state: Any) -> None:
         model = self.next_step()
-        gone = [
-            message for message in model.live.values() if state in ("all", model.state(message))
-        ]
-        assert self.run(self.queue.purge(state)) == sum(
-            not model.is_gone(message) for message in gone
-        )
+        gone = [each for each in model.live.values() if state in ("all", model.state(each))]
+        purged = self.run(self.queue.purge(state))
+        assert purged == sum(not model.is_gone(message) for message in gone)
         for message in gone:
             del model.live[message.id]
 
     def dead_in_order(self) -> list[Dead]:
-        return sorted(
-            self.model.dead.values(), key=lambda letter: (letter.died, letter.name.encode())
-        )
+        return sorted(self.model.dead.values(), key=lambda one: (one.died, one.name.encode()))
 
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data(), everything=st.booleans())
@@ -672,12 +616,9 @@ class ReliableMachine(RuleBasedStateMachine):
         first = {letter.id: letter for letter in reversed(letters)}
         free = [key for key in dict.fromkeys(chosen) if key in first and model.find(key) is None]
         steps: list[tuple[int, int]] = []
-        redriven = self.run(
-            self.queue.dead.redrive(
-                None if everything else chosen, progress=lambda *step: steps.append(step)
-            )
-        )
-        assert redriven == len(free)
+        progress = lambda *step: steps.append(step)
+        ids = None if everything else chosen
+        assert self.run(self.queue.dead.redrive(ids, progress=progress)) == len(free)
         assert steps == ([(len(chosen), len(chosen))] if chosen else [])
         for place, key in enumerate(free):
             letter = model.dead.pop(first[key].name)
@@ -745,9 +686,7 @@ class ReliableMachine(RuleBasedStateMachine):
         states: tuple[Any, ...] = ("delayed", "ready", "leased")
         stats = await queue.stats()
         ready = model.of("ready")
-        assert (stats.delayed, stats.ready, stats.leased) == tuple(
-            len(model.of(s)) for s in ("delayed", "ready", "leased")
-        )
+        assert (stats.delayed, stats.ready, stats.leased) == tuple(len(model.of(s)) for s in states)
         assert (stats.dead, stats.paused) == (len(model.dead), model.paused)
         assert round(stats.oldest_due_age / HOUR) == max(
             (model.now - m.moment[0] for m in ready), default=0
@@ -763,11 +702,8 @@ class ReliableMachine(RuleBasedStateMachine):
             assert (message is None) == model.is_gone(expected)
             if message is None:
                 continue
-            assert (message.value, message.state, message.attempt) == (
-                expected.value,
-                model.state(expected),
-                expected.attempts,
-            )
+            assert (message.value, message.attempt) == (expected.value, expected.attempts)
+            assert message.state == model.state(expected)
             assert (message.last_error or "").rsplit("\n", 1)[-1] == (expected.error or "")
         if model.step % 3:
             return
@@ -778,9 +714,7 @@ class ReliableMachine(RuleBasedStateMachine):
         ]
 
     def teardown(self) -> None:
-        """Check that nothing is left once everything is handled, except dead letters and the memory
-        of offers.
-        """
+        """Check that handling everything leaves only dead letters and ids that are remembered."""
         if not hasattr(self, "model"):
             return
         assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {
@@ -815,7 +749,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     client = delayq.connect(server.url, resync_interval=HOUR)
     raw = Redis.from_url(server.url)
 
-    async def opened() -> dict[str, ReliableQueue[int]]:
+    async def opened() -> dict[str, Jobs]:
         await client.__aenter__()
         common: dict[str, Any] = {
             "lease": LEASE * HOUR,

@@ -1,7 +1,4 @@
-"""A reliable queue keeps its promises when answers are large, ids repeat, or callers are
-careless.
-"""
-# ruff: noqa: F401, F811 - fixtures
+"""Large answers, repeated ids, and careless callers of a reliable queue."""
 
 from __future__ import annotations
 
@@ -12,80 +9,64 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._reliable.settings import Settings
 from delayq._reliable.store import CLAIM, GET, LEASED, LIST, PURGE
-from tests.support.reliable_fixtures import LEASE, jobs, raw, store
+from tests.support.reliable import bodies, claim_one, leased, offers, values
+from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
-    from delayq import Client, ReliableQueue
+    from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
 
 
-# One answer
-
-
-async def test_one_answer_holds_few_large_bodies_and_the_rest_stays_due(
-    jobs: ReliableQueue[Any], store: Store
-) -> None:
-    await jobs.offer_many([Offer("x" * 100_000, id=str(n)) for n in range(7)])
+async def test_one_reply_holds_few_large_bodies(jobs: Jobs) -> None:
+    await jobs.offer_many([Offer("x" * 100_000) for _ in range(7)])
     sizes = []
-    while messages := await jobs.claim(100):
-        sizes.append(len(messages))
-        for message in messages:
-            await message.ack()
+    while some := await values(jobs):
+        sizes.append(len(some))
     # The first message, and 256 KiB beyond it.
     assert sizes == [3, 3, 1]
 
 
-async def test_a_body_larger_than_an_answer_comes_alone(jobs: ReliableQueue[Any]) -> None:
+async def test_a_body_larger_than_an_answer_comes_alone(jobs: Jobs) -> None:
     await jobs.offer_many([Offer("x" * 400_000), Offer("small"), Offer("y" * 400_000)])
-    assert [message.value[0] for message in await jobs.claim(100)] == ["x", "s"]
-    assert [message.value[0] for message in await jobs.claim(100)] == ["y"]
+    for first_letters in (["x", "s"], ["y"]):
+        assert [message.value[0] for message in await jobs.claim(100)] == first_letters
 
 
-# Pages
-
-
-async def test_no_script_looks_at_more_than_a_page(
-    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_scripts_look_at_a_page_at_most(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     await jobs.offer_many([Offer(n, delay=60 if n % 2 else 0) for n in range(1_000)])
     for _ in range(5):
         await jobs.claim(100)
-    await jobs.offer_many([Offer(n) for n in range(500)])
-    asked: list[tuple[str, int]] = []
-    run = jobs._open.partitions[0].store.client.run
+    await jobs.offer_many(offers(500))
+    asked: list[int] = []
+    client = jobs._open.partitions[0].store.client
+    run = client.run
 
     async def counted(script: Any, keys: Any, args: Any = ()) -> Any:
         if script in (LIST, PURGE):
-            asked.append((script.name, args[-1]))
+            asked.append(args[-1])
         elif script in (GET, LEASED):
-            asked.append((script.name, len(args)))
+            asked.append(len(args))
         return await run(script, keys, args)
 
-    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run", counted)
-    for state, count in (("delayed", 500), ("ready", 500), ("leased", 500)):
-        assert len(await jobs.list(state, limit=1_000_000)) == count  # type: ignore[arg-type]
-        assert len(await jobs.list(state, offset=450, limit=1_000_000)) == 50  # type: ignore[arg-type]
+    monkeypatch.setattr(client, "run", counted)
+    states: tuple[Any, ...] = ("delayed", "ready", "leased")
+    for state in states:
+        assert len(await jobs.list(state, limit=1_000_000)) == 500
+        assert len(await jobs.list(state, offset=450, limit=1_000_000)) == 50
     assert await jobs.purge("delayed") == 500
     assert await jobs.purge("ready") == 500
     assert (await jobs.stats()).leased == 500
     assert await jobs.purge("all") == 500
-    assert max(most for _, most in asked) <= 200
+    assert max(asked) <= 200
 
 
-# Dead letters of one id
-
-
-async def test_dead_letters_of_one_id_lie_side_by_side(
-    jobs: ReliableQueue[Any], store: Store
-) -> None:
+async def test_dead_letters_of_one_id_lie_side_by_side(jobs: Jobs, store: Store) -> None:
     for value in ("first", "second", "third"):
-        await jobs.offer(value, id="order-42")
-        await (await jobs.claim())[0].bury(f"reason of {value}")
+        await (await leased(jobs, value, id="order-42")).bury(f"reason of {value}")
     letters = await jobs.dead.list()
     assert [(letter.id, letter.value, letter.reason) for letter in letters] == [
         ("order-42", value, f"reason of {value}") for value in ("first", "second", "third")
@@ -95,29 +76,20 @@ async def test_dead_letters_of_one_id_lie_side_by_side(
         # Only one message of an id lives at a time.
         assert await jobs.dead.redrive(["order-42"]) == 1
         assert await jobs.dead.redrive(["order-42"]) == await jobs.dead.redrive() == 0
-        (message,) = await jobs.claim(5)
-        assert message.value == value
-        await message.ack()
+        assert await values(jobs, 5) == [value]
     assert await jobs.dead.purge(["order-42"]) == 1
     assert (await store.look()).dead_messages == {}
 
 
-async def test_all_dead_letters_of_an_id_are_purged(jobs: ReliableQueue[Any], store: Store) -> None:
+async def test_all_dead_letters_of_an_id_are_purged(jobs: Jobs, store: Store) -> None:
     for value in range(4):
-        await jobs.offer(value, id="order-42")
-        await (await jobs.claim())[0].bury("no good")
+        await (await leased(jobs, value, id="order-42")).bury("no good")
     assert await jobs.dead.purge(["order-42"]) == 4
     assert (await store.look()).dead_messages == {}
 
 
-# Leases
-
-
-async def test_a_lease_that_is_made_shorter_wakes_whoever_waits(
-    server: PrivateServer, jobs: ReliableQueue[Any]
-) -> None:
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
+async def test_a_shortened_lease_wakes_a_waiting_claim(server: PrivateServer, jobs: Jobs) -> None:
+    message = await leased(jobs)
     async with delayq.connect(server.url, resync_interval=3600) as other:
         waiting = asyncio.create_task(other.reliable_queue("jobs", lease=LEASE).claim(wait=3600))
         await asyncio.sleep(0.2)
@@ -126,55 +98,44 @@ async def test_a_lease_that_is_made_shorter_wakes_whoever_waits(
     assert again.id == message.id
 
 
-@pytest.mark.parametrize("how", ["ack", "nack", "release", "bury", "extend"])
-async def test_after_the_queue_is_closed_no_message_can_be_settled(
-    client: Client, jobs: ReliableQueue[Any], store: Store, how: str
-) -> None:
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
+@pytest.mark.parametrize(
+    ("how", "arguments"),
+    [("ack", ()), ("nack", ()), ("release", ()), ("bury", ("no good",)), ("extend", (5,))],
+)
+async def test_closing_ends_settlement(jobs: Jobs, store: Store, how: str, arguments: Any) -> None:
+    message = await leased(jobs, id="a")
     await jobs.aclose()
     with pytest.raises(delayq.Closed):
-        await getattr(message, how)(*{"bury": ("no good",), "extend": (5,)}.get(how, ()))
+        await getattr(message, how)(*arguments)
     assert set((await store.look()).leases) == {"a"}
 
 
-async def test_a_claim_whose_answer_cannot_be_read_is_made_again(
-    jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_bad_reply_to_a_claim_is_void(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     await jobs.offer(1)
-    run_once, failures = jobs._open.partitions[0].store.client.run_once, iter([True, False])
+    client, failures = jobs._open.partitions[0].store.client, iter([True, False])
+    run_once = client.run_once
 
     async def broken(script: Any, *args: Any) -> Any:
         answer = await run_once(script, *args)
         return ["?"] if script is CLAIM and next(failures, False) else answer
 
-    monkeypatch.setattr(jobs._open.partitions[0].store.client, "run_once", broken)
-    (message,) = await asyncio.wait_for(jobs.claim(wait=60), 30)
+    monkeypatch.setattr(client, "run_once", broken)
+    message = await asyncio.wait_for(claim_one(jobs, wait=60), 30)
     # The messages claimed by the first call went back, and its attempt does not count.
     assert (message.value, message.attempt) == (1, 1)
 
 
-# Careless callers
-
-
 @pytest.mark.parametrize("call", ["redrive", "purge"])
 @pytest.mark.parametrize("ids", ["order-42", b"bytes", [None], [7], [""], 7])
-async def test_ids_that_are_none_are_refused(jobs: ReliableQueue[Any], call: str, ids: Any) -> None:
+async def test_ids_that_are_none_are_refused(jobs: Jobs, call: str, ids: Any) -> None:
     with pytest.raises(delayq.BadInput):
         await getattr(jobs.dead, call)(ids)
 
 
-async def test_offers_that_cannot_work_are_refused_before_anything_is_written(
-    jobs: ReliableQueue[Any], store: Store
-) -> None:
+async def test_impossible_offers_are_refused_before_a_write(jobs: Jobs, store: Store) -> None:
     with pytest.raises(delayq.BadInput, match="Offer objects"):
         await jobs.offer_many([Offer(1), "a"])  # type: ignore[list-item]
     for delay, ttl in ((10, 1), (10, 10)):
         with pytest.raises(delayq.BadInput, match="longer than the delay"):
             await jobs.offer(1, delay, ttl=ttl)
-    assert (await store.look()).bodies == {}
-
-
-def test_a_lease_that_no_handler_can_keep_is_refused() -> None:
-    with pytest.raises(delayq.BadInput, match="lease"):
-        Settings(lease=1e-6).check()
+    assert await bodies(store) == 0

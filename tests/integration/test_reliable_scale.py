@@ -18,16 +18,16 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from delayq._redis.rights import Rights
-from tests.support.reliable_fixtures import LEASE, raw
+from delayq.codecs import BytesCodec
+from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from delayq import Message, ReliableQueue
+    from delayq import Message
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
-
-__all__ = ["raw"]
 
 pytestmark = pytest.mark.every_server
 
@@ -41,15 +41,7 @@ BYTES = {"valkey-9": 280, "redis-8": 305, "redis-7": 305, "redis-6.2": 305}
 SLACK = 3_000_000
 
 
-class Bytes:
-    def encode(self, value: bytes) -> bytes:
-        return value
-
-    def decode(self, data: bytes) -> bytes:
-        return data
-
-
-async def fill(queue: ReliableQueue[bytes], count: int) -> None:
+async def fill(queue: Jobs, count: int) -> None:
     for at in range(0, count, 5_000):
         await queue.offer_many([Offer(value=b"x" * 100) for _ in range(min(5_000, count - at))])
 
@@ -62,9 +54,7 @@ async def used_memory(raw: Any) -> int:
 
 
 async def cost(raw: Any, work: Callable[[], Awaitable[Any]]) -> int:
-    """Return the server's time for all scripts that ran meanwhile, in microseconds: those of
-    ``work``, and rarely a re-check.
-    """
+    """Return the server's time for all scripts that ran during ``work``, microseconds."""
 
     async def spent() -> int:
         return int((await raw.info("commandstats"))["cmdstat_evalsha"]["usec"])
@@ -78,16 +68,12 @@ async def commands(raw: Any, work: Callable[[], Awaitable[Any]]) -> dict[str, in
     """Count the commands of each name that were run by the scripts that ``work`` called."""
     await raw.config_resetstat()
     await work()
-    known = {
-        name.removeprefix("cmdstat_"): facts["calls"]
-        for name, facts in (await raw.info("commandstats")).items()
-    }
+    known = await raw.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): facts["calls"] for name, facts in known.items()}
     # A connection that nothing has come through for a while is asked whether it is alive.
-    return {
-        name: calls
-        for name, calls in known.items()
-        if name not in ("info", "config|resetstat", "config", "eval", "evalsha", "ping")
-    }
+    for name in ("info", "config|resetstat", "config", "eval", "evalsha", "ping"):
+        calls.pop(name, None)
+    return calls
 
 
 async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
@@ -97,13 +83,11 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
     monkeypatch.setattr(Rights, "form", lambda _rights, _wire, script, _key: script)
     counts: dict[int, dict[str, dict[str, int]]] = {}
     for size in (300, 20_000):
-        queue = client.reliable_queue(f"of {size}", codec=Bytes(), lease=LEASE)
+        queue = client.reliable_queue(f"of {size}", codec=BytesCodec(), lease=LEASE)
         await fill(queue, size)
         held: list[Message[bytes]] = []
 
-        async def claim(
-            queue: ReliableQueue[bytes] = queue, held: list[Message[bytes]] = held
-        ) -> None:
+        async def claim(queue: Jobs = queue, held: list[Message[bytes]] = held) -> None:
             held += await queue.claim(100)
 
         async def ack(held: list[Message[bytes]] = held) -> None:
@@ -126,7 +110,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
     assert max(totals.values()) <= 20
 
 
-async def extend(queue: ReliableQueue[bytes], held: list[Message[bytes]]) -> None:
+async def extend(queue: Jobs, held: list[Message[bytes]]) -> None:
     await queue._open.partitions[0].settling.extend(
         [message._claim for message in held], LEASE * 1_000_000
     )
@@ -138,20 +122,20 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
     # In memory that was freed earlier, libc hands out pieces that are larger than requested.
     server.restart()
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
-        small = client.reliable_queue("small", codec=Bytes(), lease=LEASE)
-        large = client.reliable_queue("large", codec=Bytes(), lease=LEASE)
+        small = client.reliable_queue("small", codec=BytesCodec(), lease=LEASE)
+        large = client.reliable_queue("large", codec=BytesCodec(), lease=LEASE)
         await fill(small, FEW)
         empty = await used_memory(raw)
         await fill(large, many)
         full = await used_memory(raw)
         assert (full - empty) / many <= BYTES[server.kind.name]
 
-        async def claim_and_ack(queue: ReliableQueue[bytes]) -> None:
+        async def claim_and_ack(queue: Jobs) -> None:
             messages = await queue.claim(100)
             assert len(messages) == 100
             await asyncio.gather(*(message.ack() for message in messages))
 
-        works: dict[str, Callable[[ReliableQueue[bytes]], Awaitable[Any]]] = {
+        works: dict[str, Callable[[Jobs], Awaitable[Any]]] = {
             "claim and ack": claim_and_ack,
             "stats": lambda queue: queue.stats(),
             "offer": lambda queue: queue.offer_many([Offer(value=b"x" * 100) for _ in range(100)]),

@@ -1,6 +1,4 @@
-"""Every event that may happen to a message of a reliable queue, in every state, against a real
-server.
-"""
+"""Every event that may happen to a message of a reliable queue, in every state."""
 
 from __future__ import annotations
 
@@ -83,20 +81,10 @@ class Bench:
 
     def schedule(self, next_: int | str, *upcoming: int, last: int | str = "") -> None:
         """Store the schedule of the message as if it had got this far."""
-        facts = {
-            "every": "0",
-            "first": "0",
-            "ttl": "0",
-            "version": "1",
-            "priority": 0,
-            "timing": "t",
-        }
-        moments = {
-            "next": str(next_),
-            "last": str(last),
-            "upcoming": [str(moment) for moment in upcoming],
-        }
-        self.raw.hset(KEYS.schedules, "daily", json.dumps({**facts, **moments}) + "\n\n1")
+        facts = {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0}
+        moments = {"next": str(next_), "last": str(last), "upcoming": [*map(str, upcoming)]}
+        record = json.dumps({**facts, **moments, "timing": "t"}) + "\n\n1"
+        self.raw.hset(KEYS.schedules, "daily", record)
 
     def define(self, moment: int) -> None:
         self.run("schedule", "0", "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
@@ -230,9 +218,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
-def test_an_event_changes_the_states_of_its_row_and_no_other(
-    server: PrivateServer, event: Event
-) -> None:
+def test_an_event_changes_exactly_its_states(server: PrivateServer, event: Event) -> None:
     with Redis.from_url(server.url) as raw:
         for state in State:
             raw.flushall()
@@ -242,9 +228,8 @@ def test_an_event_changes_the_states_of_its_row_and_no_other(
             at.ran.clear()
             HAPPENS[event.name](at)
             assert event.script is None or event.script in at.ran
-            assert at.state() is event.changes.get(state, state), (
-                f"after {event.name}, it was {state}"
-            )
+            expected = event.changes.get(state, state)
+            assert at.state() is expected, f"after {event.name}, it was {state}"
 
 
 def calls_without_rows() -> list[tuple[str, int]]:
@@ -261,19 +246,14 @@ def arguments(name: str, id: str = "") -> list[list[Any]]:  # noqa: A002
 
 @pytest.mark.every_server
 @pytest.mark.parametrize(("name", "call"), calls_without_rows())
-def test_a_script_without_a_row_changes_no_state(
-    server: PrivateServer, name: str, call: int
-) -> None:
+def test_a_script_without_rows_keeps_the_state(server: PrivateServer, name: str, call: int) -> None:
     with Redis.from_url(server.url) as raw:
         for state in State:
             raw.flushall()
             at = Bench(raw)
             at.reach(state)
             at.run(name, *arguments(name, at.id)[call])
-            assert at.state() is state, (
-                f"{name}.lua changed the state from {state} to {at.state()}: describe that in"
-                " delayq/_reliable/transitions.py"
-            )
+            assert at.state() is state, f"{name}.lua: describe it in _reliable/transitions.py"
 
 
 def test_the_document_shows_every_row() -> None:
