@@ -1,25 +1,16 @@
-"""Old records become current ones, and nothing else changes: not the messages, their order, or
-their due times.
-"""
+"""Old records become current ones; the messages, their order and their due times stay."""
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
+import inspect
+import itertools
 import json
 import math
-import os
-import pty
 import random
 import re
-import signal
 import struct
-import subprocess
-import sys
-import termios
 from collections import Counter
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -37,9 +28,10 @@ from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
 from tests.support.depth import examples
+from tests.support.terminal import at_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from delayq._redis.client import RedisClient
     from tests.support.servers import PrivateServer
@@ -50,10 +42,6 @@ KEYS = DelayedKeys.of("orders")
 Z, L = KEYS.timeout, KEYS.ordered
 CURRENT, CURRENT_4, OLD, OLD_4, MALFORMED = FORMS
 READABLE = (CURRENT, CURRENT_4, OLD, OLD_4)
-ROOT = Path(__file__).parents[2]
-ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
-
-
 # Records, packed and read without delayq
 
 
@@ -117,14 +105,25 @@ def raw(server: PrivateServer) -> Iterator[Raw]:
         yield Raw(connection)
 
 
-async def last_of(steps: AsyncIterator[Migration]) -> Migration:
-    seen = [step async for step in steps]
+async def followed(
+    client: delayq.Client, act: Callable[[Migration], Any] = lambda _: None, **options: Any
+) -> Migration:
+    """Migrate, with ``act`` after each step, and return the last step."""
+    seen = []
+    async for step in migrate(client, "orders", **options):
+        seen.append(step)
+        if inspect.isawaitable(acted := act(step)):
+            await acted
     assert [step.finished for step in seen] == [False] * (len(seen) - 1) + [True]
     return seen[-1]
 
 
 async def done(client: delayq.Client, **options: Any) -> Migration:
-    return await last_of(migrate(client, "orders", **options))
+    return await followed(client, **options)
+
+
+def all_current(records: Iterable[bytes]) -> bool:
+    return all(record == current(record) for record in records)
 
 
 # How records are rewritten
@@ -132,11 +131,8 @@ async def done(client: delayq.Client, **options: Any) -> Migration:
 
 @pytest.mark.parametrize("where", ["both", "list", "set"])
 @pytest.mark.parametrize("form", READABLE)
-async def test_each_form_becomes_current(
-    client: delayq.Client, raw: Raw, form: str, where: str
-) -> None:
-    # Include an id that begins with the first byte of the current form, and a payload with every
-    # byte value.
+async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str, where: str) -> None:
+    # One id begins with the first byte of the current form; the payload has every byte value.
     for record_id in (b"ABCDEFGH", b"\x08BCDEFGH"):
         raw.redis.flushall()
         payload = bytes(range(256))
@@ -170,12 +166,8 @@ async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None
     assert raw.dues() == {current(record): score for record, score in scores.items()}
     forms = Counter(migration.form_of(record) for record in records)
     assert result.found == forms
-    assert (result.looked_at, result.current, result.malformed, result.merged) == (
-        1500,
-        forms[CURRENT],
-        0,
-        0,
-    )
+    assert (result.looked_at, result.current) == (1500, forms[CURRENT])
+    assert (result.malformed, result.merged) == (0, 0)
     assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
     assert (result.complete, result.passes) == (True, 2)
 
@@ -192,9 +184,7 @@ async def test_a_second_run_finds_nothing_to_do(client: delayq.Client, raw: Raw)
 @pytest.mark.parametrize(
     "score", [-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300]
 )
-async def test_a_due_time_is_not_touched_even_if_it_is_none(
-    client: delayq.Client, raw: Raw, score: float
-) -> None:
+async def test_any_due_time_stays_as_it_is(client: delayq.Client, raw: Raw, score: float) -> None:
     for where in ("both", "set"):
         raw.redis.flushall()
         (record,) = some_records(1, (OLD,))
@@ -213,12 +203,8 @@ async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
     result = await done(client)
     assert raw.ordered() == [in_both, current(good[0]), listed, *map(current, good[1:])]
     assert set(raw.dues()) == {in_both, in_set, b"", *map(current, good)}
-    assert (result.looked_at, result.rewritten, result.malformed, result.complete) == (
-        8,
-        4,
-        4,
-        True,
-    )
+    assert (result.looked_at, result.rewritten, result.malformed) == (8, 4, 4)
+    assert result.complete
 
 
 async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -> None:
@@ -257,9 +243,7 @@ async def test_a_record_listed_twice_stays_listed_twice(client: delayq.Client, r
 
 
 @pytest.mark.parametrize("listed", ["old", "current", "neither"])
-async def test_a_record_in_both_forms_is_one_message(
-    client: delayq.Client, raw: Raw, listed: str
-) -> None:
+async def test_both_forms_make_one_message(client: delayq.Client, raw: Raw, listed: str) -> None:
     old = packed(OLD, b"ABCDEFGH", b"5")
     new = current(old)
     others = some_records(3, (OLD,))
@@ -267,20 +251,15 @@ async def test_a_record_in_both_forms_is_one_message(
     # The current record is the one that was rescheduled: no reschedule ever touches the other.
     raw.redis.zadd(Z, {old: 1000, new: 2000})
     result = await done(client)
-    assert raw.ordered() == [
-        current(others[0]),
-        *([] if listed == "neither" else [new]),
-        *map(current, others[1:]),
-    ]
+    kept = [] if listed == "neither" else [new]
+    assert raw.ordered() == [current(others[0]), *kept, *map(current, others[1:])]
     assert raw.dues()[new] == 2000
     assert len(raw.dues()) == 4
     assert (result.merged, result.complete) == (1, True)
     assert result.looked_at == 5
 
 
-async def test_a_list_that_another_tool_left_behind_follows_its_set(
-    client: delayq.Client, raw: Raw
-) -> None:
+async def test_a_half_migrated_list_follows_its_set(client: delayq.Client, raw: Raw) -> None:
     # The other tool stopped after rewriting only one of the two structures.
     a, b = some_records(2, (OLD,))
     raw.put(a, current(b), where="list")
@@ -292,24 +271,16 @@ async def test_a_list_that_another_tool_left_behind_follows_its_set(
 
 async def test_every_message_comes_once_afterwards(client: delayq.Client, raw: Raw) -> None:
     chance = random.Random(4)
-    numbers = range(300)
+    forms = [chance.choice(READABLE) for _ in range(300)]
     raw.put(
-        *(
-            packed(chance.choice(READABLE), chance.randbytes(8), b"%d" % number)
-            for number in numbers
-        ),
-        due=1000,
+        *(packed(form, chance.randbytes(8), b"%d" % n) for n, form in enumerate(forms)), due=1000
     )
     await done(client)
     queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    got: list[int] = []
-    with suppress(TimeoutError):
-        async with asyncio.timeout(10):
-            async for number in queue:
-                got.append(number)
-                if len(got) >= 300 and not await queue.ready.size() and not raw.redis.exists(Z, L):
-                    break
-    assert got == list(numbers)
+    async with asyncio.timeout(10):
+        got = [await queue.take() for _ in range(300)]
+    assert got == list(range(300))
+    assert await queue.poll() is None
     assert raw.redis.keys() == []
 
 
@@ -344,9 +315,6 @@ async def test_a_name_mapper_is_used(server: PrivateServer, raw: Raw) -> None:
     assert raw.redis.lrange("redisson_delay_queue:{prod:orders}", 0, -1) == [current(record)]
 
 
-# A server that packs lengths in four bytes
-
-
 def narrow() -> Script:
     script = Script(MIGRATE.name)
     text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
@@ -372,12 +340,7 @@ async def test_a_32_bit_server_gets_its_own_form(
     assert result.complete
 
 
-# Dry runs
-
-
-async def test_a_dry_run_changes_nothing_and_counts_as_a_real_one(
-    client: delayq.Client, raw: Raw
-) -> None:
+async def test_a_dry_run_only_counts_as_a_real_one(client: delayq.Client, raw: Raw) -> None:
     raw.put(*some_records(200), b"noise")
     raw.put(*some_records(30, seed=2), b"more noise", where="set")
     raw.put(*some_records(20, seed=3), where="list")
@@ -423,23 +386,24 @@ def removals(chance: random.Random, raw: Raw, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["head", "tail", "anywhere"])
-async def test_nothing_is_skipped_while_others_remove(
-    client: delayq.Client, raw: Raw, how: str
-) -> None:
+async def test_removals_hide_no_record(client: delayq.Client, raw: Raw, how: str) -> None:
     chance = random.Random(how)
     records = some_records(400, (OLD, OLD_4))
     raw.put(*records)
-    first_pass = True
-    async for step in migrate(client, "orders", batch=7):
-        if first_pass and step.phase.startswith("sorted set"):
-            first_pass = False
-            # One walk is enough: every record that was there when it began, and still is, is
-            # current.
+    in_second_half: list[bool] = []
+
+    def act(step: Migration) -> None:
+        if not in_second_half and step.phase.startswith("sorted set"):
+            in_second_half.append(True)
+            # One walk is enough: every record that was there from the start is current.
             left = raw.ordered()
             assert left
-            assert all(record == current(record) for record in left)
+            assert all_current(left)
             assert set(raw.dues()) == set(left)
         removals(chance, raw, how)
+
+    await followed(client, act, batch=7)
+    assert in_second_half
     left = raw.ordered()
     kept = set(left)
     assert left == [current(record) for record in records if current(record) in kept]
@@ -449,23 +413,22 @@ async def test_a_producer_and_a_transfer_at_the_same_time(client: delayq.Client,
     records = some_records(200)
     raw.put(*records)
     queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    offered = []
+    ours: set[str] = set()
     moved: list[bytes] = []
-    step: Migration | None = None
-    async for step in migrate(client, "orders", batch=9):
+
+    async def act(step: Migration) -> None:
         if not step.finished and step.passes == 1:
-            offered.append(await queue.offer(1, 3600))
-            foreign = some_records(1, (OLD,), seed=1000 + len(offered))[0]
+            ours.add((await queue.offer(1, 3600)).id)
+            foreign = some_records(1, (OLD,), seed=1000 + len(ours))[0]
             raw.put(foreign)
             records.append(foreign)
             head = raw.ordered()[0]
             raw.move(head)
             moved.append(current(head))
-    assert step is not None
-    assert step.complete
+
+    assert (await followed(client, act, batch=9)).complete
     left = raw.ordered()
-    assert len(left) == len(set(left)) == len(records) + len(offered) - len(moved)
-    ours = {receipt.id for receipt in offered}
+    assert len(left) == len(set(left)) == len(records) + len(ours) - len(moved)
     assert [record for record in left if record[1:9].hex() not in ours] == [
         current(record) for record in records if current(record) not in moved
     ]
@@ -473,44 +436,40 @@ async def test_a_producer_and_a_transfer_at_the_same_time(client: delayq.Client,
 
 
 async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client, raw: Raw) -> None:
-    seed = 0
+    seeds = itertools.count(101)
     raw.put(*some_records(20, (OLD,)))
-    step: Migration | None = None
-    async for step in migrate(client, "orders"):
+
+    def act(step: Migration) -> None:
         if not step.finished:
-            seed += 1
-            raw.put(*some_records(1, (OLD,), seed=seed + 100))
-    assert step is not None
-    assert (step.finished, step.complete, step.passes) == (True, False, 5)
-    again = await done(client)
-    assert again.complete
-    assert all(record == current(record) for record in raw.ordered())
+            raw.put(*some_records(1, (OLD,), seed=next(seeds)))
+
+    step = await followed(client, act)
+    assert (step.complete, step.passes) == (False, 5)
+    assert (await done(client)).complete
+    assert all_current(raw.ordered())
 
 
-async def test_what_is_offered_while_the_set_is_read_keeps_both_its_places(
+async def test_a_record_offered_while_the_set_is_read_keeps_both_its_places(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Such a record is seen only in the set, because the list was read earlier.
     monkeypatch.setattr(migration, "_HELD", 0)
     raw.put(*some_records(1200, (OLD,)), where="set")
     listed: list[bytes] = []
-    step: Migration | None = None
-    async for step in migrate(client, "orders"):
+
+    def act(step: Migration) -> None:
         if step.passes == 1 and step.phase == "sorted set" and len(listed) < 60:
             foreign = some_records(6, (OLD,), seed=2000 + len(listed))
             raw.put(*foreign)
-            listed += foreign
+            listed.extend(foreign)
         # At no moment may the set hold one of them in a form that the list does not have.
-        members = set(raw.dues())
-        assert all(record in members for record in raw.ordered())
-    assert step is not None
-    assert step.complete
+        assert set(raw.ordered()) <= set(raw.dues())
+
+    assert (await followed(client, act)).complete
     assert raw.ordered() == [current(record) for record in listed]
 
 
-async def test_a_step_may_be_repeated(
-    server: PrivateServer, client: delayq.Client, raw: Raw
-) -> None:
+async def test_a_step_is_repeatable(server: PrivateServer, client: delayq.Client, raw: Raw) -> None:
     # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
@@ -561,8 +520,7 @@ def test_a_migration_changes_nothing_but_the_form(
 ) -> None:
     server.flush()
     chance = random.Random(seed)
-    # The model: messages in offer order and their due times, both by the current form of the
-    # record.
+    # The model: messages in offer order, and their due times, by their current record.
     listed: list[bytes] = []
     dues: dict[bytes, float] = {}
 
@@ -599,10 +557,8 @@ def test_a_migration_changes_nothing_but_the_form(
                     case (what, place):
                         change(raw, what, place)
             # Every record that was there at first is current, whatever happened in the meantime.
-            assert all(
-                record == current(record)
-                for record in [*raw.ordered(), *raw.dues()]
-                if current(record) in started
+            assert all_current(
+                record for record in [*raw.ordered(), *raw.dues()] if current(record) in started
             )
             assert (await done(client)).complete
 
@@ -617,9 +573,7 @@ def test_a_migration_changes_nothing_but_the_form(
 
 
 @pytest.mark.parametrize("key", [Z, L])
-async def test_a_key_of_a_foreign_type_is_refused_and_nothing_changed(
-    client: delayq.Client, raw: Raw, key: str
-) -> None:
+async def test_a_key_of_another_type_is_refused(client: delayq.Client, raw: Raw, key: str) -> None:
     raw.put(*some_records(5, (OLD,)))
     raw.redis.set(key, "x")
     before = raw.dump()
@@ -641,27 +595,23 @@ async def test_a_full_server_lets_it_through(own_server: PrivateServer) -> None:
         connection.config_set("maxmemory", 1)
         async with delayq.connect(own_server.url) as client:
             assert (await done(client)).rewritten == 50
-        assert all(record == current(record) for record in raw.ordered())
+        assert all_current(raw.ordered())
 
 
-async def test_a_broken_off_migration_is_gone_on_with(client: delayq.Client, raw: Raw) -> None:
+async def test_a_broken_off_migration_can_be_continued(client: delayq.Client, raw: Raw) -> None:
     records = some_records(100, (OLD,))
     raw.put(*records)
-    step: Migration | None = None
+    rewritten = 0
     async for step in migrate(client, "orders", batch=10):
-        if step.rewritten >= 30:
+        if (rewritten := step.rewritten) >= 30:
             break
-    assert step is not None
     # Midway, every record has the same form in both places.
     assert set(raw.dues()) == set(raw.ordered())
     assert 0 < sum(record == current(record) for record in raw.ordered()) < 100
     result = await done(client)
     assert result.complete
-    assert result.rewritten == 100 - step.rewritten
+    assert result.rewritten == 100 - rewritten
     assert raw.ordered() == [current(record) for record in records]
-
-
-# Step sizes
 
 
 def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
@@ -681,9 +631,7 @@ def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.
     return pace.size
 
 
-def test_steps_grow_while_they_are_quick_and_shrink_when_they_are_slow(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_quick_steps_grow_and_slow_steps_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = migration._Pace(100)
     pace._way = 0.0002
     assert pace.size == 10
@@ -704,22 +652,27 @@ def test_a_long_way_is_no_reason_for_small_steps(monkeypatch: pytest.MonkeyPatch
 # The command
 
 
-def migrate_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "delayq", "migrate", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=ENVIRONMENT,
-        check=False,
-    )
+class Command:
+    """Runs ``delayq migrate`` in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Return the exit status, the output, and the errors."""
+        return command(["migrate", *arguments]), *self._capsys.readouterr()
 
 
-def test_the_command_sums_up(server: PrivateServer, raw: Raw) -> None:
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+def test_the_command_sums_up(server: PrivateServer, raw: Raw, run: Command) -> None:
     raw.put(*some_records(1200, (OLD,)), *some_records(34, (CURRENT,), seed=2), b"noise")
-    result = migrate_command("orders", "--url", server.url)
-    assert result.returncode == 0
-    lines = result.stdout.splitlines()
+    status, out, err = run("orders", "--url", server.url)
+    assert status == 0
+    lines = out.splitlines()
     assert lines[:5] == [
         "checked: 1,235",
         "rewritten: 1,200",
@@ -731,16 +684,15 @@ def test_the_command_sums_up(server: PrivateServer, raw: Raw) -> None:
     assert re.fullmatch(r"longest step: [\d.]+ ms", lines[6])
     assert lines[7:] == ["every readable record is current"]
     # One warning up front, on a single line.
-    assert result.stderr.startswith("delayq: warning: Redisson before 3.21.1")
-    assert result.stderr.count("\n") == 1
+    assert err.startswith("delayq: warning: Redisson before 3.21.1")
+    assert err.count("\n") == 1
 
 
-def test_the_command_has_json(
-    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_json(server: PrivateServer, raw: Raw, run: Command) -> None:
     raw.put(*some_records(20, (OLD_4,)), b"noise")
-    assert command(["migrate", "orders", "--url", server.url, "--json", "--batch", "3"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    status, out, _ = run("orders", "--url", server.url, "--json", "--batch", "3")
+    assert status == 0
+    figures = json.loads(out)
     assert figures.pop("seconds") >= 0
     assert figures.pop("longest_step_ms") > 0
     assert figures == {
@@ -759,26 +711,21 @@ def test_the_command_has_json(
 
 
 def test_the_dry_run_of_the_command_changes_nothing(
-    server: PrivateServer,
-    raw: Raw,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    server: PrivateServer, raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     raw.put(*some_records(7, (OLD,)), *some_records(5, (CURRENT_4,)), due=5)
     before = raw.dump()
     monkeypatch.setenv("DELAYQ_URL", server.url)
-    assert command(["migrate", "orders", "--dry-run"]) == 0
+    status, out, err = run("orders", "--dry-run")
     assert raw.dump() == before
-    out, err = capsys.readouterr()
+    assert (status, err) == (0, "")
     assert "would be rewritten: 12\n  current, 4-byte length: 5\n  old, 8-byte length: 7\n" in out
-    assert err == ""
 
 
-def test_a_queue_with_nothing_pending_is_current(
-    server: PrivateServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(["migrate", "ordres", "--url", server.url]) == 0
-    assert "queue 'ordres' has no pending messages" in capsys.readouterr().out
+def test_an_empty_queue_is_current(server: PrivateServer, run: Command) -> None:
+    status, out, _ = run("ordres", "--url", server.url)
+    assert status == 0
+    assert "queue 'ordres' has no pending messages" in out
     assert server.call("DBSIZE") == b":0"
 
 
@@ -794,108 +741,69 @@ def test_a_queue_with_nothing_pending_is_current(
     ],
 )
 def test_an_error_is_one_line(
-    own_server: PrivateServer,
+    server: PrivateServer,
     arguments: tuple[str, ...],
     words: str,
-    capsys: pytest.CaptureFixture[str],
+    run: Command,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
-    url = () if "--url" in arguments else ("--url", own_server.url)
-    assert command(["migrate", "--json", *arguments, *url]) == 2
-    out, error = capsys.readouterr()
-    assert out == ""
+    url = () if "--url" in arguments else ("--url", server.url)
+    status, out, error = run("--json", *arguments, *url)
+    assert (status, out, error.count("\n")) == (2, "", 1)
     assert error.startswith("delayq: ")
     assert words.lower() in error.lower()
-    assert error.count("\n") == 1
 
 
-def test_without_an_address_no_server_is_made_up(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_address_it_fails(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DELAYQ_URL", raising=False)
-    assert command(["migrate", "orders"]) == 2
-    assert "DELAYQ_URL" in capsys.readouterr().err
+    status, _, error = run("orders")
+    assert status == 2
+    assert "DELAYQ_URL" in error
 
 
 @pytest.mark.parametrize("key", [Z, L])
-def test_a_foreign_type_is_one_line(
-    server: PrivateServer, raw: Raw, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
+def test_a_wrong_type_is_one_line(server: PrivateServer, raw: Raw, run: Command, key: str) -> None:
     raw.put(*some_records(5, (OLD,)))
     raw.redis.set(key, "x")
-    assert command(["migrate", "orders", "--url", server.url]) == 2
-    out, err = capsys.readouterr()
-    assert (out, err.count("\n")) == ("", 1)
-    assert "wrong type" in err
+    status, out, error = run("orders", "--url", server.url)
+    assert (status, out, error.count("\n")) == (2, "", 1)
+    assert "wrong type" in error
 
 
 def test_an_incomplete_migration_is_a_bad_result(
-    server: PrivateServer,
-    raw: Raw,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    server: PrivateServer, raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migration, "_MAX_PASSES", 1)
     raw.put(*some_records(5, (OLD,)))
-    assert command(["migrate", "orders", "--url", server.url]) == 1
-    assert "NOT FINISHED" in capsys.readouterr().out
+    status, out, _ = run("orders", "--url", server.url)
+    assert status == 1
+    assert "NOT FINISHED" in out
 
 
-def in_a_terminal(
-    *arguments: str, act: Callable[[subprocess.Popen[bytes], str], None] | None = None
-) -> tuple[str, int]:
-    """Run the command in a terminal of 80 columns, and return its output and its exit status."""
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    process = subprocess.Popen(
-        [sys.executable, "-m", "delayq", "migrate", *arguments],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "80"},
-    )
-    os.close(theirs)
-    written = b""
-    # Reading from the terminal fails once its last program has exited.
-    with suppress(OSError):
-        while some := os.read(ours, 4096):
-            written += some
-            if act is not None:
-                act(process, written.decode(errors="replace"))
-    os.close(ours)
-    return written.decode(), process.wait(60)
-
-
-def test_a_terminal_gets_a_progress_bar(own_server: PrivateServer) -> None:
-    with redis.Redis.from_url(own_server.url) as connection:
-        Raw(connection).put(*some_records(1000, (OLD,)))
-    written, status = in_a_terminal("orders", "--url", own_server.url)
-    assert status == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written)
+def test_a_terminal_gets_a_progress_bar(server: PrivateServer, raw: Raw) -> None:
+    raw.put(*some_records(1000, (OLD,)))
+    seen = at_terminal("migrate", "orders", "--url", server.url)
+    assert seen.status == 0
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.raw)
     assert re.search(r"ordered list +━+ +100% +1,000/1,000|ordered list +━+ 100% 1000/1000", plain)
     assert "rewritten: 1,000" in plain
     # Every line fits the terminal.
     assert max(len(line) for line in re.split(r"[\r\n]+", plain) if "━" in line) <= 80
 
 
-def test_ctrl_c_leaves_whole_records(own_server: PrivateServer) -> None:
-    with redis.Redis.from_url(own_server.url) as connection:
-        raw = Raw(connection)
-        for seed in range(30):
-            raw.put(*some_records(1000, (OLD,), seed=seed))
+def test_ctrl_c_leaves_whole_records(server: PrivateServer, raw: Raw) -> None:
+    for seed in range(30):
+        raw.put(*some_records(1000, (OLD,), seed=seed))
+    sent: list[str] = []
 
-        sent: list[signal.Signals] = []
+    def interrupt(_process: object, written: str, type_: Callable[[str], None]) -> None:
+        if "━" in written and not sent:
+            sent.append("\x03")
+            type_("\x03")
 
-        def interrupt(process: subprocess.Popen[bytes], written: str) -> None:
-            if "━" in written and not sent:
-                sent.append(signal.SIGINT)
-                process.send_signal(signal.SIGINT)
-
-        written, status = in_a_terminal(
-            "orders", "--url", own_server.url, "--batch", "1", act=interrupt
-        )
-        assert status == 130
-        assert "stopped" in written
-        assert "Traceback" not in written
-        assert set(raw.dues()) == set(raw.ordered())
+    seen = at_terminal("migrate", "orders", "--url", server.url, "--batch", "1", act=interrupt)
+    assert seen.status == 130
+    assert "stopped" in seen.raw
+    assert "Traceback" not in seen.raw
+    assert set(raw.dues()) == set(raw.ordered())
