@@ -1,6 +1,4 @@
-"""Many clients wait on one queue: each message comes once, and one call per due moment is enough,
-even as clients come and go.
-"""
+"""Many clients wait on one queue: each message comes once, with about one call per due moment."""
 
 from __future__ import annotations
 
@@ -19,26 +17,23 @@ from delayq import Offer
 from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._reliable.store import CLAIM
-from tests.support.reliable_fixtures import LEASE, raw
+from tests.support.reliable import values
+from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import HOUR
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq import Client, DelayedQueue
     from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
 
-__all__ = ["raw"]
-
-# The re-check interval: longer than any test, so every message that arrives does so without the
-# re-check.
+# The re-check interval: no message of a test arrives by a re-check.
 NEVER = HOUR
 # Seconds between two due moments: longer than a stagger.
 APART = 0.025
-# A machine that is busy with other work wakes all clients late and together, but not in every
-# round.
+# A busy machine wakes all clients late and together, but not in every round.
 ROUNDS = 12
 
 
@@ -50,11 +45,9 @@ class Kind:
         self.script = (CLAIM if self.reliable else TRANSFER).name
 
     def open(self, client: Client) -> Any:
-        return (
-            client.reliable_queue("jobs", lease=LEASE)
-            if self.reliable
-            else client.delayed_queue("jobs")
-        )
+        if self.reliable:
+            return client.reliable_queue("jobs", lease=LEASE)
+        return client.delayed_queue("jobs")
 
     def keys(self, queue: Any) -> Any:
         return queue._open.partitions[0].keys if self.reliable else queue._keys
@@ -63,31 +56,34 @@ class Kind:
         return (queue._open.partitions[0] if self.reliable else queue._open).wakeups
 
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
-        if self.reliable:
-            await queue.offer_many(
-                [Offer(value=value, delay=delay) for value, delay in delays.items()]
-            )
-        else:
-            await queue.offer_many(list(delays.items()))
+        many: list[Any] = [*delays.items()]
+        await queue.offer_many([Offer(n, delay=at) for n, at in many] if self.reliable else many)
 
-    async def take(self, queue: Any) -> int:
+    async def take(self, queue: Any) -> Any:
         if not self.reliable:
-            taken: int = await queue.take()
-            return taken
-        while True:
-            for message in await queue.claim(wait=60):
-                await message.ack()
-                value: int = message.value
-                return value
+            return await queue.take()
+        (value,) = await values(queue, 1, wait=60)
+        return value
 
     async def consume(self, queue: Any, got: Callable[[int], None]) -> None:
-        if not self.reliable:
-            async for value in queue:
+        async for value in queue:
+            if self.reliable:
+                got(value.value)
+                await value.ack()
+            else:
                 got(value)
-        else:
-            async for message in queue:
-                got(message.value)
-                await message.ack()
+
+
+@asynccontextmanager
+async def two_queues(kind: Kind, server: PrivateServer) -> AsyncIterator[tuple[Client, Any, Any]]:
+    """Open the queue in a client without a re-check, and in another client; yield the first
+    client too.
+    """
+    async with (
+        delayq.connect(server.url, resync_interval=NEVER) as client,
+        delayq.connect(server.url) as other,
+    ):
+        yield client, kind.open(client), kind.open(other)
 
 
 @pytest.fixture(params=["delayed", "reliable"])
@@ -111,9 +107,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Counter[RedisClient]:
 
 
 class Crowd:
-    """A group of clients that all consume one queue, with a record of which client got which
-    message.
-    """
+    """Clients that all consume one queue, with a record of which client got what."""
 
     def __init__(self, kind: Kind, url: str, *, resync: float = NEVER) -> None:
         self.kind = kind
@@ -134,9 +128,7 @@ class Crowd:
                     await self._join(place)
                 yield self
             finally:
-                for consumer in self.consumers:
-                    consumer.cancel()
-                await asyncio.gather(*self.consumers, return_exceptions=True)
+                await end(*self.consumers)
 
     async def _join(self, place: int) -> None:
         client = await self._stack.enter_async_context(
@@ -180,9 +172,7 @@ class Crowd:
 
 
 async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
-    """Require that one of several rounds costs at most ``most``: in the others, the machine may
-    have been busy.
-    """
+    """Require that one round costs at most ``most``: the machine may be busy in the others."""
     costs: list[float] = []
     for _ in range(ROUNDS):
         costs.append(await a_round())
@@ -227,8 +217,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             await crowd.offer(
                 {at + n: 0.02 + n * APART for n in range(6)} | {at + 6: 0.4, at + 7: 0.45}, by=queue
             )
-            # An offer announces only when its first message is due. The others learn of the last
-            # ones from notices alone.
+            # An offer announces its first message. Notices alone tell the others of the last ones.
             await until(lambda at=at: at + 5 in crowd.values)  # type: ignore[misc]
             first = [
                 place
@@ -248,37 +237,32 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         crowd.check()
 
 
+async def published(crowd: Crowd, raw: Any, delays: dict[int, float]) -> tuple[int, float]:
+    """Offer messages, and return how many notices were given meanwhile, and the seconds."""
+    await crowd.subscribed(raw)
+    await crowd.offer(delays)
+    # Announcements of the offer are published too, so count only from here.
+    await raw.config_resetstat()
+    start = asyncio.get_running_loop().time()
+    await crowd.complete()
+    took = asyncio.get_running_loop().time() - start
+    crowd.check()
+    return (await raw.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"], took
+
+
 @pytest.mark.every_server
-async def test_a_lone_client_gives_hardly_any_notices(
-    server: PrivateServer, kind: Kind, raw: Any
-) -> None:
-    crowd = Crowd(kind, server.url)
-    async with crowd.of(1):
-        await crowd.subscribed(raw)
-        await crowd.offer({n: 0.2 + n * 0.01 for n in range(60)})
-        # Announcements of the offer are published too, so count only from here.
-        await raw.config_resetstat()
-        start = asyncio.get_running_loop().time()
-        await crowd.complete()
-        took = asyncio.get_running_loop().time() - start
-        published = (await raw.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"]
-        assert published <= took + 2
-        crowd.check()
+async def test_a_lone_client_gives_few_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
+    async with Crowd(kind, server.url).of(1) as crowd:
+        notices, took = await published(crowd, raw, {n: 0.2 + n * 0.01 for n in range(60)})
+        assert notices <= took + 2
 
 
 @pytest.mark.every_server
 async def test_several_clients_do_give_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
-    crowd = Crowd(kind, server.url)
-    async with crowd.of(2):
-        await crowd.subscribed(raw)
-        await crowd.offer({n: 0.2 + n * APART for n in range(30)})
-        await raw.config_resetstat()
-        await crowd.complete()
-        published = (await raw.info("commandstats"))["cmdstat_publish"]["calls"]
-        # There are no notices for messages that came due together because the machine was busy with
-        # other work.
-        assert published >= 5
-        crowd.check()
+    async with Crowd(kind, server.url).of(2) as crowd:
+        notices, _ = await published(crowd, raw, {n: 0.2 + n * APART for n in range(30)})
+        # Messages that come due together on a busy machine need no notices.
+        assert notices >= 5
 
 
 async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
@@ -337,10 +321,9 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
     server: PrivateServer, kind: Kind, lost: str, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crowd, chance = Crowd(kind, server.url, resync=0.5), random.Random(11)
-    raging = True
 
     async def rage() -> None:
-        while raging:
+        while True:
             with suppress(RedisError, OSError):
                 await raw.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
             await asyncio.sleep(0.03)
@@ -348,21 +331,18 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
         await crowd.subscribed(raw, others=1)
-        rager: asyncio.Task[None] | None = None
+        ragers: list[asyncio.Task[None]] = []
         if lost == "one client is deaf":
             # A half-open link looks like silence.
-            monkeypatch.setattr(
-                crowd.clients[0]._open_session().scheduler.subscriber, "_handle", lambda _: None
-            )
+            subscriber = crowd.clients[0]._open_session().scheduler.subscriber
+            monkeypatch.setattr(subscriber, "_handle", lambda _: None)
         else:
-            rager = asyncio.create_task(rage())
+            ragers.append(asyncio.create_task(rage()))
         for start in range(0, 120, 12):
             await crowd.offer({start + n: chance.random() * 0.2 for n in range(12)}, by=queue)
             await asyncio.sleep(0.02)
         await crowd.complete()
-        raging = False
-        if rager is not None:
-            await rager
+        await end(*ragers)
         crowd.check()
 
 
@@ -370,11 +350,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
 async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask(
     server: PrivateServer, kind: Kind, calls: Counter[RedisClient], raw: Any
 ) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=NEVER) as client,
-        delayq.connect(server.url) as other,
-    ):
-        queue, theirs = kind.open(client), kind.open(other)
+    async with two_queues(kind, server) as (client, queue, theirs):
         await kind.offer(theirs, {0: 0})
         assert await kind.take(queue) == 0
         for value in range(1, 30):
@@ -386,18 +362,10 @@ async def test_a_message_without_delay_reaches_a_call_that_waits_and_did_not_ask
             assert calls[queue._session.server] > made
 
 
-async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_next(
-    server: PrivateServer, kind: Kind
-) -> None:
-    """The client believes that nothing is due; the announcement comes before, while, or after the
-    call begins.
-    """
+async def test_a_message_reaches_the_next_waiting_call(server: PrivateServer, kind: Kind) -> None:
+    """The announcement comes before, while, or after the call begins."""
     chance = random.Random(5)
-    async with (
-        delayq.connect(server.url, resync_interval=NEVER) as client,
-        delayq.connect(server.url) as other,
-    ):
-        queue, theirs = kind.open(client), kind.open(other)
+    async with two_queues(kind, server) as (_, queue, theirs):
         await kind.offer(theirs, {-1: 0})
         assert await kind.take(queue) == -1
         for value in range(200):
@@ -410,9 +378,7 @@ async def test_a_message_that_came_while_nobody_waited_reaches_whoever_waits_nex
             await offering
 
 
-async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_recheck(
-    server: PrivateServer, kind: Kind
-) -> None:
+async def test_large_offers_reach_all_waiting_clients(server: PrivateServer, kind: Kind) -> None:
     """A batch is backdated slightly to keep its order. No earlier claim may hide it."""
     crowd = Crowd(kind, server.url)
     async with crowd.of(3), delayq.connect(server.url) as producer:
@@ -425,12 +391,8 @@ async def test_what_comes_in_large_offers_reaches_all_who_wait_without_the_reche
         crowd.check()
 
 
-async def test_clients_that_take_one_by_one_get_all_that_others_offer(
-    server: PrivateServer, kind: Kind
-) -> None:
-    """The re-check never helps here: a message that one client knows of, or leaves to another, must
-    not be forgotten.
-    """
+async def test_clients_that_take_singly_get_all_messages(server: PrivateServer, kind: Kind) -> None:
+    """The re-check never helps here: no message that a client knows of may be forgotten."""
     chance, got = random.Random(3), list[int]()
     async with AsyncExitStack() as stack:
         clients = [
@@ -446,34 +408,23 @@ async def test_clients_that_take_one_by_one_get_all_that_others_offer(
 
         takers = [asyncio.create_task(take(queue)) for queue in queues for _ in range(2)]
         for start in range(0, 600, 6):
-            await kind.offer(
-                chance.choice(queues),
-                {
-                    start + n: chance.choice((0, 0.001, 0.01, chance.random() * 0.1))
-                    for n in range(6)
-                },
-            )
+            delays = [chance.choice((0, 0.001, 0.01, chance.random() * 0.1)) for _ in range(6)]
+            await kind.offer(chance.choice(queues), dict(enumerate(delays, start)))
             await asyncio.sleep(chance.choice((0, 0.005)))
         await until(lambda: len(got) >= 600, 30)
-        for taker in takers:
-            taker.cancel()
-        await asyncio.gather(*takers, return_exceptions=True)
+        await end(*takers)
     assert sorted(got) == list(range(600))
 
 
 @pytest.mark.every_server
 async def test_a_pause_is_known_and_its_end_too(server: PrivateServer, raw: Any) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=NEVER) as client,
-        delayq.connect(server.url) as other,
-    ):
-        queue: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE)
-        theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=LEASE)
+    async with two_queues(Kind("reliable"), server) as (_, queue, theirs):
         await theirs.pause()
         claim = asyncio.create_task(queue.claim(wait=60))
-        await until(lambda: queue._open.partitions[0].wakeups.plan.up_to_date)
+        partition = queue._open.partitions[0]
+        await until(lambda: partition.wakeups.plan.up_to_date)
         # The client is subscribed, so it will hear when the pause ends.
-        await until(lambda: raw.publish(queue._open.partitions[0].keys.wake, "1"))
+        await until(lambda: raw.publish(partition.keys.wake, "1"))
         await theirs.offer(1)
         await theirs.resume()
         (message,) = await asyncio.wait_for(claim, 20)

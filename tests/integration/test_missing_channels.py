@@ -15,6 +15,7 @@ import pytest
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from tests.integration.test_acl import contents, granted
+from tests.support.reliable import claim_one
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -72,9 +73,7 @@ async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
     assert await queue.pending.size() == 2
 
 
-async def test_the_reschedule_of_a_head_is_announced_while_it_stays_the_head(
-    client: delayq.Client, raw: Any
-) -> None:
+async def test_rescheduling_the_head_is_announced(client: delayq.Client, raw: Any) -> None:
     queue = client.delayed_queue(NAME)
     first, second = await queue.offer_many([("a", 60), ("b", 70)])
     async with raw.pubsub(ignore_subscribe_messages=True) as listener:
@@ -125,22 +124,13 @@ async def test_a_reliable_queue_does_all_its_work(
     await queue.pause()
     assert await queue.resume()
     again = await queue.claim(10, wait=5)
-    assert sorted((message.id, message.attempt) for message in again) == [
-        ("0", 2),
-        ("1", 1),
-        ("2", 1),
-    ]
+    assert {message.id: message.attempt for message in again} == {"0": 2, "1": 1, "2": 1}
     for message in again:
         await message.ack()
     await queue.schedule("often", every=0.02, value=1)
-    (occurrence,) = await queue.claim(wait=5)
-    await occurrence.ack()
+    await (await claim_one(queue, wait=5)).ack()
     assert await queue.unschedule("often")
-    told = [
-        record.getMessage()
-        for record in caplog.records
-        if "no permission to PUBLISH" in record.getMessage()
-    ]
+    told = [line for line in caplog.messages if "no permission to PUBLISH" in line]
     # Once by the call that offers, once by the call that claims.
     assert len(told) <= 2
     assert any(repr(NAME) in line for line in told)

@@ -44,8 +44,7 @@ def queue_machine(server: PrivateServer, *, listed: bool) -> type[RuleBasedState
             self.runner = asyncio.Runner()
             self.client = delayq.connect(server.url)
             self.queue: delayq.DelayedQueue[int] = self.run(self.open())
-            # Pending messages in offer order. Those due in an hour all come after those due now, in
-            # the order of due_at.
+            # Pending messages in offer order; those due in an hour come after those due now.
             self.pending: list[delayq.Receipt[int]] = []
             self.values: dict[str, int] = {}
             # Due messages in delivery order.

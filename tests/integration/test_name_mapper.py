@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis.asyncio import Redis
 
 import delayq
 
@@ -15,11 +14,8 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 
-async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer) -> None:
-    async with (
-        delayq.connect(server.url, name_mapper="prod:{}".format) as client,
-        Redis.from_url(server.url) as raw,
-    ):
+async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         assert queue.name == "orders"
         await queue.offer(1, 60)
@@ -37,12 +33,9 @@ async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer)
         assert await raw.exists("redisson_delay_queue:prod:{t1}:orders")
 
 
-async def test_clients_with_and_without_a_mapper_meet(server: PrivateServer) -> None:
-    async with (
-        delayq.connect(server.url, name_mapper=lambda name: name.upper()) as mapped,
-        delayq.connect(server.url) as plain,
-    ):
-        waiting = asyncio.create_task(plain.delayed_queue("ORDERS").take())
+async def test_mapped_and_plain_clients_meet(server: PrivateServer, client: delayq.Client) -> None:
+    async with delayq.connect(server.url, name_mapper=str.upper) as mapped:
+        waiting = asyncio.create_task(client.delayed_queue("ORDERS").take())
         await mapped.delayed_queue("orders").offer("hello", 0.02)
         assert await asyncio.wait_for(waiting, 10) == "hello"
 

@@ -1,6 +1,4 @@
-"""How a client finds its server: over long round trips, past servers that do not answer, and with a
-clear error if it cannot.
-"""
+"""How a client finds its server: over long round trips, past servers that do not answer."""
 
 from __future__ import annotations
 
@@ -18,6 +16,7 @@ from tests.conftest import FOUND
 from tests.support.clusters import SentinelServer, admin, wait_for
 from tests.support.depth import thorough
 from tests.support.links import Links
+from tests.support.reliable import values
 from tests.support.servers import Kind, PrivateServer, free_port, one_server
 from tests.support.tls import Authority, needs_tls
 from tests.support.waiting import until
@@ -25,6 +24,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
+
 
 KIND = next(iter(FOUND.values()))
 
@@ -36,6 +36,12 @@ def some_kind(server_kind: Kind) -> Iterator[PrivateServer]:
         server_kind, tcp=True, options=("--repl-diskless-sync-delay", "0")
     ) as server:
         yield server
+
+
+async def use(address: Any) -> None:
+    """Open a client, and offer a message."""
+    async with delayq.connect(address) as client:
+        await client.reliable_queue("jobs").offer(1)
 
 
 @pytest.fixture
@@ -67,7 +73,7 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
 @pytest.mark.parametrize("password", [thorough(""), "secret"])
-async def test_a_cluster_opens_over_a_long_round_trip(
+async def test_a_distant_cluster_opens(
     opened: AsyncExitStack, round_trip: int, password: str
 ) -> None:
     port = free_port()
@@ -78,21 +84,14 @@ async def test_a_cluster_opens_over_a_long_round_trip(
     await opened.enter_async_context(Links(server, tcp=port, round_trip=round_trip))
     with admin(server) as redis:
         redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        wait_for(
-            lambda: _is_served(redis.execute_command("CLUSTER", "INFO")), "the cluster's state"
-        )
+        wait_for(lambda: _is_served(redis.execute_command("CLUSTER", "INFO")), "the cluster")
         if password:
             redis.config_set("requirepass", password)
-    async with delayq.connect(
-        f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}"
-    ) as client:
-        await client.reliable_queue("jobs").offer(1)
+    await use(f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
-async def test_a_server_behind_a_sentinel_opens_over_a_long_round_trip(
-    opened: AsyncExitStack, round_trip: int
-) -> None:
+async def test_a_server_behind_far_sentinels_opens(opened: AsyncExitStack, round_trip: int) -> None:
     ports = free_port(), free_port()
     master = opened.enter_context(PrivateServer(KIND, tcp=True))
     master.call("CONFIG", "SET", "requirepass", "secret")
@@ -100,12 +99,11 @@ async def test_a_server_behind_a_sentinel_opens_over_a_long_round_trip(
     await opened.enter_async_context(Links(master, tcp=ports[0], round_trip=round_trip))
     await opened.enter_async_context(Links(sentinel, tcp=ports[1], round_trip=round_trip))
     url = f"redis+sentinel://:secret@127.0.0.1:{ports[1]}/shop/2?sentinel_password=hidden"
-    async with delayq.connect(url) as client:
-        await client.reliable_queue("jobs").offer(1)
+    await use(url)
 
 
 @pytest.mark.parametrize("stale", ["dead", "silent", "replica"])
-async def test_a_sentinel_that_names_a_wrong_server_is_passed_over_and_the_right_one_remembered(
+async def test_a_sentinel_with_a_wrong_server_is_skipped(
     opened: AsyncExitStack, stale: str
 ) -> None:
     master = opened.enter_context(PrivateServer(KIND, tcp=True))
@@ -144,13 +142,10 @@ async def test_a_wrong_password_for_the_sentinel_is_told_at_once(some_kind: Priv
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
-async def test_the_address_of_a_replica_is_told_at_the_first_write_and_serves_reads(
-    some_kind: PrivateServer,
-) -> None:
+async def test_a_replica_serves_reads_and_refuses_the_first_write(some_kind: PrivateServer) -> None:
     with PrivateServer(some_kind.kind, tcp=True) as replica:
         replica.call("REPLICAOF", "127.0.0.1", str(some_kind.port))
-        async with delayq.connect(some_kind.url) as client:
-            await client.reliable_queue("jobs").offer(1)
+        await use(some_kind.url)
         await until(lambda: replica.call("DBSIZE") != b":0")
         async with delayq.connect(replica.url) as client:
             assert (await client.reliable_queue("jobs").stats()).ready == 1
@@ -166,8 +161,7 @@ async def test_a_server_that_is_full_may_have_room_later(some_kind: PrivateServe
         with pytest.raises(delayq.ServerUnavailable, match="max number of clients"):
             await delayq.connect(some_kind.url).__aenter__()
         redis.config_set("maxclients", 100)
-    async with delayq.connect(some_kind.url) as client:
-        await client.reliable_queue("jobs").offer(1)
+    await use(some_kind.url)
 
 
 @pytest.mark.every_server
@@ -175,10 +169,7 @@ async def test_a_server_without_hello_is_greeted_as_of_old(server_kind: Kind) ->
     options = ("--rename-command", "HELLO", "")
     with PrivateServer(server_kind, tcp=True, options=options) as server:
         server.call("CONFIG", "SET", "requirepass", "secret")
-        async with delayq.connect(
-            server.url.replace("//", "//:secret@").replace("/0", "/2")
-        ) as client:
-            await client.reliable_queue("jobs").offer(1)
+        await use(server.url.replace("//", "//:secret@").replace("/0", "/2"))
         with pytest.raises(delayq.ServerRefused, match="check user and password"):
             await delayq.connect(server.url.replace("//", "//:wrong@")).__aenter__()
         with pytest.raises(delayq.ServerRefused, match="NOAUTH"):
@@ -194,8 +185,8 @@ async def test_a_client_with_a_greeting_of_its_own_keeps_it(some_kind: PrivateSe
         assert await connection.read_response() == b"OK"
 
     theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, redis_connect_func=greet)
-    async with theirs, delayq.connect(theirs) as client:
-        await client.reliable_queue("jobs").offer(1)
+    async with theirs:
+        await use(theirs)
 
 
 async def test_a_credential_provider_that_fails_is_asked_again(some_kind: PrivateServer) -> None:
@@ -211,14 +202,12 @@ async def test_a_credential_provider_that_fails_is_asked_again(some_kind: Privat
             return ("secret",)
 
     theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, credential_provider=Provider())
-    async with theirs, delayq.connect(theirs) as client:
-        await client.reliable_queue("jobs").offer(1)
+    async with theirs:
+        await use(theirs)
 
 
 @needs_tls
-async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_at_once(
-    tmp_path: Path,
-) -> None:
+async def test_a_missing_client_certificate_is_reported_at_once(tmp_path: Path) -> None:
     authority = Authority.new(tmp_path / "ours")
     port = free_port()
     options = [
@@ -240,8 +229,7 @@ async def test_a_client_certificate_that_is_wanted_or_cannot_be_loaded_is_told_a
                 ).__aenter__()
             own = f"{authority.folder}/server"
             url += f"&ssl_certfile={own}.crt&ssl_keyfile={own}.key"
-            async with delayq.connect(url) as client:
-                await client.reliable_queue("jobs").offer(1)
+            await use(url)
 
 
 def _is_served(info: Any) -> bool:
@@ -252,40 +240,30 @@ class Loops:
     """Loops and calls that wait for messages, two on delayed queues and two on reliable queues."""
 
     def __init__(self, client: delayq.Client) -> None:
-        self.orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-        self.others: delayq.DelayedQueue[int] = client.delayed_queue("others")
-        self.jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-        self.more: delayq.ReliableQueue[int] = client.reliable_queue("more")
-        self.tasks = [
-            asyncio.create_task(each)
-            for each in (self._loop(), self._take(), self._messages(), self._claim())
+        self.queues: list[Any] = [
+            *map(client.delayed_queue, ("orders", "others")),
+            *map(client.reliable_queue, ("jobs", "more")),
         ]
-
-    async def _loop(self) -> int:
-        async for value in self.orders:
-            return value
-        raise AssertionError("the loop just ended")
-
-    async def _take(self) -> int:
-        return await self.others.take()
-
-    async def _messages(self) -> int:
-        async for message in self.jobs:
-            async with message:
-                return message.value
-        raise AssertionError("the loop just ended")
-
-    async def _claim(self) -> int:
-        (message,) = await self.more.claim(1, wait=60)
-        await message.ack()
-        return message.value
+        orders, others, jobs, more = self.queues
+        waiting = (first(orders), others.take(), first(jobs), values(more, 1, wait=60))
+        self.tasks = [asyncio.create_task(each) for each in waiting]
 
     async def offer(self, delay: float) -> None:
-        for queue in (self.orders, self.others, self.jobs, self.more):
+        for queue in self.queues:
             await queue.offer(1, delay)
 
     async def end(self) -> None:
-        assert await asyncio.wait_for(asyncio.gather(*self.tasks), 30) == [1, 1, 1, 1]
+        assert await asyncio.wait_for(asyncio.gather(*self.tasks), 30) == [1, 1, 1, [1]]
+
+
+async def first(queue: Any) -> Any:
+    """Return the first value of a loop."""
+    async for each in queue:
+        if not isinstance(each, delayq.Message):
+            return each
+        async with each:
+            return each.value
+    raise AssertionError("the loop just ended")
 
 
 async def test_loops_wait_for_a_server_whose_disk_is_full(some_kind: PrivateServer) -> None:
@@ -296,20 +274,14 @@ async def test_loops_wait_for_a_server_whose_disk_is_full(some_kind: PrivateServ
         with admin(some_kind) as redis:
             redis.config_set("save", "3600 1000000")
             redis.execute_command("BGSAVE")
-            wait_for(
-                lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "err",
-                "the snapshot fails",
-            )
+            wait_for(lambda: snapshot(redis) == "err", "the snapshot fails")
             asked = client.statistics().errors
             await until(lambda: client.statistics().errors > asked + 5)
             assert not any(task.done() for task in loops.tasks)
             (some_kind.directory / "dump.rdb" / "in the way").rmdir()
             (some_kind.directory / "dump.rdb").rmdir()
             redis.execute_command("BGSAVE")
-            wait_for(
-                lambda: redis.info("persistence")["rdb_last_bgsave_status"] == "ok",
-                "the snapshot succeeds",
-            )
+            wait_for(lambda: snapshot(redis) == "ok", "the snapshot succeeds")
         await loops.end()
 
 
@@ -342,3 +314,7 @@ async def test_loops_wait_for_a_server_that_is_busy_while_they_connect_again(
 
 def _says(server: PrivateServer, word: bytes) -> bool:
     return server.call("PING").startswith(word)
+
+
+def snapshot(redis: Any) -> str:
+    return str(redis.info("persistence")["rdb_last_bgsave_status"])

@@ -1,6 +1,4 @@
-"""A trace leads from the request that offers a message to the handler that processes it hours
-later.
-"""
+"""A trace leads from the request that offers a message to its handler, hours later."""
 
 from __future__ import annotations
 
@@ -19,10 +17,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
 from delayq.integrations.opentelemetry import instrument
+from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
+from tests.support.workers import raising
 
 if TYPE_CHECKING:
-    from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq import Client, DelayedQueue
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 
@@ -47,9 +48,12 @@ def traces(client: Client) -> Traces:
     return traces
 
 
+SETTINGS: dict[str, Any] = {"lease": LEASE, "backoff": Backoff.fixed(3600), "max_attempts": 2}
+
+
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **SETTINGS)
 
 
 def links(span: ReadableSpan) -> list[int]:
@@ -61,15 +65,18 @@ def span_id(span: ReadableSpan) -> int:
     return int(span.context.span_id)
 
 
-async def test_request_offer_delay_handler_are_linked_spans(
-    client: Client, traces: Traces, jobs: ReliableQueue[Any]
-) -> None:
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    """Return the attributes without the prefix ``messaging.``."""
+    return {key.removeprefix("messaging."): value for key, value in (span.attributes or {}).items()}
+
+
+async def test_request_offer_handler_are_linked(client: Client, traces: Traces, jobs: Jobs) -> None:
     tracer = traces.provider.get_tracer("shop")
     with tracer.start_as_current_span("POST /orders") as request:
         id_ = await jobs.offer({"order": 1}, delay=7200)
     worker = delayq.Worker(client)
 
-    @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+    @worker.listener("jobs", **SETTINGS)
     async def handle(value: dict[str, int]) -> None:
         with tracer.start_as_current_span("close order"):
             assert value == {"order": 1}
@@ -78,33 +85,26 @@ async def test_request_offer_delay_handler_are_linked_spans(
     await jobs.reschedule(id_, 0)
     await worker.run(burst=True)
 
-    send, process, inner = (
-        traces.one("send jobs"),
-        traces.one("process jobs"),
-        traces.one("close order"),
-    )
+    send, process = traces.one("send jobs"), traces.one("process jobs")
+    inner = traces.one("close order")
     assert send.parent is not None
     assert send.parent.span_id == request.get_span_context().span_id
     assert send.kind is SpanKind.PRODUCER
-    assert dict(send.attributes or {}) == {
-        "messaging.system": "delayq",
-        "messaging.destination.name": "jobs",
-        "messaging.operation.name": "send",
-        "messaging.operation.type": "send",
-        "messaging.message.id": id_,
-        "messaging.delayq.message.delay": 7200.0,
+    shared = {"system": "delayq", "destination.name": "jobs", "message.id": id_}
+    assert all(key.startswith("messaging.") for key in send.attributes or {})
+    assert attributes(send) == shared | {
+        "operation.name": "send",
+        "operation.type": "send",
+        "delayq.message.delay": 7200.0,
     }
     assert process.kind is SpanKind.CONSUMER
     assert process.parent is None
     assert links(process) == [span_id(send)]
     assert process.links[0].context.trace_id == request.get_span_context().trace_id
-    assert dict(process.attributes or {}) == {
-        "messaging.system": "delayq",
-        "messaging.destination.name": "jobs",
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
-        "messaging.message.id": id_,
-        "messaging.delayq.message.delivery_attempt": 1,
+    assert attributes(process) == shared | {
+        "operation.name": "process",
+        "operation.type": "process",
+        "delayq.message.delivery_attempt": 1,
     }
     assert inner.parent is not None
     assert inner.parent.span_id == span_id(process)
@@ -112,9 +112,7 @@ async def test_request_offer_delay_handler_are_linked_spans(
     assert not trace.get_current_span().get_span_context().is_valid
 
 
-async def test_a_loop_is_traced_and_leaves_nothing_behind(
-    traces: Traces, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_loop_is_traced_and_leaves_nothing_behind(traces: Traces, jobs: Jobs) -> None:
     await jobs.offer_many([Offer(number, headers={"mine": "kept"}) for number in range(3)])
     seen = 0
     async for message in jobs:
@@ -126,16 +124,15 @@ async def test_a_loop_is_traced_and_leaves_nothing_behind(
         if seen == 3:
             break
     send = traces.one("send jobs")
-    assert (send.attributes or {})["messaging.batch.message_count"] == 3
+    assert attributes(send)["batch.message_count"] == 3
     assert "messaging.message.id" not in (send.attributes or {})
     assert [links(span) for span in traces.named("process jobs")] == [[span_id(send)]] * 3
 
 
-async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: ReliableQueue[Any]) -> None:
+async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: Jobs) -> None:
     own = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     await jobs.offer(1, headers={"traceparent": own})
-    (message,) = await jobs.claim()
-    async with message:
+    async with await claim_one(jobs) as message:
         assert message.headers["traceparent"] == own
     assert links(traces.one("process jobs")) == [0xB7AD6B7169203331]
 
@@ -153,7 +150,7 @@ async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: ReliableQu
 async def test_what_failed_is_told(
     client: Client,
     traces: Traces,
-    jobs: ReliableQueue[Any],
+    jobs: Jobs,
     error: BaseException,
     status: StatusCode,
     kind: str | None,
@@ -162,42 +159,33 @@ async def test_what_failed_is_told(
     await jobs.offer(1)
     if by_worker:
         worker = delayq.Worker(client)
-
-        @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
-        async def handle(value: int) -> None:
-            raise error
-
+        worker.listener("jobs", **SETTINGS)(raising(error))
         await worker.run(burst=True)
     else:
-        (message,) = await jobs.claim()
         with suppress(ValueError, asyncio.CancelledError):
-            async with message:
+            async with await claim_one(jobs):
                 raise error
     span = traces.one("process jobs")
     assert span.status.status_code is status
-    assert (span.attributes or {}).get("error.type") == kind
+    assert attributes(span).get("error.type") == kind
     assert [event.name for event in span.events] == (["exception"] if kind else [])
 
 
-async def test_a_message_that_cannot_be_read_is_a_failed_span(
-    client: Client, traces: Traces, jobs: ReliableQueue[Any]
-) -> None:
+async def test_unreadable_messages_fail_a_span(client: Client, traces: Traces, jobs: Jobs) -> None:
     await jobs.offer("no number")
     worker = delayq.Worker(client)
 
-    @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+    @worker.listener("jobs", **SETTINGS)
     async def handle(value: int) -> None:
         raise AssertionError
 
     await worker.run(burst=True)
     span = traces.one("process jobs")
-    assert (span.attributes or {})["error.type"] == "DecodeError"
+    assert attributes(span)["error.type"] == "DecodeError"
     assert links(span) == [span_id(traces.one("send jobs"))]
 
 
-async def test_the_second_attempt_links_to_the_same_offer(
-    client: Client, own_server: PrivateServer
-) -> None:
+async def test_a_retry_links_to_the_same_offer(client: Client, own_server: PrivateServer) -> None:
     traces = Traces()
     async with delayq.connect(own_server.url) as other:
         instrument(other, traces.provider)
@@ -214,39 +202,30 @@ async def test_the_second_attempt_links_to_the_same_offer(
     assert [links(span) for span in traces.named("process jobs")] == [
         [span_id(traces.one("send jobs"))]
     ] * 2
-    assert [
-        (span.attributes or {})["messaging.delayq.message.delivery_attempt"]
-        for span in traces.named("process jobs")
-    ] == [
-        1,
-        2,
-    ]
+    spans = traces.named("process jobs")
+    assert [attributes(span)["delayq.message.delivery_attempt"] for span in spans] == [1, 2]
 
 
-async def test_redissons_format_has_no_headers_so_the_offer_alone_is_a_span(
-    traces: Traces, queue: DelayedQueue[int]
-) -> None:
+async def test_a_delayed_queue_traces_only_offers(traces: Traces, queue: DelayedQueue[int]) -> None:
     receipt = await queue.offer(1, 3600)
     await queue.offer_many([(2, 3600), (3, 3600)])
     one, many = traces.named("send orders")
-    assert (one.attributes or {})["messaging.message.id"] == receipt.id
-    assert (many.attributes or {})["messaging.batch.message_count"] == 2
+    assert attributes(one)["message.id"] == receipt.id
+    assert attributes(many)["batch.message_count"] == 2
     assert one.kind is SpanKind.CLIENT
     assert await queue.pending.read_all() == [1, 2, 3]
 
 
-async def test_an_offer_that_fails_is_a_failed_span(
-    traces: Traces, jobs: ReliableQueue[Any]
-) -> None:
+async def test_an_offer_that_fails_is_a_failed_span(traces: Traces, jobs: Jobs) -> None:
     await jobs.offer(1, id="one")
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer(2, id="one")
-    assert (traces.named("send jobs")[1].attributes or {})["error.type"] == "DuplicateMessage"
+    assert attributes(traces.named("send jobs")[1])["error.type"] == "DuplicateMessage"
 
 
 async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
     jobs = client.reliable_queue("parts", partitions=4)
-    await jobs.offer_many([Offer(number) for number in range(8)])
+    await jobs.offer_many(offers(8))
     handled = 0
     while handled < 8:
         for message in await jobs.claim(8, wait=5):
@@ -254,26 +233,22 @@ async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
                 handled += 1
     await jobs.offer(8)
     send, single = traces.named("send parts")
-    assert (single.attributes or {})["messaging.destination.name"] == "parts"
+    assert attributes(single)["destination.name"] == "parts"
     assert [links(span) for span in traces.named("process parts")] == [[span_id(send)]] * 8
 
 
-async def test_headers_that_are_none_are_refused_as_without_traces(
-    jobs: ReliableQueue[Any], traces: Traces
-) -> None:
+async def test_wrong_headers_are_refused_as_without_traces(jobs: Jobs, traces: Traces) -> None:
     with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
         await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
-    assert (traces.one("send jobs").attributes or {})["error.type"] == "BadInput"
+    assert attributes(traces.one("send jobs"))["error.type"] == "BadInput"
 
 
-async def test_it_ends_when_told(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_it_ends_when_told(client: Client, jobs: Jobs) -> None:
     traces = Traces()
     client.unobserve(instrument(client, traces.provider))
     await jobs.offer(1)
-    (message,) = await jobs.claim()
-    assert message.headers == {}
-    async with message:
-        pass
+    async with await claim_one(jobs) as message:
+        assert message.headers == {}
     assert not traces.named("send jobs")
 
 

@@ -1,6 +1,4 @@
-"""Removing records from the ordered list leaves exactly the others, in order, whichever program
-wrote them.
-"""
+"""Removing records from the ordered list leaves exactly the others, in order."""
 
 from __future__ import annotations
 
@@ -18,7 +16,7 @@ from delayq._delayed.store import CANCEL, TRANSFER
 from tests.support.depth import examples
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tests.support.servers import PrivateServer
 
@@ -29,9 +27,7 @@ KEYS = DelayedKeys.of("orders")
 
 @st.composite
 def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
-    """Draw records in offer order, both delayq's and Java's, and the positions of those that
-    leave.
-    """
+    """Draw records of delayq and Java in offer order, and the positions of those that leave."""
     size = draw(st.integers(1, 400))
     seed = draw(st.randoms(use_true_random=False))
     java = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5, 1.0]))
@@ -64,90 +60,79 @@ def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
     return records, leaving[:100]
 
 
+@pytest.fixture
+def raw(server: PrivateServer) -> Iterator[Any]:
+    with Redis.from_url(server.url) as raw:
+        yield raw
+
+
 def run(raw: Any, script: Any, *args: Any) -> Any:
     return raw.eval(script.text, len(script.keys), *args)
 
 
+def cancel(raw: Any, *records: bytes, stale: bool = False) -> int:
+    """Cancel records; with ``stale``, those that are only in the list, too."""
+    return int(run(raw, CANCEL, KEYS.timeout, KEYS.ordered, int(stale), *records))
+
+
 @settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lists())
-def test_cancelled_records_leave_the_list_and_no_other(
-    server: PrivateServer, case: tuple[list[bytes], list[int]]
-) -> None:
+def test_cancelling_keeps_the_others(raw: Any, case: tuple[list[bytes], list[int]]) -> None:
     records, leaving = case
-    with Redis.from_url(server.url) as raw:
-        raw.flushall()
-        raw.zadd(KEYS.timeout, dict.fromkeys(records, 4e12))
-        raw.rpush(KEYS.ordered, *records)
-        assert run(
-            raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, *(records[place] for place in leaving)
-        ) == len(leaving)
-        gone = set(leaving)
-        assert raw.lrange(KEYS.ordered, 0, -1) == [
-            record for place, record in enumerate(records) if place not in gone
-        ]
-        assert raw.zcard(KEYS.timeout) == len(records) - len(leaving)
+    raw.flushall()
+    raw.zadd(KEYS.timeout, dict.fromkeys(records, 4e12))
+    raw.rpush(KEYS.ordered, *records)
+    assert cancel(raw, *(records[place] for place in leaving)) == len(leaving)
+    gone = set(leaving)
+    left = [record for place, record in enumerate(records) if place not in gone]
+    assert raw.lrange(KEYS.ordered, 0, -1) == left
+    assert raw.zcard(KEYS.timeout) == len(left)
 
 
-@pytest.mark.parametrize("order", ["in offer order", "newest first", "scattered", "all at once"])
-def test_what_is_due_leaves_in_due_order_and_the_list_stays_in_step(
-    server: PrivateServer, order: str
-) -> None:
-    size = 5000
-    start = int(time.time() * 1_000_000) - size * 1000
+SIZE = 5000
+DUE: dict[str, Callable[[int], int]] = {
+    "in offer order": lambda place: 1000 + place,
+    "newest first": lambda place: 1000 + SIZE - place,
+    "scattered": lambda place: 1000 + place * 7919 % SIZE,
+    "all at once": lambda _place: 1000,
+}
+
+
+@pytest.mark.parametrize("order", DUE)
+def test_due_records_leave_both_structures_in_order(raw: Any, order: str) -> None:
+    due = DUE[order]
+    start = int(time.time() * 1_000_000) - SIZE * 1000
     records = [
         pack(((start + place * 1000) * 4096).to_bytes(8, "big"), b"%d" % place, 8)
-        for place in range(size)
+        for place in range(SIZE)
     ]
-    orders: dict[str, Callable[[int], int]] = {
-        "in offer order": lambda place: 1000 + place,
-        "newest first": lambda place: 1000 + size - place,
-        "scattered": lambda place: 1000 + place * 7919 % size,
-        "all at once": lambda _place: 1000,
-    }
-    due = orders[order]
-    with Redis.from_url(server.url) as raw:
-        raw.zadd(KEYS.timeout, {record: due(place) for place, record in enumerate(records)})
-        raw.rpush(KEYS.ordered, *records)
-        keys = (
-            KEYS.ready,
-            KEYS.timeout,
-            KEYS.ordered,
-            KEYS.quarantine,
-            "fence",
-            KEYS.leases,
-            KEYS.leased,
-            KEYS.turns,
-        )
-        arguments = (*keys, 100, 0, 0, 1000, 0, "call", "")
-        for step in range(1, 6):
-            assert run(raw, TRANSFER, *arguments)[2:4] == [100, 0]
-            assert raw.llen(KEYS.ordered) == raw.zcard(KEYS.timeout) == size - step * 100
-        expected = sorted(range(size), key=lambda place: (due(place), place))
-        assert [int(payload) for payload in raw.lrange(KEYS.ready, 0, -1)] == expected[:500]
-        gone = set(expected[:500])
-        assert raw.lrange(KEYS.ordered, 0, -1) == [
-            record for place, record in enumerate(records) if place not in gone
-        ]
+    raw.zadd(KEYS.timeout, {record: due(place) for place, record in enumerate(records)})
+    raw.rpush(KEYS.ordered, *records)
+    keys = [KEYS.ready, KEYS.timeout, KEYS.ordered, KEYS.quarantine, "fence"]
+    keys += [KEYS.leases, KEYS.leased, KEYS.turns]
+    for step in range(1, 6):
+        assert run(raw, TRANSFER, *keys, 100, 0, 0, 1000, 0, "call", "")[2:4] == [100, 0]
+        assert raw.llen(KEYS.ordered) == raw.zcard(KEYS.timeout) == SIZE - step * 100
+    expected = sorted(range(SIZE), key=lambda place: (due(place), place))
+    assert [int(payload) for payload in raw.lrange(KEYS.ready, 0, -1)] == expected[:500]
+    assert raw.lrange(KEYS.ordered, 0, -1) == [records[place] for place in sorted(expected[500:])]
 
 
-def test_a_record_that_the_list_does_not_have_is_no_trouble(server: PrivateServer) -> None:
-    record = pack(b"ABCDEFGH", b"1", 8)
-    with Redis.from_url(server.url) as raw:
-        raw.zadd(KEYS.timeout, {record: 4e12})
-        raw.rpush(KEYS.ordered, pack(b"ABCDEFGI", b"2", 8), pack(b"ABCDEFGJ", b"3", 8))
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, record) == 1
-        assert raw.llen(KEYS.ordered) == 2
+A, B, C = (pack(record_id, b"1", 8) for record_id in (b"ABCDEFGH", b"ABCDEFGI", b"ABCDEFGJ"))
 
 
-def test_a_record_that_stands_only_in_the_list_goes_when_that_is_asked_for(
-    server: PrivateServer,
-) -> None:
-    stale, other = pack(b"ABCDEFGH", b"1", 8), pack(b"ABCDEFGI", b"2", 8)
-    with Redis.from_url(server.url) as raw:
-        raw.zadd(KEYS.timeout, {other: 4e12})
-        raw.rpush(KEYS.ordered, stale, other)
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 0, stale) == 0
-        assert raw.llen(KEYS.ordered) == 2
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 1, stale) == 1
-        assert run(raw, CANCEL, KEYS.timeout, KEYS.ordered, 1, stale) == 0
-        assert raw.lrange(KEYS.ordered, 0, -1) == [other]
+def test_a_record_that_the_list_does_not_have_is_cancelled(raw: Any) -> None:
+    raw.zadd(KEYS.timeout, {A: 4e12})
+    raw.rpush(KEYS.ordered, B, C)
+    assert cancel(raw, A) == 1
+    assert raw.llen(KEYS.ordered) == 2
+
+
+def test_a_record_only_in_the_list_goes_on_request(raw: Any) -> None:
+    raw.zadd(KEYS.timeout, {B: 4e12})
+    raw.rpush(KEYS.ordered, A, B)
+    assert cancel(raw, A) == 0
+    assert raw.llen(KEYS.ordered) == 2
+    assert cancel(raw, A, stale=True) == 1
+    assert cancel(raw, A, stale=True) == 0
+    assert raw.lrange(KEYS.ordered, 0, -1) == [B]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,25 +18,33 @@ from delayq import Backoff, Offer, Reject, RetryAfter
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
 from delayq.integrations.prometheus import Metrics, serve
+from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.servers import free_port
 from tests.support.waiting import until
+from tests.support.workers import work_off
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq import Client, DelayedQueue
     from delayq.admin.acl import Role
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
+MESSAGES = "delayq_queue_messages"
+ONE_READY = MESSAGES + '{kind="reliable",queue="jobs",state="ready"} 1.0'
 LABELS = ("queue", "kind", "state", "le")
 
 
+SETTINGS: dict[str, Any] = {"lease": LEASE, "backoff": Backoff.fixed(3600), "max_attempts": 2}
+
+
 @pytest.fixture
-async def jobs(client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **SETTINGS)
 
 
 @pytest.fixture
@@ -46,35 +53,36 @@ async def metrics(client: Client) -> AsyncIterator[Metrics]:
         yield metrics
 
 
-async def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+Samples = dict[tuple[str, ...], float]
+
+
+async def samples(metrics: Metrics) -> Samples:
     """Return the values by name and labels."""
     text = (await metrics.render())[0].decode()
     return {
-        (
-            sample.name,
-            *(sample.labels[name] for name in LABELS if name in sample.labels),
-        ): sample.value
+        (each.name, *(each.labels[name] for name in LABELS if name in each.labels)): each.value
         for family in text_string_to_metric_families(text)
-        for sample in family.samples
+        for each in family.samples
     }
 
 
-async def test_depths_are_the_stats_of_the_queue(
-    metrics: Metrics, jobs: ReliableQueue[Any]
-) -> None:
+def totals(seen: Samples, queue: str, *names: str, kind: str = "reliable") -> dict[str, float]:
+    return {name: seen[f"delayq_{name}_total", queue, kind] for name in names}
+
+
+def depths(seen: Samples, queue: str, kind: str = "reliable") -> dict[str, float]:
+    return {key[3]: value for key, value in seen.items() if key[:3] == (MESSAGES, queue, kind)}
+
+
+async def test_depths_are_the_stats_of_the_queue(metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer_many([Offer(1, delay=3600), Offer(2), Offer(3), Offer(4)])
     leased, rejected = await jobs.claim(2)
     await rejected.bury("no")
     stats, seen = await jobs.stats(), await samples(metrics)
+    assert depths(seen, "jobs") == {"delayed": 1, "ready": 1, "leased": 1, "dead": 1}
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (1, 1, 1, 1)
-    for state in ("delayed", "ready", "leased", "dead"):
-        assert seen["delayq_queue_messages", "jobs", "reliable", state] == getattr(stats, state)
-    assert (
-        0
-        < stats.oldest_due_age
-        <= seen["delayq_queue_oldest_due_age_seconds", "jobs", "reliable"]
-        < stats.oldest_due_age + 20
-    )
+    age = seen["delayq_queue_oldest_due_age_seconds", "jobs", "reliable"]
+    assert 0 < stats.oldest_due_age <= age < stats.oldest_due_age + 20
     assert seen["delayq_queue_paused", "jobs", "reliable"] == 0
     await leased.release()
     await jobs.pause()
@@ -84,22 +92,16 @@ async def test_depths_are_the_stats_of_the_queue(
 async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metrics) -> None:
     jobs = client.reliable_queue("parts", partitions=4)
     await jobs.offer_many([Offer(number, delay=3600 * (number % 2)) for number in range(16)])
-    (message,) = await jobs.claim(1, wait=5)
-    await message.ack()
+    await (await claim_one(jobs, wait=5)).ack()
     await jobs._open.partitions[2].store.pause()
     seen, stats = await samples(metrics), await jobs.stats()
-    assert (stats.delayed, stats.ready) == (8, 7)
-    for state in ("delayed", "ready", "leased", "dead"):
-        assert seen["delayq_queue_messages", "parts", "reliable", state] == getattr(stats, state)
-    assert seen["delayq_offered_total", "parts", "reliable"] == 16
-    assert seen["delayq_acked_total", "parts", "reliable"] == 1
+    assert depths(seen, "parts") == {"delayed": 8, "ready": 7, "leased": 0, "dead": 0}
+    assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (8, 7, 0, 0)
+    assert totals(seen, "parts", "offered", "acked") == {"offered": 16, "acked": 1}
     assert seen["delayq_queue_paused", "parts", "reliable"] == 1
     assert seen["delayq_lateness_seconds_count", "parts"] == 1
-    assert (
-        0
-        < stats.oldest_due_age - seen["delayq_queue_oldest_due_age_seconds", "parts", "reliable"]
-        < 20
-    )
+    age = seen["delayq_queue_oldest_due_age_seconds", "parts", "reliable"]
+    assert 0 < stats.oldest_due_age - age < 20
     assert not [key for key in seen if "parts/" in str(key)]
 
 
@@ -108,66 +110,47 @@ async def test_depths_of_a_delayed_queue(metrics: Metrics, queue: DelayedQueue[i
     await until(queue.ready.size)
     deliveries = queue.deliveries(LEASE)
     async for _ in deliveries:
-        seen = await samples(metrics)
-        assert (
-            seen["delayq_queue_messages", "orders", "delayed", "delayed"]
-            == await queue.pending.size()
-            == 2
-        )
-        assert (
-            seen["delayq_queue_messages", "orders", "delayed", "ready"] == await queue.ready.size()
-        )
-        assert (
-            seen["delayq_queue_messages", "orders", "delayed", "leased"]
-            == await queue.ready.leased()
-            > 0
-        )
-        assert seen["delayq_delivered_total", "orders", "delayed"] == 1
+        seen = depths(await samples(metrics), "orders", "delayed")
+        assert seen["delayed"] == await queue.pending.size() == 2
+        assert seen["ready"] == await queue.ready.size()
+        assert seen["leased"] == await queue.ready.leased() > 0
         break
     await deliveries.aclose()  # type: ignore[attr-defined]
+    seen_now = await samples(metrics)
+    assert totals(seen_now, "orders", "delivered", kind="delayed") == {"delivered": 1}
 
 
-async def test_counters_count_what_happened(metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
+async def test_counters_count_what_happened(metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer("done", id="once")
     assert await jobs.offer("again", id="once", on_duplicate="ignore") == "once"
     await jobs.offer_many([Offer("retry"), Offer("reject"), Offer("release")])
     for message in await jobs.claim(100):
-        try:
-            async with message:
-                match message.value:
-                    case "retry":
-                        raise RetryAfter(3600)
-                    case "reject":
-                        raise Reject("no")
-                    case "release":
-                        await message.release()
-        except delayq.LeaseLost:
-            raise AssertionError(message.value) from None
+        async with message:
+            match message.value:
+                case "retry":
+                    raise RetryAfter(3600)
+                case "reject":
+                    raise Reject("no")
+                case "release":
+                    await message.release()
     seen = await samples(metrics)
-    found = {
-        name: seen[f"delayq_{name}_total", "jobs", "reliable"]
-        for name in ("offered", "delivered", "acked", "retried", "dead")
-    }
-    assert found == {"offered": 4, "delivered": 4, "acked": 1, "retried": 1, "dead": 1}
-    assert seen["delayq_released_total", "jobs", "reliable"] == 1
+    expected = {"offered": 4, "delivered": 4, "acked": 1, "retried": 1, "dead": 1, "released": 1}
+    assert totals(seen, "jobs", *expected) == expected
     assert seen["delayq_lateness_seconds_count", "jobs"] == 4
     assert seen["delayq_lateness_seconds_bucket", "jobs", "+Inf"] == 4
     assert 0 <= seen["delayq_lateness_seconds_sum", "jobs"] < 60
 
 
-async def test_a_worker_and_loops_count_too(
-    client: Client, metrics: Metrics, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_worker_and_loops_count_too(client: Client, metrics: Metrics, jobs: Jobs) -> None:
     worker = delayq.Worker(client)
 
-    @worker.listener("jobs", lease=LEASE, backoff=Backoff.fixed(3600), max_attempts=2)
+    @worker.listener("jobs", **SETTINGS)
     async def handle(value: int) -> None:
         if value == 3:
             raise ValueError
 
-    await jobs.offer_many([Offer(value) for value in range(5)])
-    await worker.run(burst=True)
-    await jobs.offer_many([Offer(value) for value in range(5)])
+    await work_off(worker, jobs, *range(5))
+    await jobs.offer_many(offers(5))
     left = 5
     async for message in jobs:
         async with message:
@@ -176,12 +159,11 @@ async def test_a_worker_and_loops_count_too(
             break
     stats, seen = await jobs.stats(), await samples(metrics)
     assert stats.delayed == 1
-    assert seen["delayq_delivered_total", "jobs", "reliable"] == 10
-    assert seen["delayq_acked_total", "jobs", "reliable"] == 9
-    assert seen["delayq_retried_total", "jobs", "reliable"] == 1
+    expected = {"delivered": 10, "acked": 9, "retried": 1}
+    assert totals(seen, "jobs", *expected) == expected
 
 
-async def test_what_the_client_says_of_itself(
+async def test_the_client_reports_its_own_figures(
     client: Client, metrics: Metrics, queue: DelayedQueue[int]
 ) -> None:
     await queue.offer(1, 0.05)
@@ -195,46 +177,34 @@ async def test_what_the_client_says_of_itself(
     assert seen["delayq_transfer_errors_total", "orders", "delayed"] == 0
 
 
-async def test_a_thread_may_collect_and_finds_what_was_seen_last(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_thread_may_collect_the_latest_figures(client: Client, jobs: Jobs) -> None:
     registry = CollectorRegistry()
     async with Metrics(client, registry=registry, interval=0.05):
         await jobs.offer(1)
-        found: list[bytes] = []
 
-        def scrape() -> bool:
-            thread = threading.Thread(target=lambda: found.append(generate_latest(registry)))
-            thread.start()
-            thread.join()
-            return (
-                b'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0'
-                in found[-1]
-            )
+        async def scrape() -> bool:
+            return ONE_READY in (await asyncio.to_thread(generate_latest, registry)).decode()
 
         await until(scrape)
     assert generate_latest(registry) == b""
 
 
-async def test_a_server_that_is_away_holds_up_no_scrape(own_server: PrivateServer) -> None:
+async def test_a_server_that_is_away_holds_up_no_scrape(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 0.5)
     async with delayq.connect(own_server.url) as client:
-        jobs = client.reliable_queue("jobs")
-        await jobs.offer(1)
+        await client.reliable_queue("jobs").offer(1)
         async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
-            own_server.pause()
-            try:
+            with own_server.paused():
                 seen = await asyncio.wait_for(samples(metrics), 8)
-            finally:
-                own_server.resume()
     assert seen["delayq_offered_total", "jobs", "reliable"] == 1
     assert seen[("delayq_metrics_unanswered_total",)] == 1
-    assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
+    assert depths(seen, "jobs") == {}
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
-async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(
-    server: PrivateServer, role: Role
-) -> None:
+async def test_a_lack_of_rights_is_not_a_failure(server: PrivateServer, role: Role) -> None:
     # Otherwise an alert on failed calls would never clear.
     server.call(
         "ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"])
@@ -250,38 +220,36 @@ async def test_what_a_user_may_not_see_is_no_failure_and_not_asked_again(
                 assert client.statistics().errors == before
     finally:
         server.call("ACL", "DELUSER", role)
-    assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
+    assert depths(seen, "jobs") == {}
     assert seen[("delayq_metrics_unanswered_total",)] == 0
 
 
-async def test_what_is_refused_for_another_reason_is_asked_again(
+async def test_metrics_ask_again_after_other_refusals(
     server: PrivateServer, metrics: Metrics, client: Client
 ) -> None:
     key = ReliableKeys.of("jobs").live[0]
     server.call("SET", key, "no sorted set")
     jobs = client.reliable_queue("jobs")
     seen = await samples(metrics)
-    assert ("delayq_queue_messages", "jobs", "reliable", "ready") not in seen
+    assert depths(seen, "jobs") == {}
     assert seen[("delayq_metrics_unanswered_total",)] == 1
     server.call("DEL", key)
     await jobs.offer(1)
-    assert (await samples(metrics))["delayq_queue_messages", "jobs", "reliable", "ready"] == 1
+    assert depths(await samples(metrics), "jobs")["ready"] == 1
 
 
-async def test_they_are_served_at_a_port_while_the_event_loop_is_blocked(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_a_port_serves_them_while_the_loop_is_blocked(client: Client, jobs: Jobs) -> None:
     await jobs.offer(1)
     port = free_port()
     async with serve(client, port, registry=CollectorRegistry()):
         # The request blocks the event loop, so nothing else runs in the meantime.
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-    assert 'delayq_queue_messages{kind="reliable",queue="jobs",state="ready"} 1.0' in text
+    assert ONE_READY in text
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics")
 
 
-async def test_it_is_an_asgi_application(metrics: Metrics, jobs: ReliableQueue[Any]) -> None:
+async def test_it_is_an_asgi_application(metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer(1)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(metrics), base_url="http://test"
@@ -313,6 +281,11 @@ def test_settings_that_cannot_work(wrong: dict[str, Any]) -> None:
         Metrics(delayq.connect("redis://127.0.0.1:1"), **wrong)
 
 
+def families() -> list[Any]:
+    unopened = delayq.connect("redis://127.0.0.1:1")
+    return list(Metrics(unopened, registry=CollectorRegistry()).describe())
+
+
 def names() -> set[str]:
     """Return the names of all series."""
     suffixes = {
@@ -320,11 +293,8 @@ def names() -> set[str]:
         "histogram": ("_bucket", "_count", "_sum"),
         "summary": ("_count", "_sum"),
     }
-    families = Metrics(
-        delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()
-    ).describe()
     return {
-        family.name + suffix for family in families for suffix in suffixes.get(family.type, ("",))
+        family.name + suffix for family in families() for suffix in suffixes.get(family.type, ("",))
     }
 
 
@@ -349,16 +319,13 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
 def test_the_documentation_lists_every_metric_and_no_other() -> None:
     page = (ROOT / "docs" / "monitoring.md").read_text()
     listed = set(re.findall(r"^\| `(delayq_\w+)`", page, re.MULTILINE))
-    families = Metrics(
-        delayq.connect("redis://127.0.0.1:1"), registry=CollectorRegistry()
-    ).describe()
     assert listed == {
-        family.name + ("_total" if family.type == "counter" else "") for family in families
+        family.name + ("_total" if family.type == "counter" else "") for family in families()
     }
 
 
 async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_registered(
-    client: Client, jobs: ReliableQueue[Any], monkeypatch: pytest.MonkeyPatch
+    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry, asked = CollectorRegistry(), asyncio.Event()
 

@@ -1,9 +1,8 @@
-"""When a user lacks one right, each call is either refused before it changes anything, or does all
-of its work.
-"""
+"""Without one of its rights, a call is refused before it changes anything, or does all its work."""
 
 from __future__ import annotations
 
+import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +30,14 @@ USER, PASSWORD = "limited", "its-password"
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
 # A consumer has the rights that a transfer needs, or it would have nothing to give back.
 TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_aside"}
+
+
+READ: dict[bytes, Any] = {
+    b"string": lambda raw, key: raw.get(key),
+    b"list": lambda raw, key: raw.lrange(key, 0, -1),
+    b"zset": lambda raw, key: raw.zrange(key, 0, -1, withscores=True),
+    b"hash": lambda raw, key: raw.hgetall(key),
+}
 
 
 class Bench:
@@ -65,19 +72,12 @@ class Bench:
         found = {}
         for key in await self.raw.keys("*"):
             kind = await self.raw.type(key)
-            value = {
-                b"string": lambda key=key: self.raw.get(key),
-                b"list": lambda key=key: self.raw.lrange(key, 0, -1),
-                b"zset": lambda key=key: self.raw.zrange(key, 0, -1, withscores=True),
-                b"hash": lambda key=key: self.raw.hgetall(key),
-            }[kind]()
-            found[key] = (kind, await value, await self.raw.pttl(key) > 0)
+            value = await READ[kind](self.raw, key)
+            found[key] = (kind, value, await self.raw.pttl(key) > 0)
         return found
 
     async def call(self, rules: Sequence[str]) -> Any:
-        """Call the script as a user with these rules, as if for the first time, and return its
-        answer or the refusal.
-        """
+        """Call the script, as if for the first time, and return its answer or the refusal."""
         await self.raw.execute_command(
             "ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules
         )
@@ -123,21 +123,15 @@ def rights_of(script: Script) -> tuple[list[str], list[str], list[str]]:
         for key, name in zip(keys_of(script), script.keys, strict=False)
         if name in ("channel", "turns", "wake")
     ]
-    names = sorted(
-        commands(script) | tried(script) | BESIDES | ({"LREM"} if script.name in TAKEN else set())
-    )
-    return (
-        [f"+{command}" for command in names],
-        [f"~{key}" for key in keys],
-        [f"&{channel}" for channel in channels],
-    )
+    taken = {"LREM"} if script.name in TAKEN else set()
+    names = sorted(commands(script) | tried(script) | BESIDES | taken)
+    rules = [f"+{command}" for command in names], [f"~{key}" for key in keys]
+    return (*rules, [f"&{channel}" for channel in channels])
 
 
 def less_by_one(script: Script) -> Iterator[tuple[str, list[str]]]:
-    """Leave out each command, key and channel in turn; yield the rule left out and the remaining
-    rules.
-    """
-    everything = [rule for rules in rights_of(script) for rule in rules]
+    """Leave out each rule in turn, and yield it with the remaining ones."""
+    everything = [*itertools.chain(*rights_of(script))]
     for rule in everything:
         yield rule, [other for other in everything if other != rule]
 
@@ -150,7 +144,7 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
 ) -> None:
     async with bench(server, script, prepare) as made:
         # With all rights, the call has its whole effect.
-        whole = await made.call([rule for rules in rights_of(script) for rule in rules])
+        whole = await made.call([*itertools.chain(*rights_of(script))])
         assert not isinstance(whole, Exception), whole
         effect = await made.contents()
         assert (effect != made.before) == bool(commands(script) & WRITING), effect
@@ -173,9 +167,7 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["delayed", "reliable"])
-async def test_a_role_may_run_the_scripts_that_name_it(
-    server: PrivateServer, kind: str, role: Role
-) -> None:
+async def test_a_role_may_run_its_scripts(server: PrivateServer, kind: str, role: Role) -> None:
     rules = acl_rules(role, **{kind: [NAME]})  # type: ignore[arg-type]
     for script, case, prepare in CASES:
         if script.name.startswith(f"{kind}/") and role in script.roles:

@@ -1,17 +1,13 @@
-"""When messages arrive: exactly once, never early, and soon, whatever happens to notifications and
-connections.
-"""
+"""Messages arrive exactly once, never early, and soon, with any loss of notifications."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,7 +17,7 @@ from redis.exceptions import RedisError
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from tests.support.foreign import store
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -44,17 +40,37 @@ class Log:
     Due times and arrivals use one clock, because the server runs on this machine.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int = 0) -> None:
         self.arrived: dict[int, list[float]] = {}
         self.due: dict[int, float] = {}
+        self.unknown: set[int] = set()
+        self.chance = random.Random(seed)
 
-    async def consume(self, queue: DelayedQueue[int]) -> None:
-        async for value in queue:
-            self.arrived.setdefault(value, []).append(now_ms())
+    @asynccontextmanager
+    async def consuming(self, queue: DelayedQueue[int]) -> AsyncIterator[None]:
+        async def consume() -> None:
+            async for value in queue:
+                self.arrived.setdefault(value, []).append(now_ms())
+
+        task = asyncio.create_task(consume())
+        yield
+        await end(task)
 
     async def offer(self, queue: DelayedQueue[int], value: int, delay: float) -> None:
         receipt = await queue.offer(value, delay)
         self.due[value] = receipt.due_at.timestamp() * 1000
+
+    async def offer_a_thousand(self, queue: DelayedQueue[int], within: float) -> None:
+        """Offer messages at random times, and note those whose outcome is unknown."""
+
+        async def offer(value: int) -> None:
+            await asyncio.sleep(self.chance.random() * within)
+            try:
+                await self.offer(queue, value, self.chance.random())
+            except delayq.OutcomeUnknown:
+                self.unknown.add(value)
+
+        await asyncio.gather(*(offer(value) for value in range(1000)))
 
     async def complete(self, within: float = 30.0) -> None:
         """Wait until every offered message has arrived."""
@@ -70,20 +86,7 @@ class Log:
             assert late_ms / 1000 < lateness
 
 
-@asynccontextmanager
-async def consuming(log: Log, queue: DelayedQueue[int]) -> AsyncIterator[None]:
-    task = asyncio.create_task(log.consume(queue))
-    try:
-        yield
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-
-async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(
-    queue: DelayedQueue[int],
-) -> None:
+async def test_messages_come_in_due_order_then_offer_order(queue: DelayedQueue[int]) -> None:
     at = datetime.now(UTC) + timedelta(milliseconds=100)
     await queue.offer(2, 0.05)
     for value in (3, 4, 5):
@@ -94,67 +97,48 @@ async def test_messages_come_in_due_order_and_equal_ones_in_offer_order(
     assert sorted(order[2:]) == [3, 4, 5]
 
 
-async def test_messages_of_one_batch_with_one_delay_keep_their_order(
-    queue: DelayedQueue[int],
-) -> None:
+async def test_a_batch_with_one_delay_keeps_its_order(queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(i, 0.05) for i in range(500)])
     assert [await queue.take() for _ in range(500)] == list(range(500))
 
 
-async def test_a_message_is_never_early_and_comes_once(
-    client: Client, queue: DelayedQueue[int]
-) -> None:
-    log, chance = Log(), random.Random(1)
-    async with consuming(log, queue):
-        await asyncio.gather(*(log.offer(queue, i, chance.random()) for i in range(1000)))
+async def test_a_message_comes_once_and_never_early(queue: DelayedQueue[int]) -> None:
+    log = Log(seed=1)
+    async with log.consuming(queue):
+        await log.offer_a_thousand(queue, within=0)
         await log.complete()
     log.check()
 
 
-async def test_a_short_delay_does_not_wait_for_a_long_one(
-    server: PrivateServer, client: Client
-) -> None:
+async def test_short_delays_come_first(server: PrivateServer, queue: DelayedQueue[int]) -> None:
     """Redisson's defect delivered a 3 s message together with the 50 s one before it."""
-    queue: DelayedQueue[int] = client.delayed_queue("orders")
     taker = asyncio.create_task(queue.take())
     async with delayq.connect(server.url) as other:
-        await other.delayed_queue("orders").offer(50, 50)
-        await other.delayed_queue("orders").offer(3, 0.05)
+        await other.delayed_queue("orders").offer_many([(50, 50), (3, 0.05)])
     assert await asyncio.wait_for(taker, 20) == 3
 
 
-async def test_a_consumer_that_starts_later_gets_what_came_due_meanwhile(
-    server: PrivateServer,
-) -> None:
+async def test_a_late_consumer_gets_due_messages(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url) as producer:
         await producer.delayed_queue("orders").offer_many([(i, 0.01) for i in range(250)])
     await asyncio.sleep(0.02)
-    async with delayq.connect(server.url) as consumer:
-        queue: DelayedQueue[int] = consumer.delayed_queue("orders")
-        assert await asyncio.wait_for(queue.take(), 20) == 0
-        assert await queue.drain() == list(range(1, 250))
+    queue: DelayedQueue[int] = client.delayed_queue("orders")
+    assert await asyncio.wait_for(queue.take(), 20) == 0
+    assert await queue.drain() == list(range(1, 250))
 
 
-async def test_payloads_that_java_pushes_to_the_ready_list_arrive_at_once(
-    server: PrivateServer,
-) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=60) as client,
-        Redis.from_url(server.url) as java,
-    ):
+async def test_payloads_pushed_by_java_arrive_at_once(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url, resync_interval=60) as client:
         takers = [asyncio.create_task(client.delayed_queue("orders").take()) for _ in range(3)]
         await asyncio.sleep(0.05)
-        await java.rpush("orders", "1", "2")
-        await java.rpush("orders", "3")
+        await raw.rpush("orders", "1", "2")
+        await raw.rpush("orders", "3")
         assert sorted(await asyncio.wait_for(asyncio.gather(*takers), 20)) == [1, 2, 3]
 
 
-async def test_a_waiting_take_does_not_hold_up_a_java_consumer(server: PrivateServer) -> None:
-    async with (
-        delayq.connect(server.url) as client,
-        Redis.from_url(server.url, socket_timeout=None) as java,
-    ):
-        taker = asyncio.create_task(client.delayed_queue("orders").take())
+async def test_a_take_holds_up_no_java_pop(server: PrivateServer, queue: DelayedQueue[int]) -> None:
+    async with Redis.from_url(server.url, socket_timeout=None) as java:
+        taker = asyncio.create_task(queue.take())
         await asyncio.sleep(0.05)
         popped: asyncio.Future[Any] = asyncio.ensure_future(java.blpop(["orders"]))
         await asyncio.sleep(0.05)
@@ -163,85 +147,56 @@ async def test_a_waiting_take_does_not_hold_up_a_java_consumer(server: PrivateSe
             assert sorted([await taker, int((await popped)[1])]) == [1, 2]
 
 
-async def test_a_record_without_a_notification_is_found_by_the_recheck(
-    server: PrivateServer,
-) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=RESYNC) as client,
-        Redis.from_url(server.url) as foreign,
-    ):
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        taker = asyncio.create_task(queue.take())
+async def test_the_recheck_finds_unannounced_records(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url, resync_interval=RESYNC) as client:
+        taker = asyncio.create_task(client.delayed_queue("orders").take())
         await asyncio.sleep(0.05)
         record = b"\x08ABCDEFGH" + (2).to_bytes(8, "little") + b"17"
         due = int(now_ms()) + 100
-        await store(foreign, DelayedKeys.of("orders"), {record: due})
+        await store(raw, DelayedKeys.of("orders"), {record: due})
         assert await asyncio.wait_for(taker, 20) == 17
         assert due <= now_ms() < due + BOUND * 1000
-        assert await foreign.keys() == []
+        assert await raw.keys() == []
 
 
 @pytest.mark.parametrize(
     "storm", ["CLIENT KILL TYPE pubsub", "CLIENT KILL TYPE normal", "SCRIPT FLUSH"]
 )
-async def test_a_storm_on_the_server_delays_little_and_loses_nothing(
-    server: PrivateServer, storm: str
-) -> None:
-    log, chance = Log(), random.Random(4)
-    raging = True
+async def test_a_storm_loses_no_message(server: PrivateServer, raw: Any, storm: str) -> None:
+    log = Log(seed=4)
 
     async def rage() -> None:
-        admin: Any
-        async with Redis.from_url(server.url) as admin:
-            while raging:
-                with suppress(RedisError, OSError):
-                    await admin.execute_command(*storm.split())
-                await asyncio.sleep(0.02 if "FLUSH" in storm else 0.2)
-
-    unknown = set()
-
-    async def offer(queue: DelayedQueue[int], value: int) -> None:
-        await asyncio.sleep(chance.random() * 2)
-        try:
-            await log.offer(queue, value, chance.random())
-        except delayq.OutcomeUnknown:
-            unknown.add(value)
+        while True:
+            with suppress(RedisError, OSError):
+                await raw.execute_command(*storm.split())
+            await asyncio.sleep(0.02 if "FLUSH" in storm else 0.2)
 
     async with delayq.connect(server.url, resync_interval=RESYNC) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
         rager = asyncio.create_task(rage())
-        async with consuming(log, queue):
-            await asyncio.gather(*(offer(queue, value) for value in range(1000)))
-            raging = False
-            await rager
+        async with log.consuming(queue):
+            await log.offer_a_thousand(queue, within=1.5)
+            await end(rager)
             await log.complete()
     log.check(lateness=BOUND)
-    assert "normal" in storm or not unknown
+    assert "normal" in storm or not log.unknown
 
 
-async def test_a_server_that_is_killed_and_restarted_loses_nothing_it_kept(
-    own_server: PrivateServer,
-) -> None:
-    log, chance = Log(), random.Random(5)
-
-    async def offer(queue: DelayedQueue[int], value: int) -> None:
-        await asyncio.sleep(chance.random() * 3)
-        with suppress(delayq.OutcomeUnknown):
-            await log.offer(queue, value, chance.random())
-
+async def test_a_server_killed_and_restarted_loses_nothing(own_server: PrivateServer) -> None:
+    log = Log(seed=5)
     async with delayq.connect(own_server.url, resync_interval=RESYNC) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
-        async with consuming(log, queue):
-            offers = [asyncio.create_task(offer(queue, value)) for value in range(1000)]
+        async with log.consuming(queue):
+            offers = asyncio.create_task(log.offer_a_thousand(queue, within=2))
             down = 0.0
             for _ in range(3):
-                await asyncio.sleep(0.8)
+                await asyncio.sleep(0.5)
                 start = time.monotonic()
                 own_server.kill()
                 await asyncio.sleep(0.2)
                 await asyncio.to_thread(own_server.start)
                 down = max(down, time.monotonic() - start)
-            await asyncio.gather(*offers)
+            await offers
             await log.complete()
     log.check(lateness=down + BOUND)
 
@@ -253,20 +208,17 @@ async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothin
     log = Log()
     async with delayq.connect(own_server.url, resync_interval=0.2) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")
-        async with consuming(log, queue):
+        async with log.consuming(queue):
             await asyncio.gather(*(log.offer(queue, i, 0.1 + i / 500) for i in range(500)))
             for _ in range(3):
-                own_server.pause()
-                await asyncio.sleep(0.5)
-                own_server.resume()
+                with own_server.paused():
+                    await asyncio.sleep(0.5)
                 await asyncio.sleep(0.1)
             await log.complete()
     log.check()
 
 
-async def test_two_hundred_queues_and_twenty_waiting_takes_are_nearly_idle(
-    server: PrivateServer,
-) -> None:
+async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServer) -> None:
     async with delayq.connect(server.url) as client, Redis.from_url(server.url) as observer:
         queues = [client.delayed_queue(f"queue-{i}") for i in range(200)]
         takers = [asyncio.create_task(queue.take()) for queue in queues[:20]]
@@ -306,20 +258,12 @@ asyncio.run(main())
 """
 
 
-async def test_five_thousand_messages_reach_three_consumer_processes_once_each_and_never_early(
-    server: PrivateServer,
-) -> None:
-    log, chance = Log(), random.Random(6)
+async def test_messages_reach_three_consumer_processes_once_each(server: PrivateServer) -> None:
+    log = Log(seed=6)
     counts = [0, 0, 0]
+    consumer_of = (sys.executable, "-c", CONSUMER, server.url)
     consumers = [
-        await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            CONSUMER,
-            server.url,
-            stdout=asyncio.subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": str(Path.cwd())},
-        )
+        await asyncio.create_subprocess_exec(*consumer_of, stdout=asyncio.subprocess.PIPE)
         for _ in counts
     ]
 
@@ -339,7 +283,7 @@ async def test_five_thousand_messages_reach_three_consumer_processes_once_each_a
         async with delayq.connect(server.url) as client:
             queue: DelayedQueue[int] = client.delayed_queue("orders")
             await asyncio.gather(
-                *(log.offer(queue, value, chance.random() * 3) for value in range(5000))
+                *(log.offer(queue, value, log.chance.random() * 2) for value in range(5000))
             )
         await log.complete()
         await asyncio.sleep(0.2)  # duplicates would arrive now
@@ -377,8 +321,7 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
         assert len(found) == 100
         assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
         # If that fails, as it does after a restart, each part is requested separately.
-        async with Redis.from_url(server.url) as raw:
-            await raw.script_flush()
+        server.call("SCRIPT", "FLUSH")
         found.clear()
         await scheduler.run_once()
         assert len(found) == 100

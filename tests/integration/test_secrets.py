@@ -1,6 +1,4 @@
-"""No secret gets into a log line, an error, or a repr: not what is offered, not its headers, and
-not the server's password.
-"""
+"""No payload, header or password gets into a log line, an error, or a repr."""
 
 from __future__ import annotations
 
@@ -23,11 +21,12 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from tests.conftest import FOUND
+from tests.support.reliable import get
 from tests.support.servers import PrivateServer, free_port
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Awaitable, Callable
 
 pytestmark = pytest.mark.every_server
 
@@ -39,10 +38,6 @@ HEADERS = {SECRET: SECRET}
 NAME = "orders"
 # The user's name is not secret, because the server may mention it.
 USER = "somebody"
-
-
-class Order(msgspec.Struct):
-    number: int
 
 
 class Colour(msgspec.Struct):
@@ -82,6 +77,12 @@ async def failing(*kinds: type[BaseException]) -> AsyncIterator[None]:
     assert not is_told(words(caught.value)), words(caught.value)
 
 
+async def refused(*calls: Callable[[], Awaitable[Any]]) -> None:
+    for call in calls:
+        async with failing(delayq.ServerRefused):
+            await call()
+
+
 @pytest.fixture(autouse=True)
 def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.DEBUG)
@@ -93,19 +94,13 @@ def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
         assert not is_told(text), text
 
 
-def all_objects_of_delayq() -> list[Any]:
-    return [
-        one
-        for one in gc.get_objects()
-        if str(type(one).__module__).partition(".")[0] == "delayq" and not isinstance(one, type)
-    ]
-
-
 def check_reprs() -> None:
     """Check each object of a delayq class, public or not: any of them may end up in a log."""
     gc.collect()
     found = set()
-    for one in all_objects_of_delayq():
+    for one in gc.get_objects():
+        if type(one).__module__.partition(".")[0] != "delayq" or isinstance(one, type):
+            continue
         with suppress(ReferenceError, AttributeError):
             text = repr(one)
             found.add(type(one).__name__)
@@ -159,14 +154,10 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
                 await queue.offer(VALUE, delay)  # type: ignore[arg-type]
         # Payloads that cannot be decoded.
         for payload in (f'{{"{SECRET}', f"{SECRET}", f'"{SECRET}\xff', f'"{SECRET}" {SECRET}'):
-            await raw.rpush(keys.ready, payload.encode("latin-1"))
-            async with failing(delayq.DecodeError):
-                await queue.poll()
-            await raw.rpush(keys.ready, payload.encode("latin-1"))
-            async with failing(delayq.DecodeError):
-                await queue.ready.read_all()
-            async with failing(delayq.DecodeError):
-                await queue.drain()
+            await raw.rpush(keys.ready, *[payload.encode("latin-1")] * 2)
+            for read in (queue.poll, queue.ready.read_all, queue.drain):
+                async with failing(delayq.DecodeError):
+                    await read()
         await raw.rpush(keys.ready, SECRET, f'["{SECRET}"]')
         async for value in queue:
             assert value == [SECRET]
@@ -184,15 +175,13 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
         await queue.pending.entries()
         await raw.delete(keys.timeout)
         await raw.set(keys.timeout, SECRET)
-        for call in (
+        await refused(
             lambda: queue.offer(VALUE),
             queue.poll,
             queue.pending.entries,
             lambda: kept[0].reschedule(1),
             kept[0].cancel,
-        ):
-            async with failing(delayq.ServerRefused):
-                await call()
+        )
         check_reprs()
 
 
@@ -200,7 +189,7 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
     keys = ReliableKeys.of(NAME)
     raw: Any
     async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
-        queue: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
+        queue = client.reliable_queue(NAME)
         offers = [delayq.Offer(VALUE, headers=HEADERS, priority=i % 2, ttl=60) for i in range(9)]
         await queue.offer_many(offers)
         await queue.offer(VALUE, id="a", headers=HEADERS)
@@ -237,8 +226,7 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             f'1 \n"{SECRET}\xff"',
         ):
             await raw.hset(keys.named("bodies"), "a", body.encode("latin-1"))
-            message = await queue.get("a")
-            assert message is not None
+            message = await get(queue, "a")
             async with failing(delayq.DecodeError):
                 # The first one that fails.
                 _ = message.headers, message.value
@@ -248,20 +236,16 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             _ = letter.value
         await raw.delete(keys.live[0])
         await raw.set(keys.live[0], SECRET)
-        for call in (
+        await refused(
             lambda: queue.offer(VALUE, headers=HEADERS),
             queue.claim,
             queue.stats,
             lambda: queue.cancel("a"),
-        ):
-            async with failing(delayq.ServerRefused):
-                await call()
+        )
         check_reprs()
 
 
-async def test_a_worker_tells_nothing_but_what_the_handler_says(
-    guarded: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_worker_tells_nothing(guarded: str, caplog: pytest.LogCaptureFixture) -> None:
     worker = delayq.Worker(guarded)
     seen: list[Any] = []
 
@@ -271,7 +255,7 @@ async def test_a_worker_tells_nothing_but_what_the_handler_says(
         raise RuntimeError("of the handler")
 
     @worker.listener("typed")
-    async def typed(order: Order) -> None: ...
+    async def typed(order: Strict) -> None: ...
 
     async with delayq.connect(guarded) as client:
         await client.reliable_queue(NAME).offer(VALUE, headers=HEADERS)
@@ -321,21 +305,19 @@ class Plain:
     ],
 )
 async def test_a_codec_tells_nothing(kind: Any, payload: str) -> None:
-    codec = getattr(codecs, kind)() if isinstance(kind, str) else codec_for(kind)
-    try:
-        codec.decode(payload.encode("latin-1"))
-    except delayq.DecodeError as error:
-        assert not is_told(words(error)), words(error)  # noqa: PT017
-    try:
-        codec.encode(VALUE)
-        codec.encode([SECRET + "\ud800"])
-    except delayq.EncodeError as error:
-        assert not is_told(words(error)), words(error)  # noqa: PT017
+    codec: Any = getattr(codecs, kind)() if isinstance(kind, str) else codec_for(kind)
+    for work, value in (
+        (codec.decode, payload.encode("latin-1")),
+        (codec.encode, VALUE),
+        (codec.encode, [SECRET + "\ud800"]),
+    ):
+        try:
+            work(value)
+        except (delayq.DecodeError, delayq.EncodeError) as error:
+            assert not is_told(words(error)), words(error)  # noqa: PT017
 
 
-async def test_nobody_who_is_not_let_in_tells_the_password(
-    server: PrivateServer, guarded: str
-) -> None:
+async def test_a_refusal_does_not_tell_the_password(server: PrivateServer, guarded: str) -> None:
     wrong = guarded.replace(f":{SECRET}@", f":{SECRET}-wrong@")
     async with failing(delayq.ServerRefused):
         await delayq.connect(wrong).__aenter__()
@@ -344,16 +326,14 @@ async def test_nobody_who_is_not_let_in_tells_the_password(
         await raw.execute_command("ACL", "SETUSER", USER, "-@all", "+ping")
     async with delayq.connect(guarded) as client:
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-        jobs: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
-        for call in (
+        jobs = client.reliable_queue(NAME)
+        await refused(
             lambda: queue.offer(VALUE),
             queue.poll,
             lambda: queue.pending.contains(VALUE),
             lambda: jobs.offer(VALUE, headers=HEADERS),
             jobs.claim,
-        ):
-            async with failing(delayq.ServerRefused):
-                await call()
+        )
 
 
 @pytest.fixture
@@ -378,19 +358,13 @@ async def nothing(value: Any) -> None: ...
 
 
 @pytest.mark.usefixtures("_no_patience")
-async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_server_that_goes_away_reveals_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
-        assert (
-            server.call(
-                "ACL", "SETUSER", USER, "on", f">{SECRET}", "allkeys", "allchannels", "+@all"
-            )
-            == b"+OK"
-        )
+        rules = ("on", f">{SECRET}", "allkeys", "allchannels", "+@all")
+        assert server.call("ACL", "SETUSER", USER, *rules) == b"+OK"
         async with delayq.connect(address(server), resync_interval=0.05) as client:
             queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
-            jobs: delayq.ReliableQueue[Any] = client.reliable_queue(NAME)
+            jobs = client.reliable_queue(NAME)
             await queue.offer(VALUE, 60)
             server.kill()
             async with failing(delayq.ServerError):
@@ -403,11 +377,10 @@ async def test_a_server_that_goes_away_is_told_of_without_what_was_on_its_way(
 
 async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments() -> None:
     options = ("--rename-command", "RPUSH", "")
-    with PrivateServer(
-        FOUND.get("redis-7") or next(iter(FOUND.values())), options=options
-    ) as server:
+    kind = FOUND.get("redis-7") or next(iter(FOUND.values()))
+    with PrivateServer(kind, options=options) as server:
         async with delayq.connect(server.url) as client:
-            async with failing(delayq.ServerRefused):
-                await client._open_session().server.command("RPUSH", "k", SECRET)
-            async with failing(delayq.ServerRefused):
-                await client.delayed_queue(NAME).offer(VALUE)
+            await refused(
+                lambda: client._open_session().server.command("RPUSH", "k", SECRET),
+                lambda: client.delayed_queue(NAME).offer(VALUE),
+            )

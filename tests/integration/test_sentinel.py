@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
 from tests.support.depth import thorough
-from tests.support.waiting import until
+from tests.support.waiting import end, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,9 +33,7 @@ def watched(server_kind: Kind) -> Iterator[Watched]:
 
 
 @pytest.mark.parametrize("way", ["planned", "killed", thorough("stopped")])
-async def test_when_another_server_takes_over_producers_and_consumers_go_on_there(
-    watched: Watched, way: str
-) -> None:
+async def test_producers_and_consumers_follow_a_failover(watched: Watched, way: str) -> None:
     old, got = watched.master(), Counter[int]()
     offered = 0
     unknown: set[int] = set()
@@ -44,7 +43,7 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         delayq.connect(watched.url, resync_interval=1) as client,
         delayq.connect(watched.url, resync_interval=1) as other,
     ):
-        queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=3)
+        queue = client.reliable_queue("jobs", lease=3)
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
 
         async def produce() -> None:
@@ -84,13 +83,10 @@ async def test_when_another_server_takes_over_producers_and_consumers_go_on_ther
         await tasks[0]
         await orders.offer(1)
         assert await orders.take() == 1
-        # A planned failover hands everything over. Otherwise, messages acknowledged at that moment
-        # may be lost: almost none here.
+        # Only an unplanned failover may lose messages that were just acknowledged.
         lost = 0 if way == "planned" else 5
         await until(lambda: len({*range(offered)} - set(got) - unknown) <= lost, within=60)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(*tasks)
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +117,7 @@ async def test_where_no_sentinel_answers_that_is_said_and_no_secret() -> None:
             "redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"
         ):
             pass
-    assert not {"secret", "hidden"} & set(
-        str(caught.value).replace("/", " ").replace("@", " ").split()
-    )
+    assert not re.search(r"\b(secret|hidden)\b", str(caught.value))
 
 
 async def test_a_given_client_names_the_sentinels(small: Watched) -> None:
@@ -147,7 +141,7 @@ async def test_a_database_is_chosen(small: Watched) -> None:
 async def test_a_server_that_became_a_replica_is_not_used_again(own_server: PrivateServer) -> None:
     """If a name leads to another server after a failover, all it takes is a new connection."""
     async with delayq.connect(own_server.url) as client:
-        queue: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
+        queue = client.reliable_queue("jobs")
         await queue.offer_many([Offer(n) for n in range(3)])
         opened = client.statistics().connections_opened
         own_server.call("REPLICAOF", "127.0.0.1", "1")

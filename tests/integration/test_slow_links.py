@@ -13,6 +13,7 @@ import delayq
 from delayq.codecs import BytesCodec
 from tests.support.depth import thorough
 from tests.support.links import Links
+from tests.support.reliable import offers
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -22,21 +23,12 @@ if TYPE_CHECKING:
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        "drain",
-        "messages",
-        thorough("deliveries"),
-        thorough("values"),
-    ],
-)
+@pytest.mark.parametrize("way", ["drain", "messages", thorough("deliveries"), thorough("values")])
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    for module in ("connection", "client"):
-        monkeypatch.setattr(f"delayq._redis.{module}.ANSWER_WITHIN", DEADLINE)
-    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", DEADLINE)
+    for module in ("_redis.connection", "_redis.client", "_engine.waiters"):
+        monkeypatch.setattr(f"delayq.{module}.ANSWER_WITHIN", DEADLINE)
     payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
     got: list[bytes] = []
 
@@ -49,13 +41,11 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                 async with Redis.from_url(own_server.unix_url) as raw:
                     await raw.rpush("orders", *payloads)
         async with delayq.connect(links.url) as client, asyncio.timeout(60):
-            queue: Any = client.reliable_queue("orders", codec=BytesCodec())
-            if way != "messages":
-                queue = client.delayed_queue("orders", codec=BytesCodec())
+            opens: Any = client.reliable_queue if way == "messages" else client.delayed_queue
+            queue = opens("orders", codec=BytesCodec())
             if way == "drain":
                 while len(got) < COUNT:
-                    # A call may give up after its deadline. Its messages go back, and come with the
-                    # next call.
+                    # A call may give up after its deadline; its messages come with the next one.
                     with suppress(delayq.ServerUnavailable):
                         got += await queue.drain(100)
             elif way == "values":
@@ -73,17 +63,11 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
 
 
 @pytest.mark.parametrize("kind", ["deliveries", "reliable"])
-async def test_a_loop_over_a_distant_link_fetches_many_at_a_time(
-    own_server: PrivateServer, kind: str
-) -> None:
-    """Waiting for an acknowledgement does not count as handling: quick handlers get large batches,
-    however far the server is.
-    """
+async def test_a_loop_far_away_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
+    """Waiting for an acknowledgement does not count as handling."""
     async with delayq.connect(own_server.url) as near:
         await near.delayed_queue("orders").offer_many([(number, 0) for number in range(300)])
-        await near.reliable_queue("jobs").offer_many(
-            [delayq.Offer(value=number) for number in range(300)]
-        )
+        await near.reliable_queue("jobs").offer_many(offers(300))
     async with Links(own_server, round_trip=40) as links, delayq.connect(links.url) as client:
         messages: Any = (
             client.reliable_queue("jobs")

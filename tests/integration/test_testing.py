@@ -19,18 +19,21 @@ from delayq._delayed.records import pack
 from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled
+from tests.support.reliable import claim_one, depths, get, leased, values
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq import Client, DelayedQueue
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
 
 ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)
+JOBS: dict[str, Any] = {"dedup_window": 60, "backoff": delayq.Backoff.fixed(300)}
 needs_embedded = pytest.mark.skipif(not embedded.available(), reason="no server to start")
 
 
@@ -42,23 +45,14 @@ async def client(server: PrivateServer) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-async def jobs(client: Client) -> delayq.ReliableQueue[Any]:
-    return client.reliable_queue("jobs", dedup_window=60, backoff=delayq.Backoff.fixed(300))
-
-
-async def values(jobs: ReliableQueue[Any]) -> list[Any]:
-    messages = await jobs.claim(100)
-    for message in messages:
-        await message.ack()
-    return [message.value for message in messages]
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **JOBS)
 
 
 # A delayed queue
 
 
-async def test_delayed_messages_become_due_and_no_others(
-    client: Client, queue: DelayedQueue[int]
-) -> None:
+async def test_only_due_messages_become_ready(client: Client, queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(3, 3600), (1, 60), (4, 3700), (2, 60)])
     await advance(client, 59)
     assert await queue.drain() == []
@@ -68,9 +62,7 @@ async def test_delayed_messages_become_due_and_no_others(
     assert await queue.pending.read_all() == [4]
 
 
-async def test_equal_moments_keep_their_order(
-    client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]
-) -> None:
+async def test_equal_moments_in_order(client: Client, queue: DelayedQueue[int], jobs: Jobs) -> None:
     await queue.offer_many([(n, 60) for n in range(300)])
     await jobs.offer_many([delayq.Offer(value=n, delay=60, id=f"{999 - n}") for n in range(100)])
     for step in (17, 19.000001, 24):
@@ -79,38 +71,45 @@ async def test_equal_moments_keep_their_order(
     assert await values(jobs) == list(range(100))
 
 
-async def test_whoever_waits_has_it_at_once(
-    client: Client, queue: DelayedQueue[int], jobs: ReliableQueue[Any]
-) -> None:
-    await queue.offer(1, 3600)
-    await jobs.offer(2, 3600)
-    take, claim = asyncio.create_task(queue.take()), asyncio.create_task(jobs.claim(1, wait=60))
-    await asyncio.sleep(0.1)
-    await advance(client, 3600)
-    assert await asyncio.wait_for(take, 4) == 1
-    assert [message.value for message in await asyncio.wait_for(claim, 4)] == [2]
+class Waiting:
+    """Calls that wait for a message of each kind."""
 
+    def __init__(self, client: Client) -> None:
+        self.orders: DelayedQueue[int] = client.delayed_queue("orders")
+        self.jobs = client.reliable_queue("jobs", **JOBS)
+        self._calls = [
+            asyncio.create_task(self.orders.take()),
+            asyncio.create_task(values(self.jobs, 1, wait=60)),
+        ]
 
-async def test_whoever_waits_on_another_client_hears_of_it(
-    server: PrivateServer, client: Client
-) -> None:
-    async with delayq.connect(server.url, resync_interval=3600) as other:
-        orders: DelayedQueue[int] = other.delayed_queue("orders")
-        work: ReliableQueue[Any] = other.reliable_queue("jobs")
-        take, claim = (
-            asyncio.create_task(orders.take()),
-            asyncio.create_task(work.claim(1, wait=60)),
-        )
-        await client.delayed_queue("orders").offer(1, 3600)
-        await client.reliable_queue("jobs").offer(2, 3600, priority=3)
-        await asyncio.sleep(0.2)
-        await advance(client, 1800)
+    async def still(self) -> bool:
+        """Return whether both still wait, after a moment."""
         await asyncio.sleep(0.1)
-        assert not take.done()
-        assert not claim.done()
+        return not any(call.done() for call in self._calls)
+
+    async def end(self, within: float = 20) -> list[Any]:
+        return await asyncio.wait_for(asyncio.gather(*self._calls), within)
+
+
+async def test_a_waiting_call_wakes_at_once(client: Client) -> None:
+    waiting = Waiting(client)
+    await waiting.orders.offer(1, 3600)
+    await waiting.jobs.offer(2, 3600)
+    assert await waiting.still()
+    await advance(client, 3600)
+    assert await waiting.end(within=4) == [1, [2]]
+
+
+async def test_a_call_waiting_elsewhere_hears_of_it(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as other:
+        waiting = Waiting(other)
+        await client.delayed_queue("orders").offer(1, 3600)
+        await client.reliable_queue("jobs", **JOBS).offer(2, 3600, priority=3)
+        assert await waiting.still()
+        await advance(client, 1800)
+        assert await waiting.still()
         await advance(client, 1801)
-        assert await asyncio.wait_for(take, 20) == 1
-        assert [message.value for message in await asyncio.wait_for(claim, 20)] == [2]
+        assert await waiting.end() == [1, [2]]
 
 
 async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]) -> None:
@@ -137,62 +136,51 @@ async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[
 # A reliable queue
 
 
-async def test_reliable_messages_become_due_in_their_order(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
-    for value, delay, priority in (
-        ("late", 60, 0),
-        ("urgent", 60, 9),
-        ("early", 30, 0),
-        ("next", 3600, 5),
-    ):
-        await jobs.offer(value, delay, priority=priority)
+async def test_reliable_messages_become_due_in_their_order(client: Client, jobs: Jobs) -> None:
+    due = {"late": (60, 0), "urgent": (60, 9), "early": (30, 0), "next": (3600, 5)}
+    await jobs.offer_many(
+        delayq.Offer(name, delay=at, priority=of) for name, (at, of) in due.items()
+    )
     await advance(client, 29)
     assert await values(jobs) == []
     await advance(client, 31)
     assert await values(jobs) == ["urgent", "early", "late"]
-    stats = await jobs.stats()
-    assert (stats.delayed, stats.ready, stats.leased) == (1, 0, 0)
+    assert await depths(jobs) == (1, 0, 0, 0)
 
 
-async def test_leases_end_and_attempts_count_on(client: Client, jobs: ReliableQueue[Any]) -> None:
-    await jobs.offer("a")
-    (first,) = await jobs.claim()
+async def test_leases_end_and_attempts_count_on(client: Client, jobs: Jobs) -> None:
+    first = await leased(jobs)
     await advance(client, 29)
     assert await jobs.claim() == []
     await advance(client, 1)
-    (second,) = await jobs.claim()
+    second = await claim_one(jobs)
     assert second.attempt == 2
     assert second.due_at == first.due_at - timedelta(seconds=30)
     with pytest.raises(delayq.LeaseLost):
         await first.ack()
     await second.release()
-    (third,) = await jobs.claim()
+    third = await claim_one(jobs)
     assert (third.attempt, third.due_at) == (2, second.due_at)
 
 
-async def test_a_retry_is_due_after_its_backoff(client: Client, jobs: ReliableQueue[Any]) -> None:
-    await jobs.offer("a")
-    (message,) = await jobs.claim()
+async def test_a_retry_is_due_after_its_backoff(client: Client, jobs: Jobs) -> None:
     with pytest.raises(RuntimeError):
-        async with message:
+        async with await leased(jobs):
             raise RuntimeError("not yet")
     await advance(client, 299)
     assert await jobs.claim() == []
     await advance(client, 2)
-    assert [message.attempt for message in await jobs.claim()] == [2]
+    assert (await claim_one(jobs)).attempt == 2
 
 
-async def test_times_to_live_pass(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_times_to_live_pass(client: Client, jobs: Jobs) -> None:
     await jobs.offer("short", 10, ttl=60)
     await jobs.offer("long", 10, ttl=120)
     await advance(client, 61)
     assert await values(jobs) == ["long"]
 
 
-async def test_ids_are_forgotten_when_their_window_closes(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: Jobs) -> None:
     await jobs.offer("a", id="one")
     assert await values(jobs) == ["a"]
     await advance(client, 59)
@@ -203,20 +191,14 @@ async def test_ids_are_forgotten_when_their_window_closes(
     assert await values(jobs) == ["c"]
 
 
-async def test_what_the_server_tells_moves_with_it(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_moments_that_the_server_reports_move_too(client: Client, jobs: Jobs) -> None:
     before = await client.server_time()
-    await jobs.offer("dead")
-    (message,) = await jobs.claim()
-    await message.bury("broken")
+    await (await leased(jobs, "dead")).bury("broken")
     await jobs.offer(b"\xff".decode("latin-1"), 7200, id="a", headers={"h": "line\nline"}, ttl=9000)
-    seen = await jobs.get("a")
-    assert seen
+    seen = await get(jobs, "a")
     (letter,) = await jobs.dead.list()
     await advance(client, HOUR)
-    moved = await jobs.get("a")
-    assert moved
+    moved = await get(jobs, "a")
     assert (moved.value, moved.headers) == ("\xff", {"h": "line\nline"})
     assert seen.enqueued_at - moved.enqueued_at == HOUR
     assert seen.due_at - moved.due_at == HOUR
@@ -230,23 +212,21 @@ async def test_what_the_server_tells_moves_with_it(
     assert timedelta(seconds=3660) <= await clock.now() - before < timedelta(seconds=3700)
 
 
-async def test_a_message_that_has_been_due_for_ages_can_still_be_handled(
-    client: Client, jobs: ReliableQueue[Any]
-) -> None:
+async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: Jobs) -> None:
+    async def ages_pass() -> None:
+        for _ in range(4):
+            await advance(client, 19 * 365 * timedelta(days=1))
+
     await jobs.offer("old", ttl=40 * 365 * 86_400)
-    for _ in range(4):
-        await advance(client, 19 * 365 * timedelta(days=1))
-    await jobs.offer("new")
-    messages = await jobs.claim(5)
-    assert [message.value for message in messages] == ["new"]
+    await ages_pass()
+    assert (await leased(jobs, "new")).value == "new"
     await jobs.offer("a", 1)
     await advance(client, 1)
-    (message,) = await jobs.claim()
-    for _ in range(4):
-        await advance(client, 19 * 365 * timedelta(days=1))
+    message = await claim_one(jobs)
+    await ages_pass()
     # Both leases have ended, so these messages come one at a time.
     for value in ("new", "a"):
-        (one,) = await jobs.claim(5)
+        one = await claim_one(jobs, 5)
         assert one.value == value
         await one.ack()
     assert message.attempt == 1
@@ -259,7 +239,7 @@ async def test_time_goes_forward_only_and_not_without_end(client: Client, by: An
 
 
 async def test_one_queue_can_be_moved_alone(client: Client) -> None:
-    one: ReliableQueue[Any] = client.reliable_queue("one")
+    one = client.reliable_queue("one")
     other: DelayedQueue[Any] = client.delayed_queue("other")
     await one.offer(1, 60)
     await other.offer(2, 60)
@@ -270,11 +250,9 @@ async def test_one_queue_can_be_moved_alone(client: Client) -> None:
     assert await other.drain() == [2]
 
 
-async def test_on_a_server_of_others_only_open_queues_move(
-    server: PrivateServer, client: Client
-) -> None:
+async def test_others_queues_on_a_server_do_not_move(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url) as others:
-        theirs: ReliableQueue[Any] = others.reliable_queue("theirs")
+        theirs = others.reliable_queue("theirs")
         await theirs.offer(1, 60)
         await client.reliable_queue("ours").offer(2, 60)
         await advance(client, 60)
@@ -288,7 +266,7 @@ async def test_on_a_server_of_others_only_open_queues_move(
 @needs_embedded
 async def test_on_a_private_server_everything_moves() -> None:
     async with running(name_mapper="app:{}".format) as client:
-        jobs: ReliableQueue[Any] = client.reliable_queue("jobs")
+        jobs = client.reliable_queue("jobs")
         orders: DelayedQueue[Any] = client.delayed_queue("orders")
         tagged: DelayedQueue[Any] = client.delayed_queue("{t}:orders")
         await jobs.offer(1, 60)
@@ -303,27 +281,20 @@ async def test_on_a_private_server_everything_moves() -> None:
 
 
 @needs_embedded
-async def test_queues_that_only_others_have_open_move_and_their_readers_have_it_at_once() -> None:
+async def test_queues_that_only_others_have_open_move_for_their_readers_too() -> None:
     with EmbeddedServer(None) as server:
         async with (
             running(server) as client,
             delayq.connect(server.url, resync_interval=3600) as other,
         ):
-            orders: DelayedQueue[int] = other.delayed_queue("orders")
-            jobs: ReliableQueue[Any] = other.reliable_queue("jobs")
-            await orders.offer(1, 3600)
-            await jobs.offer(2, 3600)
-            take, claim = (
-                asyncio.create_task(orders.take()),
-                asyncio.create_task(jobs.claim(1, wait=60)),
-            )
-            await asyncio.sleep(0.2)
+            waiting = Waiting(other)
+            await waiting.orders.offer(1, 3600)
+            await waiting.jobs.offer(2, 3600)
+            assert await waiting.still()
             await advance(client, 1800)
-            await asyncio.sleep(0.05)
-            assert not take.done()
+            assert await waiting.still()
             await advance(client, 1805)
-            assert await asyncio.wait_for(take, 20) == 1
-            assert [message.value for message in await asyncio.wait_for(claim, 20)] == [2]
+            assert await waiting.end() == [1, [2]]
 
 
 @needs_embedded
@@ -331,7 +302,7 @@ async def test_a_server_can_serve_many_tests_and_is_empty_for_each() -> None:
     with EmbeddedServer(None) as server:
         for _ in range(2):
             async with running(server) as client:
-                jobs: ReliableQueue[Any] = client.reliable_queue("jobs")
+                jobs = client.reliable_queue("jobs")
                 assert (await jobs.stats()).delayed == 0
                 await jobs.offer(1, 60)
 
@@ -359,7 +330,7 @@ async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.Mon
 # Waiting until everything is settled
 
 
-async def test_settled_waits_for_the_workers(client: Client, jobs: ReliableQueue[Any]) -> None:
+async def test_settled_waits_for_the_workers(client: Client, jobs: Jobs) -> None:
     handled: list[Any] = []
 
     async def work() -> None:
@@ -380,9 +351,7 @@ async def test_settled_waits_for_the_workers(client: Client, jobs: ReliableQueue
     await worker
 
 
-async def test_what_does_not_settle_is_named(
-    client: Client, jobs: ReliableQueue[Any], queue: DelayedQueue[int]
-) -> None:
+async def test_it_names_what_is_left(client: Client, jobs: Jobs, queue: DelayedQueue[int]) -> None:
     await jobs.offer(1)
     await jobs.offer(2)
     await jobs.claim()
@@ -404,9 +373,7 @@ async def test_what_does_not_settle_is_named(
     await settled(queue)
 
 
-async def test_what_is_due_and_was_not_looked_at_yet_is_not_settled(
-    queue: DelayedQueue[int], raw: Any
-) -> None:
+async def test_a_due_message_still_unseen_is_unsettled(queue: DelayedQueue[int], raw: Any) -> None:
     await settled(queue)
     keys = DelayedKeys.of("orders")
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"1", 8): 1})

@@ -1,6 +1,4 @@
-"""The loops that keep a client awake survive foreign exceptions, nonsense, missing rights, and
-other event loops.
-"""
+"""The loops that keep a client awake survive exceptions, nonsense, and missing rights."""
 
 from __future__ import annotations
 
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
 
 CHANNEL = "redisson_delay_queue_channel:{{{}}}"
 TURNS = "delayq_turns:{{{}}}"
+REFUSED = "no permission to subscribe"
 
 
 @pytest.fixture
@@ -35,10 +34,8 @@ async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
 
 
 async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
-    """Take a message whose producer is gone before it is due: no other client moves it, and no
-    re-check comes.
-    """
-    taking = asyncio.ensure_future(queue.take())
+    """Take a message that only a notification announces, and whose producer is gone."""
+    taking = asyncio.create_task(queue.take())
     await until(lambda: queue._open.transfer.waiting)
     async with delayq.connect(server.url) as other:
         await other.delayed_queue(queue.name).offer("heard", 1)
@@ -50,6 +47,12 @@ async def subscribed(raw: Any, *channels: str) -> None:
         return all(count for _, count in await raw.pubsub_numsub(*channels))
 
     await until(all_heard)
+
+
+async def limited(raw: Any, server: PrivateServer, *rules: str) -> str:
+    """Return the address for a user with these rules."""
+    await raw.execute_command("ACL", "SETUSER", "app", "on", "nopass", "~*", *rules)
+    return server.unix_url.replace("unix://", "unix://app:any@")
 
 
 class Tokens(CredentialProvider):
@@ -70,9 +73,7 @@ class Tokens(CredentialProvider):
 
 
 async def offer_over_dead_connections(queue: DelayedQueue[str], connections: int) -> None:
-    """Offer until the client has noticed the end of every dead connection: each of them may cost
-    one offer.
-    """
+    """Offer until the client has noticed every dead connection: each may cost one offer."""
     for _ in range(connections):
         with suppress(delayq.OutcomeUnknown):
             await queue.offer("x", 60)
@@ -109,7 +110,7 @@ async def test_a_provider_of_passwords_that_raises_ends_nothing_and_callers_see_
         await subscribed(raw, CHANNEL.format("orders"))
         await hears(queue, own_server)
         # A push to the ready list by another program is noticed too.
-        taking = asyncio.ensure_future(queue.take())
+        taking = asyncio.create_task(queue.take())
         await raw.rpush("orders", '"pushed"')
         assert await asyncio.wait_for(taking, 20) == "pushed"
 
@@ -134,14 +135,10 @@ async def test_nonsense_on_a_channel_silences_nothing(own_server: PrivateServer,
             client = await opened.enter_async_context(
                 delayq.connect(own_server.url, resync_interval=3600)
             )
-            queues += (
-                client.delayed_queue(f"orders {number}"),
-                client.delayed_queue(f"innocent {number}"),
-            )
-            await subscribed(
-                raw, channel.format(f"orders {number}"), TURNS.format(f"innocent {number}")
-            )
-            await raw.publish(channel.format(f"orders {number}"), content)
+            name, innocent = f"orders {number}", f"innocent {number}"
+            queues += (client.delayed_queue(name), client.delayed_queue(innocent))
+            await subscribed(raw, channel.format(name), TURNS.format(innocent))
+            await raw.publish(channel.format(name), content)
         await asyncio.gather(*(hears(queue, own_server) for queue in queues))
 
 
@@ -153,11 +150,8 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
 ) -> None:
     monkeypatch.setattr("delayq._engine.subscription_plan._RETRY_FORBIDDEN_AFTER", 0.3)
     allowed = [f"queue{n}" for n in range(300)]
-    await raw.execute_command(
-        "ACL", "SETUSER", "app", "on", "nopass", "~*", "+@all", "resetchannels",
-        *(f"&{kind.format(name)}" for name in allowed for kind in (CHANNEL, TURNS)),
-    )  # fmt: skip
-    address = own_server.unix_url.replace("unix://", "unix://app:any@")
+    channels = [f"&{kind.format(name)}" for name in allowed for kind in (CHANNEL, TURNS)]
+    address = await limited(raw, own_server, "+@all", "resetchannels", *channels)
     async with delayq.connect(address, resync_interval=3600) as client:
         queues: list[DelayedQueue[str]] = [client.delayed_queue(name) for name in allowed]
         await subscribed(raw, TURNS.format("queue299"))
@@ -165,13 +159,10 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
         forbidden: DelayedQueue[str] = client.delayed_queue("forbidden")
         more: DelayedQueue[str] = client.delayed_queue("forbidden too")
         await until(lambda: "&redisson_delay_queue_channel:{forbidden too}" in caplog.text)
-        named = [
-            record for record in caplog.records if "no permission to subscribe" in record.message
-        ]
-        assert len(named) == 1
+        (named,) = [record.message for record in caplog.records if REFUSED in record.message]
         for kind in (CHANNEL, TURNS):
             for queue in (forbidden, more):
-                assert f"&{kind.format(queue.name)}" in named[0].message
+                assert f"&{kind.format(queue.name)}" in named
         await asyncio.gather(
             *(hears(queue, own_server) for queue in (queues[0], queues[150], queues[299]))
         )
@@ -180,70 +171,59 @@ async def test_a_forbidden_channel_silences_no_other_and_is_named_with_the_cure(
         await raw.execute_command("ACL", "SETUSER", "app", "allchannels")
         await subscribed(raw, CHANNEL.format("forbidden"), TURNS.format("forbidden too"))
         await hears(forbidden, own_server)
-        assert (
-            len(
-                [
-                    record
-                    for record in caplog.records
-                    if "no permission to subscribe" in record.message
-                ]
-            )
-            == 1
-        )
+        assert caplog.text.count(REFUSED) == 1
 
 
 async def test_a_user_who_may_not_subscribe_at_all_is_told_once_and_served_by_the_recheck(
     own_server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await raw.execute_command(
-        "ACL", "SETUSER", "app", "on", "nopass", "~*", "allchannels", "+@all", "-subscribe"
-    )
-    address = own_server.unix_url.replace("unix://", "unix://app:any@")
+    address = await limited(raw, own_server, "allchannels", "+@all", "-subscribe")
     async with delayq.connect(address, resync_interval=0.2) as client:
         queue: DelayedQueue[str] = client.delayed_queue("orders")
-        taking = asyncio.ensure_future(queue.take())
-        await until(lambda: "no permission to subscribe" in caplog.text)
+        taking = asyncio.create_task(queue.take())
+        await until(lambda: REFUSED in caplog.text)
         async with delayq.connect(own_server.url) as other:
             await other.delayed_queue("orders").offer("found", 0.05)
         assert await asyncio.wait_for(taking, 20) == "found"
-        assert caplog.text.count("no permission to subscribe") == 1
+        assert caplog.text.count(REFUSED) == 1
+
+
+@pytest.fixture
+async def lonely(own_server: PrivateServer) -> AsyncIterator[DelayedQueue[str]]:
+    """Return a queue of a client that only notifications wake."""
+    async with delayq.connect(own_server.url, resync_interval=3600) as client:
+        yield client.delayed_queue("orders")
 
 
 async def test_a_notification_whose_handling_raises_is_logged_and_the_next_one_is_heard(
     own_server: PrivateServer,
+    lonely: DelayedQueue[str],
     raw: Any,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with delayq.connect(own_server.url, resync_interval=3600) as client:
-        queue: DelayedQueue[str] = client.delayed_queue("orders")
-        await subscribed(raw, CHANNEL.format("orders"), TURNS.format("orders"))
-        with monkeypatch.context() as broken:
-            broken.setattr(queue._open.transfer.wakeups, "on_due", lambda _moment: 1 / 0)
-            await raw.publish(CHANNEL.format("orders"), "5")
-            await until(lambda: "ZeroDivisionError" in caplog.text)
-        await hears(queue, own_server)
+    await subscribed(raw, CHANNEL.format("orders"), TURNS.format("orders"))
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(lonely._open.transfer.wakeups, "on_due", lambda _moment: 1 / 0)
+        await raw.publish(CHANNEL.format("orders"), "5")
+        await until(lambda: "ZeroDivisionError" in caplog.text)
+    await hears(lonely, own_server)
 
 
-async def test_a_call_that_raises_what_nobody_expects_is_made_again(
-    own_server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+async def test_a_call_that_raises_unexpectedly_is_made_again(
+    lonely: DelayedQueue[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with delayq.connect(own_server.url, resync_interval=3600) as client:
-        queue: DelayedQueue[str] = client.delayed_queue("orders")
-        with monkeypatch.context() as broken:
-            broken.setattr(queue._open.transfer.wakeups, "_once", lambda: 1 / 0)
-            taking = asyncio.ensure_future(queue.take())
-            await queue.offer("x")
-            await until(lambda: "ZeroDivisionError" in caplog.text)
-            # By then, everything else that would wake it has come and gone.
-            await asyncio.sleep(0.5)
-        assert await asyncio.wait_for(taking, 10) == "x"
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(lonely._open.transfer.wakeups, "_once", lambda: 1 / 0)
+        taking = asyncio.create_task(lonely.take())
+        await lonely.offer("x")
+        await until(lambda: "ZeroDivisionError" in caplog.text)
+        # By then, everything else that would wake it has come and gone.
+        await asyncio.sleep(0.5)
+    assert await asyncio.wait_for(taking, 10) == "x"
 
 
 async def test_a_task_does_not_start_before_it_is_noted() -> None:
-    """An eager task factory would start it at once, and it might end before its owner has noted it
-    as the running one.
-    """
+    """An eager task might end before its owner has noted it as the running one."""
     loop, background = asyncio.get_running_loop(), Background()
     events: list[str] = []
 
@@ -264,15 +244,13 @@ async def test_a_task_does_not_start_before_it_is_noted() -> None:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
-async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_queue_with_eager_tasks_survives_a_restart(own_server: PrivateServer) -> None:
     loop = asyncio.get_running_loop()
     loop.set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined,unused-ignore]
     try:
         async with delayq.connect(own_server.url, resync_interval=0.2) as client:
             queue: DelayedQueue[str] = client.delayed_queue("orders")
-            taking = asyncio.ensure_future(queue.take())
+            taking = asyncio.create_task(queue.take())
             await asyncio.sleep(0.2)
             own_server.stop()
             await asyncio.sleep(1)
@@ -284,9 +262,7 @@ async def test_a_queue_goes_on_under_eager_tasks_when_its_server_was_away(
         loop.set_task_factory(None)
 
 
-async def test_a_client_is_closed_in_its_own_event_loop_and_says_so_elsewhere(
-    own_server: PrivateServer,
-) -> None:
+async def test_a_client_closes_only_in_its_own_event_loop(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("orders")
 
@@ -301,28 +277,24 @@ async def test_a_client_is_closed_in_its_own_event_loop_and_says_so_elsewhere(
     await client.aclose()
 
 
-async def test_draining_ends_though_producers_are_faster(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        await queue.offer_many([(n, 0) for n in range(250)])
-        get, offered = queue._waiters.get, 250
+async def test_draining_ends_though_producers_are_faster(queue: DelayedQueue[int]) -> None:
+    await queue.offer_many([(n, 0) for n in range(250)])
+    get, offered = queue._waiters.get, 250
 
-        async def slower(want: int, timeout: float | None, policy: Any = None) -> Any:
-            nonlocal offered
-            await queue.offer_many([(n, 0) for n in range(offered, offered + 200)])
-            offered += 200
-            return await get(want, timeout, policy)
+    async def slower(want: int, timeout: float | None, policy: Any = None) -> Any:
+        nonlocal offered
+        await queue.offer_many([(n, 0) for n in range(offered, offered + 200)])
+        offered += 200
+        return await get(want, timeout, policy)
 
-        queue._waiters.get = slower  # type: ignore[method-assign]
-        values = await asyncio.wait_for(queue.drain(), 20)
-        assert values[:250] == list(range(250))
-        assert len(values) < 1000
-        assert await queue.drain(0) == []
+    queue._waiters.get = slower  # type: ignore[method-assign]
+    values = await asyncio.wait_for(queue.drain(), 20)
+    assert values[:250] == list(range(250))
+    assert len(values) < 1000
+    assert await queue.drain(0) == []
 
 
-async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(
-    own_server: PrivateServer, raw: Any
-) -> None:
+async def test_wrong_input_is_refused_before_a_write(own_server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: DelayedQueue[Any] = client.delayed_queue("orders")
         for wrong in (2.5, "3", True, -1):
@@ -333,6 +305,8 @@ async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(
         for flag in ("no", 2, None):
             with pytest.raises(delayq.BadInput, match="ordered_list"):
                 client.delayed_queue("other", ordered_list=flag)  # type: ignore[call-overload]
+        with pytest.raises(delayq.BadInput, match="durability"):
+            client.delayed_queue("other", durability=5)  # type: ignore[call-overload]
         for codec in (delayq.JsonCodec, object(), "json"):
             with pytest.raises(delayq.BadInput, match="codec"):
                 client.delayed_queue("other", codec=codec)  # type: ignore[call-overload]
@@ -341,24 +315,18 @@ async def test_input_of_the_wrong_kind_is_refused_before_anything_is_written(
         for delay in (-1e-9, -(10**5000), 10**5000, 2**53 / 1000 - 1):
             with pytest.raises(delayq.BadDelay):
                 await queue.offer(1, delay)
-    wrong_options: list[dict[str, Any]] = [
-        {"max_connections": 1.5},
-        {"max_connections": "4"},
-        {"max_connections": None},
-        {"resync_interval": 1e-6},
-    ]
-    for options in wrong_options:
-        with pytest.raises(delayq.BadInput, match=next(iter(options))):
-            delayq.connect(own_server.url, **options)
+    for most in (1.5, "4", None):
+        with pytest.raises(delayq.BadInput, match="max_connections"):
+            delayq.connect(own_server.url, max_connections=most)  # type: ignore[arg-type]
+    with pytest.raises(delayq.BadInput, match="resync_interval"):
+        delayq.connect(own_server.url, resync_interval=1e-6)
     assert await raw.keys() == []
 
 
-async def test_a_delay_that_is_too_long_fails_no_other_offer(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        offers = [queue.offer(n, 60) for n in range(10)]
-        outcomes = await asyncio.gather(
-            *offers[:5], queue.offer(-1, 2**53 / 1000 - 1), *offers[5:], return_exceptions=True
-        )
-        assert [type(outcome) for outcome in outcomes].count(delayq.BadDelay) == 1
-        assert await queue.pending.size() == 10
+async def test_a_delay_that_is_too_long_fails_no_other_offer(queue: DelayedQueue[int]) -> None:
+    offers = [queue.offer(n, 60) for n in range(10)]
+    outcomes = await asyncio.gather(
+        *offers[:5], queue.offer(-1, 2**53 / 1000 - 1), *offers[5:], return_exceptions=True
+    )
+    assert [type(outcome) for outcome in outcomes].count(delayq.BadDelay) == 1
+    assert await queue.pending.size() == 10

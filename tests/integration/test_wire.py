@@ -127,9 +127,7 @@ async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> 
 
 
 @pytest.mark.parametrize("how", ["closed", "reset", "nonsense", "by us"])
-async def test_when_it_breaks_whoever_waits_is_told_and_nothing_more_is_sent(
-    peer: Peer, to_peer: Connection, how: str
-) -> None:
+async def test_a_break_fails_the_waiting_calls(peer: Peer, to_peer: Connection, how: str) -> None:
     waiting, given_up = to_peer.ask("GET", "a"), to_peer.ask("GET", "b")
     given_up.cancel()
     await until(lambda: b"GET" in peer.heard)
@@ -186,9 +184,7 @@ async def test_a_reader_may_wait_for_ever(
     assert await asyncio.wait_for(reading, 10) == b"at last"
 
 
-async def test_what_was_told_arrives_although_the_wire_is_closed_at_once(
-    wire: Connection, server: PrivateServer
-) -> None:
+async def test_a_command_before_the_close_arrives(wire: Connection, server: PrivateServer) -> None:
     wire.tell("SET", "told", "x" * 5_000_000)
     wire.close()
     await until(lambda: server.call("STRLEN", "told") == b":5000000")

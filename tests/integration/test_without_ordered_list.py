@@ -1,6 +1,4 @@
-"""Queues without an ordered list: half the memory and less work, and everything but Redisson's
-views works as before.
-"""
+"""Without an ordered list, everything but Redisson's views works as before."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ async def test_only_the_sorted_set_is_written(queue: DelayedQueue[int], raw: Red
     assert await queue.pending.read_all() == [2]
 
 
-async def test_messages_come_when_they_are_due_in_order(
-    queue: DelayedQueue[int], raw: Redis
-) -> None:
+async def test_messages_come_in_due_order(queue: DelayedQueue[int], raw: Redis) -> None:
     await queue.offer_many([(n, 0.05) for n in range(300)])
     got = [await asyncio.wait_for(queue.take(), 10) for _ in range(300)]
     assert got == list(range(300))
@@ -65,12 +61,10 @@ async def test_a_value_is_removed_where_it_was_offered_first(queue: DelayedQueue
     assert (await queue.pending.entries())[0][1] < (await queue.pending.entries())[1][1]
 
 
-async def test_what_others_listed_leaves_their_list_too(
+async def test_records_listed_by_others_leave_their_list_too(
     queue: DelayedQueue[int], server: PrivateServer, raw: Redis
 ) -> None:
-    """Sharing the queue with Java, or with a process that keeps the list, is not advised, but
-    nothing breaks.
-    """
+    """Sharing the queue with a process that keeps the list is not advised, but works."""
     async with delayq.connect(server.url) as other:
         listing: DelayedQueue[int] = other.delayed_queue("orders")
         await listing.offer_many([(n, 60 + n) for n in range(5)])
@@ -95,9 +89,7 @@ async def test_long_queues_are_read_in_joined_pages(queue: DelayedQueue[int]) ->
     assert await queue.pending.read_all() == [7, 3000]
 
 
-async def test_a_client_opens_a_queue_with_a_list_or_without(
-    client: Client, queue: DelayedQueue[int]
-) -> None:
+async def test_a_queue_has_a_list_or_none(client: Client, queue: DelayedQueue[int]) -> None:
     with pytest.raises(delayq.ConfigurationError, match="ordered_list=False"):
         client.delayed_queue("orders")
     await queue.aclose()
