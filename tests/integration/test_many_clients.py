@@ -20,7 +20,8 @@ from delayq._reliable.store import CLAIM
 from tests.support.reliable import values
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import HOUR
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

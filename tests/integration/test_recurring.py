@@ -21,7 +21,8 @@ from delayq._reliable.store import OCCUR, RECUR, SCHEDULE
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.support.reliable import Jobs, claim_one, depths, leased, listed, values
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client

@@ -17,7 +17,8 @@ import delayq
 from delayq import Offer
 from tests.support.reliable import bodies, claim_all, leased, leases, offers
 from tests.support.reliable_fixtures import LEASE
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message

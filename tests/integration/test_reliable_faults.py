@@ -22,7 +22,8 @@ from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, leases, offers
 from tests.support.reliable_fixtures import LEASE, take
 from tests.support.reliable_store import HOUR, Store, Stored, hours
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

@@ -29,7 +29,8 @@ from tests.support.reliable import (
 )
 from tests.support.reliable_fixtures import LEASE, take
 from tests.support.reliable_store import HOUR, Store, hours
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client, Message

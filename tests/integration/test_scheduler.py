@@ -17,7 +17,8 @@ from redis.exceptions import RedisError
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from tests.support.foreign import store
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

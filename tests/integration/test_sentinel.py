@@ -15,7 +15,8 @@ from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
 from tests.support.depth import thorough
-from tests.support.waiting import end, until
+from tests.support.tasks import end
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

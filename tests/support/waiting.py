@@ -41,10 +41,3 @@ async def fetch_ahead(
     while not any(len(reader.ahead) >= at_least for reader in queue._waiters._readers):
         taken.append(await anext(values))
     return values, taken
-
-
-async def end(*tasks: asyncio.Task[Any]) -> None:
-    """Cancel tasks, and wait until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
