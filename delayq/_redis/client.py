@@ -24,6 +24,7 @@ from delayq.errors import (
     DelayqError,
     OutcomeUnknown,
     ServerError,
+    ServerRefused,
     ServerUnavailable,
 )
 
@@ -300,6 +301,7 @@ class RedisClient:
             raise self.wrong_loop()
         give_up_at = loop.time() + RETRY_FOR if until is None else until
         failures = 0
+        # An earlier try that may have been carried out.
         unknown: OutcomeUnknown | None = None
         # The last error from before the time was up.
         known: ServerUnavailable | None = None
@@ -313,8 +315,11 @@ class RedisClient:
             except ServerUnavailable as error:
                 known = known if known and isinstance(error.__cause__, TimeoutError) else error
                 if loop.time() >= give_up_at:
-                    # An earlier try may have been carried out.
                     raise unknown or known from known.__cause__
+            except ServerRefused as error:
+                if unknown is not None:
+                    raise unknown from error
+                raise
             failures += 1
             await asyncio.sleep(retry_delay(failures, most=0.5))
 

@@ -8,7 +8,8 @@ import pytest
 
 from delayq._redis import server_info
 from delayq._redis.client import RedisClient
-from delayq.errors import ServerRefused
+from delayq._redis.scripts import Script
+from delayq.errors import OutcomeUnknown, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -51,3 +52,32 @@ async def test_a_call_goes_to_the_server_of_its_key_or_to_any_if_it_has_none(
     with pytest.raises(ServerRefused):
         await call(RedisClient(cast("Any", topology)))
     assert topology.asked == [asked]
+
+
+class Attempts:
+    """A server that answers each try of a call with the next of these errors."""
+
+    spread = False
+
+    def __init__(self, *errors: Exception) -> None:
+        self.errors = iter(errors)
+
+    async def find(self, key: str) -> Any:
+        raise next(self.errors)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+async def test_a_refused_repetition_does_not_hide_that_an_earlier_try_may_have_been_carried_out(
+    repeatable: bool,
+) -> None:
+    lost, refused = OutcomeUnknown("the reply was lost"), ServerRefused("no permission")
+    client = RedisClient(cast("Any", Attempts(lost, refused)))
+    call = Script("reliable/offer" if repeatable else "reliable/cancel")
+    with pytest.raises(OutcomeUnknown):
+        await client.run(call, ["jobs"])
+
+
+async def test_a_call_that_was_only_refused_was_not_carried_out() -> None:
+    client = RedisClient(cast("Any", Attempts(ServerRefused("no permission"))))
+    with pytest.raises(ServerRefused):
+        await client.command("SET", "orders", "1")
