@@ -431,7 +431,8 @@ def measure(root: Path) -> Iterator[Figure]:
 
     measured = bodies(package)
     percentiles = statistics.quantiles([lines for lines, _ in measured], n=100, method="inclusive")
-    for percentile, bound in (50, 3), (90, 13), (99, 26):
+    # A function that only hands on makes the median smaller, and the package no simpler.
+    for percentile, bound in (50, 4), (90, 13), (99, 26):
         longer = [place for lines, place in measured if lines > bound]
         meaning = f"lines of function bodies, percentile {percentile}"
         yield Figure(f"bodies-{percentile}", meaning, percentiles[percentile - 1], longer, bound)
