@@ -73,6 +73,10 @@ class _Call(NamedTuple):
     then: tuple[str | int, ...] | None = None
     until: float | None = None
 
+    def __repr__(self) -> str:
+        # The arguments may be private.
+        return f"<_Call {self.command[0]}, {self.script.name if self.script else 'no script'}>"
+
 
 class RedisClient:
     """Runs commands and scripts, each on the server that has its first key."""

@@ -99,7 +99,9 @@ def check_reprs() -> None:
     gc.collect()
     found = set()
     for one in gc.get_objects():
-        if type(one).__module__.partition(".")[0] != "delayq" or isinstance(one, type):
+        # The types of some libraries have a property of that name.
+        module = type(one).__module__
+        if isinstance(one, type) or not isinstance(module, str) or not module.startswith("delayq"):
             continue
         with suppress(ReferenceError, AttributeError):
             text = repr(one)
