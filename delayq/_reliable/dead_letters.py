@@ -88,8 +88,7 @@ class DeadLetters(Generic[T]):
         codec: Codec[T],
     ) -> None:
         """Args:
-        places: Returns the partitions in which letters with these ids may be, each with those
-            ids; all partitions if it gets None.
+        places: Returns the partitions to ask for these ids, each with its ids; all for None.
         codec: Decodes the values.
         """
         self._places = places
