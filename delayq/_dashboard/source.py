@@ -209,21 +209,41 @@ class ReliableSource:
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""
+        await self._learn()
         return sum([await redrive_letters(*letters) for letters in self._letters(places)])
 
     async def purge_dead(self, places: Sequence[Place] | None) -> int:
         """Drop dead letters; all of them if None."""
+        await self._learn()
         return sum([await purge_letters(*letters) for letters in self._letters(places)])
 
     async def pause(self) -> None:
         """Stop all claims."""
-        await self._each(lambda _, store: store.pause())
+        await self._everywhere(ReliableStore.pause)
 
     async def resume(self) -> None:
         """End a pause."""
-        await self._each(lambda _, store: store.resume())
+        await self._everywhere(ReliableStore.resume)
 
     # Internals
+
+    async def _learn(self) -> str:
+        """Add the partitions that were not found yet, and return the epoch of the settings."""
+        stored = await self._parts[0].settings()
+        number = max(stored.partitions, *stored.former, 0)
+        self._parts += map(self._partition, range(len(self._parts), number))
+        return stored.epoch
+
+    async def _everywhere(self, act: Callable[[ReliableStore], Awaitable[object]]) -> None:
+        """Act on every partition, the first one first: see :mod:`delayq._reliable.settings_writer`.
+
+        Act on all of them again if the queue has got others meanwhile.
+        """
+        epoch = ""
+        while epoch != (epoch := await self._learn()):
+            if len(self._parts) > 1:
+                await act(self._parts[0])
+            await self._each(lambda _, store: act(store))
 
     async def _each(self, of: Callable[[int, ReliableStore], Awaitable[R]]) -> list[R]:
         # Wait for all calls, so that none continues behind the page.

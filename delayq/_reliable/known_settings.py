@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # How long a partition may differ from partition 0 before its copy is replaced, seconds.
-_DIFFERS_FOR = 1.0
+_DIFFERS_FOR = 3.0
+# How often a change is tried that others have overtaken.
+_TRIES = 20
 # How long to wait before asking such a partition again, seconds.
 _PAUSE = 0.02
 
@@ -94,7 +96,7 @@ class KnownSettings:
         if not self.is_known or any(
             self.stored.fields.get(name) != text for name, text in declared.items()
         ):
-            with _before_a_call():
+            with before_a_call():
                 stored = await self.read()
                 while True:
                     stored.check(self._name, declared)
@@ -105,7 +107,7 @@ class KnownSettings:
 
     async def read(self) -> StoredSettings:
         """Read the settings from the server. Raises as :meth:`learn`."""
-        with _before_a_call():
+        with before_a_call():
             while True:
                 number = next(self._reads)
                 stored = await self._store.settings()
@@ -124,18 +126,25 @@ class KnownSettings:
                 :meth:`learn`.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
-        while True:
+        for _ in range(_TRIES):
             stored = await self.read()
             if all(stored.fields.get(name) == text for name, text in changes.items()):
                 break
             if (changed := await self._change(stored, changes)) is not None:
                 stored = changed
                 break
+        else:
+            raise ServerUnavailable(
+                "the settings were not changed: others change them all the time"
+            )
         # This client does not declare what it has just changed.
         self._declared |= {name: text for name, text in changes.items() if name in self._declared}
-        if (changed := await self._writer.forget_former(stored)) is not None:
-            self._adopt(changed, next(self._reads))
-        return changed or stored
+        # The change was made, whatever becomes of this.
+        with suppress(DelayqError):
+            if (changed := await self._writer.forget_former(stored)) is not None:
+                self._adopt(changed, next(self._reads))
+                return changed
+        return stored
 
     async def after_refusal(self, partition: int, epoch: str) -> None:
         """Wait until a call can be repeated that a partition refused, because it was made with this
@@ -156,8 +165,8 @@ class KnownSettings:
         if now - difference.since < _DIFFERS_FOR:
             await asyncio.sleep(_PAUSE)
         else:
-            with _before_a_call():
-                await self._change(self.stored, {})
+            with before_a_call():
+                self._adopt(await self._writer.repair(), next(self._reads))
 
     def on_epoch(self, epoch: str) -> None:
         """Act on the epoch that the server has now."""
@@ -203,14 +212,14 @@ class KnownSettings:
 
 
 @contextmanager
-def _before_a_call() -> Iterator[None]:
+def before_a_call() -> Iterator[None]:
     """Raise ServerUnavailable where nothing is unknown about the caller's own call: it was not made
     yet.
     """
     try:
         yield
     except OutcomeUnknown as error:
-        raise ServerUnavailable(f"the queue's settings are not known: {error}") from error.__cause__
+        raise ServerUnavailable(f"nothing was sent yet: {error}") from error.__cause__
 
 
 class _Difference:

@@ -96,7 +96,8 @@ class OpenReliableQueue:
 
     def place(self, id: str) -> Partition:  # noqa: A002
         """Return the partition for a new message."""
-        number = self.settings.stored.partitions
+        # A queue that is closing opens no more partitions.
+        number = min(self.settings.stored.partitions, len(self.partitions))
         return self.partitions[partition_of(id, number) if number > 1 else 0]
 
     def placements(self, id: str) -> list[Partition]:  # noqa: A002

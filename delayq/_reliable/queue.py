@@ -432,7 +432,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 # Other clients may add messages meanwhile.
                 progress(dropped, max(dropped, total))
 
-        await self._open.of_each(lambda each: _purge(each.store, state, tell))
+        try:
+            await self._open.of_each(lambda each: _purge(each.store, state, tell))
+        except ServerError as error:
+            raise half_way(error, dropped) from error.__cause__
         return dropped
 
     async def pause(self) -> None:
@@ -441,12 +444,23 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Leased messages are not affected.
         """
         await self._ready()
+        if len(self._open.partitions) > 1:
+            # A configurer that adds partitions looks at the first one.
+            await self._open.partitions[0].store.pause()
         await self._open.of_each(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         await self._ready()
-        return any(await self._open.of_each(lambda partition: partition.store.resume()))
+        first, *others = self._open.partitions
+        ended = bool(others) and await first.store.resume()
+
+        async def resume(partition: Partition) -> None:
+            nonlocal ended
+            ended |= await partition.store.resume()
+
+        await self._open.of_each(resume)
+        return ended
 
     # Settings
 
@@ -476,7 +490,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             dedup_window: How long the id of a handled message still counts as taken. Ids of
                 messages that have been handled keep their window.
             partitions: The number of partitions. It may grow at any time. Before you reduce it,
-                let the workers finish, or purge the queue.
+                let the workers finish, or purge the queue, and wait until its dedup window has
+                passed.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -643,16 +658,10 @@ async def _purge(
     store: ReliableStore,
     state: Literal["delayed", "ready", "all"],
     tell: Callable[[int], None],
-) -> int:
+) -> None:
     """Drop the messages of one partition, and call ``tell`` with the number of each step."""
-    total = passed_over = 0
-    while True:
-        try:
-            step = await store.purge(state, passed_over)
-        except ServerError as error:
-            raise half_way(error, total) from error.__cause__
-        total += step.dropped
+    passed_over = 0
+    while not (step := await store.purge(state, passed_over)).is_last:
         passed_over += step.passed_over
         tell(step.dropped)
-        if step.is_last:
-            return total
+    tell(step.dropped)

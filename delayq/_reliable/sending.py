@@ -10,6 +10,7 @@ from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
+from delayq._reliable.known_settings import before_a_call
 from delayq.errors import (
     DelayqError,
     DuplicateMessage,
@@ -74,15 +75,17 @@ class Sender:
         """
         if not self._declaration.is_made:
             await self._declaration.make()
-        queue = self._queue
+        queue, settings = self._queue, self._queue.settings
+        if not queue.settings.stored.is_whole:
+            return (await self.send_many([message], [made_up], durability))[0]
         offers = queue.partitions[0].offers
         plain = durability is None and self._promise is None
         commits = offers.commits if plain else await self._commits(offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
-        settings = queue.settings
         if not made_up or settings.stored.max_size:
             await queue.flush()
         if not settings.stored.is_whole:
+            # The queue has got other partitions meanwhile.
             return (await self._send_all([message], [made_up], durability))[0].id
         try:
             outcome = await commits.submit(message, len(message.content), since)
@@ -131,7 +134,7 @@ class Sender:
             first: The outcome of a single message that was sent before.
         """
         queue = self._queue
-        if queue.settings.stored.partitions > 1:
+        if first is None and queue.settings.stored.partitions > 1:
             for place, message in enumerate(messages):
                 if made_up[place]:
                     messages[place] = message._replace(id=queue.new_id())
@@ -262,14 +265,19 @@ class Sender:
         """Return the partition in which a message with the same id was placed before the queue got
         other partitions; None if there is none.
         """
-        for partition in self._queue.placements(message.id)[:-1]:
-            if await partition.store.knows(message.id, handled=message.on_duplicate != "replace"):
-                return partition
+        with before_a_call():
+            for partition in self._queue.placements(message.id)[:-1]:
+                handled = message.on_duplicate != "replace"
+                if await partition.store.knows(message.id, handled=handled):
+                    return partition
         return None
 
     async def _commits(self, offers: ReliableOffers, durability: str | None) -> Commits:
         promise = self._promise if durability is None else durabilities.parse(durability)
-        return offers.commits if promise is None else await offers.under(promise)
+        if promise is None:
+            return offers.commits
+        with before_a_call():
+            return await offers.under(promise)
 
     async def _commits_of(
         self, partition: Partition, durability: str | None

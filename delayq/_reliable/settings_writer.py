@@ -5,9 +5,10 @@ partitions are written first, and that of partition 0 last: with it, the change 
 unless another one has come into force meanwhile. Until then, a partition whose copy is written
 refuses every client, so nothing can be stored there by the settings that are about to end.
 
-A client that dies half way leaves copies with an epoch that never comes into force. A client that
-is refused there for a second replaces *all* copies under a new epoch, that of partition 0 included:
-if the other client goes on after all, its change fails.
+A change that fails half way leaves copies with an epoch that never comes into force. The client
+that made it repairs them; if it has died, the first client that is refused there for some seconds
+does. A repair gives the settings in force a new epoch, in partition 0 first, and then replaces the
+other copies. So a change that still goes on, or a call that is still on its way, fails.
 """
 
 from __future__ import annotations
@@ -15,16 +16,18 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
+from delayq._reliable.store import ReliableStore
 from delayq.errors import ConfigurationError, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Sequence
 
     from delayq._background import Background
     from delayq._reliable.settings import Declared, StoredSettings
-    from delayq._reliable.store import ReliableStore
+
+R = TypeVar("R")
 
 
 class SettingsWriter:
@@ -45,7 +48,7 @@ class SettingsWriter:
     async def change(self, stored: StoredSettings, changes: Declared) -> StoredSettings | None:
         """Replace the stored settings, and return the new ones.
 
-        Returns None, without having changed anything, if others came into force meanwhile.
+        Returns None, without having changed any setting, if others came into force meanwhile.
 
         Raises:
             ConfigurationError: The queue is not empty, and would have fewer partitions. Nothing was
@@ -54,33 +57,59 @@ class SettingsWriter:
         """
         # Nothing is compared with this time: it makes an epoch differ from those that the server
         # has lost.
-        new = stored.changed(changes, stored.next_epoch(time.time_ns() // 1000))
+        new = _renewed(stored, changes)
         copies = range(1, max(new.partitions, stored.partitions))
         dropped = range(new.partitions, stored.partitions)
         added = range(stored.partitions, new.partitions)
         if dropped:
             await self._check_empty(range(stored.partitions), new)
         try:
-            for partition in copies:
-                await self._copy(new, partition, stored.epoch)
+            await self._of_each(copies, lambda store: self._copy(new, store, stored.epoch))
             if dropped:
                 # Nothing can arrive there any more.
                 await self._check_empty(dropped, new)
+                await self._check_forgotten(dropped)
             await self._take_over_pause(added)
+            # Clients that know no settings may store something before this.
+            expected = "" if stored.is_new else stored.epoch
+            is_in_force = await self._store_of(0).configure(expected, new) == new.epoch
         except BaseException as error:
-            withdrawing = self._background.spawn(
-                self._withdraw(new, copies), f"settings of {self._name}"
-            )
+            repairing = self._background.spawn(self._try_repair(), f"settings of {self._name}")
             if isinstance(error, DelayqError):
-                await asyncio.wait({withdrawing})
+                await asyncio.wait({repairing})
             raise
-        # Whatever interrupts this call, it may still come into force: it must not be withdrawn.
-        if await self._store_of(0).configure(stored.epoch, new) != new.epoch:
-            await self._withdraw(new, copies)
+        if not is_in_force:
+            await self.repair()
             return None
         # A pause that began before the change came into force may have missed the new partitions.
-        await self._take_over_pause(added)
+        with suppress(DelayqError):
+            await self._take_over_pause(added)
         return new
+
+    async def repair(self) -> StoredSettings:
+        """Give the settings in force a new epoch, and replace all copies. Returns them.
+
+        A copy whose server does not answer is left to the first client that is refused there.
+        """
+        first = self._store_of(0)
+        while True:
+            stored = await first.settings()
+            stored.check_layout(self._name)
+            new = _renewed(stored, {})
+            expected = "" if stored.is_new else stored.epoch
+            if await first.configure(expected, new) == new.epoch:
+                break
+        with suppress(DelayqError):
+            await self._of_each(
+                range(1, new.partitions),
+                lambda store: self._copy(new, store, stored.epoch, in_force=True),
+            )
+        return new
+
+    async def _try_repair(self) -> None:
+        # Otherwise, the first client that is refused by a copy repairs it.
+        with suppress(DelayqError):
+            await self.repair()
 
     async def forget_former(self, stored: StoredSettings) -> StoredSettings | None:
         """Forget former numbers of partitions if no message or remembered id was placed by them.
@@ -92,41 +121,41 @@ class SettingsWriter:
         # A user that may not count messages leaves this to another one.
         with suppress(ServerRefused):
             places = range(max(stored.partitions, *stored.former))
-            remembered = [await self._store_of(place).remembers() for place in places]
-            if not any(remembered) and await self._are_empty(places):
+            # In this order: the last message may be handled, and then remembered, in between.
+            if await self._are_empty(places) and not await self._remember(places):
                 return await self.change(stored, {"former": ""})
         return None
 
-    async def _copy(self, settings: StoredSettings, partition: int, expected: str) -> None:
-        """Write a partition's copy, which probably has the expected epoch."""
-        store = self._store_of(partition)
-        while (found := await store.configure(expected, settings)) != settings.epoch:
+    async def _copy(
+        self, new: StoredSettings, store: ReliableStore, expected: str, *, in_force: bool = False
+    ) -> None:
+        """Write a partition's copy, which probably has the expected epoch.
+
+        Settings ``in_force`` are written only as long as they are.
+        """
+        while (found := await store.configure(expected, new)) != new.epoch:
             if found == expected:
                 (await store.settings()).check_layout(self._name)
+            if in_force and (await self._store_of(0).settings()).epoch != new.epoch:
+                return
             expected = found
 
-    async def _withdraw(self, new: StoredSettings, copies: Iterable[int]) -> None:
-        """Replace the copies of settings that will not come into force by those in force."""
-        # A copy that stays is replaced when a client is refused there.
-        with suppress(DelayqError):
-            stored = await self._store_of(0).settings()
-            for partition in copies:
-                await self._store_of(partition).configure(new.epoch, stored)
-
-    async def _take_over_pause(self, partitions: Iterable[int]) -> None:
+    async def _take_over_pause(self, partitions: Sequence[int]) -> None:
         """Pause new partitions if the queue is paused; otherwise resume them, in case they were
         part of the queue before.
+
+        A pause begins, and ends, with partition 0.
         """
-        if not partitions:
-            return
+        first = self._store_of(0)
         # A user that may not look, or not pause, leaves them as they are.
         with suppress(ServerRefused):
-            is_paused = (await self._store_of(0).depth()).paused
-            for partition in partitions:
-                store = self._store_of(partition)
-                await (store.pause() if is_paused else store.resume())
+            was_paused: bool | None = None
+            while partitions and was_paused is not (is_paused := (await first.depth()).paused):
+                was_paused = is_paused
+                call = ReliableStore.pause if is_paused else ReliableStore.resume
+                await self._of_each(partitions, call)
 
-    async def _check_empty(self, partitions: Iterable[int], new: StoredSettings) -> None:
+    async def _check_empty(self, partitions: Sequence[int], new: StoredSettings) -> None:
         if not await self._are_empty(partitions):
             raise ConfigurationError(
                 f"queue {self._name!r} is not empty, and would lose messages of some partitions:"
@@ -134,11 +163,35 @@ class SettingsWriter:
                 "purge it, purge or redrive its dead letters, and unschedule what recurs"
             )
 
-    async def _are_empty(self, partitions: Iterable[int]) -> bool:
-        depths = await asyncio.gather(
-            *(self._store_of(partition).depth() for partition in partitions)
-        )
+    async def _check_forgotten(self, partitions: Sequence[int]) -> None:
+        if await self._remember(partitions):
+            raise ConfigurationError(
+                f"queue {self._name!r} remembers ids of handled messages in partitions that would"
+                " go: wait until its dedup_window has passed"
+            )
+
+    async def _are_empty(self, partitions: Sequence[int]) -> bool:
+        depths = await self._of_each(partitions, ReliableStore.depth)
         if any(depth.delayed or depth.ready or depth.leased or depth.dead for depth in depths):
             return False
-        scheduled = [await self._store_of(partition).has_schedules() for partition in partitions]
-        return not any(scheduled)
+        return not any(await self._of_each(partitions, ReliableStore.has_schedules))
+
+    async def _remember(self, partitions: Sequence[int]) -> bool:
+        return any(await self._of_each(partitions, ReliableStore.remembers))
+
+    async def _of_each(
+        self, partitions: Sequence[int], of: Callable[[ReliableStore], Awaitable[R]]
+    ) -> list[R]:
+        """Call ``of`` for these partitions at once; wait for all, then raise the first error."""
+        calls = (of(self._store_of(partition)) for partition in partitions)
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return outcomes  # type: ignore[return-value]  # none is an error
+
+
+def _renewed(stored: StoredSettings, changes: Declared) -> StoredSettings:
+    # Nothing is compared with this time: it makes an epoch differ from those that the server has
+    # lost.
+    return stored.changed(changes, stored.next_epoch(time.time_ns() // 1000))

@@ -319,8 +319,11 @@ class ReliableStore:
         return bool(await self._run(RESUME))
 
     async def remembers(self) -> bool:
-        """Return whether ids of handled messages may still count as duplicates."""
-        return bool(await self.client.command("ZCARD", self.keys.done))
+        """Return whether ids of handled messages still count as duplicates."""
+        if not await self.client.command("EXISTS", self.keys.done):
+            return False
+        now_us = await self.client.time_us(self.keys.done)
+        return bool(await self.client.command("ZCOUNT", self.keys.done, f"({now_us}", "+inf"))
 
     async def has_schedules(self) -> bool:
         """Return whether any message recurs."""

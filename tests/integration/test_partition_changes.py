@@ -64,6 +64,16 @@ async def copies(raw: Any, count: int) -> list[dict[bytes, bytes]]:
     return [await raw.hgetall(ReliableKeys.of("jobs", partition=n).settings) for n in range(count)]
 
 
+async def are_repaired(raw: Any, before: list[dict[bytes, bytes]]) -> bool:
+    """Return whether the copies are alike, and say what they said before, under a new epoch."""
+    truth, *others = await copies(raw, len(before))
+    return (
+        truth[b"epoch"] != before[0][b"epoch"]
+        and others == [truth] * len(others)
+        and ({**truth, b"epoch": b""} == {**before[0], b"epoch": b""})
+    )
+
+
 def before_next(
     monkeypatch: pytest.MonkeyPatch, target: Any, method: str, step: Callable[[], Awaitable[object]]
 ) -> None:
@@ -165,6 +175,55 @@ class TestOffersDuringGrowth:
         assert [each.name for each in await jobs.schedules()] == [name]
         assert (await jobs.stats()).delayed == 1
 
+    async def test_a_message_offered_before_the_first_declaration_is_found_after_it(
+        self, jobs: ReliableQueue[int], theirs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The first offer declares nothing, and so leaves no epoch."""
+        name = ids_that_move(1, 4)[0]
+
+        async def offer() -> None:
+            await theirs.offer(1, HOUR, id=name)
+
+        before_next(monkeypatch, jobs._open.settings._writer, "_take_over_pause", offer)
+        await jobs.configure(partitions=4)
+        assert await jobs.get(name) is not None
+        with pytest.raises(delayq.DuplicateMessage):
+            await jobs.offer(2, HOUR, id=name)
+
+    @pytest.mark.parametrize("many", [False, True])
+    async def test_an_offer_to_a_queue_that_is_closing_is_told_so(
+        self,
+        jobs: ReliableQueue[int],
+        stale: ReliableQueue[int],
+        monkeypatch: pytest.MonkeyPatch,
+        many: bool,
+    ) -> None:
+        await jobs.configure(partitions=4)
+        closing: list[asyncio.Future[None]] = []
+
+        async def close() -> None:
+            closing.append(asyncio.ensure_future(stale.aclose()))
+            await asyncio.sleep(0)
+
+        before_next(monkeypatch, stale._open.settings, "read", close)
+        with pytest.raises(delayq.Closed):
+            await (stale.offer_many([Offer(1)] * 9) if many else stale.offer(1))
+        await asyncio.gather(*closing)
+
+    async def test_an_offer_needs_no_server_but_that_of_its_partition(
+        self, jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await jobs.configure(partitions=4)
+
+        async def fail(_: object) -> None:
+            raise delayq.ServerUnavailable("away")
+
+        monkeypatch.setattr(jobs._open.partitions[0].offers, "under", fail)
+        name = ids_that_move(1, 4)[0]
+        with pytest.raises(delayq.NotDurable) as caught:
+            await jobs.offer(1, id=name, durability="replicas:1")
+        assert caught.value.stored == (name,)
+
 
 class TestClientsThatWereNotTold:
     async def test_calls_by_id_find_the_message(
@@ -235,6 +294,15 @@ class TestClientsThatWereNotTold:
         await jobs.offer_many([Offer(n) for n in range(40)])
         assert len(await jobs.claim(40, wait=0.2 if paused else 5)) == (0 if paused else 40)
 
+    async def test_a_pause_that_ends_during_another_change_ended(
+        self, jobs: ReliableQueue[int], theirs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await jobs.pause()
+        settings = jobs._open.settings
+        before_next(monkeypatch, settings, "read", lambda: theirs.configure(max_size=9))
+        assert await jobs.resume()
+        assert not await jobs.resume()
+
 
 class TestChangesThatStopHalfWay:
     async def test_a_configurer_that_stood_still_does_not_drop_messages(
@@ -286,9 +354,45 @@ class TestChangesThatStopHalfWay:
         with pytest.raises(asyncio.CancelledError):
             await changing
         async with asyncio.timeout(5):
-            while (await copies(raw, 4)) != before[:4]:
+            while not await are_repaired(raw, before[:4]):
                 await asyncio.sleep(0.01)
         await jobs.offer_many([Offer(n) for n in range(100)])
+
+    async def test_a_change_that_fails_does_not_bring_back_settings_that_have_ended(
+        self, jobs: ReliableQueue[int], theirs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Otherwise clients with the old settings could store an id in its old place again."""
+        await jobs.configure(partitions=2)
+        await theirs.stats()
+        old = jobs._open.settings.stored
+        writer = theirs._open.settings._writer
+
+        async def overtake() -> None:
+            await jobs.configure(partitions=4)
+            raise delayq.ServerUnavailable("the link broke")
+
+        before_next(monkeypatch, writer, "_take_over_pause", overtake)
+        with pytest.raises(delayq.ServerUnavailable):
+            await theirs.configure(partitions=8)
+        assert (await jobs.settings()).partitions == 4
+        for partition in jobs._open.partitions:
+            assert (await partition.store.settings()).epoch != old.epoch
+        name = ids_that_move(2, 4)[0]
+        await jobs.offer(1, HOUR, id=name)
+        await jobs.cancel(name)
+
+    async def test_ids_that_are_remembered_keep_their_partition(
+        self, jobs: ReliableQueue[int]
+    ) -> None:
+        await jobs.configure(partitions=4, dedup_window=0.5)
+        name = next(name for name in ids_that_move(2, 4) if partition_of(name, 4) > 1)
+        await jobs.offer(1, id=name)
+        (message,) = await jobs.claim()
+        await message.ack()
+        with pytest.raises(delayq.ConfigurationError, match=r"remembers ids .* dedup_window"):
+            await jobs.configure(partitions=2)
+        await asyncio.sleep(0.6)
+        assert (await jobs.configure(partitions=2)).partitions == 2
 
     async def test_two_first_declarations_at_once_agree_without_a_pause(
         self, server: PrivateServer, raw: Any

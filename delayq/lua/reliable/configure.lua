@@ -5,7 +5,8 @@
 --   settings  HASH     see include/settings.lua
 --   wake      CHANNEL  where clients are told to read the settings again
 -- Arguments:
---   expected  text  the epoch of the settings that these replace; 0 if there are none
+--   expected  text  the epoch of the settings that these replace; 0 if none was ever stored; empty
+--                   if nothing else was stored either
 --   epoch     text  of these settings
 --   field...  text  the name of each setting
 --   value...  text  the setting
@@ -17,7 +18,9 @@
 
 local stored = redis.call('HMGET', settings, 'layout', 'epoch')
 -- If the answer to a first try was lost, its repetition finds its work done.
-if not knows_settings(stored[1], stored[2], expected) then return stored[2] or '0' end
+local is_expected = knows_settings(stored[1], stored[2], expected)
+if expected == '' then is_expected = not stored[1] and not stored[2] end
+if not is_expected then return stored[2] or '0' end
 local fields = {'layout', LAYOUT, 'epoch', epoch}
 for at = FIRST, #ARGV, STRIDE do
   fields[#fields + 1], fields[#fields + 2] = ARGV[at + FIELD], ARGV[at + VALUE]
