@@ -53,8 +53,8 @@ class Batcher(Generic[Item, Result]):
 
     A lone caller never waits for others: the first item leaves before :meth:`submit` returns. If a
     caller is cancelled before its item has left, the item is withdrawn, unless items are
-    ``uncancellable``. The reply itself sends the next batch; only a call that fails has a task,
-    which retries it.
+    ``uncancellable``; if it is cancelled later, the item is committed all the same. The reply
+    itself sends the next batch; only a call that fails has a task, which retries it.
     """
 
     def __init__(

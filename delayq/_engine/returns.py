@@ -32,6 +32,9 @@ class _Chunk(NamedTuple, Generic[Item]):
     call: HandBack
     items: list[Taken[Item]]
 
+    def __repr__(self) -> str:
+        return f"<_Chunk of {len(self.items)} items>"
+
 
 class Returns(Generic[Item]):
     """The items of one source that are on their way back to their server."""

@@ -124,7 +124,8 @@ class RedisClient:
         """
         command = ("EVALSHA", script.sha, len(keys), *keys, *args)
         call = _Call(command, script, None, then, until)
-        return await self._repeat(partial(self._attempt, keys[0], call), script.repeatable, until)
+        attempt = partial(self._attempt, keys[0], call)
+        return await self._repeat(attempt, script.repeatable, until, writes=True)
 
     def interpret(self, answer: Any, pool: ConnectionPool) -> Any:
         """Return an answer that came over ``pool``, or the error that it means."""
@@ -299,6 +300,8 @@ class RedisClient:
         attempt: Callable[[], Awaitable[Any]],
         repeatable: bool = True,
         until: float | None = None,
+        *,
+        writes: bool = False,
     ) -> Any:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
@@ -321,7 +324,7 @@ class RedisClient:
                 if loop.time() >= give_up_at:
                     raise unknown or known from known.__cause__
             except ServerRefused as error:
-                if unknown is not None:
+                if writes and unknown is not None:
                     raise unknown from error
                 raise
             failures += 1

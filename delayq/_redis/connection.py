@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import socket
 import struct
 import sys
 from collections import deque
@@ -32,6 +33,10 @@ ANSWER_WITHIN = 5.0
 DOUBT_AFTER = 1.0
 # A network carries at least this many bytes per second of a large question.
 _SLOWEST = 250_000
+
+# When the system first probes whether an idle connection still exists, the time between probes,
+# both in seconds, and their number. By default it probes after two hours.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 _NOTHING = object()
 
@@ -179,6 +184,10 @@ class Connection(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._watch: asyncio.TimerHandle | None = None
         self._lost: Exception | None = None
+        _keep_alive(
+            self._transport.get_extra_info("socket"),
+            getattr(opened, "socket_keepalive_options", None),
+        )
         self._transport.set_protocol(self)
         self._transport.resume_reading()
 
@@ -213,7 +222,7 @@ class Connection(asyncio.Protocol):
         return self._abandoned > 0
 
     def ask(self, *command: Any) -> asyncio.Future[Any]:
-        """Send a command, and return a future of its answer. Raises NotSent if it is lost."""
+        """Send a command, and return a future of its answer, or of the error."""
         future = self._loop.create_future()
         self.call(command, partial(_settle, future))
         return future
@@ -380,6 +389,20 @@ class Connection(asyncio.Protocol):
         for question in asked:
             question.settle(own_copy(error))
         self._inbox.put_nowait(NotSent(str(error)))
+
+
+def _keep_alive(connected: Any, chosen: Any) -> None:
+    """Have the system detect that the other end of a socket has vanished, if it can.
+
+    ``chosen`` holds the user's own settings, if any.
+    """
+    if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    with suppress(OSError):
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if not chosen and hasattr(socket, name):
+                connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _call(on_reply: Callable[[Any], object] | None, answer: Any) -> None:

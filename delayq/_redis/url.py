@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
@@ -53,10 +52,6 @@ _OURS: dict[str, Any] = {
     # The maintenance notifications of RESP3 make redis-py 8.1 hand out dead connections.
     "protocol": 2,
 }
-# When the system first probes whether an idle connection still exists, the time between probes,
-# both in seconds, and their number. By default it probes after two hours.
-_PROBES = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-_KEEP_ALIVE = {getattr(socket, name): n for name, n in _PROBES.items() if hasattr(socket, name)}
 # Options of pools and clients, and of RESP3's maintenance notifications.
 _NOT_OURS = re.compile(
     r"max_connections|timeout|queue_class|connection_pool(_class)?|retry_on_error|legacy_responses|(oss_cluster_)?maint\w*|orig_\w+"
@@ -271,9 +266,6 @@ def _address(
 ) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
     kept.setdefault("socket_connect_timeout", 5.0)
-    if issubclass(connection_class, Connection):
-        kept["socket_keepalive"] = True
-        kept["socket_keepalive_options"] = kept.get("socket_keepalive_options") or _KEEP_ALIVE
     return Address(label, connection_class, kept | _OURS)
 
 

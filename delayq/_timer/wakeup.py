@@ -53,7 +53,7 @@ class Wakeup(Protocol):
     kind: WakeupKind
 
     def set(self, when: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at ``when``, seconds on the loop's clock, and not as set before."""
+        """Call ``callback`` at ``when``, seconds on the loop's clock, instead of earlier ones."""
         ...
 
     def close(self) -> None:

@@ -123,7 +123,8 @@ class Handling:
                 await self._handle(message)
         except LeaseLost:
             name = f"message {message.id!r}"
-            log(WARNING, self._queue, HANDLED_TWICE, name, message=message.id)
+            id, attempt = message.id, message.attempt  # noqa: A001
+            log(WARNING, self._queue, HANDLED_TWICE, name, message=id, attempt=attempt)
         except DelayqError as error:
             self._log(WARNING, message, "could not be settled and will be redelivered: %s", error)
         except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker

@@ -139,7 +139,8 @@ class SlotPlan:
 
     def line_up(self, feed: Feed) -> None:
         """Put a feed in line for a slot, if it has something to do."""
-        if not feed.in_line and feed.buffer and not feed.is_full:
+        # As is_full, without a call: this runs for each message.
+        if not feed.in_line and feed.buffer and feed.running < feed.places:
             feed.in_line = True
             self.in_line.append(feed)
 
@@ -151,7 +152,7 @@ class SlotPlan:
         free = self._slots - self.running
         for _ in range(len(self.in_line)):
             feed = self.in_line.popleft()
-            if not feed.buffer or feed.is_full:
+            if not feed.buffer or feed.running >= feed.places:
                 feed.in_line = False
             elif feed in self.reserved or free > len(self.reserved):
                 feed.in_line = False
@@ -179,7 +180,8 @@ class SlotPlan:
         self.finished += 1
         feed.took = moving_mean(feed.took, took)
         self.line_up(feed)
-        self._parked.clear()
+        if self._parked:
+            self._parked.clear()
 
     @property
     def is_at_work(self) -> bool:

@@ -38,7 +38,7 @@ class Threads:
     """
 
     def __init__(self, queue: str, most: int) -> None:
-        """Log the listener's queue, which runs ``most`` handlers at a time."""
+        """Create the threads of a listener, which runs ``most`` handlers at a time."""
         self._queue = queue
         self._most = most
         self._idle: list[_Thread] = []

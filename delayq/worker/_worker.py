@@ -405,8 +405,8 @@ class Worker:
                 scope = Scope(self._makers, made, stack)
                 for kind in [kind for kind, maker in self._makers.items() if maker.once]:
                     await scope.get(kind)
-                feeds = self._feeds(stop, made, stack)
                 with stop.working():
+                    feeds = self._feeds(stop, made, stack)
                     await self._work(stop, feeds, burst=burst, started=started)
         finally:
             self._client = self._stop = None

@@ -106,7 +106,7 @@ class JsonJacksonCodec:
         self._reader = Reader(by_name, list_class, map_class, rules)
 
     def encode(self, value: Any, /) -> bytes:
-        """Encode ``value``, or raise EncodeError: no Java class is known, or Jackson reads none."""
+        """Encode ``value``, or raise EncodeError: its Java class is unknown, or unreadable."""
         return _encode(self, value, self._writer)
 
     def decode(self, payload: bytes, /) -> Any:
