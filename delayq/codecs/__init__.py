@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.protocol import Codec
 from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
-from delayq.codecs.typed import codec_for
 
 if TYPE_CHECKING:
     from delayq.codecs.java.jackson import JsonJacksonCodec, TypedJsonJacksonCodec
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
         JavaShort,
         JavaValue,
     )
+    from delayq.codecs.typed import codec_for
 
 __all__ = [
     "BytesCodec",
@@ -59,12 +59,14 @@ __all__ = [
     "codec_for",
 ]
 
-# Needed only where a queue is shared with Java. Other programs are spared their import, some 10 ms.
+# Needed where a queue is shared with Java, or a worker reads types. Other programs are spared their
+# import, some 10 ms each.
 _LOADED_WHEN_ASKED_FOR = {
     "JsonJacksonCodec": "java.jackson",
     "TypedJsonJacksonCodec": "java.jackson",
     "Kryo5Codec": "java.kryo",
     "KryoOpaque": "java.kryo",
+    "codec_for": "typed",
     **{name: "java.types" for name in __all__ if name.startswith("Java")},
 }
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from delayq.codecs._plain import Unencodable, encode_json, to_plain
 from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
 
+
+def _plain(value: Any) -> Any:
+    # Many programs never need it, nor the modules that it imports.
+    from delayq.codecs._plain import plain  # noqa: PLC0415
+
+    return plain(value)
+
+
 _read = json.JSONDecoder().raw_decode
+_write = json.JSONEncoder(
+    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+).encode
 
 
 class JsonCodec:
@@ -34,10 +44,12 @@ class JsonCodec:
                 surrogate, a value that contains itself. The text names its place in ``value``.
         """
         try:
-            return encode_json(value).encode()
+            return _write(value).encode()
         except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
             pass
         # It has keys that need conversion, or JSON cannot hold it.
+        from delayq.codecs._plain import Unencodable, encode_json, to_plain  # noqa: PLC0415
+
         try:
             return encode_json(to_plain(value)).encode()
         except Unencodable as error:
