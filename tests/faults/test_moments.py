@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._engine.waiters import Waiters
+from delayq._engine.waiters import Supply
 from tests.faults.moments import Plan, run_all
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     """Otherwise trials without flaws would prove nothing."""
     monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
-    monkeypatch.setattr(Waiters, "give_back", lambda *_: None)
+    monkeypatch.setattr(Supply, "put", lambda *_args, **_options: None)
     leaving: dict[str, Any] = {"round_trip": 20, "ending": "block ends", "after": 0.2}
     plans = [
         replace(plan, queues=("loop",) * len(plan.queues), **leaving)
