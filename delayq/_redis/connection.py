@@ -80,7 +80,7 @@ class Owner(Protocol):
         ...
 
     def connection_broken(self) -> None:
-        """React to the end of a connection that nobody closed."""
+        """React to the end of a connection that was not closed on purpose."""
         ...
 
 

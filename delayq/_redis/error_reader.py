@@ -1,4 +1,4 @@
-"""What the errors that come over a connection mean."""
+"""Reads the errors that come over a connection."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class KnownSettings:
     """The settings of one queue, as far as this client knows them.
 
     Attributes:
-        stored: What was on the server when it was last read.
+        stored: The settings on the server when they were last read.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class KnownSettings:
         self._writer = SettingsWriter(name, store_of, background)
         self._background = background
         self._changed = changed
-        # What the handles on this client have declared.
+        # Declared by the handles on this client.
         self._declared: dict[str, str] = {}
         # Tells what was read later from what was read earlier.
         self._reads = itertools.count(1)
@@ -134,9 +134,7 @@ class KnownSettings:
                 stored = changed
                 break
         else:
-            raise ServerUnavailable(
-                "the settings were not changed: others change them all the time"
-            )
+            raise ServerUnavailable("nothing was changed: other clients kept changing settings")
         # This client does not declare what it has just changed.
         self._declared |= {name: text for name, text in changes.items() if name in self._declared}
         # The change was made, whatever becomes of this.

@@ -39,7 +39,7 @@ class SettingsWriter:
         """Args:
         name: The queue's name.
         store_of: Returns the data of the partition with that number.
-        background: Owns the tasks that withdraw changes.
+        background: Owns the tasks that repair copies.
         """
         self._name = name
         self._store_of = store_of
@@ -51,12 +51,10 @@ class SettingsWriter:
         Returns None, without having changed any setting, if others came into force meanwhile.
 
         Raises:
-            ConfigurationError: The queue is not empty, and would have fewer partitions. Nothing was
-                changed.
+            ConfigurationError: The queue would have fewer partitions, and is not empty, or
+                remembers ids in those that would go. Nothing was changed.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
-        # Nothing is compared with this time: it makes an epoch differ from those that the server
-        # has lost.
         new = _renewed(stored, changes)
         copies = range(1, max(new.partitions, stored.partitions))
         dropped = range(new.partitions, stored.partitions)
@@ -74,12 +72,15 @@ class SettingsWriter:
             expected = "" if stored.is_new else stored.epoch
             is_in_force = await self._store_of(0).configure(expected, new) == new.epoch
         except BaseException as error:
+            if not copies:
+                raise
             repairing = self._background.spawn(self._try_repair(), f"settings of {self._name}")
             if isinstance(error, DelayqError):
                 await asyncio.wait({repairing})
             raise
         if not is_in_force:
-            await self.repair()
+            if copies:
+                await self.repair()
             return None
         # A pause that began before the change came into force may have missed the new partitions.
         with suppress(DelayqError):
