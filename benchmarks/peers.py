@@ -139,6 +139,15 @@ PEERS = (
         "concurrency 100",
     ),
     Peer(
+        "docket",
+        "0.27.0",
+        ("pydocket==0.27.0",),
+        "docket",
+        "add_many",
+        (1_000, 2_000),
+        "concurrency 100, intervals of 10 ms, execution_ttl 0",
+    ),
+    Peer(
         "BullMQ Python",
         "3.4.4",
         ("bullmq==3.4.4", REDIS),
@@ -167,8 +176,8 @@ PEERS = (
     ),
     Peer(
         "RQ",
-        "2.12.0",
-        ("rq==2.12.0", REDIS),
+        "3.0.0",
+        ("rq==3.0.0", REDIS),
         "rq",
         "pipeline",
         (400, 1_000),
