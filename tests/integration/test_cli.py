@@ -24,7 +24,7 @@ from tests.support.fields import fields
 from tests.support.programs import run_delayq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from delayq import Client
     from tests.support.clusters import TestCluster
@@ -370,18 +370,27 @@ def test_lists_are_of_one_state_and_have_pages(cli: Cli) -> None:
 # Dead letters
 
 
+def evaluate_in_steps(url: str, script: str, keys: Sequence[str], count: int, *args: str) -> None:
+    """Call a script for the numbers from 0 to ``count``, 10,000 at a time: one call for all of them
+    would block a busy machine's server for longer than a client waits.
+    """
+    with redis.Redis.from_url(url) as raw:
+        for first in range(0, count, 10_000):
+            last = min(first + 10_000, count) - 1
+            raw.eval(script, len(keys), *keys, first, last, *args)
+
+
 def bury(url: str, count: int) -> None:
     why = (
         '{"reason":"attempts","attempt":3,"priority":0,"error":"Traceback\\n  here\\nValueError:'
         ' no"}\n1700000000000000 \n'
     )
-    fill = """for n = 0, ARGV[1] - 1 do
+    fill = """for n = ARGV[1], ARGV[2] do
       local id = string.format('dead-%06d', n)
       redis.call('ZADD', KEYS[1], string.format('%.0f', 1.7e15 + n), id)
-      redis.call('HSET', KEYS[2], id, ARGV[2] .. '"' .. id .. '"')
+      redis.call('HSET', KEYS[2], id, ARGV[3] .. '"' .. id .. '"')
     end"""
-    with redis.Redis.from_url(url) as raw:
-        raw.eval(fill, 2, MAILS.dead, MAILS.dead_messages, count, why)
+    evaluate_in_steps(url, fill, (MAILS.dead, MAILS.dead_messages), count, why)
 
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:

@@ -17,7 +17,7 @@ import redis
 import typer
 
 from delayq.cli.app import app, run
-from tests.integration.test_cli import MAILS, SECRET, bury, seed
+from tests.integration.test_cli import MAILS, SECRET, bury, evaluate_in_steps, seed
 from tests.support.programs import run_delayq, run_python
 from tests.support.terminal import PATIENCE, ROOT, Seen, at_terminal, screen, until_it_reads
 
@@ -310,13 +310,12 @@ def test_ctrl_c_says_what_is_left(address: dict[str, Any], command: str, words: 
 
 
 def test_ctrl_c_during_a_purge_says_what_is_left(address: dict[str, Any]) -> None:
-    fill = """for n = 1, 200000 do
+    fill = """for n = ARGV[1], ARGV[2] do
       redis.call('ZADD', KEYS[1], '4e15', 'm' .. n)
       redis.call('HSET', KEYS[2], 'm' .. n, '1 \\n1')
     end"""
     keys = MAILS.live[0], MAILS.named("bodies")
-    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
-        raw.eval(fill, 2, *keys)
+    evaluate_in_steps(address["DELAYQ_URL"], fill, keys, 200_000)
     shown = assert_stopped("purge --queue mails --yes", address, "dropped", *keys)
     assert "delayq: stopped: LEFT messages are left" in shown
 
