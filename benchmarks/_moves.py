@@ -5,9 +5,10 @@ and the server's own time.
 from __future__ import annotations
 
 import random
+import resource
 import time
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from redis import Redis
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
+    from benchmarks._profile import Profile
     from delayq._delayed.keys import DelayedKeys
 
 BATCH = 100
@@ -103,22 +105,39 @@ class Counts(NamedTuple):
         return Counts(*(now - then for now, then in zip(self, before, strict=True)))
 
 
+def kernel_time() -> float:
+    """Return how long this process has spent in system calls, seconds: its system time."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
+
+
 class Meter:
     """Measures elapsed time, and the processor time of this process and the server, from its
     creation until it is read.
+
+    Attributes:
+        profile: Profiles the same period if there is one. It slows the process down.
     """
+
+    profile: ClassVar[Profile | None] = None
 
     def __init__(self, server: Any) -> None:
         self._server = server
         self._counts = Counts.of(server)
+        if self.profile is not None:
+            self.profile.begin(server)
+        self._kernel = kernel_time()
         self._cpu, self._at = time.process_time(), time.perf_counter()
 
     def read(self, count: int) -> dict[str, float]:
         """Return how many per second, and the cost of each in microseconds and in script calls."""
         seconds, cpu = time.perf_counter() - self._at, time.process_time() - self._cpu
+        kernel = kernel_time() - self._kernel
+        if self.profile is not None:
+            self.profile.end(self._server, count)
         spent = Counts.of(self._server).since(self._counts)
         each = {
             "client_us": cpu * 1e6,
+            "kernel_us": kernel * 1e6,
             "script_us": spent.script_us,
             "server_us": spent.cpu_us,
             "scripts": spent.scripts,

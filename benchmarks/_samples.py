@@ -13,7 +13,8 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from benchmarks._moves import add_server_option
+from benchmarks._moves import Meter, add_server_option
+from benchmarks._profile import Profile
 from benchmarks._report import add_options
 
 if TYPE_CHECKING:
@@ -50,10 +51,17 @@ def new_parser(doc: str | None, runs: int = 5) -> argparse.ArgumentParser:
 
 
 def be_sample(sample: str, roles: Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]) -> None:
-    """Act as the process that :func:`start` started: carry out the role, and print its result."""
+    """Act as the process that :func:`start` started: carry out the role, and print its result.
+
+    With ``profile``, print its figures and the profile.
+    """
     given = json.loads(sample)
     role, loop = roles[given.pop("role")], given.pop("loop", "asyncio")
-    json.dump(run_in(loop, lambda: asyncio.wait_for(role(**given), PATIENCE)), sys.stdout)
+    profile = Meter.profile = Profile() if given.pop("profile", False) else None
+    found = run_in(loop, lambda: asyncio.wait_for(role(**given), PATIENCE))
+    if profile is not None:
+        found = {"figures": found, "client": profile.client, "commands": profile.commands}
+    json.dump(found, sys.stdout)
 
 
 def say_ready() -> None:
