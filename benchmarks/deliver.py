@@ -22,10 +22,10 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis
-from redis.asyncio import Redis as AsyncRedis
 
 import delayq
-from benchmarks._moves import BATCH, Meter, address, images, measured_server, put_back
+from benchmarks import _by_hand
+from benchmarks._moves import Meter, address, images, measured_server, put_back
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
 
@@ -36,32 +36,16 @@ NAME = "deliver"
 VALUE = "x" * 98  # 100 bytes as JSON
 AT_A_TIME = 5000
 # Offered messages become due once all are stored: at least this many are stored per second.
-OFFERS_A_SECOND = 5000
+OFFERS_A_SECOND = 10_000
 # Due in the order of the offers, as with any fixed delay: a few ms between scripts keep it that
 # way. One script stores 200.
 ONE_SCRIPT, APART = 200, 0.005 / 200
 TASKS = 100
-# As long as the leases of the other ways.
-LEASE_US = 30_000_000
 FLAT_MESSAGES, FLAT_DELAY, FLAT_ROUNDS, FAR = 1000, 0.5, 3, 36_000.0
-CLAIM = """
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local ids = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', 0, ARGV[1])
-if #ids == 0 then return {} end
-local leased = {}
-for _, id in ipairs(ids) do
-  leased[#leased + 1] = now + ARGV[2]
-  leased[#leased + 1] = id
-end
-redis.call('ZADD', KEYS[1], unpack(leased))
-return {ids, redis.call('HMGET', KEYS[2], unpack(ids))}
-"""
-ACK = """
-redis.call('HDEL', KEYS[2], unpack(ARGV))
-return redis.call('ZREM', KEYS[1], unpack(ARGV))
-"""
 FLOOR = "redis-py, 100 by a script"
+# Not in the table: see benchmarks.floor.
+AT_MOST_ONCE = f"{FLOOR}, at most once"
+BY_HAND = (FLOOR, AT_MOST_ONCE)
 
 
 class Run:
@@ -180,22 +164,6 @@ def by_worker(concurrency: int) -> Way:
     return work
 
 
-async def by_hand(url: str, run: Run) -> dict[str, float]:
-    async with AsyncRedis.from_url(url, single_connection_client=True) as redis:
-        claim, ack = redis.register_script(CLAIM), redis.register_script(ACK)
-        keys, last = ["floor", "floor:bodies"], False
-        while not last:
-            ids, bodies = await claim(keys, [BATCH, LEASE_US])
-            for _body in bodies:
-                last = run.handle()
-            if await ack(keys, ids) != len(ids):
-                raise AssertionError("some messages were lost")
-        figures = run.figures()
-        if await redis.exists(*keys):
-            raise AssertionError("some messages are left")
-    return figures
-
-
 Way = Callable[[delayq.Client, Run], Awaitable[dict[str, float]]]
 # The kind of queue, how to handle its messages, and the colour.
 WAYS: dict[str, tuple[str, Way, str]] = {
@@ -237,19 +205,10 @@ async def store(
             )
 
 
-async def store_floor(url: str, due: float, messages: int) -> None:
-    async with AsyncRedis.from_url(url) as redis:
-        for first in range(0, messages, AT_A_TIME):
-            ids = [f"{place:016}" for place in range(first, min(first + AT_A_TIME, messages))]
-            await redis.zadd("floor", dict.fromkeys(ids, due * 1e6))
-            bodies: Any = dict.fromkeys(ids, f'"{VALUE}"')
-            await redis.hset("floor:bodies", mapping=bodies)
-
-
 async def offer(url: str, kind: str, messages: int, due: float) -> None:
     """Store messages that come due once all are stored, and exit."""
     if kind == FLOOR:
-        await store_floor(url, due, messages)
+        await _by_hand.store_due(url, due, f'"{VALUE}"', messages, AT_A_TIME)
     else:
         async with delayq.connect(url) as client:
             await store(
@@ -264,11 +223,42 @@ async def offer(url: str, kind: str, messages: int, due: float) -> None:
         raise AssertionError("messages came due before all were stored")
 
 
+def store_all(server: Any, url: str, messages: int) -> dict[str, dict[bytes, bytes]]:
+    """Store due messages of each kind, and return what the server then holds, by kind."""
+    stored, due = {}, 0.0
+    for kind in (FLOOR, "DelayedQueue", "ReliableQueue"):
+        server.execute_command("FLUSHALL", "SYNC")
+        due = time.time() + 2 + messages / OFFERS_A_SECOND
+        result(start("deliver", role="offer", url=url, kind=kind, messages=messages, due=due))
+        stored[kind] = images(server)
+    time.sleep(max(0.0, due + messages * APART + 0.1 - time.time()))
+    return stored
+
+
+def run_sample(
+    server: Any,
+    url: str,
+    stored: dict[str, dict[bytes, bytes]],
+    way: str,
+    loop: str,
+    messages: int,
+    *,
+    profile: bool = False,
+) -> Any:
+    """Handle all messages that :func:`store_all` stored, and return the sample's result."""
+    put_back(server, stored[FLOOR if way in BY_HAND else WAYS[way][0]])
+    given = {"url": url, "way": way, "messages": messages, "loop": loop, "profile": profile}
+    return result(start("deliver", role="handle", **given), within=600)
+
+
 async def handle_all(url: str, way: str, messages: int) -> dict[str, float]:
     with Redis.from_url(url) as server:
         run = Run(server, messages)
-        if way == FLOOR:
-            return await by_hand(url, run)
+        if way in BY_HAND:
+            await _by_hand.deliver(url, run.handle, leased=way == FLOOR)
+            figures = run.figures()
+            await _by_hand.nothing_left(url)
+            return figures
         async with delayq.connect(url) as client:
             return await WAYS[way][1](client, run)
 
@@ -389,24 +379,10 @@ def main() -> None:
                 f" {options.runs} interleaved runs; µs and scripts per message"
             ),
         }
-        stored, due = {}, 0.0
-        for kind in (FLOOR, "DelayedQueue", "ReliableQueue"):
-            server.execute_command("FLUSHALL", "SYNC")
-            due = time.time() + 2 + options.messages / OFFERS_A_SECOND
-            result(
-                start(
-                    "deliver", role="offer", url=url, kind=kind, messages=options.messages, due=due
-                )
-            )
-            stored[kind] = images(server)
-        time.sleep(max(0.0, due + options.messages * APART + 0.1 - time.time()))
+        stored = store_all(server, url, options.messages)
         for _ in range(options.runs):
             for (way, loop), values in runs.items():
-                put_back(server, stored[FLOOR if way == FLOOR else WAYS[way][0]])
-                sample = start(
-                    "deliver", role="handle", url=url, way=way, messages=options.messages, loop=loop
-                )
-                values.append(result(sample, within=600))
+                values.append(run_sample(server, url, stored, way, loop, options.messages))
         if options.flat is not None:
             server.execute_command("FLUSHALL", "SYNC")
             given = {

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextvars
 import json
 import random
 import sys
@@ -21,10 +20,10 @@ import time
 from typing import Any
 
 import delayq
+from benchmarks._by_hand import on_time
 from benchmarks._moves import add_server_option, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, medians, quantile, result, run_in, start
-from delayq._timer.wakeup import LoopWakeup, new_wakeup
 
 SPREAD, SPREAD_S, LEAD_S = 2000, 10.0, 0.5
 STEADY, STEADY_S, STEADY_DELAY_S, PACE_S = 10_000, 5.0, 1.0, 0.01
@@ -34,76 +33,42 @@ WAYS = {
     "DelayedQueue": BLUE,
     "ReliableQueue": GREEN,
 }
-# Remove due messages and return them with their due times, and the time until the next one,
-# microseconds.
-TAKE_DUE = """
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-local due = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
-if #due > 0 then redis.call('ZREMRANGEBYRANK', KEYS[1], 0, #due / 2 - 1) end
-local head = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')[2]
-return {due, head and math.max(0, math.ceil(head - now)) or -1}
-"""
 
 
-def random_delays() -> list[float]:
-    chance = random.Random()
-    return [LEAD_S + chance.uniform(0, SPREAD_S) for _ in range(SPREAD)]
+def random_delays(seconds: float) -> list[float]:
+    chance, count = random.Random(), int(SPREAD / SPREAD_S * seconds)
+    return [LEAD_S + chance.uniform(0, seconds) for _ in range(count)]
 
 
-async def floor(url: str, way: str) -> list[float]:
+async def floor(url: str, way: str, seconds: float) -> list[float]:
     """Run one timer and one script. Return the latenesses in ms."""
-    from redis.asyncio import Redis
-
-    loop: Any = asyncio.get_running_loop()
-    late, rang = list[float](), asyncio.Event()
-    context = contextvars.copy_context()
-    waker = (
-        new_wakeup(loop, context, rang) if way.endswith("timerfd") else LoopWakeup(loop, context)
-    )
-    async with Redis.from_url(url) as redis:
-        script = redis.register_script(TAKE_DUE)
-        base = time.time()
-        await redis.zadd(
-            "floor", {str(n): (base + delay) * 1e6 for n, delay in enumerate(random_delays())}
-        )
-        while len(late) < SPREAD:
-            found, wait_us = await script(keys=["floor"])
-            arrived = time.time()
-            late += [(arrived - float(due) / 1e6) * 1000 for due in found[1::2]]
-            if wait_us > 0:
-                rang.clear()
-                waker.set(loop.time() + wait_us / 1e6, rang.set)
-                await rang.wait()
-    waker.close()
-    return late
+    return await on_time(url, random_delays(seconds), timerfd=way.endswith("timerfd"))
 
 
-async def spread(url: str, way: str) -> list[float]:
+async def spread(url: str, way: str, seconds: float) -> list[float]:
+    delays = random_delays(seconds)
     async with delayq.connect(url) as client:
         late: list[float] = []
         if way == "DelayedQueue":
             queue: delayq.DelayedQueue[int] = client.delayed_queue("late")
-            receipts = await queue.offer_many(list(enumerate(random_delays())))
+            receipts = await queue.offer_many(list(enumerate(delays)))
             due = [receipt.due_at.timestamp() for receipt in receipts]
             async for number in queue:
                 late.append((time.time() - due[number]) * 1000)
-                if len(late) == SPREAD:
+                if len(late) == len(delays):
                     break
         else:
             jobs: delayq.ReliableQueue[int] = client.reliable_queue("late")
-            await jobs.offer_many(
-                [delayq.Offer(n, delay=delay) for n, delay in enumerate(random_delays())]
-            )
+            await jobs.offer_many([delayq.Offer(n, delay=delay) for n, delay in enumerate(delays)])
             async for message in jobs:
                 late.append((time.time() - message.due_at.timestamp()) * 1000)
                 await message.ack()
-                if len(late) == SPREAD:
+                if len(late) == len(delays):
                     break
     return late
 
 
-async def produce(url: str, way: str) -> list[float]:
+async def produce(url: str, way: str, seconds: float) -> list[float]:
     """Offer at a steady rate.
 
     Return each due time, seconds since the epoch, or nothing where the consumer knows it.
@@ -113,7 +78,7 @@ async def produce(url: str, way: str) -> list[float]:
         queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
         started = time.monotonic()
-        for turn in range(int(STEADY_S / PACE_S)):
+        for turn in range(int(seconds / PACE_S)):
             await asyncio.sleep(started + turn * PACE_S - time.monotonic())
             numbers = range(turn * at_once, (turn + 1) * at_once)
             if way == "DelayedQueue":
@@ -124,12 +89,12 @@ async def produce(url: str, way: str) -> list[float]:
     return due
 
 
-async def consume(url: str, way: str) -> list[float]:
+async def consume(url: str, way: str, seconds: float) -> list[float]:
     """Take what is produced.
 
     Return the latenesses in ms; for a delayed queue, the arrival times, seconds since the epoch.
     """
-    count = int(STEADY * STEADY_S)
+    count = int(STEADY * seconds)
     async with delayq.connect(url) as client:
         if way == "DelayedQueue":
             queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
@@ -167,13 +132,19 @@ def figures(late: list[float]) -> dict[str, float]:
     }
 
 
-def run_sample(server: Any, url: str, load: str, way: str, loop: str) -> dict[str, float]:
+def run_sample(
+    server: Any, url: str, load: str, way: str, loop: str, seconds: float | None = None
+) -> dict[str, float]:
+    """Run a load for this long, by default for as long as the benchmark does."""
     server.flushall()
+    if seconds is None:
+        seconds = SPREAD_S if load == "spread" else STEADY_S
+    given = {"url": url, "way": way, "loop": loop, "seconds": seconds}
     if load == "spread":
         role = "floor" if way.startswith("floor") else "spread"
-        return figures(result(start("lateness", role=role, url=url, way=way, loop=loop)))
-    consumer = start("lateness", role="consume", url=url, way=way, loop=loop)
-    producer = start("lateness", role="produce", url=url, way=way, loop=loop)
+        return figures(result(start("lateness", role=role, **given)))
+    consumer = start("lateness", role="consume", **given)
+    producer = start("lateness", role="produce", **given)
     due, came = result(producer), result(consumer)
     return figures(
         [(at - then) * 1000 for at, then in zip(came, due, strict=True)] if due else came

@@ -24,7 +24,7 @@ import struct
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -48,7 +48,9 @@ if TYPE_CHECKING:
 
 LOOKS = {"DelayedQueue": (BLUE, "o", "-"), "ReliableQueue": (GREEN, "s", "--")}
 NAME = "many clients"
-LEAD_S, APART_S, LEASE_S, HOLD_S = 3.0, 0.05, 2.0, 0.02
+LEAD_S, APART_S, LEASE_S, HOLD_S, RESYNC_S = 3.0, 0.05, 2.0, 0.02, 5.0
+# So long that no lease ends while its client waits for its turn, seconds.
+LONG_LEASE_S = 60.0
 # How long after the last moment the last message may arrive, even one whose lease must end first.
 PATIENCE = 20.0
 # A message, a moment, and whether its handler began or ended then.
@@ -69,50 +71,64 @@ def read_notes(file: Path) -> list[Note]:
     ]
 
 
-async def consume(url: str, kind: str, file: str, hold: float) -> None:
+async def consume(
+    url: str,
+    kind: str,
+    file: str,
+    hold: float,
+    lease: float,
+    clients: int,
+    resync_interval: float,
+) -> None:
     """Handle messages until the input ends. Notes survive even if this process is killed."""
     with Path(file).open("ab", buffering=0) as notes:  # noqa: ASYNC230 - a few bytes, unbuffered: what is written stays
-        async with delayq.connect(url) as client:
 
-            async def handle(number: int) -> None:
-                notes.write(NOTE.pack(number, time.time(), BEGAN))
-                if hold:
-                    await asyncio.sleep(hold)
-                notes.write(NOTE.pack(number, time.time(), ENDED))
+        async def handle(number: int) -> None:
+            notes.write(NOTE.pack(number, time.time(), BEGAN))
+            if hold:
+                await asyncio.sleep(hold)
+            notes.write(NOTE.pack(number, time.time(), ENDED))
 
-            async def work() -> None:
-                if kind == "DelayedQueue":
-                    async for number in client.delayed_queue(NAME):
-                        await handle(number)
-                else:
-                    async for message in client.reliable_queue(NAME, lease=LEASE_S):
-                        async with message:
-                            await handle(message.value)
+        async def work(client: delayq.Client) -> None:
+            if kind == "DelayedQueue":
+                async for number in client.delayed_queue(NAME):
+                    await handle(number)
+            else:
+                async for message in client.reliable_queue(NAME, lease=lease):
+                    async with message:
+                        await handle(message.value)
 
-            working = asyncio.create_task(work())
-            while not client.statistics().waiting:  # noqa: ASYNC110 - nothing tells
+        async with AsyncExitStack() as stack:
+            opened = [
+                await stack.enter_async_context(
+                    delayq.connect(url, resync_interval=resync_interval)
+                )
+                for _ in range(clients)
+            ]
+            working = [asyncio.create_task(work(client)) for client in opened]
+            while not all(client.statistics().waiting for client in opened):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.01)
             say_ready()
             await asyncio.to_thread(sys.stdin.read)
-    # Closing the client ends the loop.
-    await working
+    # Closing its client ends a loop.
+    await asyncio.gather(*working)
 
 
-async def produce(url: str, kind: str, moments: int, together: int) -> list[float]:
+async def produce(url: str, kind: str, moments: int, together: int, apart: float) -> list[float]:
     """Offer and exit. Return when each message is due, seconds since the epoch."""
     due: list[float] = []
     async with delayq.connect(url) as client:
         first = time.time() + LEAD_S
         for moment in range(moments):
             numbers = range(moment * together, (moment + 1) * together)
-            delay = first + moment * APART_S - time.time()
+            delay = first + moment * apart - time.time()
             if kind == "DelayedQueue":
                 receipts = await client.delayed_queue(NAME).offer_many(
                     [(number, delay) for number in numbers]
                 )
                 due += [receipt.due_at.timestamp() for receipt in receipts]
             else:
-                queue = client.reliable_queue(NAME, lease=LEASE_S)
+                queue = client.reliable_queue(NAME)
                 ids = await queue.offer_many(
                     [delayq.Offer(number, delay=delay) for number in numbers]
                 )
@@ -186,15 +202,34 @@ def lateness(
 
 
 def measure(
-    server: Any, url: str, kind: str, clients: int, moments: int, together: int, *, kill: bool
+    server: Any,
+    url: str,
+    kind: str,
+    clients: int,
+    moments: int,
+    together: int,
+    *,
+    kill: bool,
+    each: int = 1,
+    apart: float = APART_S,
+    resync_interval: float = RESYNC_S,
 ) -> dict[str, float]:
+    """Measure a number of processes with ``each`` clients, and due times ``apart`` seconds."""
     server.execute_command("FLUSHALL", "SYNC")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         files = [folder / f"{place}" for place in range(clients)]
         consumers = []
         for file in files:
-            given = {"url": url, "kind": kind, "file": str(file), "hold": HOLD_S if kill else 0.0}
+            given = {
+                "url": url,
+                "kind": kind,
+                "file": str(file),
+                "hold": HOLD_S if kill else 0.0,
+                "lease": LEASE_S if kill else LONG_LEASE_S,
+                "clients": each,
+                "resync_interval": resync_interval,
+            }
             consumers.append(start("many_clients", role="consume", **given))
             stack.callback(consumers[-1].kill)
         for consumer in consumers:
@@ -207,6 +242,7 @@ def measure(
                 kind=kind,
                 moments=moments,
                 together=together,
+                apart=apart,
             )
         )
         if len(due) != moments * together:

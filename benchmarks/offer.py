@@ -29,7 +29,7 @@ from redis.asyncio import BlockingConnectionPool
 from redis.asyncio import Redis as AsyncRedis
 
 import delayq
-from benchmarks._by_hand import connect, numbered
+from benchmarks._by_hand import ADD, bare_offers, connect, numbered
 from benchmarks._moves import Meter, address, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
@@ -48,10 +48,6 @@ FLAT_OFFERS, FLAT_TASKS, FLAT_ROUNDS = 1000, 100, 3
 DELAY = 3600.0
 VALUE = "x" * 98  # 100 bytes as JSON
 CONNECTIONS = 50
-ADD = """
-local time = redis.call('TIME')
-return redis.call('ZADD', KEYS[1], time[1] * 1000000 + time[2] + ARGV[1], ARGV[2])
-"""
 BARE, POOLED, IN_C = "bare EVALSHA loop", "redis-py, 1,000 tasks", "C client, 50 connections"
 BY_HAND = "shared script by hand, 1,000"
 Step = Callable[[], Awaitable[Any]]
@@ -114,16 +110,8 @@ async def from_tasks(step: Step, tasks: int, count: int) -> list[Any]:
 
 
 async def bare_script(redis: AsyncRedis) -> Step:
-    """Return a function that calls the floor's script, with a new member of 100 bytes each time."""
-    sha, serial = await redis.script_load(ADD), 0
-    delay_us = int(DELAY * 1e6)
-
-    def call() -> Awaitable[Any]:
-        nonlocal serial
-        serial += 1
-        return redis.evalsha(sha, 1, "floor", delay_us, f"{serial:012}{VALUE[:88]}")  # type: ignore[return-value,unused-ignore]
-
-    return call
+    """Return a function that calls the floor's script."""
+    return bare_offers(redis, await redis.script_load(ADD), VALUE, int(DELAY * 1e6))
 
 
 async def own_script(redis: AsyncRedis, kind: str) -> Step:
@@ -156,8 +144,10 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
 # The samples
 
 
-async def one_by_one(url: str) -> dict[str, dict[str, float]]:
-    """Interleave single offers with the bare loop.
+async def one_by_one(
+    url: str, size: int = SLICE, *, own_scripts: bool = True
+) -> dict[str, dict[str, float]]:
+    """Interleave single offers with the bare loop, in slices of this size.
 
     Each figure, and the ratio, is the median of the slices.
     """
@@ -170,21 +160,22 @@ async def one_by_one(url: str) -> dict[str, dict[str, float]]:
             steps = {BARE: await bare_script(redis)} | {
                 kind: queue.offer for kind, queue in queues.items()
             }
-            steps |= {
-                f"{kind}, its script in a bare loop": await own_script(redis, kind)
-                for kind in KINDS
-            }
+            if own_scripts:
+                steps |= {
+                    f"{kind}, its script in a bare loop": await own_script(redis, kind)
+                    for kind in KINDS
+                }
             slices: dict[str, list[dict[str, float]]] = {way: [] for way in steps}
             for step in steps.values():
-                await from_tasks(step, 1, SLICE // 10)
+                await from_tasks(step, 1, size // 10)
             for _ in range(SLICES):
                 for way, step in steps.items():
                     meter = Meter(server)
-                    await from_tasks(step, 1, SLICE)
-                    slices[way].append(meter.read(SLICE))
+                    await from_tasks(step, 1, size)
+                    slices[way].append(meter.read(size))
             for queue in queues.values():
-                check(await queue.size(), SLICE * SLICES + SLICE // 10)
-            check(server.zcard("floor"), SLICE * SLICES + SLICE // 10)
+                check(await queue.size(), size * SLICES + size // 10)
+            check(server.zcard("floor"), size * SLICES + size // 10)
     for of_way in slices.values():
         for one, bare in zip(of_way, slices[BARE], strict=True):
             one["ratio"] = one["rate"] / bare["rate"]

@@ -158,6 +158,14 @@ def run_sample(design: str, sample: str, count: int) -> dict[str, float]:
         return runner.run(SAMPLES[sample](design, count))
 
 
+def sample_of(design: str, sample: str, count: int) -> dict[str, float]:
+    """Run a sample in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.timers", "--sample", design, sample]
+    done = subprocess.run([*command, "--pending", str(count)], check=True, capture_output=True)
+    figures: dict[str, float] = json.loads(done.stdout)
+    return figures
+
+
 def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
     """Return the medians, by design and figure."""
     designs = ["asyncio", "wheel"] + ["uvloop"] * (find_spec("uvloop") is not None)
@@ -165,11 +173,7 @@ def measure(count: int, runs: int) -> dict[str, dict[str, float]]:
     for _ in range(runs):
         for sample in SAMPLES:
             for design in designs:
-                command = [sys.executable, "-m", "benchmarks.timers", "--sample", design, sample]
-                done = subprocess.run(
-                    [*command, "--pending", str(count)], check=True, capture_output=True
-                )
-                for name, value in json.loads(done.stdout).items():
+                for name, value in sample_of(design, sample, count).items():
                     values[design].setdefault(name, []).append(value)
     return {
         d: {name: statistics.median(v) for name, v in figures.items()}
