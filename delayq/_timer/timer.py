@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import sys
 import time
 from datetime import timedelta
 from math import floor  # Four times as fast as int().
@@ -81,11 +80,12 @@ class HashedWheelTimer:
         self._clock = clock
         self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
         self._max_pending = max_pending_timeouts
-        # -1 once stopped.
-        self._limit = max_pending_timeouts if max_pending_timeouts > 0 else sys.maxsize
+        self._stopped = False
         self._driver = WheelDriver(self._wheel, clock, loop)
-        # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
-        self._is_running: Callable[[], bool] = lambda: loop is not None
+        # Whether nothing speaks against another timeout: a single call, because each one makes it.
+        self._accepts: Callable[[], bool] = _never
+        if loop is not None:
+            self._accept_while(_always)
 
     def new_timeout(
         self, callback: Callable[[Timeout], object], delay: float | timedelta
@@ -107,39 +107,36 @@ class HashedWheelTimer:
             TimerStopped: The timer was stopped.
             RuntimeError: No event loop is running, or the loop of the first call no longer is.
         """
-        wheel = self._wheel
-        if wheel.pending >= self._limit or callback is None or not self._is_running():
+        # Called as locals, because Python looks up methods of a class first.
+        wheel, accepts, clock = self._wheel, self._accepts, self._clock
+        if callback is None or not accepts():
             self._admit(callback)
-        now = self._clock()
+        now = clock()
+        # The same as Wheel.add(), without its calls if a bucket exists.
         try:
             deadline: float = now + delay  # type: ignore[operator]
-        except (TypeError, OverflowError):
-            deadline = now + _seconds(delay)
-        if not now <= deadline < wheel.latest:
-            deadline = wheel.clamp(deadline, now)
-        # The same as Wheel.add() and Wheel.insert(), without their calls if a bucket exists.
+            if deadline >= wheel.far_until:
+                level = wheel.very_far
+            elif deadline >= wheel.near_until:
+                level = wheel.far
+            elif deadline < now:
+                deadline, level = now, wheel.near
+            else:
+                level = wheel.near
+            bucket = level.buckets.get(floor(deadline * level.scale))
+        except (TypeError, ValueError, OverflowError):
+            # It is a timedelta, or infinite, or no delay at all.
+            deadline, bucket = now + _seconds(delay), None
+        if bucket is None:
+            deadline, bucket = self._open_bucket(deadline, now)
         node = Timeout()
         node._callback = callback
         node._deadline = deadline
-        tick = deadline * wheel.per_tick
-        if tick < wheel.near_end:
-            bucket = wheel.near.buckets.get(floor(tick))
-        elif tick < wheel.far_end:
-            level = wheel.far
-            bucket = level.buckets.get(floor(deadline * level.scale))
-        else:
-            level = wheel.very_far
-            bucket = level.buckets.get(floor(deadline * level.scale))
-        if bucket is None:
-            wake = wheel.insert(node, now)
-            if wake < self._driver.armed:
-                self._driver.arm(wake)
-        else:
-            node._wheel = wheel
-            node._next = bucket
-            node._prev = last = bucket._prev
-            last._next = bucket._prev = node
-            wheel.pending += 1
+        node._wheel = wheel
+        node._next = bucket
+        node._prev = last = bucket._prev
+        last._next = bucket._prev = node
+        wheel.pending += 1
         return node
 
     @property
@@ -157,7 +154,7 @@ class HashedWheelTimer:
             The timeouts that were pending, in the order in which they would have expired; each is
             now cancelled. Empty the second time.
         """
-        self._limit = -1
+        self._stopped, self._accepts = True, _never
         self._driver.close()
         return self._wheel.clear()
 
@@ -169,16 +166,28 @@ class HashedWheelTimer:
         )
 
     def __repr__(self) -> str:
-        state = "stopped" if self._limit < 0 else f"pending={self._wheel.pending}"
+        state = "stopped" if self._stopped else f"pending={self._wheel.pending}"
         return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
+
+    def _open_bucket(self, deadline: float, now: float) -> tuple[float, Timeout]:
+        """Return a deadline that the wheel can hold, and its bucket."""
+        if not now <= deadline < self._wheel.latest:
+            deadline = self._wheel.clamp(deadline, now)
+        level, key = self._wheel.place(deadline, now)
+        bucket = level.buckets.get(key)
+        if bucket is None:
+            bucket = level.open(key)
+            if (wake := level.wake(key)) < self._driver.armed:
+                self._driver.arm(wake)
+        return deadline, bucket
 
     def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
         """Refuse a call that new_timeout() cannot accept, or adopt the loop at the first one."""
-        if self._limit < 0:
+        if self._stopped:
             raise TimerStopped("the timer was stopped")
         if callback is None:
             raise TypeError("callback must not be None")
-        if self._wheel.pending >= self._limit:
+        if 0 < self._max_pending <= self._wheel.pending:
             raise TimerFull(
                 f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts"
                 " allows"
@@ -193,13 +202,29 @@ class HashedWheelTimer:
         except RuntimeError:
             raise RuntimeError("new_timeout() needs a running event loop") from None
         self._driver.loop = loop
-        self._is_running = loop.is_running
+        # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
+        self._accept_while(loop.is_running)
+
+    def _accept_while(self, is_running: Callable[[], bool]) -> None:
+        wheel, most = self._wheel, self._max_pending
+        self._accepts = is_running if most <= 0 else lambda: wheel.pending < most and is_running()
+
+
+def _never() -> bool:
+    return False
+
+
+def _always() -> bool:
+    return True
 
 
 def _seconds(delay: object) -> float:
     """Convert a delay that could not be added to a float."""
     if isinstance(delay, timedelta):
         return delay.total_seconds()
-    if isinstance(delay, int):  # Beyond what a float can hold.
-        return math.inf if delay > 0 else -math.inf
+    if isinstance(delay, int | float):
+        try:
+            return float(delay)
+        except OverflowError:
+            return math.inf if delay > 0 else -math.inf
     raise TypeError(f"delay must be seconds or a timedelta, not {type(delay).__name__}")

@@ -179,9 +179,11 @@ class Wheel:
     __slots__ = (
         "far",
         "far_end",
+        "far_until",
         "latest",
         "near",
         "near_end",
+        "near_until",
         "pending",
         "per_tick",
         "tick_duration",
@@ -211,9 +213,11 @@ class Wheel:
         self.far: Level = Level(self.per_tick, shift=bits, lead=1)
         self.very_far: Level = Level(self.per_tick, shift=2 * bits, lead=1)
         self.pending: int = 0
-        # The first tick beyond each level. Floats, because they are compared with floats.
-        self.near_end: float = 0.0
-        self.far_end: float = 0.0
+        # The first tick beyond each level, and the first moment of that tick.
+        self.near_end: int = 0
+        self.far_end: int = 0
+        self.near_until: float = 0.0
+        self.far_until: float = 0.0
         self._slide(self.tick_of(now))
 
     def tick_of(self, now: float) -> int:
@@ -232,10 +236,18 @@ class Wheel:
         """Add a timer, which expires with the next tick at the earliest. BadDelay if it is NaN."""
         if not now <= deadline < self.latest:
             deadline = self.clamp(deadline, now)
+        level, key = self.place(deadline, now)
+        bucket = level.buckets.get(key)
+        if bucket is None:
+            bucket = level.open(key)
         node = Timeout()
         node._callback = callback
         node._deadline = deadline
-        self.insert(node, now)
+        node._wheel = self
+        node._next = bucket
+        node._prev = last = bucket._prev
+        last._next = bucket._prev = node
+        self.pending += 1
         return node
 
     def clamp(self, deadline: float, now: float) -> float:
@@ -244,28 +256,18 @@ class Wheel:
             raise BadDelay("the delay must not be NaN")
         return now if deadline < now else self.latest
 
-    def insert(self, node: Timeout, now: float) -> int:
-        """Append a node to its deadline's bucket, and return the tick at which that is due."""
-        tick = node._deadline * self.per_tick
-        if tick >= self.near_end:
+    def place(self, deadline: float, now: float) -> tuple[Level, int]:
+        """Return the level of a deadline, and the number of its bucket there."""
+        if deadline >= self.near_until:
             self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
         level = (
             self.near
-            if tick < self.near_end
+            if deadline < self.near_until
             else self.far
-            if tick < self.far_end
+            if deadline < self.far_until
             else self.very_far
         )
-        key = floor(node._deadline * level.scale)
-        bucket = level.buckets.get(key)
-        if bucket is None:
-            bucket = level.open(key)
-        node._wheel = self
-        node._next = bucket
-        node._prev = last = bucket._prev
-        last._next = bucket._prev = node
-        self.pending += 1
-        return level.wake(key)
+        return level, floor(deadline * level.scale)
 
     def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
         """Yield the due timers, in order, each one already off the wheel.
@@ -336,18 +338,34 @@ class Wheel:
     def _slide(self, present: int) -> bool:
         """Move the windows to the present unless a bucket must be spread; return if one moved."""
         far, very_far = self.far, self.very_far
-        near_end = float(((present >> far.shift) + 2) << far.shift)
-        far_end = float(((present >> very_far.shift) + 2) << very_far.shift)
-        before = self.near_end, self.far_end
-        if far_end > self.far_end and not (
-            very_far.keys and very_far.keys[0] << very_far.shift < far_end
+        near_end, far_end = self.near_end, self.far_end
+        wheels_end = ((present >> very_far.shift) + 2) << very_far.shift
+        if wheels_end > far_end and not (
+            very_far.keys and very_far.keys[0] << very_far.shift < wheels_end
         ):
-            self.far_end = far_end
-        if self.near_end < near_end <= self.far_end and not (
-            far.keys and far.keys[0] << far.shift < near_end
+            far_end = wheels_end
+        wheel_end = ((present >> far.shift) + 2) << far.shift
+        if near_end < wheel_end <= far_end and not (
+            far.keys and far.keys[0] << far.shift < wheel_end
         ):
-            self.near_end = near_end
-        return before != (self.near_end, self.far_end)
+            near_end = wheel_end
+        return self._open_until(near_end, far_end)
+
+    def _open_until(self, near_end: int, far_end: int) -> bool:
+        """Move the ends of the levels, and return if one of them has moved."""
+        if (near_end, far_end) == (self.near_end, self.far_end):
+            return False
+        self.near_end, self.far_end = near_end, far_end
+        self.near_until, self.far_until = self._start_of(near_end), self._start_of(far_end)
+        return True
+
+    def _start_of(self, tick: int) -> float:
+        """Return the least float within a tick, which :meth:`time_of` may miss by its rounding."""
+        when = self.time_of(tick)
+        # Towards zero, floats get too small to be told apart.
+        while tick and self.tick_of(before := math.nextafter(when, -math.inf)) >= tick:
+            when = before
+        return when
 
     def _spread(self, source: Level, target: Level, budget: int) -> int:
         """Move the first bucket to the finer level, and return what is left of the budget."""
@@ -369,10 +387,10 @@ class Wheel:
         node._prev = bucket
         if node is bucket:
             source.drop_first()
-            end = float((key + 1) << source.shift)
+            end = (key + 1) << source.shift
             if source is self.far:
-                self.near_end = max(self.near_end, end)
+                self._open_until(max(self.near_end, end), self.far_end)
             else:
-                self.far_end = max(self.far_end, end)
+                self._open_until(self.near_end, max(self.far_end, end))
             budget -= 1
         return budget
