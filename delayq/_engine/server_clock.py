@@ -1,7 +1,8 @@
-"""Estimates the server's clock from its answers, without ever running ahead of it. Pure."""
+"""Estimates the server's clock from its answers. Pure."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -9,6 +10,28 @@ if TYPE_CHECKING:
 
 # How far two clocks may drift apart, in seconds per second. The next answer corrects it.
 _DRIFT = 1e-5
+# Of a time in microseconds, in seconds.
+_ROUNDING = 2e-6
+# For how long a quick call counts, in seconds: in that time, the clocks drift apart by less than a
+# call takes.
+_RECENT = 10.0
+
+
+class _RecentLeast:
+    """The least of the values of the last one to two :data:`_RECENT`."""
+
+    __slots__ = ("_newer", "_older", "_since", "value")
+
+    def __init__(self) -> None:
+        self.value = self._newer = self._older = math.inf
+        self._since = 0.0
+
+    def add(self, value: float, now: float) -> None:
+        if (age := now - self._since) >= _RECENT:
+            self._older = self._newer if age < 2 * _RECENT else math.inf
+            self._newer, self._since = math.inf, now
+        self._newer = min(self._newer, value)
+        self.value = min(self._older, self._newer)
 
 
 class ServerClock:
@@ -18,6 +41,11 @@ class ServerClock:
     and before the answer arrived. Each answer thus bounds the offset between the two clocks from
     both sides. The lower bound never runs ahead; it lags by the travel time of the answer. The
     highest of the recent lower bounds lags least, so it is kept until an answer contradicts it.
+
+    The upper bound includes the travel time of the request. It is what the server's clock shows
+    when a request that leaves now arrives. The lowest one, of the quickest recent request, tells
+    when to call for a message: the call arrives when the message is due, and not before, unless it
+    is quicker than all recent ones.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -25,6 +53,8 @@ class ServerClock:
         self.local: Callable[[], float] = now
         self._offset: float | None = None
         self._seen_at = 0.0
+        # By how much the server's clock is ahead of ours when the quickest request arrives.
+        self._on_arrival = _RecentLeast()
 
     def observe(self, server_us: int, asked_at: float) -> None:
         """Record the time in an answer, microseconds, for a request that left at ``asked_at``."""
@@ -35,6 +65,10 @@ class ServerClock:
         # If the offset is above the highest, one of the clocks was set.
         if kept is None or not lowest <= kept <= highest:
             self._offset, self._seen_at = lowest, arrived
+        if lowest > self._on_arrival.value + _ROUNDING:
+            # The clocks have drifted apart, or one of them was set.
+            self._on_arrival = _RecentLeast()
+        self._on_arrival.add(server_us / 1_000_000 - asked_at, arrived)
 
     def seconds_until(self, due_us: int) -> float:
         """Return the seconds until ``due_us``; 0 if that has passed, or before any answer."""
@@ -49,3 +83,12 @@ class ServerClock:
         if self._offset is None:
             return 0.0
         return due_us / 1_000_000 - self._offset + _DRIFT * (now - self._seen_at) - now
+
+    def seconds_until_call(self, now: float, due_us: float) -> float:
+        """Return the seconds from ``now`` until a call can leave that arrives at ``due_us``.
+
+        Negative if that has passed; 0 before any answer.
+        """
+        if self._offset is None:
+            return 0.0
+        return due_us / 1_000_000 - self._on_arrival.value - now

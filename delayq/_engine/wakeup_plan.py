@@ -115,11 +115,18 @@ class _InFlight:
 
     Attributes:
         knowledge: The plan's knowledge when it began.
-        too_late: Whether it was made for messages due by some moment, and has found none so far.
+        due_us: It was made for messages due by this moment, and has found none so far; infinite if
+            it was made for whatever is due, or has found some.
     """
 
     knowledge: int = 0
-    too_late: bool = False
+    due_us: float = math.inf
+
+    def came_too_late(self, next_us: float) -> bool:
+        """Return whether its messages were gone, and not still to come: the next one is due at
+        ``next_us``, or never (-1).
+        """
+        return self.due_us != math.inf and not 0 < next_us <= self.due_us
 
 
 class WakeupPlan:
@@ -244,7 +251,7 @@ class WakeupPlan:
         requested, self._requested = self._requested, None
         if requested is None or requested < self._handed_out_us:
             return False
-        self._in_flight = _InFlight(self.knowledge, requested != math.inf)
+        self._in_flight = _InFlight(self.knowledge, requested)
         return True
 
     def signature(self, now: float) -> str:
@@ -263,7 +270,7 @@ class WakeupPlan:
         """Record that the call found messages, and how many clients heard its notice: 0 if it gave
         none, -1 if the user may not publish it.
         """
-        self._in_flight.too_late = False
+        self._in_flight.due_us = math.inf
         self.stagger.transferred()
         if listeners:
             self.stagger.published(listeners, now)
@@ -277,7 +284,7 @@ class WakeupPlan:
         self.failures = 0
         self._confirmed = known if due_us else -1
         actions = self.on_next_due(due_us, now) + self._again(known)
-        if self._in_flight.too_late:
+        if self._in_flight.came_too_late(due_us):
             self.stagger.found_nothing()
         return actions
 
@@ -285,7 +292,7 @@ class WakeupPlan:
         """End the call, which has failed, and try again later."""
         self.failures += 1
         self._confirmed = -1
-        if self._in_flight.too_late:
+        if self._in_flight.came_too_late(-1):
             self.stagger.found_nothing()
         return self._wake_in(self._retry_delay(self.failures), now)
 
@@ -294,7 +301,7 @@ class WakeupPlan:
         return self.wake() if known != self.knowledge and self._has_demand() else ()
 
     def _wait(self, due_us: int, now: float) -> float:
-        return max(0.0, self._clock.seconds_from(now, due_us)) + self.stagger.delay(
+        return max(0.0, self._clock.seconds_until_call(now, due_us)) + self.stagger.delay(
             demand=self._has_demand()
         )
 

@@ -1,4 +1,4 @@
-"""An estimate that is never ahead, and lags by the travel time of the quickest answer."""
+"""An estimate that is never ahead, and when a call must leave to arrive on time."""
 
 from __future__ import annotations
 
@@ -72,3 +72,66 @@ def test_the_next_answer_corrects_a_clock_that_was_set(step: float, way: float) 
     server_us = 1_000_010_000_000 + int(step * 1e6)
     clock.observe(server_us, asked)
     assert 9 - way - 1e-3 <= clock.seconds_until(server_us + 9_000_000) <= 9 + 1e-3
+
+
+class Server:
+    """A server whose clock is ahead of ours, and the calls to it."""
+
+    def __init__(self, ahead: float = 0.0) -> None:
+        self.now = 50.0
+        self.ahead = ahead
+        self.clock = ServerClock(lambda: self.now)
+
+    def call(self, there: float, back: float) -> float:
+        """Make a call, and return the time by the server's clock at which it arrived, seconds."""
+        asked = self.now
+        arrived_us = math.floor((self.now + there + self.ahead) * 1e6)
+        self.now += there + back
+        self.clock.observe(arrived_us, asked)
+        return arrived_us / 1e6
+
+    def wait_for(self, due: float) -> float:
+        return self.clock.seconds_until_call(self.now, round(due * 1e6))
+
+
+def test_before_the_first_answer_a_call_leaves_at_once() -> None:
+    assert ServerClock(lambda: 0.0).seconds_until_call(0.0, 10**15) == 0
+
+
+@given(
+    ahead=st.floats(0, 1e9),
+    trips=st.lists(
+        st.tuples(st.floats(0, 0.2), st.floats(0, 0.1), st.floats(0, 0.1)), min_size=1, max_size=20
+    ),
+    slower=st.floats(0, 1),
+)
+def test_a_call_that_is_no_quicker_than_all_before_arrives_when_the_message_is_due(
+    ahead: float, trips: list[tuple[float, float, float]], slower: float
+) -> None:
+    server = Server(ahead)
+    for pause, there, back in trips:
+        server.now += pause
+        server.call(there, back)
+    due = server.now + ahead + 5
+    server.now += server.wait_for(due)
+    quickest = min(there for _, there, _ in trips)
+    came = server.call(quickest + slower, 0)
+    assert -3e-6 <= came - due <= slower + 3e-6
+
+
+def test_a_quick_call_is_forgotten_after_a_while() -> None:
+    server = Server()
+    server.call(0.001, 0.001)
+    for _ in range(100):
+        server.now += 1
+        server.call(0.02, 0.02)
+    assert server.wait_for(server.now + 5) == pytest.approx(5 - 0.02)
+
+
+@pytest.mark.parametrize("step", [-100, -1, 1, 100])
+def test_a_clock_that_is_set_counts_from_the_next_answer(step: float) -> None:
+    server = Server()
+    server.call(0.001, 0.001)
+    server.ahead += step
+    server.call(0.002, 0.001)
+    assert server.wait_for(server.now + step + 5) == pytest.approx(5 - 0.002)

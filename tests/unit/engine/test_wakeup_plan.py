@@ -247,6 +247,15 @@ class TestWakeups:
         assert desk.at(10.01) == 1
         assert not desk.goes_first
 
+    def test_a_wake_up_that_comes_too_early_is_no_reason_to_step_back(self, desk: Desk) -> None:
+        desk.plan.stagger.published(2, 0.0)
+        desk.replies.append(us(10.001))
+        desk.due(10.001)
+        desk.due(10)
+        assert desk.at(10.0005) == 1
+        assert desk.goes_first
+        assert desk.at(10.01) == 2
+
     def test_a_call_that_is_not_made_says_nothing_about_others_or_the_server(
         self, desk: Desk
     ) -> None:
