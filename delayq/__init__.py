@@ -2,20 +2,7 @@
 
 import typing
 
-from delayq._dashboard import dashboard
-from delayq._delayed.delivery import Delivery
-from delayq._delayed.queue import DelayedQueue, Receipt
-from delayq._reliable.dead_letters import DeadLetter, DeadLetters
-from delayq._reliable.message import Message, Reject, RetryAfter
-from delayq._reliable.offering import Offer
-from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.schedules import Schedule
-from delayq._reliable.settings import QueueSettings
-from delayq._timer.timer import HashedWheelTimer
-from delayq._timer.wheel import Timeout
-from delayq.backoff import Backoff
-from delayq.client import Client, connect
-from delayq.codecs import JsonCodec, StringCodec
+from delayq import _on_demand
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -40,7 +27,24 @@ from delayq.errors import (
     TimerFull,
     TimerStopped,
 )
-from delayq.stats import ClientStats, QueueDepth, QueueStats
+
+if typing.TYPE_CHECKING:
+    from delayq._dashboard import dashboard
+    from delayq._delayed.delivery import Delivery
+    from delayq._delayed.queue import DelayedQueue, Receipt
+    from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+    from delayq._reliable.message import Message, Reject, RetryAfter
+    from delayq._reliable.offering import Offer
+    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.schedules import Schedule
+    from delayq._reliable.settings import QueueSettings
+    from delayq._timer.timer import HashedWheelTimer
+    from delayq._timer.wheel import Timeout
+    from delayq.backoff import Backoff
+    from delayq.client import Client, connect
+    from delayq.codecs import JsonCodec, StringCodec
+    from delayq.stats import ClientStats, QueueDepth, QueueStats
+    from delayq.worker import Worker
 
 __all__ = [
     "Backoff",
@@ -91,16 +95,39 @@ __all__ = [
     "dashboard",
 ]
 
-if typing.TYPE_CHECKING:
-    from delayq.worker import Worker
-else:
+# Each is loaded when it is asked for: together they take as long as asyncio does.
+_HOMES = {
+    "Backoff": "backoff",
+    "Client": "client",
+    "ClientStats": "stats",
+    "DeadLetter": "_reliable.dead_letters",
+    "DeadLetters": "_reliable.dead_letters",
+    "DelayedQueue": "_delayed.queue",
+    "Delivery": "_delayed.delivery",
+    "HashedWheelTimer": "_timer.timer",
+    "JsonCodec": "codecs",
+    "Message": "_reliable.message",
+    "Offer": "_reliable.offering",
+    "QueueDepth": "stats",
+    "QueueSettings": "_reliable.settings",
+    "QueueStats": "stats",
+    "Receipt": "_delayed.queue",
+    "Reject": "_reliable.message",
+    "ReliableQueue": "_reliable.queue",
+    "RetryAfter": "_reliable.message",
+    "Schedule": "_reliable.schedules",
+    "StringCodec": "codecs",
+    "Timeout": "_timer.wheel",
+    "Worker": "worker",
+    "connect": "client",
+    "dashboard": "_dashboard",
+    # Modules that are used without an import of their own.
+    "backoff": ".",
+    "client": ".",
+    "codecs": ".",
+    "instrumentation": ".",
+    "stats": ".",
+}
 
-    def __getattr__(name: str) -> object:
-        # Loaded on demand, to spare programs that only offer: it takes an eighth of the time of all
-        # the other imports.
-        if name == "Worker":
-            from delayq.worker import Worker  # noqa: PLC0415
-
-            globals()[name] = Worker
-            return Worker
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not typing.TYPE_CHECKING:
+    __getattr__, __dir__ = _on_demand.names(__name__, _HOMES)

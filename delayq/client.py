@@ -17,7 +17,6 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
-from delayq._embedded import server as embedded
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis, RedisCluster
 
+    from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.settings import Expired, Unset, WhenFull
@@ -96,6 +96,8 @@ def connect(
     if address is None:
         address = os.environ.get(URL_VARIABLE) or None
     if address is None:
+        from delayq._embedded import server as embedded  # noqa: PLC0415 - few programs need it
+
         if not embedded.available():
             raise ConfigurationError(
                 f"no address: pass one to connect(), set ${URL_VARIABLE}, "
@@ -144,8 +146,10 @@ class Client:
         self._resync_interval = resync_interval
         self._max_connections = max_connections
         self._name_mapper = name_mapper
-        self._embedded: embedded.EmbeddedServer | None = None
+        self._embedded: EmbeddedServer | None = None
         if isinstance(address, str) and address.startswith("embedded:"):
+            from delayq._embedded import server as embedded  # noqa: PLC0415 - likewise
+
             self._embedded = embedded.EmbeddedServer(embedded.parse_embedded_url(address))
         else:
             self._address = from_url(address) if isinstance(address, str) else from_client(address)

