@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from delayq.instrumentation import Hooks
 
 # Seconds. An idle wheel costs nothing, however short its ticks.
-_TICK = 0.0001
+_TICK, _TICKS = 0.000025, 2048
 
 
 class Session:
@@ -39,7 +39,7 @@ class Session:
             else Topology(ConnectionPool(address, max_connections))
         )
         self.server: RedisClient = RedisClient(self.nodes)
-        self.timer: HashedWheelTimer = HashedWheelTimer(tick_duration=_TICK)
+        self.timer: HashedWheelTimer = HashedWheelTimer(_TICK, _TICKS)
         self.background: Background = Background()
         self._closing: asyncio.Task[None] | None = None
         # Tasks that wait until queues closed on their own have given everything back.
