@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import secrets
+import threading
 import time
+from typing import TYPE_CHECKING
 
 from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _LONGEST = 512
 
 # The digits of base64 for URLs, in ASCII order, so that ids sort like the numbers they represent.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+_UPPER_BITS = 30 - 12
 
-# The last millisecond, the prefix of its ids, and the counter for the rest of each id.
-_state: tuple[int, str, itertools.count[int]] = (0, "", itertools.count())
+
+# The end of the last millisecond, in nanoseconds since 1970; the ids for it that are left; and the
+# upper bits of the number that these share.
+_until_ns = 0
+_ids: Iterator[str] = iter(())
+_upper = 0
+_renewing = threading.Lock()
 
 
 def new_id() -> str:
@@ -27,28 +37,37 @@ def new_id() -> str:
     they do. It is short because the server stores it twice, and 12 bytes with their header fill the
     smallest allocation they fit in.
     """
-    global _state  # noqa: PLW0603
-    now = time.time_ns() // 1_000_000
-    milliseconds, prefix, numbers = _state
     # If the clock was set back, the ids continue where they were.
-    if now > milliseconds:
-        prefix = _digits(now)
-        numbers = itertools.count(secrets.randbits(29))
-        _state = now, prefix, numbers
-    number = next(numbers)
-    return (
-        f"{prefix}{_PAIRS[number >> 18 & 4095]}{_PAIRS[number >> 6 & 4095]}{_DIGITS[number & 63]}"
-    )
+    if time.time_ns() < _until_ns and (found := next(_ids, None)) is not None:
+        return found
+    return _new_id_of_new_supply()
 
 
-def _digits(milliseconds: int) -> str:
-    return "".join(_DIGITS[milliseconds >> shift & 63] for shift in range(36, -1, -6))
+def _new_id_of_new_supply() -> str:
+    global _until_ns, _ids, _upper  # noqa: PLW0603
+    with _renewing:
+        now_ns = time.time_ns()
+        # Another thread may have renewed it meanwhile.
+        while now_ns >= _until_ns or (found := next(_ids, None)) is None:
+            lower = 0
+            if now_ns < _until_ns:
+                _upper += 1
+            else:
+                _until_ns = now_ns - now_ns % 1_000_000 + 1_000_000
+                _upper, lower = divmod(secrets.randbits(29), len(_PAIRS))
+            prefix = _digits((_until_ns // 1_000_000 - 1 << _UPPER_BITS) + _upper, 10)
+            _ids = map(prefix.__add__, map(_PAIRS.__getitem__, range(lower, len(_PAIRS))))
+        return found
+
+
+def _digits(number: int, count: int) -> str:
+    return "".join(_DIGITS[number >> shift & 63] for shift in range(6 * count - 6, -1, -6))
 
 
 def _after_fork() -> None:
-    # After a fork, parent and child would make the same ids.
-    global _state  # noqa: PLW0603
-    _state = (0, "", itertools.count())
+    # After a fork, parent and child would make the same ids. Another thread may have had the lock.
+    global _until_ns, _renewing
+    _until_ns, _renewing = 0, threading.Lock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import gc
-import itertools
 import math
 import os
 import random
@@ -204,7 +203,8 @@ def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
             lambda **options: HashedWheelTimer(clock=loop.time, **options),
         )
         # The ids of earlier simulations are in the future of this one.
-        patch.setattr(_ids, "_state", (0, "", itertools.count()))
+        for name, none in (("_until_ns", 0), ("_ids", iter(())), ("_upper", 0)):
+            patch.setattr(_ids, name, none)
         # It reads a file for each connection to learn its own version.
         patch.setattr(redis.utils, "get_lib_version", lambda: "0")
         random.seed(f"chance {seed}")

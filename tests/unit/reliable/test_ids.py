@@ -23,7 +23,8 @@ def test_they_sort_as_they_were_made_and_none_comes_twice() -> None:
 
 
 def test_they_sort_by_time_over_decades(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_ids, "_state", _ids._state)
+    for name in ("_until_ns", "_ids", "_upper"):
+        monkeypatch.setattr(_ids, name, getattr(_ids, name))
     ids = []
     for year in range(2026, 2100):
         monkeypatch.setattr(time, "time_ns", lambda year=year: (year - 1970) * 31_557_600 * 10**9)
