@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from threading import get_ident
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from delayq._background import Background
 from delayq._engine.context import EngineContext
@@ -33,6 +36,9 @@ class Session:
         self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        # None in a child process.
+        self._thread: int | None = get_ident()
+        _of_this_process.add(self)
         self.nodes: Topology = (
             Cluster(address, max_connections)
             if isinstance(address, ClusterAddress)
@@ -62,6 +68,10 @@ class Session:
 
         Otherwise asyncio would hang, or fail late.
         """
+        # While our loop runs in its thread, no other one does. Asking asyncio which one runs is a
+        # system call on Python 3.11.
+        if get_ident() == self._thread and self._loop.is_running():
+            return
         if asyncio._get_running_loop() is not self._loop:  # noqa: SLF001 - documented for libraries; it does not raise
             raise self.server.wrong_loop()
 
@@ -103,3 +113,16 @@ async def _ended(closing: asyncio.Task[None]) -> None:
     except asyncio.CancelledError:
         await asyncio.shield(closing)
         raise
+
+
+_of_this_process: WeakSet[Session] = WeakSet()
+
+
+def _after_fork() -> None:
+    for session in _of_this_process:
+        session._thread = None  # noqa: SLF001
+    _of_this_process.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
