@@ -19,6 +19,8 @@ MAX_MS = 2**53
 _AHEAD = 366 * 86_400
 # The server's proto-max-bulk-len, minus room for the data around a payload.
 _LARGEST_STRING = 512 * 1024 * 1024 - 64 * 1024
+# A shorter duration is never too long, seconds: more than 30,000 years.
+_USUAL = 1e12
 MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -32,6 +34,11 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
     Raises:
         BadDelay: It is negative, NaN, infinite, past 2**53 ms after 1970, or not a duration at all.
     """
+    # Most durations. The rest is for the others, and for those that must be refused.
+    if type(duration) is float and 0.0 <= duration < _USUAL:
+        exact = duration * 1_000_000
+        if exact.is_integer():
+            return int(exact)
     # Before rounding, because the smallest negative duration would become 0.
     if (
         duration < timedelta()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from json.encoder import encode_basestring
 from typing import Any
 
 from delayq.codecs._reasons import reason_of
@@ -44,7 +45,8 @@ class JsonCodec:
                 surrogate, a value that contains itself. The text names its place in ``value``.
         """
         try:
-            return _write(value).encode()
+            # Strings are quick if the encoder is not asked first.
+            return (encode_basestring(value) if type(value) is str else _write(value)).encode()
         except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
             pass
         # It has keys that need conversion, or JSON cannot hold it.
