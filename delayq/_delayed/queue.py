@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -274,8 +273,7 @@ class DelayedQueue(Generic[T]):
 
     async def _store(self, items: Sequence[Offer], durability: str | None) -> list[Receipt[T]]:
         commits = await self._commits(durability)
-        futures = commits.submit_many((item, len(item[1])) for item in items)
-        results = await asyncio.gather(*futures, return_exceptions=True)
+        results = await commits.submit_many(items, [len(payload) for _, payload in items])
         receipts: list[Receipt[T]] = []
         errors: list[BaseException] = []
         unsafe: list[Receipt[T]] = []

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from delayq.errors import Closed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Sequence
 
 Item = TypeVar("Item")
 Waiter = TypeVar("Waiter")
@@ -38,10 +38,11 @@ class Batch(Generic[Item, Waiter]):
             left.
         follows: Whether it continues a batch that is waiting or in flight, and must not overtake
             it.
+        shared: The waiters that it has at several places in a row.
         repeating: Whether it failed and is being repeated.
     """
 
-    __slots__ = ("follows", "items", "repeating", "since", "size", "slot", "waiters")
+    __slots__ = ("follows", "items", "repeating", "shared", "since", "size", "slot", "waiters")
 
     def __init__(self, since: float) -> None:
         self.since = since
@@ -50,6 +51,7 @@ class Batch(Generic[Item, Waiter]):
         self.size = 0
         self.slot: int | None = None
         self.follows = False
+        self.shared: list[Waiter] = []
         self.repeating = False
 
 
@@ -97,7 +99,7 @@ class BatchPlan(Generic[Item, Waiter]):
         self.closed: bool = False
         self._max_items = max_items
         self._max_bytes = max_bytes
-        self._span = SPAN if expires_after < math.inf else 0.0
+        self._span = SPAN if expires_after < math.inf else math.inf
         self._succeeded_at = -math.inf
         # How many items are done, and the waiters for a number of items to be done.
         self._done = 0
@@ -120,7 +122,7 @@ class BatchPlan(Generic[Item, Waiter]):
             not waiting
             or len((batch := waiting[-1]).items) >= self._max_items
             or batch.size + size > self._max_bytes
-            or (self._span and abs(since - batch.since) > self._span)
+            or not -self._span <= since - batch.since <= self._span
         ):
             waiting.append(batch := Batch(since))
         items = batch.items
@@ -136,20 +138,41 @@ class BatchPlan(Generic[Item, Waiter]):
         return len(items) >= self._max_items // 2
 
     def add_many(
-        self, items: Iterable[tuple[Item, int]], new_waiter: Callable[[], Waiter], since: float
-    ) -> list[Waiter]:
-        """Add items with their sizes, in batches that leave one after the other, and return their
-        waiters.
+        self, items: Sequence[Item], sizes: Sequence[int], waiter: Waiter, since: float
+    ) -> list[Batch[Item, Waiter]]:
+        """Add items with their sizes, which share a waiter, and return the batches that they are
+        in. These leave one after the other.
+
+        Raises :class:`Closed`.
         """
-        waiters = []
-        first: Batch[Item, Waiter] | None = None
-        for item, size in items:
-            waiters.append(waiter := new_waiter())
-            self.add(item, size, waiter, since)
-            first = first or self.waiting[-1]
-            if self.waiting[-1] is not first:
-                self.waiting[-1].follows = True
-        return waiters
+        batches: list[Batch[Item, Waiter]] = []
+        start = 0
+        while start < len(items):
+            self.add(items[start], sizes[start], waiter, since)
+            batch = self.waiting[-1]
+            batch.follows = batch.follows or bool(batches)
+            batch.shared.append(waiter)
+            batches.append(batch)
+            start = self._fill(batch, items, sizes, start + 1)
+        return batches
+
+    def _fill(
+        self, batch: Batch[Item, Waiter], items: Sequence[Item], sizes: Sequence[int], start: int
+    ) -> int:
+        """Add the items from ``start`` on that fit, for the batch's last waiter, and return where
+        they end.
+        """
+        end = min(start + self._max_items - len(batch.items), len(items))
+        size = sum(sizes[start:end])
+        while batch.size + size > self._max_bytes and end > start:
+            end -= 1
+            size -= sizes[end]
+        batch.items += items[start:end]
+        batch.waiters += batch.waiters[-1:] * (end - start)
+        batch.size += size
+        self.waiting_bytes += size
+        self.unanswered += end - start
+        return end
 
     def withdraw(self, batch: Batch[Item, Waiter], places: Sequence[int]) -> Sequence[Waiter]:
         """Remove items from a batch that was not sent. Return the waiters whose flush is done."""
@@ -178,7 +201,7 @@ class BatchPlan(Generic[Item, Waiter]):
             return None
         batch = waiting.popleft()
         self.waiting_bytes -= batch.size
-        if self._span and self.expires_at(batch.since, moved_at) <= now:
+        if self.expires_after < math.inf and self.expires_at(batch.since, moved_at) <= now:
             return batch
         batch.slot = 1 if in_flight and in_flight[0].slot == 0 else 0
         in_flight.append(batch)

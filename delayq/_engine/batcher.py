@@ -9,7 +9,8 @@ from asyncio import Future
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from delayq._engine.batch_plan import MOST_WAITING, BatchPlan
 from delayq._redis import client as patience
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
     from delayq._redis.durability import WaitingServer
     from delayq._redis.scripts import Request
 
-    # Each item's waiter is its caller's future, or None if no caller waits.
+    # Each item's waiter is its caller's future, or None if no caller waits. Items that were
+    # submitted together have the same one.
     Waiter = Future[Any] | None
     AnyBatch = Batch[Any, Waiter]
 
@@ -45,6 +47,30 @@ class _Calls(Generic[Item, Result]):
     repeat: Callable[[Request, Sequence[Item], OutcomeUnknown | None], Awaitable[Any]]
     results: Callable[[Sequence[Item], Any], Sequence[Result]]
     on_outcome: Callable[[Item, Result | BaseException], object]
+
+
+class _Together(Future[list[Any]]):
+    """The future of items that were submitted together: their outcomes, in order."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop=loop)
+        # By batch, once they are known.
+        self._outcomes: dict[AnyBatch, Sequence[Any] | None] = {}
+
+    def expect(self, batches: Sequence[AnyBatch]) -> None:
+        """Be done when the outcomes of all these batches are known."""
+        self._outcomes = dict.fromkeys(batches)
+        self._finish()
+
+    def note(self, batch: AnyBatch, outcomes: Sequence[Any]) -> None:
+        """Note the outcomes of the items in one batch."""
+        self._outcomes[batch] = outcomes
+        self._finish()
+
+    def _finish(self) -> None:
+        known = [outcomes for outcomes in self._outcomes.values() if outcomes is not None]
+        if len(known) == len(self._outcomes) and not self.done():
+            self.set_result([*chain.from_iterable(known)])
 
 
 class Batcher(Generic[Item, Result]):
@@ -165,12 +191,19 @@ class Batcher(Generic[Item, Result]):
             self._leaving_soon = True
             self._loop.call_soon(self._leave)
 
-    def submit_many(self, items: Iterable[tuple[Item, int]]) -> list[Future[Result]]:
-        """Submit items in as few batches as they need, one after the other."""
-        new_future: Callable[[], Future[Result]] = partial(Future, loop=self._loop)
-        futures: list[Any] = self._plan.add_many(items, new_future, self._loop.time())
+    def submit_many(
+        self, items: Sequence[Item], sizes: Sequence[int]
+    ) -> Future[list[Result | Exception]]:
+        """Submit items, with their sizes in bytes, in as few batches as they need, one after the
+        other.
+
+        The future's result has the outcome of each item. Cancelling it withdraws those that have
+        not left.
+        """
+        together = _Together(self._loop)
+        together.expect(self._plan.add_many(items, sizes, together, self._loop.time()))
         self._leave()
-        return futures
+        return together
 
     def recall(self, error: Exception) -> None:
         """Fail all items that have not left."""
@@ -238,12 +271,13 @@ class Batcher(Generic[Item, Result]):
             self._repeat(batch, request, None)
 
     def _withdraw_cancelled(self, batch: AnyBatch) -> None:
-        gone = [
-            place
-            for place, future in enumerate(batch.waiters)
-            if future is not None and future.cancelled()
-        ]
-        if gone:
+        # Hardly ever, so this look is a quick one.
+        if any(map(Future.cancelled, filter(None, batch.waiters))):
+            gone = [
+                place
+                for place, future in enumerate(batch.waiters)
+                if future is not None and future.cancelled()
+            ]
             self._resolve(self._plan.withdraw(batch, gone))
 
     def _moved_at(self) -> float:
@@ -330,6 +364,8 @@ class Batcher(Generic[Item, Result]):
             self._fail(batch, error)
             return
         items, futures, flushed = self._plan.settle(batch)
+        if batch.shared:
+            results = _tell_together(batch, items, futures, results)
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
                 self._report(item, result)
@@ -339,6 +375,8 @@ class Batcher(Generic[Item, Result]):
 
     def _fail(self, batch: AnyBatch, error: Exception) -> None:
         items, futures, flushed = self._plan.settle(batch)
+        if batch.shared:
+            _tell_together(batch, items, futures, [own_copy(error)] * len(items))
         for item, future in zip(items, futures, strict=True):
             if future is None:
                 self._report(item, error)
@@ -363,3 +401,20 @@ class Batcher(Generic[Item, Result]):
             if not turn.done():
                 turn.set_result(None)
                 return
+
+
+def _tell_together(
+    batch: AnyBatch, items: list[Any], waiters: list[Waiter], outcomes: Sequence[Any]
+) -> Sequence[Any]:
+    """Tell the waiters that several items share. Remove these items with their waiters, and return
+    the outcomes of the others.
+    """
+    left = [*outcomes]
+    for waiter in batch.shared:
+        # None if they were withdrawn.
+        if count := waiters.count(waiter):
+            start = waiters.index(waiter)
+            rest = slice(start, start + count)
+            cast("_Together", waiter).note(batch, left[rest])
+            del items[rest], waiters[rest], left[rest]
+    return left

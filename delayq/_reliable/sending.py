@@ -78,9 +78,7 @@ class Sender:
         queue, settings = self._queue, self._queue.settings
         if not queue.settings.stored.is_whole:
             return (await self.send_many([message], [made_up], durability))[0]
-        offers = queue.partitions[0].offers
-        plain = durability is None and self._promise is None
-        commits = offers.commits if plain else await self._commits(offers, durability)
+        commits = await self._commits(queue.partitions[0].offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         if not made_up or settings.stored.max_size:
             await queue.flush()
@@ -89,14 +87,23 @@ class Sender:
             return (await self._send_all([message], [made_up], durability))[0].id
         try:
             outcome = await commits.submit(message, len(message.content), since)
-        except SettingsChanged as error:
-            outcome = error
         except DelayqError as error:
-            raise_for((message.id,), (error,))
-            raise
-        if outcome not in _THERE:
-            # Rare enough to be handled like a batch of one.
-            (message,) = await self._send_all([message], [made_up], durability, outcome)
+            outcome = error
+        return await self.finish(message, made_up, durability, outcome)
+
+    async def finish(
+        self, message: NewMessage, made_up: bool, durability: str | None, outcome: Any
+    ) -> str:
+        """Return the id of a message if this is the outcome of storing it, or send it again.
+
+        Raises as :meth:`send`. The other arguments are those of that method.
+        """
+        if outcome in _THERE:
+            return message.id
+        if isinstance(outcome, DelayqError) and not isinstance(outcome, SettingsChanged):
+            raise_for((message.id,), (outcome,))
+        # Rare enough to be handled like a batch of one.
+        (message,) = await self._send_all([message], [made_up], durability, [outcome])
         return message.id
 
     async def send_many(
@@ -114,33 +121,42 @@ class Sender:
         """
         if not self._declaration.is_made:
             await self._declaration.make()
-        if self._queue.settings.stored.max_size or not all(made_up):
-            await self._queue.flush()
-        return [message.id for message in await self._send_all(messages, made_up, durability)]
+        queue, settings = self._queue, self._queue.settings
+        if settings.stored.max_size or not all(made_up):
+            await queue.flush()
+        outcomes: list[Any] | None = None
+        if settings.stored.is_whole:
+            commits = await self._commits(queue.partitions[0].offers, durability)
+            if settings.stored.is_whole:
+                sizes = [len(message.content) for message in messages]
+                outcomes = await commits.submit_many(messages, sizes)
+        if outcomes is None or outcomes.count(_STORED) < len(outcomes):
+            messages = await self._send_all(messages, made_up, durability, outcomes)
+        return [message.id for message in messages]
 
     async def _send_all(
         self,
         messages: MutableSequence[NewMessage],
         made_up: Sequence[bool],
         durability: str | None,
-        first: Any = None,
-    ) -> Sequence[NewMessage]:
+        outcomes: list[Any] | None = None,
+    ) -> MutableSequence[NewMessage]:
         """Send messages until all are stored, or one cannot be.
 
         Args:
             messages: The messages. Those whose generated id cannot be used get another one.
             made_up: For each message, whether its id is generated.
             durability: Overrides the handle's own setting.
-            first: The outcome of a single message that was sent before.
+            outcomes: The outcome of each message, if they were sent before.
         """
         queue = self._queue
-        if first is None and queue.settings.stored.partitions > 1:
-            for place, message in enumerate(messages):
-                if made_up[place]:
-                    messages[place] = message._replace(id=queue.new_id())
-        outcomes = [first] * len(messages)
         again: Sequence[int] = range(len(messages))
-        if first is None:
+        if outcomes is None:
+            if queue.settings.stored.partitions > 1:
+                for place, message in enumerate(messages):
+                    if made_up[place]:
+                        messages[place] = message._replace(id=queue.new_id())
+            outcomes = [None] * len(messages)
             await self._send_some(messages, made_up, again, durability, outcomes)
         failed: set[Partition] = set()
         unconfirmed: dict[int, str] = {}
@@ -212,22 +228,23 @@ class Sender:
             batchers = [await self._commits_of(each, durability) for each in parts]
             if settings.epoch == epoch:
                 break
-        sent: list[int] = []
-        futures: list[Awaitable[Any]] = []
+        sent: list[list[int]] = []
+        futures: list[Awaitable[list[Any]]] = []
         for some, commits in zip(parts.values(), batchers, strict=True):
+            there = [place for place, _ in some]
             try:
                 if isinstance(commits, DelayqError):
                     raise commits
-                futures += commits.submit_many(
-                    (message, len(message.content)) for _, message in some
-                )
-                sent += [place for place, _ in some]
+                some_messages = [message for _, message in some]
+                sizes = [len(message.content) for message in some_messages]
+                futures.append(commits.submit_many(some_messages, sizes))
+                sent.append(there)
             except DelayqError as error:
-                for place, _ in some:
+                for place in there:
                     outcomes[place] = error
-        results = await asyncio.gather(*futures, return_exceptions=True)
-        for place, outcome in zip(sent, results, strict=True):
-            outcomes[place] = outcome
+        for there, results in zip(sent, await asyncio.gather(*futures), strict=True):
+            for place, outcome in zip(there, results, strict=True):
+                outcomes[place] = outcome
 
     async def _parts(
         self,

@@ -30,7 +30,7 @@ from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from delayq import Client, ReliableQueue
     from tests.support.servers import Kind, PrivateServer
@@ -429,13 +429,10 @@ async def test_an_answer_that_is_lost_leaves_open_only_what_it_concerns(
     await jobs.stats()
     place = partition_of("m1", PARTITIONS)
 
-    async def lost(*_: Any) -> Any:
-        raise OutcomeUnknown("planned")
+    async def lost(items: Sequence[Any], _: Any) -> Any:
+        return [OutcomeUnknown("planned")] * len(items)
 
-    commits = jobs._open.partitions[place].offers.commits
-    monkeypatch.setattr(
-        commits, "submit_many", lambda items: [asyncio.ensure_future(lost()) for _ in items]
-    )
+    monkeypatch.setattr(jobs._open.partitions[place].offers.commits, "submit_many", lost)
     names = [f"m{n}" for n in range(20)]
     with pytest.raises(OutcomeUnknown) as caught:
         await jobs.offer_many([Offer(n, delay=3600, id=name) for n, name in enumerate(names)])

@@ -167,6 +167,8 @@ class Model:
         # For each item, the call that added it.
         self.group: list[int] = []
         self.groups = 0
+        # The waiters of items that were added together.
+        self.shared: dict[int, str] = {}
         self.cancelled: set[int] = set()
         # The items that have not left, in order. Those that have left, and the outcomes.
         self.waiting: list[int] = []
@@ -191,12 +193,16 @@ class Model:
 
     def add_many(self, sizes: list[int]) -> None:
         self.groups += 1
-        items = [(self.new_item(size), size) for size in sizes]
-        names = iter(items)
-        assert self.plan.add_many(items, lambda: str(next(names)[0]), self.now) == [
-            str(item) for item, _ in items
-        ]
+        items = [self.new_item(size) for size in sizes]
+        waiter = f"call {self.groups}"
+        self.shared |= dict.fromkeys(items, waiter)
+        batches = self.plan.add_many(items, sizes, waiter, self.now)
+        assert [item for batch in batches for item in batch.items if item in items] == items
+        assert all(waiter in batch.shared for batch in batches)
         self.leave()
+
+    def waiters(self, items: Iterable[int]) -> list[str]:
+        return [self.shared.get(item, str(item)) for item in items]
 
     def leave(self) -> None:
         while True:
@@ -221,7 +227,7 @@ class Model:
         items = batch.items
         assert items == self.waiting[: len(items)], "items leave in order"
         del self.waiting[: len(items)]
-        assert batch.waiters == [str(item) for item in items]
+        assert batch.waiters == self.waiters(items)
         assert 0 < len(items) <= self.MOST_ITEMS
         assert len(items) == 1 or sum(self.sizes[item] for item in items) <= self.MOST_BYTES
         if batch.slot is None:
@@ -240,7 +246,7 @@ class Model:
 
     def settle(self, batch: Numbers) -> None:
         items, waiters, flushed = self.plan.settle(batch)
-        assert waiters == [str(item) for item in items]
+        assert waiters == self.waiters(items)
         self.outcomes.update(items)
         self.flushed(flushed)
 

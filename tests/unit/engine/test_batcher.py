@@ -129,8 +129,9 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
 
 async def test_batches_are_bounded_in_items_and_bytes(store: Store) -> None:
     store.reply(5)
-    futures = store.batcher.submit_many(enumerate((1, 1, 1, 1, 99, 500, 1)))
-    assert await asyncio.gather(*futures) == [0, 10, 20, 30, 40, 50, 60]
+    assert await store.batcher.submit_many([*range(7)], (1, 1, 1, 1, 99, 500, 1)) == [
+        *range(0, 70, 10)
+    ]
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
 
 
@@ -147,15 +148,16 @@ async def test_an_uncancellable_item_leaves_without_its_caller_others_do_not(sto
 
 
 async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store) -> None:
-    failing = store.batcher.submit_many((i, 1) for i in range(3))
+    lone = store.batcher.submit(0, 1)
+    failing = [store.batcher.submit(i, 1) for i in range(3)]
     fine = store.batcher.submit(9, 1)
-    # Answer the failing batch, then the next one.
-    for answer in (ServerRefused("full"), None):
+    # The three share a batch.
+    for answer in (None, ServerRefused("full"), None):
         store.answer.put_nowait(answer)
     results = await asyncio.gather(*failing, return_exceptions=True)
     assert [str(result) for result in results] == ["full"] * 3
     assert len({id(result) for result in results}) == 3
-    assert await fine == 90
+    assert [await lone, await fine] == [0, 90]
     assert store.repeated == [], "a refused call is not repeated"
 
 
@@ -209,10 +211,54 @@ async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(store: Stor
 
 
 async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store) -> None:
-    gone, stays = store.batcher.submit_many([(1, 1), (2, 1)])
+    store.limit(ENOUGH=2)
+    store.batcher.submit(0, 1)
+    gone, stays = store.batcher.submit(1, 1), store.batcher.submit(2, 1)
+    assert store.batches == [[0], [1, 2]]
     gone.cancel()
-    store.reply()
+    store.reply(2)
     assert await stays == 20
+
+
+async def test_items_submitted_together_share_batches_with_others(store: Store) -> None:
+    first = store.batcher.submit(1, 1)
+    before = store.batcher.submit(2, 1)
+    together = store.batcher.submit_many([3, 4, 5, 6], [1] * 4)
+    after = store.batcher.submit(7, 1)
+    store.reply(3)
+    assert await together == [30, 40, 50, 60]
+    assert [await first, await before, await after] == [10, 20, 70]
+    assert store.batches == [[1], [2, 3, 4], [5, 6, 7]]
+    assert await store.batcher.submit_many([], []) == []
+
+
+async def test_items_submitted_together_are_withdrawn_together(store: Store) -> None:
+    first = store.batcher.submit(1, 1)
+    together = store.batcher.submit_many([2, 3, 4, 5], [1] * 4)
+    last = store.batcher.submit(6, 1)
+    store.reply()
+    assert await first == 10
+    # The first three have left.
+    together.cancel()
+    store.reply(2)
+    assert await last == 60
+    assert store.batches == [[1], [2, 3, 4], [6]]
+    assert store.batcher.unanswered == 0
+
+
+async def test_items_submitted_together_have_outcomes_of_their_own(store: Store) -> None:
+    together = store.batcher.submit_many([*range(7)], [1] * 7)
+    for answer in (None, ServerRefused("full"), None):
+        store.answer.put_nowait(answer)
+    assert [str(outcome) for outcome in await together] == ["0", "10", "20", *["full"] * 3, "60"]
+
+
+async def test_recalled_items_fail_before_those_in_flight_are_done(store: Store) -> None:
+    together = store.batcher.submit_many([*range(4)], [1] * 4)
+    store.batcher.recall(ServerRefused("recalled"))
+    assert not together.done()
+    store.reply()
+    assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
 
 async def test_items_without_a_caller_leave_together_and_report_outcomes(store: Store) -> None:
@@ -287,10 +333,10 @@ async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store
     assert store.batches == [[1], [2, 3]]
     assert store.sent_beside == [None, "wire of 1"]
     # With two calls in flight, further items wait, however many there are.
-    rest = batcher.submit_many((item, 1) for item in (4, 5, 6, 7))
+    rest = batcher.submit_many([4, 5, 6, 7], [1] * 4)
     assert len(store.batches) == 2
     store.reply(4)
-    answers = [await future for future in (first, second, third, *rest)]
+    answers = [*(await asyncio.gather(first, second, third)), *await rest]
     assert answers == [item * 10 for item in range(1, 8)]
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
 
@@ -486,11 +532,11 @@ async def test_waiting_items_do_not_fail_while_others_are_carried_out(
     store.busy = False
     batcher = in_an_outage()
     store.busy = False
-    futures = batcher.submit_many((item, 1) for item in range(30))
+    together = batcher.submit_many([*range(30)], [1] * 30)
     for _ in range(10):
         await asyncio.sleep(0.2)
         store.reply()
-    assert await asyncio.wait_for(asyncio.gather(*futures), 20) == [item * 10 for item in range(30)]
+    assert await asyncio.wait_for(together, 20) == [item * 10 for item in range(30)]
 
 
 async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
@@ -534,13 +580,13 @@ async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store) -> No
     """A server that is ready only for the second would store them in the wrong order."""
     store.limit(ENOUGH=1)
     batcher = store.make()
-    futures = batcher.submit_many((item, 1) for item in range(6))
+    together = batcher.submit_many([*range(6)], [1] * 6)
     assert store.batches == [[0, 1, 2]]
     store.answer.put_nowait(ServerUnavailable("BUSY"))
     await until(lambda: store.repeated == [([0, 1, 2], None)])
     assert store.batches == [[0, 1, 2]]
     store.reply(2)
-    assert await asyncio.gather(*futures) == [0, 100, 200, 30, 40, 50]
+    assert await together == [0, 100, 200, 30, 40, 50]
 
 
 async def test_a_request_that_cannot_be_built_fails_its_items_alone(store: Store) -> None:
