@@ -19,7 +19,8 @@ from delayq._redis.error_reader import RepeatNow
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+    from contextvars import Context
 
     from delayq._background import Background
     from delayq._engine.batch_plan import Batch
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     # submitted together have the same one.
     Waiter = Future[Any] | None
     AnyBatch = Batch[Any, Waiter]
+    # What waits for a future, and the context to call it in.
+    _Wakeup = tuple[Context, Callable[[Future[Any]], object], Future[Any]]
 
 _log = logging.getLogger("delayq")
 
@@ -366,11 +369,21 @@ class Batcher(Generic[Item, Result]):
         items, futures, flushed = self._plan.settle(batch)
         if batch.shared:
             results = _tell_together(batch, items, futures, results)
+        several = len(futures) > 1
+        waking: list[_Wakeup] = []
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
                 self._report(item, result)
             elif not future.done():
+                # Usually, one task waits for it. Resume all of them in one step of the event loop:
+                # by itself, asyncio takes one for each, and that takes longer than the rest.
+                if several and (callbacks := future._callbacks) and len(callbacks) == 1:  # noqa: SLF001 - it is in every implementation
+                    callback, context = callbacks[0]
+                    future.remove_done_callback(callback)
+                    waking.append((context, callback, future))
                 future.set_result(result)
+        if waking:
+            self._loop.call_soon(_wake, iter(waking))
         self._resolve(flushed)
 
     def _fail(self, batch: AnyBatch, error: Exception) -> None:
@@ -418,3 +431,17 @@ def _tell_together(
             cast("_Together", waiter).note(batch, left[rest])
             del items[rest], waiters[rest], left[rest]
     return left
+
+
+def _wake(waking: Iterator[_Wakeup]) -> None:
+    """Call the callbacks of futures that are done, as the event loop would."""
+    for context, callback, future in waking:
+        try:
+            context.run(callback, future)
+        except (SystemExit, KeyboardInterrupt):
+            future.get_loop().call_soon(_wake, waking)
+            raise
+        except BaseException as error:  # noqa: BLE001 - as asyncio does
+            future.get_loop().call_exception_handler(
+                {"message": f"Exception in callback {callback!r}", "exception": error}
+            )

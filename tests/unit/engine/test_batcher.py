@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -218,6 +220,55 @@ async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store) 
     gone.cancel()
     store.reply(2)
     assert await stays == 20
+
+
+async def test_callers_that_share_a_batch_are_resumed_each_in_its_own_context(store: Store) -> None:
+    place: ContextVar[int] = ContextVar("place")
+    told: list[tuple[str, int]] = []
+    # The fourth one has no callback, and the others have one, two, or a task.
+    futures = [store.batcher.submit(item, 1) for item in range(4)]
+
+    async def caller(item: int) -> int:
+        place.set(item)
+        result = await store.batcher.submit(item, 1)
+        told.append(("task", place.get()))
+        return result
+
+    def tell(what: str, future: asyncio.Future[int]) -> None:
+        told.append((what, future.result()))
+
+    for at, count in ((1, 1), (2, 2)):
+        for number in range(count):
+            futures[at].add_done_callback(partial(tell, f"callback {number}"))
+    tasks = [asyncio.create_task(caller(item)) for item in (4, 5, 6)]
+    await turns()
+    store.reply(3)
+    assert await asyncio.gather(*tasks) == [40, 50, 60]
+    assert [await future for future in futures] == [0, 10, 20, 30]
+    assert sorted(told) == [
+        ("callback 0", 10),
+        ("callback 0", 20),
+        ("callback 1", 20),
+        *(("task", item) for item in (4, 5, 6)),
+    ]
+
+
+async def test_an_error_in_a_callback_harms_no_other(store: Store) -> None:
+    loop, reported = asyncio.get_running_loop(), []
+    loop.set_exception_handler(lambda _, context: reported.append(context["exception"]))
+    first, *others = [store.batcher.submit(item, 1) for item in range(4)]
+
+    def fail(_: asyncio.Future[int]) -> None:
+        raise ZeroDivisionError
+
+    others[0].add_done_callback(fail)
+    told: list[int] = []
+    for future in others[1:]:
+        future.add_done_callback(lambda future: told.append(future.result()))
+    store.reply(2)
+    assert await first == 0
+    await until(lambda: told == [20, 30])
+    assert [type(error) for error in reported] == [ZeroDivisionError]
 
 
 async def test_items_submitted_together_share_batches_with_others(store: Store) -> None:
