@@ -32,8 +32,8 @@ def delayed_offers(
     ``on_due`` is called with the earliest due time of stored messages, in microseconds.
     """
 
-    def results(_offers: Sequence[Offer], reply: list[Any]) -> list[Stored]:
-        first_us, stored = store.parse_offered(reply)
+    def results(offers: Sequence[Offer], reply: list[Any]) -> list[Stored]:
+        first_us, stored = store.parse_offered(offers, reply)
         counts.offered += len(stored)
         # Our own subscription reports this as well, unless it is interrupted at the moment.
         on_due(first_us)

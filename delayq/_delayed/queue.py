@@ -13,7 +13,7 @@ from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq._delayed.records import pack
-from delayq._delayed.store import UNIT_US, parse_score
+from delayq._delayed.store import due_us_of_stored, id_of_stored
 from delayq._durations import (
     Duration,
     check_count,
@@ -68,21 +68,21 @@ class Receipt(Generic[T]):
         due_at: When the message is due, by the server's clock (UTC), up to the year 9999.
     """
 
-    __slots__ = ("_id", "_length_bytes", "_payload", "_queue", "_score")
+    __slots__ = ("_payload", "_queue", "_stored")
 
     def __init__(self, queue: DelayedQueue[T], payload: bytes, stored: Stored) -> None:
         self._queue = queue
-        # The parts of the record: the server finds a message by its complete record.
+        # With these, the complete record can be built, by which the server finds the message.
         self._payload = payload
-        self._id, self._score, self._length_bytes = stored
+        self._stored = stored
 
     @property
     def id(self) -> str:
-        return self._id.hex()
+        return id_of_stored(self._stored).hex()
 
     @property
     def due_at(self) -> datetime:
-        return moment_us(parse_score(self._score))
+        return moment_us(due_us_of_stored(self._stored))
 
     async def cancel(self) -> bool:
         """Remove the message from the queue.
@@ -114,11 +114,13 @@ class Receipt(Generic[T]):
         due_us = await self._queue._reschedule(self._record(), delay, at)  # noqa: SLF001
         if due_us is None:
             return False
-        self._score = due_us // UNIT_US
+        # As if it had been offered then, without a delay.
+        (length_bytes, _, first), place, _ = self._stored
+        self._stored = (length_bytes, due_us, first), place, 0
         return True
 
     def _record(self) -> bytes:
-        return pack(self._id, self._payload, self._length_bytes)
+        return pack(id_of_stored(self._stored), self._payload, self._stored[0][0])
 
     def __repr__(self) -> str:
         return f"<Receipt {self.id} of {self._queue.name!r}, due {self.due_at.isoformat()}>"
@@ -215,22 +217,36 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed. It is not stored.
         """
         self._check_open()
-        if not (hooks := self._open.hooks).sending:
-            return await self._offer(value, delay, at, durability)
-        sending = OfferEvent(
-            self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
-        )
-        with hooks.around_sending(sending):
-            receipt = await self._offer(value, delay, at, durability)
-            sending.ids = (receipt.id,)
-        return receipt
+        queue = self._open
+        if durability is None and self._promise is None and not queue.hooks.sending:
+            payload = self._encode(value)
+            wait_us = (
+                microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
+            )
+            item = wait_us, payload
+            # Awaited here, because each coroutine in between takes its time.
+            if (stored := queue.offers.plain.submit_now(item, len(payload))) is not None:
+                return Receipt(self, payload, await stored)
+        return await self._offer(value, delay, at, durability)
 
     async def _offer(
         self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
     ) -> Receipt[T]:
-        """Offer as :meth:`offer`, without notifying observers."""
-        plain = durability is None and self._promise is None
-        commits = self._open.offers.plain if plain else await self._commits(durability)
+        """Offer as :meth:`offer`, in any case."""
+        if not (hooks := self._open.hooks).sending:
+            return await self._offer_unobserved(value, delay, at, durability)
+        sending = OfferEvent(
+            self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
+        )
+        with hooks.around_sending(sending):
+            receipt = await self._offer_unobserved(value, delay, at, durability)
+            sending.ids = (receipt.id,)
+        return receipt
+
+    async def _offer_unobserved(
+        self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
+    ) -> Receipt[T]:
+        commits = await self._commits(durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         payload = self._encode(value)
         stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
@@ -273,12 +289,15 @@ class DelayedQueue(Generic[T]):
 
     async def _store(self, items: Sequence[Offer], durability: str | None) -> list[Receipt[T]]:
         commits = await self._commits(durability)
-        results = await commits.submit_many(items, [len(payload) for _, payload in items])
+        payloads = [payload for _, payload in items]
+        results = await commits.submit_many(items, [*map(len, payloads)])
+        if {*map(type, results)} <= {tuple}:
+            return [*map(partial(Receipt, self), payloads, results)]
         receipts: list[Receipt[T]] = []
         errors: list[BaseException] = []
         unsafe: list[Receipt[T]] = []
         reason = ""
-        for (_, payload), result in zip(items, results, strict=True):
+        for payload, result in zip(payloads, results, strict=True):
             if isinstance(result, BaseException):
                 errors.append(result)
                 continue
@@ -490,7 +509,7 @@ class DelayedQueue(Generic[T]):
 
     def _encode(self, value: T) -> bytes:
         payload = self._codec.encode(value)
-        if not isinstance(payload, bytes):
+        if type(payload) is not bytes and not isinstance(payload, bytes):
             raise EncodeError(
                 f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Sequence
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
@@ -16,7 +17,7 @@ from delayq._redis.scripts import Request, Script
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable
 
     from delayq._delayed.keys import DelayedKeys
     from delayq._redis.client import RedisClient
@@ -39,10 +40,10 @@ MIGRATE = Script("delayed/migrate")
 
 Offer = tuple[int, bytes]
 """The delay in microseconds, and the payload."""
-Stored = tuple[bytes, int, int]
-"""The id, the score, and the size of a length field on that server, in bytes.
+Stored = tuple[Sequence[Any], int, int]
+"""The reply to the call that stored a message, its place in that call, and its delay, microseconds.
 
-:func:`parse_score` returns the due time.
+:func:`id_of_stored` and :func:`due_us_of_stored` work out the rest, which few programs ask for.
 """
 
 UNIT_US = 1000
@@ -54,6 +55,24 @@ BATCH = 100
 _MOST_BYTES = 512 * 1024
 # Beyond 2**53 ms a score is not exact.
 _MAX_SCORE = 2.0**53
+
+
+def id_of_stored(stored: Stored) -> bytes:
+    """Return the id of a message: within one call, ids count up."""
+    (_, _, first), place, _ = stored
+    return (int.from_bytes(first, "big") + place).to_bytes(8, "big")
+
+
+def due_us_of_stored(stored: Stored) -> int:
+    """Return when a message is due, in microseconds, as ``lua/include/clock.lua`` works it out."""
+    now_us: int = stored[0][1]
+    delay_us = stored[2]
+    if not delay_us:
+        return now_us // UNIT_US * UNIT_US
+    # Lua's numbers are floats, which makes a difference after the year 2255.
+    due = float(now_us) + delay_us
+    rest = due - float(math.floor(due / UNIT_US)) * UNIT_US
+    return int((due - rest + UNIT_US if rest > 0 else due) / UNIT_US) * UNIT_US
 
 
 class PendingRecord(NamedTuple):
@@ -223,12 +242,13 @@ class DelayedStore:
         parts = cast("Iterable[bytes | int]", chain.from_iterable(offers))
         return Request(OFFER, self.keys.of_script(OFFER), [int(self.listed), *parts])
 
-    def parse_offered(self, reply: list[Any]) -> tuple[int, list[Stored]]:
+    def parse_offered(
+        self, offers: Sequence[Offer], reply: Sequence[Any]
+    ) -> tuple[int, list[Stored]]:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
-        ids, scores = reply[1::2], reply[2::2]
-        return min(scores) * UNIT_US, list(
-            zip(ids, scores, repeat(reply[0], len(ids)), strict=True)
-        )
+        delays = [delay for delay, _ in offers]
+        stored = list(zip(repeat(reply), range(len(delays)), delays))
+        return due_us_of_stored((reply, 0, min(delays))), stored
 
     # Taking
 

@@ -184,6 +184,16 @@ class Batcher(Generic[Item, Result]):
             self._leave()
         return future
 
+    def submit_now(self, item: Item, size: int) -> Future[Result] | None:
+        """Submit an item as :meth:`submit` does; return None if it has to wait for capacity."""
+        plan, loop = self._plan, self._loop
+        if plan.waiting_bytes > MOST_WAITING:
+            return None
+        future: Future[Result] = Future(loop=loop)
+        if plan.add(item, size, future, loop.time()):
+            self._leave()
+        return future
+
     def fire_and_forget(self, item: Item, size: int) -> None:
         """Submit an item for a caller that does not wait, together with all others that are
         submitted in this iteration of the event loop.

@@ -254,8 +254,7 @@ async def test_what_is_not_the_job_of_a_role_is_refused_and_changes_nothing(
             theirs = await other.delayed_queue(NAME).offer(1, 60)
             await raw.rpush(NAME, b"2")
             queue: Any = client.delayed_queue(NAME)
-            record = (theirs._id, theirs._score, theirs._length_bytes)
-            receipt = delayq.Receipt(queue, theirs._payload, record)
+            receipt = delayq.Receipt(queue, theirs._payload, theirs._stored)
         else:
             jobs = other.reliable_queue(NAME)
             await jobs.offer_many([Offer(1, id="one"), Offer(2, id="two")])

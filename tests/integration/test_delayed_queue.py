@@ -15,6 +15,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
+from delayq._delayed.store import due_us_of_stored
 from tests.support.foreign import store
 from tests.support.waiting import until
 
@@ -53,6 +54,21 @@ class TestOffering:
         assert await raw.lrange(ORDERED, 0, -1) == [record]
         assert await raw.zrange(TIMEOUT, 0, -1, withscores=True) == [(record, due_ms)]
         assert (await listener.get_message(timeout=5))["data"] == str(round(due_ms)).encode()
+
+    async def test_each_receipt_of_a_call_names_its_record_and_due_time(
+        self, queue: Orders, raw: Any
+    ) -> None:
+        delays = (60, 60 + 1e-6, 60.0005, 61.1, timedelta(days=1), 3600.5, 8e9, 1e11, 9e12 - 3e9)
+        receipts = await queue.offer_many([(n, delays[n % len(delays)]) for n in range(300)])
+        receipts += [await queue.offer(0, delay) for delay in delays]
+        stored = await raw.zrange(TIMEOUT, 0, -1, withscores=True)
+        assert {record: int(score) * 1000 for record, score in stored} == {
+            receipt._record(): due_us_of_stored(receipt._stored) for receipt in receipts
+        }
+        assert await raw.lrange(ORDERED, 0, -1) == [receipt._record() for receipt in receipts]
+        # An id is the server's time in microseconds, times 4096.
+        now = await queue.offer(1)
+        assert due_us_of_stored(now._stored) == int(now.id, 16) // 4_096_000 * 1000
 
     async def test_only_a_new_head_is_announced(self, queue: Orders, listener: Any) -> None:
         first = await queue.offer(1, 60)

@@ -60,9 +60,7 @@ async def test_a_new_head_for_redisson_is_refused_and_nothing_changed(
     receipt = await theirs.offer("pending", 60)
     await theirs.aclose()
     queue: delayq.DelayedQueue[Any] = silent.delayed_queue(NAME)
-    mine = delayq.Receipt(
-        queue, receipt._payload, (receipt._id, receipt._score, receipt._length_bytes)
-    )
+    mine = delayq.Receipt(queue, receipt._payload, receipt._stored)
     before = await contents(raw)
     for change in (lambda: queue.offer("sooner", 30), lambda: mine.reschedule(30)):
         with pytest.raises(delayq.ServerRefused):

@@ -25,9 +25,9 @@ if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out
 local payload = redis.call('HGET', leased, token)
 redis.call('LLEN', ordered)
 if not payload or not redis.call('ZSCORE', leases, token) then return -1 end
-announce({due})
+announce(due)
 -- First the write that frees memory: then a full server accepts the rest.
 redis.call('ZREM', leases, token)
 redis.call('HDEL', leased, token)
-store(listed == '1', now, {due}, {payload})
+store(listed == '1', now, {due, payload}, 2)
 return due

@@ -7,29 +7,24 @@
 -- Arguments:
 --   listed       0 or 1  whether the ordered list is kept
 --   delay_us...  int     of each message, microseconds
---   payload...   bytes   of the message
+--   payload...   bytes   of each message
 -- Roles: producer
 -- Repeatable: no
 --
--- Returns {length_bytes, id, due_ms, id, due_ms, ...}: a receipt needs these to name its record
--- again.
+-- Returns {length_bytes, now, id}: the server's time in microseconds, and the id of the first
+-- message. A receipt needs these to name its record again: each further message has the next id.
 -- include: clock
 -- include: record
 -- include: store
 
 local now = now_us()
-local dues, payloads = {}, {}
+local first = math.huge
 for at = FIRST, #ARGV, STRIDE do
   local delay = tonumber(ARGV[at + DELAY_US])
   local due = delay and delay >= 0 and due_ms(now, delay)
   if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out of range') end
-  dues[#dues + 1], payloads[#dues + 1] = due, ARGV[at + PAYLOAD]
+  ARGV[at + DELAY_US] = due
+  if due < first then first = due end
 end
-
-announce(dues)
-local reply = {length_bytes()}
-for i, id in ipairs(store(listed == '1', now, dues, payloads)) do
-  reply[#reply + 1] = id
-  reply[#reply + 1] = dues[i]
-end
-return reply
+announce(first)
+return {length_bytes(), now, store(listed == '1', now, ARGV, FIRST + PAYLOAD)}
