@@ -80,7 +80,7 @@ LONG = 90.0
 
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 REPEATED = ("if readable and last_number == number then", "if false then")
-LATE = ("if number_or(0, last_number) > tonumber(number) then", "if false then")
+LATE = ("if (tonumber(last_number) or 0) > tonumber(number) then", "if false then")
 LEASED = ("has_token(lease_texts[i], token)", "lease_texts[i]")
 ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
 MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05}

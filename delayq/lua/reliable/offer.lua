@@ -6,7 +6,7 @@
 --   done      ZSET     ids of messages that were handled lately, scored by the end of the time for
 --                     which they are remembered, microseconds
 --   settings  HASH     see include/settings.lua
---   call      STRING   number and reply of this client's last call to this queue
+--   call      STRING   see include/call.lua
 -- Arguments:
 --   number           int   of this call: the same as that of the last one if its answer was lost
 --   epoch            text  of the settings that the caller knows
@@ -25,23 +25,10 @@
 -- include: clock
 -- include: queue
 -- include: settings
+-- include: call
 
-local last_call = redis.call('GET', call)
-if last_call then
-  local last_number, stored_reply = string.match(last_call, '^(%d+) (.*)$')
-  local readable, outcomes = pcall(cjson.decode, stored_reply or '')
-  if readable and last_number == number then
-    -- A write, so that a caller that waits for its writes to be safe waits for those of the first
-    -- try, too.
-    redis.call('SET', call, last_call, 'PX', 120000)
-    return outcomes
-  end
-  -- This first try was overtaken by its repetition: its answer is no longer awaited.
-  if number_or(0, last_number) > tonumber(number) then
-    return redis.error_reply('DELAYQ_LATE the call was repeated, and answered')
-  end
-end
-
+local answered = earlier_reply()
+if answered then return answered end
 local layout, stored_epoch, max_size =
   unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'max_size'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
@@ -160,5 +147,5 @@ write()
 -- Last, because a full server refuses a script only before its first write.
 if remembers then trim_done(now) end
 if not may_announce then reply[#reply + 1] = -3 end
-redis.call('SET', call, number .. ' ' .. cjson.encode(reply), 'PX', 120000)
+keep_reply(reply)
 return reply

@@ -1,0 +1,28 @@
+-- call: tell the repetition of a call from a new call. See docs/redis-data-model.md.
+--
+-- The key `call` is a STRING: the number of a client's last call to this queue, and the reply to
+-- it. A client repeats a call whose answer was lost, under the same number.
+
+-- Return the reply of the first try if this is a repetition, an error if the repetition of this
+-- call came first, and nil for a new call.
+local function earlier_reply()
+  local last_call = redis.call('GET', call)
+  if not last_call then return nil end
+  local last_number, stored_reply = string.match(last_call, '^(%d+) (.*)$')
+  local readable, reply = pcall(cjson.decode, stored_reply or '')
+  if readable and last_number == number then
+    -- A write, so that a caller that waits for its writes to be safe waits for those of the first
+    -- try, too.
+    redis.call('SET', call, last_call, 'PX', 120000)
+    return reply
+  end
+  -- This first try was overtaken by its repetition: its answer is no longer awaited.
+  if (tonumber(last_number) or 0) > tonumber(number) then
+    return redis.error_reply('DELAYQ_LATE the call was repeated, and answered')
+  end
+  return nil
+end
+
+local function keep_reply(reply)
+  redis.call('SET', call, number .. ' ' .. cjson.encode(reply), 'PX', 120000)
+end
