@@ -125,8 +125,8 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         keys: tuple[str, ...] = (delayed.timeout, delayed.ordered, delayed.channel)
     else:
         reliable = ReliableKeys.of("bare reliable")
-        sha = await redis.script_load(reliable_store.OFFER.text)
-        keys = (*reliable.of_script(reliable_store.OFFER), reliable.call("bare"))
+        sha = await redis.script_load(reliable_store.OFFER_NEW.text)
+        keys = (*reliable.of_script(reliable_store.OFFER_NEW), reliable.call("bare"))
 
     def call() -> Awaitable[Any]:
         nonlocal serial
@@ -135,7 +135,7 @@ async def own_script(redis: AsyncRedis, kind: str) -> Step:
         if kind == "DelayedQueue":
             args: tuple[str | int, ...] = (1, delay_us, payload)
         else:
-            args = (serial, "0", f"{serial:012}", 0, delay_us, 0, "raise", "\n" + payload)
+            args = (serial, "0", f"{serial:012}", delay_us, "\n" + payload)
         return redis.evalsha(sha, len(keys), *keys, *args)  # type: ignore[return-value,unused-ignore]
 
     return call

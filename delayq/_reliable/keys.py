@@ -124,6 +124,11 @@ class ReliableKeys:
         return self.messages[:PRIORITIES]
 
     @property
+    def ids(self) -> str:
+        """The sorted set of the ids of priority 0."""
+        return self.messages[0]
+
+    @property
     def leases(self) -> str:
         """HASH of leases by id."""
         return self.named("leases")

@@ -10,7 +10,7 @@ from delayq._durations import Duration, delay_us, microseconds
 from delayq._reliable.bodies import content
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
-from delayq._reliable.offers import NewMessage
+from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from delayq._reliable.new_message import NewMessage
     from delayq.codecs import Codec
 
 T = TypeVar("T")
 
 OnDuplicate = Literal["raise", "ignore", "replace"]
 
+USUAL_PRIORITY = 0
 _LARGEST_HEADERS = 16 * 1024
 
 
@@ -61,7 +63,28 @@ class OfferEncoder(Generic[T]):
         max_payload: The largest encoded value allowed, bytes.
         """
         self._codec = codec
+        self._encode = codec.encode
         self._max_payload = max_payload
+
+    def plain(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        headers: Mapping[str, str] | None,
+    ) -> PlainMessage:
+        """Check and encode a message whose other options are the default ones: most messages.
+
+        Raises:
+            BadInput, EncodeError: As for :meth:`delayq.ReliableQueue.offer`.
+        """
+        payload = self._encode(value)
+        if headers is None and type(payload) is bytes and len(payload) <= self._max_payload:
+            stored = b"\n" + payload
+        else:
+            stored = self._content(payload, headers)
+        wait_us = microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
+        return plain_message((new_id(), wait_us, stored))
 
     def message(
         self,
@@ -74,18 +97,24 @@ class OfferEncoder(Generic[T]):
         ttl: Duration | None,
         on_duplicate: OnDuplicate,
     ) -> NewMessage:
-        """Check everything about a message, and encode it.
+        """Check and encode any message. Raises as :meth:`plain`."""
+        if id is None and ttl is None and priority is USUAL_PRIORITY and on_duplicate == "raise":
+            return self.plain(value, delay, at, headers)
+        return self.with_options(value, delay, at, id, headers, priority, ttl, on_duplicate)
 
-        Raises:
-            BadInput, EncodeError: As for :meth:`delayq.ReliableQueue.offer`.
-        """
-        payload = self._codec.encode(value)
-        if not isinstance(payload, bytes):
-            raise EncodeError(
-                f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
-            )
-        if len(payload) > self._max_payload:
-            raise PayloadTooLarge(len(payload), self._max_payload)
+    def with_options(
+        self,
+        value: T,
+        delay: Duration | None,
+        at: datetime | None,
+        id: str | None,  # noqa: A002
+        headers: Mapping[str, str] | None,
+        priority: int,
+        ttl: Duration | None,
+        on_duplicate: OnDuplicate,
+    ) -> OptionsMessage:
+        """Check and encode a message with its options. Raises as :meth:`plain`."""
+        stored = self._content(self._encode(value), headers)
         if (
             isinstance(priority, bool)
             or not isinstance(priority, int)
@@ -105,13 +134,13 @@ class OfferEncoder(Generic[T]):
                 "ttl ends before the message is due: it counts from now, so make it longer than the"
                 " delay"
             )
-        return NewMessage(
+        return OptionsMessage(
             new_id() if id is None else checked_id(id),
             priority,
             wait_us,
             ttl_us,
             on_duplicate,
-            content(_checked_headers(headers), payload),
+            stored,
         )
 
     def messages(self, offers: Sequence[Offer[T]]) -> list[NewMessage]:
@@ -136,6 +165,15 @@ class OfferEncoder(Generic[T]):
             for offer in offers
         ]
 
+    def _content(self, payload: bytes, headers: Mapping[str, str] | None) -> bytes:
+        if not isinstance(payload, bytes):
+            raise EncodeError(
+                f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        return content(None if headers is None else _checked(headers), payload)
+
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
     """Add these headers to the offers that have no header of the same name."""
@@ -156,9 +194,7 @@ def merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mappin
     return {**more, **(headers or {})}
 
 
-def _checked_headers(headers: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    if headers is None:
-        return None
+def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
         raise BadInput(f"headers must be a mapping of str to str, not {type(headers).__name__}")
     size = 0

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, cast
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import Durability, WaitingServer
     from delayq._redis.scripts import Request
+    from delayq._reliable.new_message import NewMessage
     from delayq._reliable.partition import Partition
     from delayq.errors import OutcomeUnknown
 
@@ -29,30 +30,6 @@ if TYPE_CHECKING:
 # server while it runs.
 _AT_A_TIME = 200
 _BYTES_AT_A_TIME = 256 * 1024
-
-
-class NewMessage(NamedTuple):
-    """A message to store: the arguments that ``offer.lua`` takes for it, in order.
-
-    Attributes:
-        id: The message's id.
-        priority: 0 to 9.
-        delay_us: Time until the message is due, in microseconds.
-        ttl_us: Time to live, in microseconds; 0 for no limit.
-        on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
-            ``swap`` replaces an earlier message, and stores nothing if there is none.
-        content: Headers and payload, as :func:`delayq._reliable.bodies.content` builds them.
-    """
-
-    id: str
-    priority: int
-    delay_us: int
-    ttl_us: int
-    on_duplicate: str
-    content: bytes
-
-    def __repr__(self) -> str:
-        return f"<NewMessage {self.id!r}, {len(self.content)} bytes>"
 
 
 class ReliableOffers:
@@ -102,22 +79,23 @@ class ReliableOffers:
         # Identifies this client's calls: the server keeps the reply to the last one, in case that
         # reply is lost.
         session = secrets.token_hex(6)
-        keys = [self._store.offer_keys(f"{session}-{slot}") for slot in (0, 1)]
+        calls = [self._store.keys.call(f"{session}-{slot}") for slot in (0, 1)]
         number = 0
 
         def request(messages: Sequence[NewMessage], slot: int) -> Request:
             nonlocal number
             if not number:
-                self._used += [each[-1] for each in keys]
+                self._used += calls
             number += 1
-            settings = self._partition.queue.settings
-            self._placements[keys[slot][-1]] = settings.stored.partitions
-            return self._store.offer_request(keys[slot], number, settings.epoch, messages)
+            settings = self._partition.queue.settings.stored
+            self._placements[calls[slot]] = settings.partitions
+            return self._store.offer_request(calls[slot], number, settings, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
-            outcomes: list[int] = answer[: len(messages)]
-            if len(answer) > len(messages):
-                # A new head that the user may not announce: at least this client looks.
+            offered = self._store.parse_offered(len(messages), answer)
+            outcomes = offered.outcomes
+            if not offered.announced:
+                # At least this client looks.
                 self._partition.wake()
                 if not self._warned_of_refusal:
                     self._warned_of_refusal = True
@@ -141,9 +119,10 @@ class ReliableOffers:
         self,
         server: RedisClient | WaitingServer,
         request: Request,
-        _messages: Sequence[NewMessage],
+        messages: Sequence[NewMessage],
         lost: OutcomeUnknown | None,
     ) -> Any:
+        number = cast("int", request.args[0])
         call, errors = request.keys[-1], self._store.client.errors
         if lost is not None:
             self._unsure.add(call)
@@ -153,15 +132,16 @@ class ReliableOffers:
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
             while True:
-                epoch = settings.epoch
-                if settings.stored.partitions != self._placements[call]:
+                known = settings.stored
+                if known.partitions != self._placements[call]:
                     # The messages may belong elsewhere now. Unless they are stored already, the old
                     # epoch is refused.
                     return await server.run(*request)
                 try:
-                    return await server.run(*self._store.with_epoch(request, epoch))
+                    again = self._store.offer_request(call, number, known, messages)
+                    return await server.run(*again._replace(until=request.until))
                 except SettingsChanged:
-                    await settings.after_refusal(self._partition.index, epoch)
+                    await settings.after_refusal(self._partition.index, known.epoch)
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__

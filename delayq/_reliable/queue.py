@@ -16,18 +16,26 @@ from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
-from delayq._reliable.offering import Offer, OfferEncoder, OnDuplicate, merged, with_headers
+from delayq._reliable.offering import (
+    USUAL_PRIORITY,
+    Offer,
+    OfferEncoder,
+    OnDuplicate,
+    merged,
+    with_headers,
+)
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
-from delayq._reliable.sending import Sender
+from delayq._reliable.sending import STORED, Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare
 from delayq.codecs import JsonCodec
 from delayq.errors import (
     BadDelay,
     BadInput,
     Closed,
+    DelayqError,
     ServerError,
 )
 from delayq.instrumentation import OfferEvent
@@ -51,7 +59,7 @@ if TYPE_CHECKING:
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
@@ -91,6 +99,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 name, keys_of, given, scheduler, services
             ).partitions[0],
         )
+        self._first = first
         self._open = first.queue
         # Settings that this handle was not given come from the others on this client.
         settings = given.inherit(self._open.given).inherit(DEFAULTS)
@@ -163,22 +172,30 @@ class ReliableQueue(Recurring[T], Generic[T]):
             NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
-        if not (hooks := self._hooks).sending:
-            return await self._offer(
+        if self._hooks.sending:
+            return await self._offer_observed(
                 value, delay, at, id, headers, priority, ttl, on_duplicate, durability
             )
-        sending = OfferEvent(
-            self.name, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
-        )
-        with hooks.around_sending(sending):
-            headers = merged(headers, sending.headers)
-            stored = await self._offer(
-                value, delay, at, id, headers, priority, ttl, on_duplicate, durability
+        message: NewMessage
+        if id is None and ttl is None and priority is USUAL_PRIORITY and on_duplicate == "raise":
+            message = self._encoder.plain(value, delay, at, headers)
+        else:
+            message = self._encoder.message(
+                value, delay, at, id, headers, priority, ttl, on_duplicate
             )
-            sending.ids = (stored,)
-        return stored
+        made_up, sender = id is None, self._sender
+        # Awaited here, because each coroutine in between takes its time.
+        if (sent := sender.submit(message, made_up, durability)) is None:
+            return await sender.send(message, made_up, durability)
+        try:
+            outcome = await sent
+        except DelayqError as error:
+            outcome = error
+        if outcome == STORED:
+            return message.id
+        return await sender.finish(message, made_up, durability, outcome)
 
-    def _offer(
+    async def _offer_observed(
         self,
         value: T,
         delay: Duration | None,
@@ -189,10 +206,19 @@ class ReliableQueue(Recurring[T], Generic[T]):
         ttl: Duration | None,
         on_duplicate: OnDuplicate,
         durability: str | None,
-    ) -> Awaitable[str]:
-        """Offer as :meth:`offer`, without notifying observers."""
-        message = self._encoder.message(value, delay, at, id, headers, priority, ttl, on_duplicate)
-        return self._sender.send(message, id is None, durability)
+    ) -> str:
+        """Offer as :meth:`offer`, and notify observers."""
+        sending = OfferEvent(
+            self.name, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
+        )
+        with self._hooks.around_sending(sending):
+            headers = merged(headers, sending.headers)
+            message = self._encoder.message(
+                value, delay, at, id, headers, priority, ttl, on_duplicate
+            )
+            stored = await self._sender.send(message, id is None, durability)
+            sending.ids = (stored,)
+        return stored
 
     async def offer_many(
         self, offers: Iterable[Offer[T]], *, durability: str | None = None
@@ -545,7 +571,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _check_open(self) -> None:
         self._session.check_loop()
-        self._open.check_open()
+        if self._first.closed:
+            raise Closed("the queue is closed")
 
     async def _ready(self) -> None:
         """Check that the queue is open, and declare the settings that this handle was given."""
@@ -572,8 +599,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _occurrence(
         self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
-    ) -> NewMessage:
-        return self._encoder.message(value, None, None, None, headers, priority, ttl, "raise")
+    ) -> OptionsMessage:
+        return self._encoder.with_options(value, None, None, None, headers, priority, ttl, "raise")
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """Drop messages that were claimed ahead and may have waited for a slow handler until

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
-    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.new_message import OptionsMessage
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
     from delayq._timer.wheel import Timeout
@@ -83,7 +83,7 @@ class Recurrence:
         self._timeout: Timeout | None = None
 
     async def schedule(
-        self, epoch: str, name: str, timing: Timing, version: int, message: NewMessage
+        self, epoch: str, name: str, timing: Timing, version: int, message: OptionsMessage
     ) -> datetime:
         """Make ``message`` recur, and return when it is due next.
 

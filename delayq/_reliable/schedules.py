@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime, tzinfo
 
-    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.new_message import OptionsMessage
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
 
@@ -204,7 +204,7 @@ class Recurring(Generic[T]):
 
     def _occurrence(
         self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
-    ) -> NewMessage:
+    ) -> OptionsMessage:
         """Check the definition, and return the message that is stored for every occurrence."""
         raise NotImplementedError
 

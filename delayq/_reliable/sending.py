@@ -11,6 +11,7 @@ from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.known_settings import before_a_call
+from delayq._reliable.new_message import OptionsMessage
 from delayq.errors import (
     DelayqError,
     DuplicateMessage,
@@ -21,21 +22,24 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Awaitable, Iterable, MutableSequence, Sequence
 
     from delayq._engine.batcher import Batcher
     from delayq._redis.durability import Durability
     from delayq._reliable.declaration import Declaration
-    from delayq._reliable.offers import NewMessage, ReliableOffers
+    from delayq._reliable.new_message import NewMessage
+    from delayq._reliable.offers import ReliableOffers
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
+    from delayq._reliable.settings import StoredSettings
 
     # The outcome of each message is a number from offer.lua, possibly inside Unconfirmed.
     Commits = Batcher[NewMessage, Any]
 
 # The outcomes of offer.lua.
-_STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP = 1, 2, 0, -1, -2, -4
-_THERE = (_STORED, _REPLACED, _IGNORED)
+STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP = 1, 2, 0, -1, -2, -4
+_THERE = (STORED, _REPLACED, _IGNORED)
 
 
 class Sender:
@@ -64,20 +68,41 @@ class Sender:
         self._declaration = declaration
         self._promise = promise
         self._waits = waits
+        # The settings under which messages with a generated id are submitted at once, if known.
+        self._simple: StoredSettings | None = None
+        self._direct: Commits = queue.partitions[0].offers.commits
 
-    async def send(self, message: NewMessage, made_up: bool, durability: str | None) -> str:
-        """Store one message, and return its id. Raises as :meth:`delayq.ReliableQueue.offer`.
+    def submit(
+        self, message: NewMessage, made_up: bool, durability: str | None
+    ) -> Future[Any] | None:
+        """Submit one message, if nothing has to be awaited before; otherwise return None: call
+        :meth:`send`.
 
         Args:
             message: The message.
             made_up: Whether its id is generated.
             durability: Overrides the handle's own setting.
+
+        Returns:
+            The future of its outcome, for :meth:`finish`.
+        """
+        if made_up and durability is None and self._queue.settings.stored is self._simple:
+            return self._direct.submit_now(message, len(message.content))
+        return None
+
+    async def send(self, message: NewMessage, made_up: bool, durability: str | None) -> str:
+        """Store one message, and return its id. Raises as :meth:`delayq.ReliableQueue.offer`.
+
+        The arguments are those of :meth:`submit`.
         """
         if not self._declaration.is_made:
             await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
         if not queue.settings.stored.is_whole:
             return (await self.send_many([message], [made_up], durability))[0]
+        stored = settings.stored
+        if stored.is_whole and not stored.max_size and self._promise is None:
+            self._simple = stored
         commits = await self._commits(queue.partitions[0].offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         if not made_up or settings.stored.max_size:
@@ -96,7 +121,7 @@ class Sender:
     ) -> str:
         """Return the id of a message if this is the outcome of storing it, or send it again.
 
-        Raises as :meth:`send`. The other arguments are those of that method.
+        Raises as :meth:`send`. The other arguments are those of :meth:`submit`.
         """
         if outcome in _THERE:
             return message.id
@@ -130,7 +155,7 @@ class Sender:
             if settings.stored.is_whole:
                 sizes = [len(message.content) for message in messages]
                 outcomes = await commits.submit_many(messages, sizes)
-        if outcomes is None or outcomes.count(_STORED) < len(outcomes):
+        if outcomes is None or outcomes.count(STORED) < len(outcomes):
             messages = await self._send_all(messages, made_up, durability, outcomes)
         return [message.id for message in messages]
 
@@ -262,7 +287,7 @@ class Sender:
         is_grown = bool(queue.settings.stored.former)
         for place in places:
             partition, message = queue.place(messages[place].id), messages[place]
-            if is_grown and not made_up[place]:
+            if is_grown and not made_up[place] and isinstance(message, OptionsMessage):
                 try:
                     former = await self._former_place(message)
                 except DelayqError as error:
@@ -278,7 +303,7 @@ class Sender:
             parts.setdefault(partition, []).append((place, message))
         return parts
 
-    async def _former_place(self, message: NewMessage) -> Partition | None:
+    async def _former_place(self, message: OptionsMessage) -> Partition | None:
         """Return the partition in which a message with the same id was placed before the queue got
         other partitions; None if there is none.
         """

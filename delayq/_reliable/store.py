@@ -13,11 +13,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from delayq._redis.scripts import Request, Script
+from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.replies import (
     ClaimReply,
     Extended,
     MessageTimes,
     Occurrence,
+    Offered,
     Purged,
     Redriven,
     StoredLetter,
@@ -33,12 +35,13 @@ if TYPE_CHECKING:
 
     from delayq._redis.client import RedisClient
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.offers import NewMessage
+    from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
     from delayq._reliable.timing import Timing
 
 OFFER = Script("reliable/offer")
+OFFER_NEW = Script("reliable/offer_new")
 CLAIM = Script("reliable/claim")
 ACK = Script("reliable/ack")
 NACK = Script("reliable/nack")
@@ -73,6 +76,8 @@ _SCAN = 500
 _FEW_LEASES = 1000
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
+# The replies of offer_new.lua.
+_STORED, _IN_USE, _UNANNOUNCED = 1, -1, -3
 # The replies of redrive.lua for letters that stay, and for one that was empty.
 _TAKEN, _UNREADABLE, _EMPTY = -1, -2, -3
 
@@ -108,29 +113,34 @@ class ReliableStore:
 
     # Offering
 
-    def offer_keys(self, session: str) -> tuple[str, ...]:
-        """Return the keys for a client's offers under a session of its own, for
-        :meth:`offer_request`.
-
-        The last one keeps the reply to the last call, so that the call can be repeated.
-        """
-        return (*self.keys.of_script(OFFER), self.keys.call(session))
-
     def offer_request(
-        self, keys: Sequence[str], number: int, epoch: str, messages: Sequence[NewMessage]
+        self, call: str, number: int, settings: StoredSettings, messages: Sequence[NewMessage]
     ) -> Request:
         """Build the call that stores messages.
 
-        ``number`` tells it from the earlier calls with these keys. If the settings have another
-        epoch by now, the call fails with :class:`~delayq._redis.error_reader.SettingsChanged`.
-        """
-        parts = cast("Iterable[Part]", chain.from_iterable(messages))
-        return Request(OFFER, keys, [number, epoch, *parts])
+        If other settings are stored by now, the call fails with
+        :class:`~delayq._redis.error_reader.SettingsChanged`.
 
-    def with_epoch(self, request: Request, epoch: str) -> Request:
-        """Return the call of :meth:`offer_request` with another epoch of the settings."""
-        number, _, *parts = request.args
-        return request._replace(args=[number, epoch, *parts])
+        Args:
+            call: The key, the last one of the request, that keeps the reply so that the call can be
+                repeated.
+            number: Tells the call from the earlier ones with that key.
+            settings: The queue's settings, as far as this client knows them.
+            messages: The messages.
+        """
+        parts: Iterable[Part]
+        if settings.max_size or not {PlainMessage}.issuperset(map(type, messages)):
+            script, parts = OFFER, chain.from_iterable(each.arguments for each in messages)
+        else:
+            script, parts = OFFER_NEW, cast("Iterable[Part]", chain.from_iterable(messages))
+        keys = (*self.keys.of_script(script), call)
+        return Request(script, keys, [number, settings.epoch, *parts])
+
+    def parse_offered(self, count: int, reply: Any) -> Offered:
+        """Return what became of ``count`` messages, from the reply to :meth:`offer_request`."""
+        if isinstance(reply, int):
+            return Offered([reply if reply == _IN_USE else _STORED] * count, reply != _UNANNOUNCED)
+        return Offered(reply[:count], len(reply) == count)
 
     async def forget_calls(self, calls: Sequence[str]) -> None:
         """Delete the replies that are kept for repetitions of calls, by their keys."""
@@ -467,7 +477,7 @@ class ReliableStore:
         name: str,
         timing: Timing,
         version: int,
-        message: NewMessage,
+        message: OptionsMessage,
         moments: Sequence[int],
     ) -> int:
         """Make a message recur, and return when it is due next.

@@ -75,6 +75,8 @@ _FREE = (GONE, DEAD, EXPIRED)
 _CLAIM = {READY: LEASED, OVERDUE: ON_TRIAL, SUSPECT: ON_TRIAL, EXPIRED: GONE}
 
 EVENTS = (
+    # Those under an id that a client has generated.
+    Event("offered as a new message", "offer_new", _all_to(READY, GONE, DEAD, REMEMBERED)),
     Event("offered without a delay", "offer", _all_to(READY, *_FREE)),
     Event("offered with a delay", "offer", _all_to(DELAYED, *_FREE)),
     Event(

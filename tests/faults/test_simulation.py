@@ -87,13 +87,13 @@ MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 
 SLOW = {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
-        altered(reliable_store.OFFER, REPEATED),
+        altered(reliable_store.OFFER_NEW, REPEATED),
         ("unexpected", "stored twice", "after ack"),
         "reliable",
         {"only": ANSWERS, **OFTEN},
     ),
     "a first try that comes after its repetition is refused": Case(
-        altered(reliable_store.OFFER, LATE),
+        altered(reliable_store.OFFER_NEW, LATE),
         ("after ack", "stored twice"),
         "reliable",
         {"only": ("requests stalled",), **OFTEN},

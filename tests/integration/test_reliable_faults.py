@@ -15,9 +15,10 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Offer
 from delayq._engine.store import RESYNC
-from delayq._reliable.offers import NewMessage
+from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.sending import raise_for
-from delayq._reliable.store import ACK, CLAIM, OFFER, RELEASE
+from delayq._reliable.settings import StoredSettings
+from delayq._reliable.store import ACK, CLAIM, OFFER, OFFER_NEW, RELEASE
 from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, leases, offers
 from tests.support.reliable_fixtures import LEASE, take
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from tests.integration.test_faults import Faults
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
+
+OFFERS = (OFFER.name, OFFER_NEW.name)
 
 
 def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,7 +261,7 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
 async def test_a_repeated_offer_of_a_handled_message_is_not_stored(
     jobs: Jobs, faults: Faults, store: Store
 ) -> None:
-    faults.plan = lambda name, n: ("lost" if n == 1 else "unsent") if name == OFFER.name else None
+    faults.plan = lambda name, n: ("lost" if n == 1 else "unsent") if name in OFFERS else None
     offer = asyncio.create_task(jobs.offer(7))
     message = await claim_one(jobs, wait=10)
     await message.ack()
@@ -275,10 +278,12 @@ async def test_a_call_that_arrives_after_later_calls_is_void(jobs: Jobs, store: 
         await jobs.offer(n, HOUR)
     partition = jobs._open.partitions[0]
     session = partition.offers._used[0].rpartition(":")[2]
-    late = NewMessage("late", 0, 0, 0, "raise", b"\n1")
-    keys = partition.store.offer_keys(session)
-    with pytest.raises(delayq.ServerRefused, match="LATE"):
-        await partition.store.client.run(*partition.store.offer_request(keys, 1, "0", [late]))
+    late, call = PlainMessage("late", 0, b"\n1"), partition.keys.call(session)
+    for max_size in ("0", "9"):
+        settings = StoredSettings({"epoch": "0", "max_size": max_size})
+        request = partition.store.offer_request(call, 1, settings, [late])
+        with pytest.raises(delayq.ServerRefused, match="LATE"):
+            await partition.store.client.run(*request)
     assert await bodies(store) == 2
 
 
@@ -305,7 +310,7 @@ async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
     jobs: Jobs, faults: Faults, fault: str, store: Store
 ) -> None:
     """Each call takes 200 messages. The second call and its repetitions fail."""
-    faults.plan = lambda name, n: fault if name == OFFER.name and n >= 2 else None
+    faults.plan = lambda name, n: fault if name in OFFERS and n >= 2 else None
     with pytest.raises(delayq.OutcomeUnknown, match="200 of 600 messages are stored") as caught:
         await jobs.offer_many(offers(600, ids=True, delay=HOUR))
     assert caught.value.stored == tuple(str(n) for n in range(200))
@@ -314,7 +319,7 @@ async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
 
 @pytest.mark.usefixtures("_impatient")
 async def test_an_offer_never_sent_is_not_unknown(jobs: Jobs, faults: Faults, store: Store) -> None:
-    faults.plan = lambda name, _n: "unsent" if name == OFFER.name else None
+    faults.plan = lambda name, _n: "unsent" if name in OFFERS else None
     with pytest.raises(delayq.ServerUnavailable):
         await jobs.offer_many(offers(600, delay=HOUR))
     assert await bodies(store) == 0
@@ -330,7 +335,7 @@ def test_one_unknown_outcome_makes_that_of_offer_many_unknown() -> None:
 async def test_offers_without_ids_are_stored_once(server: PrivateServer, faults: Faults) -> None:
     chance = random.Random(3)
     faults.plan = lambda name, _n: (
-        chance.choice(["lost", "unsent", None]) if name == OFFER.name else None
+        chance.choice(["lost", "unsent", None]) if name in OFFERS else None
     )
     sure: list[int] = []
     unsure: list[int] = []

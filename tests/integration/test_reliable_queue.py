@@ -239,7 +239,7 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     await queue.offer(5, id="a")
     assert await values(queue) == [5]
     await store.let_pass(3 * HOUR)
-    await queue.offer(6)
+    await queue.offer(6, id="b")
     # Ids whose window has closed are deleted as well.
     assert (await store.look()).done == {}
 

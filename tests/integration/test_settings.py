@@ -19,7 +19,7 @@ from delayq._reliable import known_settings
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.settings import LAYOUT, StoredSettings, declare
-from delayq._reliable.store import CLAIM, CONFIGURE, OFFER, ReliableStore
+from delayq._reliable.store import CLAIM, CONFIGURE, OFFER, OFFER_NEW, ReliableStore
 from delayq.admin.acl import acl_rules
 from tests.support.reliable_fixtures import raw
 from tests.support.reliable_store import HOUR
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from delayq import Client, ReliableQueue
     from delayq._engine.context import EngineContext
+    from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
 
 __all__ = ["raw"]
@@ -47,6 +48,12 @@ async def other(server: PrivateServer) -> AsyncIterator[Client]:
 async def epoch(raw: Any) -> bytes | None:
     found: bytes | None = await raw.hget(KEYS.settings, "epoch")
     return found
+
+
+async def offer(raw: Any, script: Script, number: int, *message: str | bytes | int) -> Any:
+    """Call one of the scripts for offers, for a client that knows of no settings."""
+    keys = [*KEYS.of_script(script), KEYS.call("x")]
+    return await raw.eval(script.text, len(keys), *keys, number, "0", *message)
 
 
 CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
@@ -399,10 +406,11 @@ class TestStaleClients:
         before = {key: await raw.dump(key) for key in await raw.keys("*")}
         for script, args in (
             (OFFER, ("1", "0", "new", 0, 0, 0, "raise", b"\n1")),
+            (OFFER_NEW, ("1", "0", "new", 0, b"\n1")),
             (CLAIM, ("0", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
             (CLAIM, ("8", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
         ):
-            keys = [*KEYS.of_script(script), *([KEYS.call("x")] if script is OFFER else [])]
+            keys = [*KEYS.of_script(script), *([] if script is CLAIM else [KEYS.call("x")])]
             with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
                 await raw.eval(script.text, len(keys), *keys, *args)
         assert (
@@ -414,11 +422,20 @@ class TestStaleClients:
         self, client: Client, raw: Any
     ) -> None:
         """Its first answer was lost: the repetition must not be refused."""
-        args = ("7", "0", "new", 0, 0, 0, "raise", b"\n1")
-        keys = [*KEYS.of_script(OFFER), KEYS.call("x")]
-        first = await raw.eval(OFFER.text, len(keys), *keys, *args)
+        full, plain = ("a", 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
+        await offer(raw, OFFER, 7, *full)
         await client.reliable_queue("jobs").configure(max_size=1)
-        assert await raw.eval(OFFER.text, len(keys), *keys, *args) == first == [1]
+        assert await offer(raw, OFFER, 7, *full) == [1]
+        # The client repeats it by another script, because there is a limit now.
+        assert await offer(raw, OFFER_NEW, 7, *plain) == [1]
+
+    async def test_both_scripts_for_offers_know_the_calls_of_the_other(self, raw: Any) -> None:
+        full, plain = ("a", 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
+        for number, status in ((1, 1), (3, -1)):
+            assert await offer(raw, OFFER_NEW, number, *plain) == status
+            assert await offer(raw, OFFER, number, *full) == status
+            assert await offer(raw, OFFER, number + 1, *full) == [status]
+            assert await offer(raw, OFFER_NEW, number + 1, *plain) == [status]
 
 
 class TestHearing:

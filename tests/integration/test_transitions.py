@@ -182,6 +182,7 @@ def refilled(at: Bench) -> None:
 
 
 HAPPENS: dict[str, Callable[[Bench], Any]] = {
+    "offered as a new message": lambda at: at.run("offer_new", at.now(), "0", at.id, 0, b"\n1"),
     "offered without a delay": lambda at: at.offer(),
     "offered with a delay": lambda at: at.offer(delay=HOUR),
     "offered in place of an earlier one": lambda at: at.offer(on_duplicate="replace"),

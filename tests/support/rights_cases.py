@@ -311,6 +311,11 @@ async def offer_one(at: Prepared) -> Any:
     return [7, "0", "new", 0, 0, 0, "raise", b"\nvalue"]
 
 
+async def offer_new(at: Prepared) -> Any:
+    await messages(at)
+    return [7, EPOCH, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"]
+
+
 async def scheduled(at: Prepared, every: float = 0.001) -> None:
     queue = at.client.reliable_queue(NAME, lease=3600)
     await queue.schedule("often", every=every, value=1, priority=2, ttl=3600)
@@ -406,6 +411,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
+    (reliable.OFFER_NEW, "", offer_new),
     (reliable.CLAIM, "hand out", some(EPOCH, 100, HOUR_US, "t", 0, "client 1", 1, "", "", 0)),
     (reliable.CLAIM, "die", some(EPOCH, 100, HOUR_US, "t", 1, "client 1", 1, "", "", 0)),
     (reliable.ACK, "forget", ack(remembers=False)),

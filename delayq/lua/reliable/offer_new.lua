@@ -1,0 +1,72 @@
+-- offer_new: store messages under ids that the client has generated, all with the default options:
+-- priority 0, and no time to live. The queue has no size limit.
+--
+-- Keys:
+--   ids       ZSET     live_0 in include/queue.lua
+--   bodies    HASH     see include/queue.lua
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   settings  HASH     see include/settings.lua
+--   call      STRING   see include/call.lua
+-- Arguments:
+--   number       int   of this call: the same as that of the last one if its answer was lost
+--   epoch        text  of the settings that the caller knows
+--   id...        text  of each message
+--   delay_us...  int   time from now, microseconds
+--   content...   text  headers, newline, payload
+-- Roles: producer
+-- Repeatable: yes
+--
+-- Returns 1 if they are stored; -3 if they are, and the user may not announce a new head; -1 if one
+-- of the ids is in use, and none is stored. An error, DELAYQ_SETTINGS, if other settings are
+-- stored.
+-- include: clock
+-- include: settings
+-- include: call
+
+local reply = earlier_reply()
+if reply then return reply end
+local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
+if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+
+local now = now_us()
+local enqueued = string.format('%.0f ', now)
+local names, new_bodies, scores, count, earliest = {}, {}, {}, 0, math.huge
+for at = FIRST, #ARGV, STRIDE do
+  local id, delay = ARGV[at + ID], tonumber(ARGV[at + DELAY_US])
+  if not delay or delay < 0 or delay > 9007199254740992000 then
+    return redis.error_reply('DELAYQ_DELAY delay out of range')
+  end
+  -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are put
+  -- back in time for it.
+  local due = delay > 0 and now + delay + count / 4 or now - (COUNT - count) / 4
+  if due < earliest then earliest = due end
+  local even = 2 * count + 2
+  count = count + 1
+  names[count] = id
+  scores[even - 1], scores[even] = due, id
+  new_bodies[even - 1], new_bodies[even] = id, enqueued .. ARGV[at + CONTENT]
+end
+reply = 1
+for _, body in ipairs(redis.call('HMGET', bodies, unpack(names))) do
+  if body then reply = -1 end
+end
+if reply == -1 then
+  keep_reply(reply)
+  return reply
+end
+
+local head = redis.call('ZRANGE', ids, 0, 0, 'WITHSCORES')[2]
+-- Tell the others only if they would wake too late otherwise. Below 0 are suspects, which do not
+-- say when the others wake.
+if not head or earliest < tonumber(head) or tonumber(head) < 0 then
+  local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(earliest), now)))
+  -- A hint, which changes nothing if it is refused.
+  if type(receivers) ~= 'number' then reply = -3 end
+end
+-- First the key that may be of a foreign type: the type of the bodies is known.
+redis.call('ZADD', ids, unpack(scores))
+redis.call('HSET', bodies, unpack(new_bodies))
+if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
+-- Last, because a full server refuses a script only before its first write.
+keep_reply(reply)
+return reply
