@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from json.encoder import encode_basestring
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from delayq.codecs._reasons import reason_of
 from delayq.errors import DecodeError, EncodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def _plain(value: Any) -> Any:
@@ -17,10 +20,24 @@ def _plain(value: Any) -> Any:
     return plain(value)
 
 
+def _writer() -> Callable[[Any], str]:
+    """Return a function that writes compact JSON."""
+    try:
+        # JSONEncoder makes one for each value, which takes as long as the value. This one keeps no
+        # record of where it is, so a value that contains itself is a RecursionError.
+        chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, _plain, encode_basestring, None, ":", ",", False, False, False
+        )
+    except (AttributeError, TypeError):
+        # Another implementation of Python.
+        return json.JSONEncoder(
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+        ).encode
+    return lambda value: "".join(chunks(value, 0))
+
+
 _read = json.JSONDecoder().raw_decode
-_write = json.JSONEncoder(
-    ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
-).encode
+_write = _writer()
 
 
 class JsonCodec:
@@ -45,7 +62,7 @@ class JsonCodec:
                 surrogate, a value that contains itself. The text names its place in ``value``.
         """
         try:
-            # Strings are quick if the encoder is not asked first.
+            # A string needs no encoder.
             return (encode_basestring(value) if type(value) is str else _write(value)).encode()
         except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
             pass

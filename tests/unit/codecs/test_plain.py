@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 import delayq
 from delayq import DecodeError, EncodeError, JsonCodec, StringCodec, codecs
 from delayq.codecs import BytesCodec, IntegerCodec, LongCodec
+from delayq.codecs import json as json_module
 from tests.support.programs import output_of
 
 TEXT = st.text(st.characters(codec="utf-8"))
@@ -29,6 +31,20 @@ JSON = st.recursive(
 @given(JSON)
 def test_json_comes_back_as_it_went(value: Any) -> None:
     assert JsonCodec().decode(JsonCodec().encode(value)) == value
+
+
+@given(JSON)
+def test_json_is_what_the_standard_library_writes(value: Any) -> None:
+    options: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":")}
+    assert JsonCodec().encode(value) == json.dumps(value, **options).encode()
+
+
+def test_json_is_the_same_without_an_encoder_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = {"a": [1, None, "é", {2.5}]}
+    written = JsonCodec().encode(value)
+    monkeypatch.setattr("json.encoder.c_make_encoder", None)
+    monkeypatch.setattr(json_module, "_write", json_module._writer())
+    assert JsonCodec().encode(value) == written == '{"a":[1,null,"é",[2.5]]}'.encode()
 
 
 def test_json_is_compact_and_utf8() -> None:
