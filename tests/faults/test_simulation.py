@@ -79,7 +79,7 @@ class Case:
 LONG = 90.0
 
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
-REPEATED = ("if readable and last_number == number then", "if false then")
+REPEATED = ("if last_number == number then", "if false then")
 LATE = ("if (tonumber(last_number) or 0) > tonumber(number) then", "if false then")
 LEASED = ("has_token(lease_texts[i], token)", "lease_texts[i]")
 ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")

@@ -8,9 +8,10 @@
 local function earlier_reply()
   local last_call = redis.call('GET', call)
   if not last_call then return nil end
-  local last_number, stored_reply = string.match(last_call, '^(%d+) (.*)$')
-  local readable, reply = pcall(cjson.decode, stored_reply or '')
-  if readable and last_number == number then
+  local last_number = string.match(last_call, '^%d+')
+  if last_number == number then
+    local readable, reply = pcall(cjson.decode, string.sub(last_call, #number + 2))
+    if not readable then return nil end
     -- A write, so that a caller that waits for its writes to be safe waits for those of the first
     -- try, too.
     redis.call('SET', call, last_call, 'PX', 120000)
