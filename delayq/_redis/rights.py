@@ -58,6 +58,7 @@ _WRITES: dict[str, str] = {
     "LPOP": "0",
     "LREM": "'wrong', ''",
     "LSET": "'wrong', ''",
+    "LTRIM": "'wrong', ''",
     "PEXPIRE": "'wrong'",
     "RPOP": "0",
     "SET": "'', 'wrong'",

@@ -58,6 +58,6 @@ if #payloads > 0 then
   for i, record in ipairs(taken) do
     if payload_of(record) then parts[#parts + 1], parts[#parts + 2] = dues[i] or '', record end
   end
-  add_lease(token, due_ms(now, tonumber(lease_us)), pack_parts(parts))
+  add_leases({token}, due_ms(now, tonumber(lease_us)), {pack_parts(parts)})
 end
 return {#taken, payloads}

@@ -94,9 +94,11 @@ if #taken > 0 then
   local ends = due_ms(now, lease_us)
   if each == '1' then
     wait = shorter_wait(wait, math.max(0, ends * 1000 - now))
-    for i, payload in ipairs(taken) do add_lease(numbered_token(call, i), ends, payload) end
+    local tokens = {}
+    for i = 1, #taken do tokens[i] = numbered_token(call, i) end
+    add_leases(tokens, ends, taken)
   else
-    add_lease(call, ends, pack_parts(taken))
+    add_leases({call}, ends, {pack_parts(taken)})
   end
 end
 

@@ -20,9 +20,8 @@ local function pop_run(gone, most, at_head)
     gone[record] = nil
     run = run + 1
   end
-  if run > 0 then
-    if at_head then redis.call('LPOP', ordered, run) else redis.call('RPOP', ordered, run) end
-  end
+  -- Not LPOP, which would return the records.
+  if run > 0 then redis.call('LTRIM', ordered, at_head and run or 0, at_head and -1 or -run - 1) end
   return run
 end
 

@@ -26,9 +26,15 @@ local function unpack_parts(content)
   return parts
 end
 
-local function add_lease(token, ends_ms, content)
-  redis.call('HSET', leased, token, content)
-  redis.call('ZADD', leases, string.format('%.0f', ends_ms), token)
+-- Add leases that end at the same time, in one write to each key.
+local function add_leases(tokens, ends_ms, contents)
+  local score, fields, scores = string.format('%.0f', ends_ms), {}, {}
+  for i, token in ipairs(tokens) do
+    fields[i * 2 - 1], fields[i * 2] = token, contents[i]
+    scores[i * 2 - 1], scores[i * 2] = score, token
+  end
+  redis.call('HSET', leased, unpack(fields))
+  redis.call('ZADD', leases, unpack(scores))
 end
 
 -- End these leases, and put their messages back where they were: the first one becomes the head.

@@ -17,11 +17,20 @@ local function read_length(record, at, width)
   return b1 + b2 * 256 + b3 * 65536 + b4 * 16777216
 end
 
+-- Lengths by their fields of 8 bytes: many messages have the same one.
+local known_lengths = {}
+
 -- Return the payload of a record in any of Redisson's four forms; nil if it has none of them.
 local function payload_of(record)
   local size = #record
   if string.byte(record, 1) == 8 then
-    if read_length(record, 10, 8) == size - 17 then return string.sub(record, 18) end
+    local field = string.sub(record, 10, 17)
+    local length = known_lengths[field]
+    if not length then
+      length = read_length(record, 10, 8) or -1
+      known_lengths[field] = length
+    end
+    if length == size - 17 then return string.sub(record, 18) end
     if read_length(record, 10, 4) == size - 13 then return string.sub(record, 14) end
   end
   if read_length(record, 9, 8) == size - 16 then return string.sub(record, 17) end
