@@ -36,7 +36,8 @@ def _writer() -> Callable[[Any], str]:
     return lambda value: "".join(chunks(value, 0))
 
 
-_read = json.JSONDecoder().raw_decode
+# Without the checks of JSONDecoder.decode(), and it raises StopIteration where no value begins.
+_read: Any = vars(json.JSONDecoder())["scan_once"]
 _write = _writer()
 
 
@@ -81,10 +82,10 @@ class JsonCodec:
         """Decode JSON, or raise DecodeError."""
         try:
             text = payload.decode()
-            value, end = _read(text)
+            value, end = _read(text, 0)
             if end == len(text):
                 return value
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError, StopIteration):
             pass
         # Not compact, not UTF-8 or not JSON: json.loads can tell, but takes twice as long.
         try:

@@ -149,11 +149,13 @@ def _plain_codec(kind: type[Any]) -> TypedCodec:
             return value
         raise TypeError(f"it is {type(value).__name__}, not {kind.__name__}")
 
-    return TypedCodec(
-        kind,
-        lambda value: json.encode(checked(value)),
-        lambda payload: checked(json.decode(payload)),
-    )
+    decode = json.decode
+
+    def read(payload: bytes) -> Any:
+        value = decode(payload)
+        return value if type(value) is kind else checked(value)
+
+    return TypedCodec(kind, lambda value: json.encode(checked(value)), read)
 
 
 def msgspec_codec(kind: Any) -> TypedCodec:
