@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
@@ -11,13 +11,13 @@ from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq.errors import LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
     from delayq._delayed.leases import Lease, Leases
     from delayq._engine.lease_keeper import LeaseKeeper
+    from delayq._engine.leases import Batch
 
 T = TypeVar("T")
 
@@ -30,7 +30,8 @@ class Delivery(Generic[T]):
     the block runs, then calls :meth:`ack` if the block ends normally and :meth:`nack` if it raises;
     if the block is cancelled, the message goes back at once. Errors that the block raises
     propagate, and an error in handing the message back is then only logged. If the loop has more
-    messages at hand, the ack does not wait for its reply: if the lease was lost, that is logged.
+    messages at hand, or is fetching the next batch, the ack does not wait for its reply: if the
+    lease was lost, that is logged.
 
     Attributes:
         value: The message's value.
@@ -45,7 +46,7 @@ class Delivery(Generic[T]):
         leases: Leases,
         keeper: LeaseKeeper[Lease],
         retry_us: int,
-        ahead: Sized = (),
+        ahead: Batch[Any] | None = None,
     ) -> None:
         """Take the wait after a block raised, microseconds, and the messages that come next."""
         self.value: T = value
@@ -97,7 +98,7 @@ class Delivery(Generic[T]):
     async def __aenter__(self) -> Self:
         if not self._settled:
             # If the lease is lost all the same, the ack or nack reports it.
-            self._keeper.hold(self._lease, lambda: None)
+            self._keeper.hold(self._lease, _ignore)
         return self
 
     async def __aexit__(
@@ -109,14 +110,19 @@ class Delivery(Generic[T]):
         self._keeper.let_go(self._lease)
         if self._settled:
             return
-        if error is None and self._ahead and not self._leases.backlogged:
-            self._leases.ack_and_forget(self._lease)
+        ahead = self._ahead
+        if (
+            error is None
+            and ahead is not None
+            and (ahead or ahead.fetching)
+            and self._leases.ack_and_forget(self._lease, ahead.most_unanswered)
+        ):
             self._settled = True
             return
         if error is None:
             # Shielded: a handled message is acknowledged even if its handler is cancelled now.
             with anyio.CancelScope(shield=True):
-                await paced(self._ahead, self.ack())
+                await paced(ahead, self.ack())
         else:
             back = (
                 self.nack() if isinstance(error, Exception) else self._leases.release(self._lease)
@@ -129,3 +135,7 @@ class Delivery(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<Delivery, leased until {self.lease_ends_at.isoformat()}>"
+
+
+def _ignore() -> None:
+    """Do nothing about a lost lease."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from delayq._delayed.store import BATCH
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
 from delayq.errors import LeaseLost, OutcomeUnknown
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from delayq._engine.counters import Counters
 
 _ACKS_AT_A_TIME = 200
+# The ends of the tokens of one call's leases, as transfer.lua makes them.
+_PLACES = tuple(f":{place:03}" for place in range(1, BATCH + 1))
 
 
 @dataclass(slots=True, eq=False)
@@ -63,11 +66,8 @@ class Leases:
             max_bytes=_ACKS_AT_A_TIME,
             on_outcome=lambda _, outcome: heed(store.keys.name, None, outcome),
         )
-
-    @property
-    def backlogged(self) -> bool:
-        """Whether so much is in flight that the next caller waits for its acknowledgement."""
-        return self._acks.unanswered >= 2 * _ACKS_AT_A_TIME
+        # Acknowledges a message without waiting, as Batcher.fire_and_forget(), and logs failures.
+        self.ack_and_forget = self._acks.fire_and_forget
 
     async def ack(self, lease: Lease) -> None:
         """Acknowledge the message. Raises as :meth:`Delivery.ack`."""
@@ -76,10 +76,6 @@ class Leases:
             raise done
         if not done:
             raise LeaseLost(LOST)
-
-    def ack_and_forget(self, lease: Lease) -> None:
-        """Acknowledge the message without waiting: log failures. Raises :class:`Closed` only."""
-        self._acks.fire_and_forget(lease, 1)
 
     async def nack(self, lease: Lease, delay_us: int) -> None:
         """Offer the message again, due after ``delay_us`` microseconds. Raises as :meth:`ack`."""
@@ -107,8 +103,8 @@ class Leases:
         ends_us = reply.lease_ends_us(lease_us)
         fresh = fresh_until(self._clock, ends_us, lease_us)
         return [
-            Lease(f"{call}:{place:03}", payload, ends_us, fresh)
-            for place, payload in enumerate(reply.payloads, 1)
+            Lease(call + place, payload, ends_us, fresh)
+            for place, payload in zip(_PLACES, reply.payloads, strict=False)
         ]
 
     async def release(self, lease: Lease) -> None:

@@ -449,29 +449,34 @@ class DelayedQueue(Generic[T]):
     async def _deliveries(
         self, lease_us: int, retry_us: int, reader: Reader[Lease]
     ) -> AsyncGenerator[Delivery[T], None]:
-        waiters = self._open.transfer.leased_waiters(lease_us)
+        transfer = self._open.transfer
+        waiters = transfer.leased_waiters(lease_us)
+        keeper, leases, counts, now = (
+            waiters.keeper,
+            transfer.leases,
+            self._open.counts,
+            asyncio.get_running_loop().time,
+        )
         async with aclosing(waiters.waiters.batches(reader)) as batches:
             async for batch in batches:
                 while batch:
-                    if waiters.keeper.is_short(batch[0][1]):
+                    if now() > batch[0][1].fresh_until:
                         # Still in the batch: if we are cancelled now, it goes back.
                         lost = {
-                            id(lease)
-                            for lease in await waiters.keeper.freshen([lease for _, lease in batch])
+                            id(lease) for lease in await keeper.freshen([each[1] for each in batch])
                         }
                         for taken in [taken for taken in batch if id(taken[1]) in lost]:
                             batch.remove(taken)
                         continue
-                    _, lease = batch.popleft()
+                    lease = batch.popleft()[1]
                     try:
                         value = self._codec.decode(lease.payload)
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        self._open.transfer.hand_outs.set_aside(lease.payload, lease)
-                        self._open.transfer.hand_outs.report(error)
+                        transfer.hand_outs.set_aside(lease.payload, lease)
+                        transfer.hand_outs.report(error)
                     else:
-                        self._open.counts.delivered += 1
-                        leases = self._open.transfer.leases
-                        yield Delivery(value, lease, leases, waiters.keeper, retry_us, batch)
+                        counts.delivered += 1
+                        yield Delivery(value, lease, leases, keeper, retry_us, batch)
 
     # Closing
 

@@ -107,13 +107,11 @@ class BatchPlan(Generic[Item, Waiter]):
 
     # Items
 
-    def add(
-        self, item: Item, size: int, waiter: Waiter, since: float, *, eager: bool = True
-    ) -> bool:
+    def add(self, item: Item, size: int, waiter: Waiter, since: float) -> bool:
         """Add an item of ``size`` bytes, submitted at ``since``.
 
-        Returns whether to call :meth:`leave` now: as soon as a batch may leave if ``eager``,
-        otherwise when half of one is collected. Raises :class:`Closed`.
+        Returns whether to call :meth:`leave` now, because a batch may leave. Raises
+        :class:`Closed`.
         """
         if self.closed:
             raise Closed("the queue is closed")
@@ -131,11 +129,28 @@ class BatchPlan(Generic[Item, Waiter]):
         batch.size += size
         self.waiting_bytes += size
         self.unanswered += 1
-        if eager:
-            return not (in_flight := self.in_flight) or (
-                len(items) >= ENOUGH and len(in_flight) < SLOTS
-            )
-        return len(items) >= self._max_items // 2
+        return not (in_flight := self.in_flight) or (
+            len(items) >= ENOUGH and len(in_flight) < SLOTS
+        )
+
+    def add_small(self, items: Sequence[Item], waiters: Sequence[Waiter], since: float) -> None:
+        """Add items of one byte, submitted at ``since``, as :meth:`add` does, but all at once."""
+        at, waiting = 0, self.waiting
+        while at < len(items):
+            room = 0
+            if waiting and abs(since - waiting[-1].since) <= (self._span or math.inf):
+                batch = waiting[-1]
+                room = min(self._max_items - len(batch.items), self._max_bytes - batch.size)
+            if room <= 0:
+                waiting.append(batch := Batch(since))
+                room = min(self._max_items, self._max_bytes)
+            added = items[at : at + room]
+            batch.items += added
+            batch.waiters += waiters[at : at + room]
+            batch.size += len(added)
+            at += room
+        self.waiting_bytes += len(items)
+        self.unanswered += len(items)
 
     def add_many(
         self, items: Sequence[Item], sizes: Sequence[int], waiter: Waiter, since: float

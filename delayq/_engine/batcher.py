@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
+# As many items that no caller waits for leave at once.
+_UNATTENDED = 100
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -111,7 +114,8 @@ class Batcher(Generic[Item, Result]):
         max_bytes: The maximum size of a batch that has more than one item, bytes.
         uncancellable: Whether an item is committed even if its caller is cancelled.
         expires: Whether an item fails that could not be sent for as long as a call is retried.
-        on_outcome: Called with each item of :meth:`fire_and_forget` and its outcome.
+        on_outcome: Called with each item of :meth:`fire_and_forget` whose result is not True, and
+            with its result or error.
         """
         # Kept, because on Python 3.11 each lookup asks the system for the process's id.
         self._loop = asyncio.get_running_loop()
@@ -129,12 +133,13 @@ class Batcher(Generic[Item, Result]):
         self._repeating: dict[AnyBatch, asyncio.Task[Any]] = {}
         self._expiry: asyncio.Handle | None = None
         self._held_up: deque[Future[None]] = deque()
-        self._leaving_soon = False
+        # Items that no caller waits for, until the end of this iteration of the event loop.
+        self._unattended: list[Item] = []
 
     @property
     def unanswered(self) -> int:
         """The number of items that wait or are in flight."""
-        return self._plan.unanswered
+        return self._plan.unanswered + len(self._unattended)
 
     @property
     def is_full(self) -> bool:
@@ -143,6 +148,8 @@ class Batcher(Generic[Item, Result]):
 
     async def flush(self) -> None:
         """Wait until all items submitted so far have their results, or have failed."""
+        if self._unattended:
+            self._leave()
         if self._plan.unanswered and not self._plan.closed:
             await self._flushed()
 
@@ -194,15 +201,24 @@ class Batcher(Generic[Item, Result]):
             self._leave()
         return future
 
-    def fire_and_forget(self, item: Item, size: int) -> None:
-        """Submit an item for a caller that does not wait, together with all others that are
-        submitted in this iteration of the event loop.
+    def fire_and_forget(self, item: Item, most: int) -> bool:
+        """Submit an item of one byte for a caller that does not wait, together with all others that
+        are submitted in this iteration of the event loop.
+
+        Returns:
+            Whether it was submitted: not if ``most`` items are unanswered already.
         """
-        if self._plan.add(item, size, None, self._loop.time(), eager=False):
-            self._leave()
-        elif not self._leaving_soon:
-            self._leaving_soon = True
+        unattended, plan = self._unattended, self._plan
+        if plan.unanswered + len(unattended) >= most:
+            return False
+        if plan.closed:
+            raise Closed("the queue is closed")
+        unattended.append(item)
+        if len(unattended) == 1:
             self._loop.call_soon(self._leave)
+        elif len(unattended) >= _UNATTENDED:
+            self._leave()
+        return True
 
     def submit_many(
         self, items: Sequence[Item], sizes: Sequence[int]
@@ -227,8 +243,8 @@ class Batcher(Generic[Item, Result]):
 
     async def aclose(self, grace: float) -> None:
         """Accept no more items, and fail those that are not done within ``grace`` seconds."""
-        self._plan.closed = True
         self._leave()
+        self._plan.closed = True
         if self._plan.unanswered:
             await asyncio.wait({self._flushed()}, timeout=grace)
         for task in self._repeating.values():
@@ -251,8 +267,10 @@ class Batcher(Generic[Item, Result]):
 
     def _leave(self) -> None:
         """Send the batches that may leave now."""
-        self._leaving_soon = False
         plan = self._plan
+        if self._unattended:
+            unattended, self._unattended = self._unattended, []
+            plan.add_small(unattended, [None] * len(unattended), self._loop.time())
         while (
             plan.waiting and (batch := plan.leave(self._loop.time(), self._moved_at())) is not None
         ):
@@ -383,7 +401,8 @@ class Batcher(Generic[Item, Result]):
         waking: list[_Wakeup] = []
         for item, future, result in zip(items, futures, results, strict=True):
             if future is None:
-                self._report(item, result)
+                if result is not True:
+                    self._report(item, result)
             elif not future.done():
                 # Usually, one task waits for it. Resume all of them in one step of the event loop:
                 # by itself, asyncio takes one for each, and that takes longer than the rest.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from logging import WARNING
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
@@ -83,6 +83,9 @@ def settled(
     answer: Sequence[int | OutcomeUnknown], counters: Counters
 ) -> list[bool | OutcomeUnknown]:
     """Count the acknowledgements that succeeded, and return each lease's outcome."""
+    if answer.count(1) == len(answer):
+        counters.acked += len(answer)
+        return [True] * len(answer)
     outcomes = [done if isinstance(done, OutcomeUnknown) else bool(done) for done in answer]
     counters.acked += outcomes.count(True)
     return outcomes
@@ -92,20 +95,26 @@ def settled(
 
 
 class Batch(deque[Item]):
-    """The messages that a loop has at hand."""
+    """The messages that a loop has at hand. While there are some, or it fetches more, it need not
+    wait for acknowledgements: it would wait for the server twice.
+    """
 
     waited: float = 0.0
     """How long it has waited for acknowledgements, which does not count as handling, in seconds."""
+    fetching: bool = False
+    """Whether the next messages are being fetched."""
+    most_unanswered: int = 400
+    """With this many acknowledgements in flight, it waits for the next one all the same."""
 
 
-async def paced(ahead: object, settling: Awaitable[None]) -> None:
+async def paced(ahead: Batch[Any] | None, settling: Awaitable[None]) -> None:
     """Await the call that settles a message, and add the time it takes to ``ahead.waited``."""
     loop = asyncio.get_running_loop()
     started = loop.time()
     try:
         await settling
     finally:
-        if isinstance(ahead, Batch):
+        if ahead is not None:
             ahead.waited += loop.time() - started
 
 

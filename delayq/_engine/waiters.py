@@ -14,7 +14,6 @@ from delayq._redis.connection import own_copy
 from delayq.errors import Closed, ConfigurationError, DelayqError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import (
         AsyncGenerator,
         Awaitable,
@@ -359,7 +358,7 @@ class Waiters(Generic[Item]):
 
     async def batches(
         self, reader: Reader[Item] | None = None, policy: Hashable = None
-    ) -> AsyncGenerator[deque[Taken[Item]], None]:
+    ) -> AsyncGenerator[Batch[Taken[Item]], None]:
         """Yield batches until the queue closes: one to 100 items, as many as the reader handles in
         a moment.
 
@@ -376,7 +375,7 @@ class Waiters(Generic[Item]):
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
-                ahead.waited = 0.0
+                ahead.waited, ahead.fetching = 0.0, reader.fetching is not None
                 yield ahead
                 batch = next_batch(batch, count, self.now() - started - ahead.waited)
 
@@ -400,6 +399,7 @@ class Waiters(Generic[Item]):
         """Remove and return all items that a reader has in hand or has fetched."""
         taken = list(reader.ahead)
         reader.ahead.clear()
+        reader.ahead.fetching = False
         if (waiter := reader.fetching) is not None:
             reader.fetching = None
             self._leave(waiter)

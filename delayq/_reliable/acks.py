@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 _AT_A_TIME = 200
-# Maximum number of acknowledgements in flight for which no caller waits.
-_MOST_UNANSWERED = 2 * _AT_A_TIME
 
 
 class Acknowledger:
@@ -48,18 +46,13 @@ class Acknowledger:
             uncancellable=True,
             on_outcome=self._heed,
         )
+        # Acknowledges a message without waiting, as Batcher.fire_and_forget(), and logs failures.
+        self.ack_and_forget = self._acks.fire_and_forget
 
     @property
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
         return self._acks.unanswered
-
-    @property
-    def backlogged(self) -> bool:
-        """Whether enough acknowledgements are in flight that a caller with another one waits for
-        its answer.
-        """
-        return self._acks.unanswered >= _MOST_UNANSWERED
 
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""
@@ -73,21 +66,10 @@ class Acknowledger:
                 changed.
             OutcomeUnknown: The acknowledgement may have been carried out.
         """
-        if claim.is_suspect:
-            self._suspects.over(claim)
         # A caller that is cancelled now has handled the message all the same, so acks are
         # uncancellable.
         if (done := await self._acks.submit(claim, 1)) is not True:
             _demand(done)
-
-    def ack_and_forget(self, claim: Claim) -> None:
-        """Acknowledge the message without waiting for the answer.
-
-        Failures are logged. Raises :class:`Closed` only.
-        """
-        if claim.is_suspect:
-            self._suspects.over(claim)
-        self._acks.fire_and_forget(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """Make the message due again after ``delay_us`` microseconds.
@@ -155,6 +137,9 @@ class Acknowledger:
         return settled(answer, self._counters)
 
     def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
+        for claim in claims:
+            if claim.is_suspect:
+                self._suspects.over(claim)
         return self._store.ack_request(claims)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:

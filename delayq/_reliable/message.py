@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
-from delayq._reliable.bodies import parse
+from delayq._reliable.bodies import parse, payload_of
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
 from delayq.errors import DecodeError, LeaseLost
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Sized
+    from collections.abc import Awaitable, Iterator
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
     from delayq._engine.lease_keeper import LeaseKeeper
+    from delayq._engine.leases import Batch
     from delayq._reliable.acks import Acknowledger
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
@@ -131,7 +132,8 @@ class Message(Generic[T]):
     retries the message afterwards. When the block
 
     - ends, the message is acknowledged with :meth:`ack`. In a loop over the queue that has more
-      messages at hand, this does not wait for the server's reply; a refusal is logged;
+      messages at hand, or is fetching the next batch, this does not wait for the server's reply; a
+      refusal is logged;
     - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead
       letter if that was the last attempt. Your error propagates, and an error of that call is only
       logged. :class:`RetryAfter` and :class:`Reject`, alone or in an exception group, are
@@ -171,7 +173,7 @@ class Message(Generic[T]):
         claim: Claim,
         origin: QueueHandle[T],
         state: State = "leased",
-        ahead: Sized = (),
+        ahead: Batch[Any] | None = None,
         error: str | None = None,
     ) -> None:
         """Args:
@@ -213,7 +215,10 @@ class Message(Generic[T]):
             DecodeError: The codec cannot decode it.
         """
         if self._value is None:
-            payload = self._parts()[2]
+            try:
+                payload = payload_of(self._claim.body)
+            except ValueError as error:
+                raise DecodeError("ReliableQueue", self._claim.body) from error
             try:
                 self._value = (self._origin.codec.decode(payload),)
             except DecodeError:
@@ -330,18 +335,20 @@ class Message(Generic[T]):
         await self._settle(self._origin.settling.release(self._claim))
 
     async def __aenter__(self) -> Self:
-        self._demand_lease()
-        origin = self._origin
+        if self._settled:
+            self._demand_lease()
+        origin, claim = self._origin, self._claim
         keeper = origin.keeper
-        if keeper.is_short(self._claim) and await keeper.freshen([self._claim]):
+        # As keeper.is_short(), without two calls: this runs for each message.
+        if origin.loop.time() > claim.fresh_until and await keeper.freshen([claim]):
             self._lose()
             raise LeaseLost(LOST)
         # The loop is passed explicitly, so that current_task() need not look it up.
-        self._task = asyncio.current_task(origin.loop)
-        assert self._task is not None, "an async with block must run in a task"
+        self._task = task = asyncio.current_task(origin.loop)
+        assert task is not None, "an async with block must run in a task"
         self._cancelled = False
-        self._cancelling = self._task.cancelling()
-        keeper.hold(self._claim, self._lose)
+        self._cancelling = task.cancelling()
+        keeper.hold(claim, self._lose)
         if origin.hooks.handling:
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
         return self
@@ -356,6 +363,19 @@ class Message(Generic[T]):
         task, self._task = self._task, None
         if self._observation is not None:
             self._end_observation(error)
+        # A message whose lease is lost counts as settled.
+        if error is None and not self._settled:
+            ahead = self._ahead
+            if (
+                ahead is not None
+                and (ahead or ahead.fetching)
+                and self._origin.settling.ack_and_forget(self._claim, ahead.most_unanswered)
+            ):
+                self._settled = True
+            else:
+                # Needs no shield: the ack is carried out even if this task is cancelled.
+                await paced(ahead, self.ack())
+            return False
         if self._lost:
             by_others = (
                 task is not None
@@ -367,14 +387,8 @@ class Message(Generic[T]):
                 raise LeaseLost(LOST) from None
             return False
         if self._settled:
-            return is_instruction(error)
-        if error is None:
-            # Needs no shield: the ack is carried out even if this task is cancelled.
-            if self._ahead and not self._origin.settling.backlogged:
-                self._ack_and_forget()
-            else:
-                await paced(self._ahead, self.ack())
-            return False
+            return error is not None and is_instruction(error)
+        assert error is not None, "a block that ended well was dealt with"
         if is_instruction(error):
             # Instructions do not propagate, so an error in carrying them out hides no other error.
             with anyio.CancelScope(shield=True):
@@ -404,19 +418,6 @@ class Message(Generic[T]):
         observation, self._observation = self._observation, None
         assert observation is not None
         observation.end(LeaseLost(LOST) if self._lost else error)
-
-    def _ack_and_forget(self) -> None:
-        """Acknowledge the message without waiting for the reply.
-
-        If the lease turns out to be lost, that is logged.
-
-        Raises:
-            LeaseLost: The lease is known to be lost.
-            Closed: As :meth:`ack`.
-        """
-        self._demand_lease()
-        self._origin.settling.ack_and_forget(self._claim)
-        self._done()
 
     async def _die(self, reason: str, error: str) -> None:
         why = {

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from contextlib import aclosing
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
@@ -25,7 +25,6 @@ from delayq._reliable.offering import (
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
@@ -50,12 +49,12 @@ if TYPE_CHECKING:
         Iterable,
         Mapping,
         Sequence,
-        Sized,
     )
     from datetime import datetime
     from types import TracebackType
     from typing import Self
 
+    from delayq._engine.leases import Batch
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
@@ -295,7 +294,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 await self._declaration.make_within(None)
         except Closed:
             return
-        queue, now = self._open, self._open.loop.time
+        queue, now, leased = self._open, self._open.loop.time, self._leased
         async with aclosing(queue.waiters.batches(policy=self._policy)) as batches:
             async for batch in batches:
                 while batch:
@@ -305,8 +304,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
                         if not batch:
                             break
                     taken = batch.popleft()
-                    if not is_occurrence(taken[1].id) or await queue.follow_up([taken]):
-                        yield self._leased(taken[1], batch)
+                    claim = taken[1]
+                    if b"@" not in claim.id or await queue.follow_up([taken]):
+                        yield leased(claim, batch)
 
     # By id
 
@@ -614,7 +614,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
 
-    def _leased(self, claim: Claim, ahead: Sized = ()) -> Message[T]:
+    def _leased(self, claim: Claim, ahead: Batch[Any] | None = None) -> Message[T]:
         """Count a claimed message as delivered, and hand it out."""
         origin = self._origins.get(claim.partition) or self._origin_of(claim)
         partition = origin.partition

@@ -14,7 +14,7 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from delayq._engine.leases import HANDLED_TWICE
+from delayq._engine.leases import HANDLED_TWICE, Batch
 from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, instruction_of, is_instruction
@@ -50,11 +50,16 @@ class Source:
 
     Attributes:
         name: The queue's name.
+        ahead: What its messages take for the messages at hand in a loop: they do not wait for their
+            acknowledgements, unless too many are in flight.
     """
 
-    def __init__(self, queue: ReliableQueue[Any]) -> None:
-        self._queue = queue
+    def __init__(self, queue: ReliableQueue[Any], concurrency: int) -> None:
         self._open = queue._open
+        self.ahead: Batch[Any] = Batch()
+        self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
+        # Returns the message to handle.
+        self.message = queue._leased
         self.name: str = queue.name
         # Claims up to a number of due messages, waiting at most some seconds for the first.
         self.claim = queue._take
@@ -72,10 +77,6 @@ class Source:
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
         return self._open.unanswered
-
-    def message(self, claimed: Claimed) -> Message[Any]:
-        """Return the message to handle."""
-        return self._queue._leased(claimed[1])
 
 
 class Handling:
@@ -110,8 +111,6 @@ class Handling:
         self._is_bare = inspect.iscoroutinefunction(handler) and not (
             middleware or listener.plan.injected
         )
-        # How far handling may run ahead of the acknowledgements.
-        self._most_unacked = 2 * listener.settings.concurrency
 
     async def handle(self, message: Message[Any]) -> None:
         """Handle a message and settle it.
@@ -151,12 +150,6 @@ class Handling:
         if failure is not None:
             _tell(message, failure)
             await self._failed(message, failure)
-        elif not message._settled or message._lost:  # a handler may settle its message itself
-            # The next message need not wait for the answer, unless too many are outstanding.
-            if message._origin.settling.unanswered < self._most_unacked:
-                message._ack_and_forget()
-            else:
-                await message.ack()
 
     def _log(
         self,

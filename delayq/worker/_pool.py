@@ -261,7 +261,8 @@ class Pool:
                 self._feed_if_room(feed)
             started = self._time()
             try:
-                await feed.handling.handle(feed.source.message(claimed))
+                message = feed.source.message(claimed[1], feed.source.ahead)
+                await feed.handling.handle(message)
             finally:
                 self._ended(feed, self._time() - started)
             in_a_row += 1

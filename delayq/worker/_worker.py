@@ -463,7 +463,7 @@ class Worker:
             handling = Handling(
                 listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
             )
-            feeds.append(Feed(Source(queue), handling, concurrency))
+            feeds.append(Feed(Source(queue, concurrency), handling, concurrency))
         return feeds
 
 

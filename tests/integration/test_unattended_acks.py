@@ -12,6 +12,7 @@ import pytest
 
 import delayq
 from delayq import Offer
+from delayq._engine.leases import Batch
 from delayq._reliable.store import ACK
 from tests.support.reliable import Jobs, bodies, depths, get
 from tests.support.reliable_fixtures import LEASE, take
@@ -177,7 +178,8 @@ async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: Jobs, sto
     await fill(jobs)
     last_ones = 0
     async for message in first(jobs, MANY):
-        is_last = not message._ahead
+        ahead = message._ahead
+        is_last = ahead is None or not (ahead or ahead.fetching)
         async with message:
             pass
         if is_last:
@@ -185,6 +187,24 @@ async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: Jobs, sto
             assert unanswered(jobs) == 0
             assert message.id not in (await store.look()).bodies
     assert last_ones >= 3
+
+
+async def test_between_two_large_batches_no_ack_is_waited_for(jobs: Jobs) -> None:
+    await fill(jobs)
+    last_ones = 0
+    async for message in first(jobs, MANY):
+        ahead = message._ahead
+        assert ahead is not None
+        if ahead.fetching and not ahead:
+            last_ones += 1
+            before = unanswered(jobs)
+            async with message:
+                pass
+            assert unanswered(jobs) == before + 1
+        else:
+            async with message:
+                pass
+    assert last_ones >= 1
 
 
 async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: Jobs, store: Store) -> None:
@@ -317,7 +337,7 @@ async def test_closing_the_queue_sends_its_acks(jobs: Jobs, store: Store) -> Non
 
 
 async def test_unanswered_acks_are_bounded(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._reliable.acks._MOST_UNANSWERED", 20)
+    monkeypatch.setattr(Batch, "most_unanswered", 20)
     # Batches have to grow first.
     most = max([unanswered(jobs) async for _ in filled(jobs, MANY)])
     assert 0 < most <= 20

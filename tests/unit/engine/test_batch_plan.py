@@ -66,14 +66,12 @@ class TestLeaving:
         add(busy, range(ENOUGH))
         assert [batch.slot for batch in left(busy)] == [0]
 
-    def test_items_that_are_not_eager_leave_when_half_a_batch_is_collected(self) -> None:
-        patient = plan(max_items=4)
-        assert [patient.add(item, 1, "", 0.0, eager=False) for item in range(4)] == [
-            False,
-            True,
-            True,
-            True,
-        ]
+    def test_small_items_fill_the_last_batch_and_then_others(self) -> None:
+        full = plan(max_items=4)
+        add(full, [0])
+        full.add_small([*range(1, 7)], [*"123456"], 0.0)
+        assert [batch.items for batch in full.waiting] == [[0, 1, 2, 3], [4, 5, 6]]
+        assert [batch.waiters[-1] for batch in full.waiting] == ["3", "6"]
 
     def test_waiting_bytes_count_until_a_batch_leaves(self) -> None:
         full = plan(max_bytes=2 * MOST_WAITING)
@@ -185,11 +183,19 @@ class Model:
         self.waiting.append(item)
         return item
 
-    def add(self, size: int, eager: bool) -> None:
+    def add(self, size: int) -> None:
         self.groups += 1
         item = self.new_item(size)
-        if self.plan.add(item, size, str(item), self.now, eager=eager):
+        if self.plan.add(item, size, str(item), self.now):
             self.leave()
+
+    def add_small(self, count: int) -> None:
+        items = []
+        for _ in range(count):
+            # They may leave side by side.
+            self.groups += 1
+            items.append(self.new_item(1))
+        self.plan.add_small(items, [*map(str, items)], self.now)
 
     def add_many(self, sizes: list[int]) -> None:
         self.groups += 1
@@ -322,7 +328,8 @@ class Model:
 _PLACES, _SIZES = st.integers(0, 1), st.sampled_from([1, 2, 5, 9, 12])
 _EVENTS = st.lists(
     st.one_of(
-        st.tuples(st.just("add"), _SIZES, st.booleans()),
+        st.tuples(st.just("add"), _SIZES),
+        st.tuples(st.just("add_small"), st.integers(1, 12)),
         st.tuples(st.just("add_many"), st.lists(_SIZES, max_size=12)),
         st.tuples(st.just("cancel"), st.integers(0, 5)),
         st.tuples(st.just("succeed"), _PLACES),

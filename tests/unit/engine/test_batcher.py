@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Ints = Batcher[int, int]
 SCRIPT = Script("delayed/offer")
+MOST = 100
 
 
 class FakeWire(str):
@@ -312,13 +313,16 @@ async def test_recalled_items_fail_before_those_in_flight_are_done(store: Store)
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
 
-async def test_items_without_a_caller_leave_together_and_report_outcomes(store: Store) -> None:
+async def test_items_without_a_caller_leave_together_and_report_outcomes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reported: list[tuple[int, int | BaseException]] = []
     batcher = store.make(
         on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
     )
-    batcher.fire_and_forget(1, 1)
-    batcher.fire_and_forget(2, 1)
+    assert batcher.fire_and_forget(1, MOST)
+    assert batcher.fire_and_forget(2, MOST)
+    assert batcher.unanswered == 2
     assert store.batches == []
     await turns()
     assert store.batches == [[1, 2]]
@@ -327,9 +331,10 @@ async def test_items_without_a_caller_leave_together_and_report_outcomes(store: 
     await batcher.flush()
     assert reported == [(1, 10), (2, 20)]
     assert batcher.unanswered == 0
-    # Half a batch is sent at once, without waiting for the loop's turn to end.
+    # Many are sent at once, without waiting for the loop's turn to end.
+    monkeypatch.setattr("delayq._engine.batcher._UNATTENDED", 3)
     for item in (3, 4, 5):
-        batcher.fire_and_forget(item, 1)
+        assert batcher.fire_and_forget(item, MOST)
     assert store.batches[1:] == [[3, 4, 5]]
     refused = ServerRefused("no")
     for _ in range(2):
@@ -338,6 +343,30 @@ async def test_items_without_a_caller_leave_together_and_report_outcomes(store: 
     assert [(item, str(outcome)) for item, outcome in reported[2:]] == [
         (n, "no") for n in (3, 4, 5)
     ]
+
+
+async def test_items_that_succeed_without_a_caller_are_not_reported(store: Store) -> None:
+    reported: list[int] = []
+    batcher = store.make(
+        results=lambda items, _: [item != 2 for item in items],
+        on_outcome=lambda item, _: reported.append(item),
+    )
+    for item in (1, 2, 3):
+        batcher.fire_and_forget(item, MOST)
+    store.reply(3)
+    await batcher.flush()
+    assert reported == [2]
+
+
+async def test_items_without_a_caller_are_bounded(store: Store) -> None:
+    batcher = store.make(max_items=10)
+    assert [batcher.fire_and_forget(item, 2) for item in (1, 2, 3)] == [True, True, False]
+    await turns()
+    assert store.batches == [[1, 2]]
+    assert not batcher.fire_and_forget(3, 2)
+    store.reply()
+    await batcher.flush()
+    assert batcher.fire_and_forget(3, 2)
 
 
 async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: Store) -> None:
@@ -364,13 +393,13 @@ async def test_closing_sends_items_without_a_caller_and_reports_the_unsent(store
     reported: list[str] = []
     for answer in (True, False):
         batcher = store.make(on_outcome=lambda _, outcome: reported.append(type(outcome).__name__))
-        batcher.fire_and_forget(1, 1)
+        batcher.fire_and_forget(1, MOST)
         if answer:
             store.reply()
         await batcher.aclose(5 if answer else 0.01)
         await batcher.flush()
         with pytest.raises(Closed):
-            batcher.fire_and_forget(2, 1)
+            batcher.fire_and_forget(2, MOST)
     assert reported == ["int", "OutcomeUnknown"]
 
 
