@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Microseconds. A number with more digits is not a time, and takes a long time to parse.
 _MOMENT = re.compile(rb"[0-9]{1,20}")
+# What stands before the payload of a message without headers.
+_NO_HEADERS = re.compile(rb"[0-9]{1,20} ?\n")
 
 
 def content(headers: Mapping[str, str] | None, payload: bytes) -> bytes:
@@ -39,6 +41,12 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
     if not _MOMENT.fullmatch(enqueued):
         raise ValueError("the body has no time")
     return int(enqueued), _object(headers) if headers else {}, payload
+
+
+def payload_of(body: bytes) -> bytes:
+    """Return the payload. Raises as :func:`parse`, which takes twice as long for most bodies."""
+    before = _NO_HEADERS.match(body)
+    return parse(body)[2] if before is None else body[before.end() :]
 
 
 def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:
