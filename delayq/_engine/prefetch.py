@@ -30,9 +30,11 @@ def next_batch(batch: int, got: int, took: float) -> int:
     return max(1, min(wish, begun_soon(got, took)))
 
 
-def fetches_more(batch: int, got: int) -> bool:
-    """Return whether to fetch the next batch while handling ``got`` messages of this one."""
-    return got >= batch >= _MANY
+def fetches_more(batch: int, got: int, wanted: int) -> bool:
+    """Return whether to fetch the next batch while handling the ``got`` messages of this one, of
+    which ``wanted`` were requested.
+    """
+    return got >= wanted and batch >= _MANY
 
 
 def moving_mean(before: float | None, took: float) -> float:

@@ -40,10 +40,19 @@ ANSWER_WITHIN = 5.0
 
 
 class _Waiter(Place[Item]):
-    __slots__ = ("future", "limit")
+    """A caller.
+
+    Attributes:
+        future: Ends its call.
+        limit: Ends it without an item.
+        reader: The loop for which it fetches a batch, if that waits for the batch.
+    """
+
+    __slots__ = ("future", "limit", "reader")
 
     future: asyncio.Future[list[Taken[Item]]]
     limit: Timeout | None
+    reader: Reader[Item] | None
 
     @property
     def is_open(self) -> bool:
@@ -56,13 +65,22 @@ class _Waiter(Place[Item]):
 
 
 class Reader(Generic[Item]):
-    """The state of one loop: the items in hand, and those being fetched while it handles them."""
+    """The state of one loop: the items in hand, and those being fetched while it handles them.
 
-    __slots__ = ("ahead", "fetching")
+    Attributes:
+        ahead: The items in hand.
+        awaited: Fetches the batch for which the loop waits.
+        fetching: Fetches the one after that.
+        batch: The size of the batches that the loop handles in a moment.
+    """
+
+    __slots__ = ("ahead", "awaited", "batch", "fetching")
 
     def __init__(self) -> None:
         self.ahead: Batch[Taken[Item]] = Batch()
+        self.awaited: _Waiter[Item] | None = None
         self.fetching: _Waiter[Item] | None = None
+        self.batch: int = 1
 
 
 class Loop(Generic[Value]):
@@ -280,7 +298,7 @@ class Waiters(Generic[Item]):
         once = timeout is not None and timeout <= 0
         # Not _Waiter[Item](...): calling an alias costs more than everything else here.
         waiter: _Waiter[Item] = _Waiter(want, policy, once=once)
-        waiter.future, waiter.limit = self._loop.create_future(), None
+        waiter.future, waiter.limit, waiter.reader = self._loop.create_future(), None, None
         self.line.join(waiter)
         self._ask(once)
         if timeout is not None:
@@ -366,18 +384,19 @@ class Waiters(Generic[Item]):
         handled. The reader empties each batch. Items that it leaves there when it goes, or when the
         queue closes, go back.
         """
-        reader, batch = reader or Reader(), 1
+        reader = reader or Reader()
         with self.at_hand(reader) as ahead:
-            while await self._fill(reader, batch, policy):
+            while await self._fill(reader, policy):
                 count, started = len(ahead), self.now()
-                if fetches_more(batch, count):
-                    reader.fetching = self._join(batch, 0, policy)
+                if reader.fetching is None and fetches_more(reader.batch, count, reader.batch):
+                    reader.fetching = self._join(reader.batch, 0, policy)
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
                 ahead.waited, ahead.fetching = 0.0, reader.fetching is not None
                 yield ahead
-                batch = next_batch(batch, count, self.now() - started - ahead.waited)
+                took = self.now() - started - ahead.waited
+                reader.batch = next_batch(reader.batch, count, took)
 
     def abandon(self, reader: Reader[Item]) -> None:
         """Give back what a reader holds whose loop was left, if the event loop still runs."""
@@ -400,24 +419,28 @@ class Waiters(Generic[Item]):
         taken = list(reader.ahead)
         reader.ahead.clear()
         reader.ahead.fetching = False
-        if (waiter := reader.fetching) is not None:
-            reader.fetching = None
-            self._leave(waiter)
-            taken += waiter.take_items()
-            # Its result is not needed any more.
-            waiter.future.cancel()
+        for waiter in (reader.awaited, reader.fetching):
+            if waiter is not None:
+                self._leave(waiter)
+                taken += waiter.take_items()
+                # Its result is not needed any more.
+                waiter.future.cancel()
+        reader.awaited = reader.fetching = None
         return taken
 
-    async def _fill(self, reader: Reader[Item], want: int, policy: Hashable) -> bool:
+    async def _fill(self, reader: Reader[Item], policy: Hashable) -> bool:
         """Put the next items in front of a reader. Returns False if the queue has closed."""
         if (waiter := reader.fetching) is not None:
+            reader.awaited, reader.fetching, waiter.reader = waiter, None, reader
             # Items that could not be fetched are requested again.
             with suppress(DelayqError):
                 await waiter.future
-            reader.ahead.extend(self._take_all(reader))
+            self._leave(waiter)
+            reader.awaited = None
+            reader.ahead.extend(waiter.take_items())
         if not reader.ahead:
             with suppress(Closed):
-                reader.ahead.extend(await self.get(want, None, policy))
+                reader.ahead.extend(await self.get(reader.batch, None, policy))
         return self._last is None
 
     # Closing
@@ -453,6 +476,10 @@ class Waiters(Generic[Item]):
         else:
             # Not a copy: until the caller has run, a close can still take the items out.
             waiter.future.set_result(waiter.items)
+            reader = waiter.reader
+            if reader is not None and fetches_more(reader.batch, len(waiter.items), waiter.want):
+                # The loop will handle these at once, so its next batch is called for right away.
+                reader.fetching = self._join(reader.batch, 0, waiter.policy)
 
     def _expired(self, waiter: _Waiter[Item]) -> None:
         if waiter.future.done():
