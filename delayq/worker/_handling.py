@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from contextlib import AsyncExitStack
-from contextvars import copy_context
 from functools import partial
 from logging import ERROR, INFO, WARNING
 from pathlib import Path
@@ -24,7 +23,7 @@ from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
     from delayq._engine.line import Taken
@@ -100,6 +99,7 @@ class Handling:
         is_cancelled: Returns whether it is the worker that has cancelled its handlers.
         """
         self._queue = listener.settings.queue
+        self._timeout = listener.settings.timeout
         self._listener = listener
         self._plan = listener.plan
         self._middleware = tuple(reversed(middleware))
@@ -119,37 +119,42 @@ class Handling:
         """
         try:
             async with message:
-                await self._handle(message)
-        except LeaseLost:
+                task, failure = message._task, None
+                assert task is not None
+                cancelling = task.cancelling()
+                try:
+                    if self._timeout is None:
+                        await self._start(message)
+                    else:
+                        await self._within_timeout(message, self._timeout)
+                except BaseException as error:
+                    if self._ends_task(error, message):
+                        raise
+                    failure = error
+                if task.cancelling() > cancelling and not self._must_end(message):
+                    await self._forget_cancellation(task, cancelling, message)
+                if failure is not None:
+                    await self._failed(message, failure)
+        except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
+            self._log_unsettled(message, error)
+
+    def _log_unsettled(self, message: Message[Any], error: Exception) -> None:
+        if isinstance(error, LeaseLost):
             name = f"message {message.id!r}"
             id, attempt = message.id, message.attempt  # noqa: A001
             log(WARNING, self._queue, HANDLED_TWICE, name, message=id, attempt=attempt)
-        except DelayqError as error:
+        elif isinstance(error, DelayqError):
             self._log(WARNING, message, "could not be settled and will be redelivered: %s", error)
-        except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
+        else:
             text = "could not be settled and will be redelivered when its lease ends"
             self._log(ERROR, message, text, error=error)
 
-    async def _handle(self, message: Message[Any]) -> None:
-        try:
-            value = message.value
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001 - a codec may raise anything
-            # No later attempt could read it either.
-            reason = _reason(error)
-            self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", reason)
-            _tell(message, error)
-            await message.bury(UNDECODABLE, reason)
-            return
-        try:
-            failure = await self._run(message, value)
-        except NotBegun as error:
-            await self._put_off(message, error)
-            return
-        if failure is not None:
-            _tell(message, failure)
-            await self._failed(message, failure)
+    async def _bury_undecodable(self, message: Message[Any], error: BaseException) -> None:
+        """Make a message a dead letter: no later attempt could read it either."""
+        reason = _reason(error)
+        self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", reason)
+        _tell(message, error)
+        await message.bury(UNDECODABLE, reason)
 
     def _log(
         self,
@@ -170,42 +175,22 @@ class Handling:
             error=error,
         )
 
-    async def _run(self, message: Message[Any], value: Any) -> BaseException | None:
-        """Run the handler and everything around it. Return the error with which it ended, if any.
-
-        Raises:
-            CancelledError: The worker stops, or the lease is lost.
-            NotBegun: There is no thread for the handler.
-        """
-        task = message._task
-        assert task is not None
-        cancelling = task.cancelling()
-        failure: BaseException | None = None
-        try:
-            await self._within_timeout(message, value)
-        except (KeyboardInterrupt, NotBegun):
-            raise
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and self._must_end(message):
-                raise
-            # Only its message has failed, even if it has cancelled its own task.
-            failure = error
-        if task.cancelling() > cancelling and not self._must_end(message):
-            await self._forget_cancellation(task, cancelling, message)
-        return failure
-
-    async def _within_timeout(self, message: Message[Any], value: Any) -> None:
-        seconds = self._listener.settings.timeout
-        if seconds is None:
-            await _InOwnContext(self._start(message, value))
-            return
+    async def _within_timeout(self, message: Message[Any], seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds) as limit:
-                await _InOwnContext(self._start(message, value))
+                await self._start(message)
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
+
+    def _ends_task(self, error: BaseException, message: Message[Any]) -> bool:
+        """Return whether an error ends the task. Any other concerns only its message, even if the
+        handler has cancelled its own task.
+        """
+        return isinstance(error, KeyboardInterrupt) or (
+            isinstance(error, asyncio.CancelledError) and self._must_end(message)
+        )
 
     def _must_end(self, message: Message[Any]) -> bool:
         return message._lost or self._is_cancelled()
@@ -230,7 +215,8 @@ class Handling:
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
+    def _start(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
+        value = message.value
         if not self._is_bare:
             return self._around(message, value)
         # The most frequent case, and the one whose speed counts.
@@ -275,6 +261,13 @@ class Handling:
             await result
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
+        if isinstance(error, NotBegun):
+            await self._put_off(message, error)
+            return
+        if message._value is None:
+            await self._bury_undecodable(message, error)
+            return
+        _tell(message, error)
         error.__traceback__ = _below_the_worker(error.__traceback__)
         what = decide_retry(error, self._listener.settings.on_error)
         said = instruction_of(error) if is_instruction(error) else None
@@ -293,37 +286,6 @@ class Handling:
             await message.nack(
                 None if what.backoff is None else what.backoff.delay(message.attempt), error
             )
-
-
-class _InOwnContext:
-    """Awaits a coroutine in a copy of the current context, so that variables it sets do not outlive
-    it.
-
-    One task handles many messages, and a variable that one of them has set (a request id for the
-    log, a span) must not be visible to the next. A task for each message would cost more than
-    everything else in the worker.
-    """
-
-    __slots__ = ("_coroutine",)
-
-    def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self._coroutine = coroutine
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        coroutine, run = self._coroutine, copy_context().run
-        try:
-            waits_for = run(coroutine.send, None)
-            while True:
-                try:
-                    answer = yield waits_for
-                except BaseException as error:  # noqa: BLE001 - any error belongs to the coroutine
-                    waits_for = run(coroutine.throw, error)
-                else:
-                    waits_for = run(coroutine.send, answer)
-        except StopIteration:
-            return
-        finally:
-            coroutine.close()
 
 
 def _tell(message: Message[Any], failure: BaseException) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, ServerError
+from delayq.worker._contexts import begin
 from delayq.worker._slots import SlotPlan
 
 if TYPE_CHECKING:
@@ -202,8 +203,8 @@ class Pool:
 
     def _feed_if_room(self, feed: Feed) -> None:
         room = self._waiting_for_room.get(feed)
-        if room is not None and self._plan.has_room(feed):
-            _wake(room)
+        if room is not None and not room.done() and self._plan.has_room(feed):
+            room.set_result(None)
 
     def _stop_if_done(self) -> None:
         if self._burst and self._plan.is_done:
@@ -220,7 +221,7 @@ class Pool:
     def _wake_one(self) -> None:
         """Put one more worker to work, if there is work.
 
-        It wakes the next one, so quick work needs few workers.
+        It wakes the next one as soon as it waits, so quick work needs few workers.
         """
         if not self._plan.in_line or self._closing or self._waking:
             return
@@ -245,30 +246,35 @@ class Pool:
             self._stop(error)
 
     async def _work(self) -> None:
-        plan = self._plan
-        in_a_row = 0
+        plan, now = self._plan, self._time
+        in_a_row, started = 0, now()
         self._waking = False
         while not self._closing:
             feed = plan.next()
             if feed is None:
                 await self._rest()
-                in_a_row = 0
+                in_a_row, started = 0, now()
                 continue
             claimed = plan.begin(feed)
-            if plan.in_line and not self._waking:
-                self._wake_one()
             if feed in self._waiting_for_room:
                 self._feed_if_room(feed)
-            started = self._time()
             try:
                 message = feed.source.message(claimed[1], feed.source.ahead)
-                await feed.handling.handle(message)
+                rest = begin(feed.handling.handle(message))
+                if rest is not None:
+                    # Others handle messages while this one waits.
+                    self._wake_one()
+                    await rest
             finally:
-                self._ended(feed, self._time() - started)
+                # The next message begins as this one ends.
+                started, before = now(), started
+                plan.end(feed, started - before)
+                if self._waiting_for_room:
+                    self._feed_waiting()
             in_a_row += 1
             if in_a_row == _IN_A_ROW:
-                in_a_row = 0
                 await asyncio.sleep(0)
+                in_a_row, started = 0, now()
 
     async def _rest(self) -> None:
         idle = asyncio.get_running_loop().create_future()
@@ -279,12 +285,14 @@ class Pool:
             if idle.done():
                 self._waking = False
 
-    def _ended(self, feed: Feed, took: float) -> None:
-        self._plan.end(feed, took)
-        if self._waiting_for_room:
-            # The slot is free for any feed. Those that have one reserved come first.
-            for other in (*self._plan.reserved, *self._waiting_for_room):
-                self._feed_if_room(other)
+    def _feed_waiting(self) -> None:
+        """Offer a slot that has become free to the feeds, beginning with those that have one
+        reserved.
+        """
+        for feed in self._plan.reserved:
+            self._feed_if_room(feed)
+        for feed in self._waiting_for_room:
+            self._feed_if_room(feed)
 
 
 def _wake(sleeper: asyncio.Future[None]) -> bool:

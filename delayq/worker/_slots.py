@@ -93,6 +93,8 @@ class SlotPlan:
 
     def has_room(self, feed: Feed) -> bool:
         """Return whether a feed should claim more messages now."""
+        if len(feed.buffer) > _MOST_AHEAD // 2:
+            return False
         return len(feed.buffer) <= self._ahead(feed) // 2 and self.room(feed) > 0
 
     def _ahead(self, feed: Feed) -> int:
@@ -179,7 +181,8 @@ class SlotPlan:
         self.running -= 1
         self.finished += 1
         feed.took = moving_mean(feed.took, took)
-        self.line_up(feed)
+        if not feed.in_line:
+            self.line_up(feed)
         if self._parked:
             self._parked.clear()
 
