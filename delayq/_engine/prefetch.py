@@ -11,6 +11,8 @@ _WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _MANY = 25
+# How many times larger the next batch may be.
+_GROWTH = 4
 # The weight of one more message in the mean.
 _WEIGHT = 1 / 16
 
@@ -23,10 +25,10 @@ def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
-    """Return how many messages to request after ``got`` of ``batch`` took ``took`` seconds: twice
-    as many while batches come back full, and few at once when handling becomes slow.
+    """Return how many messages to request after ``got`` of ``batch`` took ``took`` seconds: several
+    times as many while batches come back full, and few at once when handling becomes slow.
     """
-    wish = batch * 2 if got >= batch else batch
+    wish = batch * _GROWTH if got >= batch else batch
     return max(1, min(wish, begun_soon(got, took)))
 
 

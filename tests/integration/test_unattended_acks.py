@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
 
-# Batches grow by doubling: of this many messages, most are not the last at hand, but some are.
+# Batches grow quickly: of this many messages, most are not the last at hand, but some are.
 MANY = 250
 
 

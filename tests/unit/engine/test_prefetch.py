@@ -36,7 +36,7 @@ def test_the_mean_follows_the_last_messages() -> None:
 @pytest.mark.parametrize(
     ("batch", "got", "took", "following"),
     [
-        *((1, 1, 0.0, 2), (64, 64, 0.001, MOST)),  # quick handling fetches more
+        *((1, 1, 0.0, 4), (64, 64, 0.001, MOST)),  # quick handling fetches more
         *((100, 100, 60.0, 1), (1, 1, 1.0, 1)),  # slow handling fetches one
         (4, 1, 0.0, 4),  # a trickle does not grow
     ],
