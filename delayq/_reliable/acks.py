@@ -9,6 +9,7 @@ from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
 from delayq.errors import Closed, LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
+    from asyncio import Future
     from collections.abc import Sequence
 
     from delayq._engine.context import EngineContext
@@ -58,23 +59,21 @@ class Acknowledger:
         """Wait for the answers to all acknowledgements sent before now."""
         await self._acks.flush()
 
-    async def ack(self, claim: Claim) -> None:
-        """Acknowledge the message.
+    def ack(self, claim: Claim) -> Future[bool | OutcomeUnknown]:
+        """Acknowledge the message. The future has its outcome: see :func:`demand`.
 
-        Raises:
-            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
-                changed.
-            OutcomeUnknown: The acknowledgement may have been carried out.
+        A caller that is cancelled has handled the message all the same, so the acknowledgement is
+        carried out. Raises :class:`Closed` at once.
         """
-        # A caller that is cancelled now has handled the message all the same, so acks are
-        # uncancellable.
-        if (done := await self._acks.submit(claim, 1)) is not True:
-            _demand(done)
+        return self._acks.submit(claim, 1)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """Make the message due again after ``delay_us`` microseconds.
 
-        Raises the same errors as :meth:`ack`.
+        Raises:
+            LeaseLost: The lease had ended, and another worker may have the message. Nothing was
+                changed.
+            OutcomeUnknown: The call may have been carried out.
         """
         await self._settle_one(self._store.nack_request(claim, delay_us, error), claim)
         self._counters.retried += 1
@@ -82,7 +81,7 @@ class Acknowledger:
     async def bury(self, claim: Claim, why: str) -> None:
         """Make the message a dead letter.
 
-        ``why`` is JSON on one line. Raises the same errors as :meth:`ack`.
+        ``why`` is JSON on one line. Raises the same errors as :meth:`nack`.
         """
         await self._settle_one(self._store.bury_request(claim, why), claim)
         self._counters.buried += 1
@@ -90,7 +89,7 @@ class Acknowledger:
     async def release(self, claim: Claim) -> None:
         """Return the message to the state it was in before it was claimed.
 
-        Raises the same errors as :meth:`ack`.
+        Raises the same errors as :meth:`nack`.
         """
         await self._settle_one(self._store.release_request([claim]), claim)
         self._counters.released += 1
@@ -153,7 +152,7 @@ class Acknowledger:
             if claim.is_suspect:
                 self._suspects.over(claim)
         self.done += 1
-        _demand(done)
+        demand(done)
 
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None
@@ -163,7 +162,8 @@ class Acknowledger:
         )
 
 
-def _demand(done: bool | OutcomeUnknown) -> None:
+def demand(done: bool | OutcomeUnknown) -> None:
+    """Raise the error that an outcome means, unless it is success."""
     if isinstance(done, OutcomeUnknown):
         raise done
     if not done:

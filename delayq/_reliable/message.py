@@ -11,6 +11,7 @@ import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
+from delayq._reliable.acks import demand
 from delayq._reliable.bodies import parse, payload_of
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
 from delayq.errors import DecodeError, LeaseLost
@@ -270,12 +271,18 @@ class Message(Generic[T]):
                 when the lease ends.
         """
         self._demand_lease()
+        # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
+        self._origin.keeper.let_go(self._claim)
         try:
-            await self._settle(self._origin.settling.ack(self._claim))
+            demand(await self._origin.settling.ack(self._claim))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
             raise
+        except BaseException:
+            self._hold_on()
+            raise
+        self._done()
 
     async def nack(
         self, delay: Duration | None = None, error: BaseException | str | None = None
@@ -431,19 +438,22 @@ class Message(Generic[T]):
         )
 
     async def _settle(self, call: Awaitable[None]) -> None:
-        """Make the call that acknowledges, retries or buries the message.
+        """Make the call that retries, buries or releases the message.
 
         A renewal that arrived after it would find no lease, and report it as lost.
         """
-        keeper = self._origin.keeper
-        keeper.let_go(self._claim)
+        self._origin.keeper.let_go(self._claim)
         try:
             await call
         except BaseException:
-            if self._task is not None:
-                keeper.hold(self._claim, self._lose)
+            self._hold_on()
             raise
         self._done()
+
+    def _hold_on(self) -> None:
+        """Keep the lease after a call that was to end it, if its block still runs."""
+        if self._task is not None:
+            self._origin.keeper.hold(self._claim, self._lose)
 
     def _parts(self) -> tuple[int, dict[str, str], bytes]:
         if self._parsed is None:

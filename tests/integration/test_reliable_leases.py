@@ -364,10 +364,11 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
     message = await leased(jobs)
     settle = getattr(jobs._open.partitions[0].settling, how)
 
-    async def slowly(*args: object) -> None:
-        await settle(*args)
+    async def slowly(*args: object) -> object:
+        outcome = await settle(*args)
         assert await keeper_of(jobs).renew()
         await asyncio.sleep(0)
+        return outcome
 
     monkeypatch.setattr(jobs._open.partitions[0].settling, how, slowly)
     async with message:
