@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
