@@ -167,10 +167,10 @@ class Picture:
 def wheel() -> Picture:
     p = Picture("The timer wheel: three levels of buckets, and how a timer moves through them", 476)
     p.text(16, 28, "A timer that is due in ten minutes", size=15, bold=True)
-    p.lines(16, 46, "A client's wheel: ticks of 0.1 ms, 512 of them in a wheel.")
+    p.lines(16, 46, "A client's wheel: ticks of 0.025 ms, 2,048 of them in a wheel.")
     rows = (
-        (70, ORANGE, "very far", "26.2 s to a bucket; everything later", 8, 7),
-        (182, BLUE, "far", "51.2 ms to a bucket; the next 26 to 52 s", 16, 14),
+        (70, ORANGE, "very far", "104.9 s to a bucket; everything later", 8, 7),
+        (182, BLUE, "far", "51.2 ms to a bucket; the next 105 to 210 s", 16, 14),
         (294, GREEN, "near", "a tick to a bucket; the next 51 to 102 ms", 32, 29),
     )
     left, width = 20, 380
@@ -190,7 +190,7 @@ def wheel() -> Picture:
             )
         p.dot(left + (place + 0.5) * step, y + 37, colour[0])
     moves = (
-        (120, ORANGE, 7.5 / 8, 14.5 / 16, "26.2 s before this bucket begins"),
+        (120, ORANGE, 7.5 / 8, 14.5 / 16, "104.9 s before this bucket begins"),
         (232, BLUE, 14.5 / 16, 29.5 / 32, "51.2 ms before this bucket begins"),
     )
     for y, colour, start, end, when in moves:
