@@ -168,8 +168,9 @@ def _names(title: str, head: str, folder: str) -> Iterator[str]:
     section = re.search(rf"^-- {title}:\n((?:--   .*\n)+)", head, re.MULTILINE)
     for names, description in _NAMES.findall(section[1]) if section else ():
         if elsewhere := _FROM_INCLUDE.fullmatch(description):
-            include = _lua(f"{elsewhere[1] or folder + '/'}{elsewhere[2]}").read_text("utf-8")
-            yield from _names(title, include, folder)
+            beside = (elsewhere[1] or folder).removesuffix("/")
+            include = _lua(f"{beside}/{elsewhere[2]}").read_text("utf-8")
+            yield from _names(title, include, beside)
         elif numbered := _NUMBERED.fullmatch(names):
             first, last = int(numbered[2]), int(numbered[3])
             yield from (f"{numbered[1]}{number}" for number in range(first, last + 1))
