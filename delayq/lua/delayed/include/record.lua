@@ -27,7 +27,7 @@ local function payload_of(record)
     local field = string.sub(record, 10, 17)
     local length = known_lengths[field]
     if not length then
-      length = read_length(record, 10, 8) or -1
+      length = read_length(record, 10, 8) or math.huge
       known_lengths[field] = length
     end
     if length == size - 17 then return string.sub(record, 18) end
