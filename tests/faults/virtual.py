@@ -200,7 +200,7 @@ def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
         patch.setattr(
             _session,
             "HashedWheelTimer",
-            lambda **options: HashedWheelTimer(clock=loop.time, **options),
+            lambda *wheel: HashedWheelTimer(*wheel, clock=loop.time),
         )
         # The ids of earlier simulations are in the future of this one.
         for name, none in (("_until_ns", 0), ("_ids", iter(())), ("_upper", 0)):
