@@ -20,11 +20,10 @@ class QueueDepth:
             have not been transferred yet.
         ready: Messages that are due and not held by a worker, including those whose lease has
             ended.
-        leased: Messages held by workers. This and ``delayed`` are exact up to a thousand leases;
-            beyond that, delayed messages may be counted here, as many as there are ended leases
-            whose messages have not been claimed again yet.
+        leased: Messages held by workers.
         dead: Dead letters of a reliable queue.
-        oldest_due_age: How long the oldest ready message has been due, seconds; 0 if there is none.
+        oldest_due_age: How long the oldest ready message has been due, or has been without the
+            lease that it lost, seconds; 0 if there is none.
             For a delayed queue, how long the first ``delayed`` message has been due.
         paused: Whether a reliable queue is paused.
         quarantined: Unreadable records of a delayed queue; None if unknown.

@@ -181,8 +181,6 @@ class _Board:
             source.settings(),
         )
         total = undeliverable(depth) if state == "unreadable" else getattr(depth, state)
-        # Leased messages are stored among delayed ones, and are left out of their pages.
-        hidden = depth.leased if source.kind == "reliable" and state == "delayed" else 0
         return await self._page(
             request,
             "queue.html",
@@ -192,7 +190,6 @@ class _Board:
             bars=list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
             state=state,
             total=total,
-            reach=total + hidden,
             rows=rows,
             offset=offset,
             limit=PAGE,

@@ -199,7 +199,7 @@ class ReliableSource:
             letter = await store.dead_letter(place.id)
             return None if letter is None else _letter(place, letter)
         found = await store.get(place.id)
-        return None if found is None else _live(place, found, await store.times(place.id))
+        return None if found is None else _live(place, found, await store.times(found))
 
     async def cancel(self, place: Place) -> bool:
         return await self._parts[place.partition].cancel(place.id)

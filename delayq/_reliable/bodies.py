@@ -1,8 +1,10 @@
 """The format in which a reliable queue stores a message under its id. Pure.
 
-A body is ``enqueued_us headers``, a newline, then the payload. The first field is the server's time
-of the offer in decimal, written by ``offer.lua``; the headers are JSON on one line, or nothing; the
-payload is as the codec made it.
+A body is ``enqueued+delay_us headers``, a newline, then the payload. The first field is the time of
+the offer by the server's clock, written by ``offer.lua``: 16 digits of microseconds, and one that
+counts quarters of a microsecond, by which the messages of one call differ. A delay of 0 is left
+out. The headers are JSON on one line, or left out with the space. The payload is as the codec made
+it.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-# Microseconds. A number with more digits is not a time, and takes a long time to parse.
-_MOMENT = re.compile(rb"[0-9]{1,20}")
-# What stands before the payload of a message without headers.
-_NO_HEADERS = re.compile(rb"[0-9]{1,20} ?\n")
+# A number with more digits is not a time, and takes a long time to parse.
+_TIMES = re.compile(rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20}))?[ \n]")
+# Matches the part before the payload of a message without headers.
+_NO_HEADERS = re.compile(rb"[0-9]{1,17}(?:\+[0-9]{1,20})?\n")
 
 
 def content(headers: Mapping[str, str] | None, payload: bytes) -> bytes:
-    """Return the part of a body that the client sends: everything but the time."""
+    """Return the part of a body that the client sends: everything but the times."""
     # ASCII without newlines, because the first newline ends the headers.
     line = json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
-    return line + b"\n" + payload
+    return b" " + line + b"\n" + payload if line else b"\n" + payload
 
 
 def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -35,12 +37,21 @@ def parse(body: bytes) -> tuple[int, dict[str, str], bytes]:
         ValueError: It is not a body.
     """
     line, newline, payload = body.partition(b"\n")
-    enqueued, _, headers = line.partition(b" ")
     if not newline:
         raise ValueError("the body has no newline")
-    if not _MOMENT.fullmatch(enqueued):
+    times = _TIMES.match(body)
+    if times is None:
         raise ValueError("the body has no time")
-    return int(enqueued), _object(headers) if headers else {}, payload
+    headers = line[times.end() :]
+    return int(times[1]), _object(headers) if headers else {}, payload
+
+
+def due_us(body: bytes) -> int | None:
+    """Return when a message was due that was not rescheduled, in microseconds; None if that is
+    unreadable.
+    """
+    times = _TIMES.match(body)
+    return None if times is None else int(times[1]) + int(times[3] or 0)
 
 
 def payload_of(body: bytes) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import secrets
 from contextlib import suppress
@@ -61,10 +60,14 @@ class Claims:
             given_back=self._given_back,
             services=services,
         )
-        # Token of the last call, while its answer may be lost.
-        self._unsure: str | None = None
-        self._session = secrets.token_hex(6)
-        self._calls = itertools.count()
+        # The calls have a key and a number, so that what the last one has handed out can be given
+        # back if its answer is lost.
+        self._key = partition.keys.call(f"{secrets.token_hex(6)}-c")
+        self._number = 0
+        self._is_unsure = False
+        # Once an answer was lost, the key keeps a call that is late from having any effect.
+        self._keeps_key = False
+        self._suspect: Claim | None = None
         self.expired: int = 0
         self.died: int = 0
 
@@ -153,6 +156,8 @@ class Claims:
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._services.clock.local())):
                 await self._recover()
+                if self._number and not self._keeps_key:
+                    await self._partition.store.forget_calls([self._key])
         await self.supply.returns.aclose(max(0.0, until - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy, epoch: str) -> tuple[list[Claim], int, int]:
@@ -161,22 +166,22 @@ class Claims:
         Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the
         server's time.
         """
-        token = f"{self._session}-{next(self._calls)}"
         clock, suspects = self._services.clock, self._services.suspects
         asked_at = clock.local()
         held = suspects.held
-        ours = held is not None and held.token.startswith(self._session)
         # A suspect at work in another queue cannot be looked up here.
-        asks = (held is None or ours) and suspects.ask()
+        asks = (held is None or held is self._suspect) and suspects.ask()
         suspect: Claim | None = None
         try:
             # Assume that the answer is lost until it has been read.
-            self._unsure = token
+            self._number += 1
+            self._is_unsure = True
             reply = await self._partition.store.claim(
+                self._key,
+                self._number,
                 epoch,
                 take,
                 policy,
-                token,
                 self.wakeups.signature(),
                 may_be_suspect=asks,
                 held=held if asks else None,
@@ -184,20 +189,13 @@ class Claims:
             )
             now = reply.now_us
             clock.observe(now, asked_at)
-            ends_us = now + policy.lease_us
-            claims = reply.claims(
-                token,
-                ends_us,
-                fresh_until(clock, ends_us, policy.lease_us),
-                policy,
-                self._partition.index,
-            )
-            self._unsure = None
+            fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
+            claims = reply.claims(fresh, policy, self._partition.index)
+            self._is_unsure = False
             if reply.is_suspect:
-                suspect = claims[0]
+                suspect = self._suspect = claims[0]
         except DelayqError as error:
-            if not isinstance(error, OutcomeUnknown):
-                self._unsure = None
+            self._is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
             if asks:
@@ -237,6 +235,7 @@ class Claims:
 
         Otherwise it would wait for its lease to end.
         """
-        if self._unsure is not None:
-            await self._partition.store.release_all(self._unsure)
-            self._unsure = None
+        if self._is_unsure:
+            self._keeps_key = True
+            await self._partition.store.release_call(self._key, self._number)
+            self._is_unsure = False

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 PRIORITIES = 10
 """Priorities range from 0 to 9."""
 MESSAGES = (
-    *(f"live_{priority}" for priority in range(PRIORITIES)),
+    *(f"waiting_{priority}" for priority in range(PRIORITIES)),
+    "leased",
+    "tokens",
     "bodies",
-    "leases",
     "attempts",
     "expiries",
     "errors",
@@ -41,7 +42,7 @@ SALT_LENGTH = 3
 
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
-    r"\}:(?:live(?::[1-9])?|bodies|leases|attempts|expiries|errors|priorities|done"
+    r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities|done"
     r"|dead|dead:messages|paused|schedules)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
@@ -58,8 +59,8 @@ class ReliableKeys:
     name: str
     """The queue's name in this process; for a partition but the first, ``name/number``."""
     messages: tuple[str, ...]
-    """Ten sorted sets of ids, one for each priority, then the facts about each message, in the
-    order that all scripts use.
+    """Ten sorted sets of ids of messages that wait, one for each priority, then the set of leased
+    ones and the facts about each message, in the order that all scripts use.
     """
     wake: str
     """Channel that announces the due time of a new head, decimal microseconds."""
@@ -105,10 +106,11 @@ class ReliableKeys:
     @classmethod
     def below(cls, name: str, prefix: str) -> ReliableKeys:
         """Return the keys that begin with ``prefix``."""
-        live = (f"{prefix}live", *(f"{prefix}live:{priority}" for priority in range(1, PRIORITIES)))
+        more = (f"{prefix}waiting:{priority}" for priority in range(1, PRIORITIES))
+        others = (prefix + fact for fact in MESSAGES[PRIORITIES:])
         return cls(
             name=name,
-            messages=(*live, *(prefix + fact for fact in MESSAGES[PRIORITIES:])),
+            messages=(f"{prefix}waiting", *more, *others),
             wake=f"{prefix}wake",
             done=f"{prefix}done",
             dead=f"{prefix}dead",
@@ -119,8 +121,8 @@ class ReliableKeys:
         )
 
     @property
-    def live(self) -> tuple[str, ...]:
-        """The sorted sets of ids, one for each priority."""
+    def waiting(self) -> tuple[str, ...]:
+        """The sorted sets of ids of messages that wait, one for each priority."""
         return self.messages[:PRIORITIES]
 
     @property
@@ -129,9 +131,11 @@ class ReliableKeys:
         return self.messages[0]
 
     @property
-    def leases(self) -> str:
-        """HASH of leases by id."""
-        return self.named("leases")
+    def leased(self) -> str:
+        """ZSET of ids of messages that workers have, scored by the end of the lease,
+        microseconds.
+        """
+        return self.named("leased")
 
     @property
     def expiries(self) -> str:
@@ -139,14 +143,9 @@ class ReliableKeys:
         return self.named("expiries")
 
     @property
-    def priorities(self) -> str:
-        """HASH of priorities by id, where they are not 0."""
-        return self.named("priorities")
-
-    @property
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
-        return (*self.live, self.schedules, self.settings)
+        return (self.leased, *self.waiting, self.schedules, self.settings)
 
     @property
     def pattern(self) -> str:
@@ -161,7 +160,7 @@ class ReliableKeys:
     def of_script(self, script: Script) -> tuple[str, ...]:
         """Return the keys to pass to a script, as its declaration names them.
 
-        The key of an offer's call is left out.
+        The key of a client's call is left out.
         """
         keys = self._of_scripts.get(script.name)
         if keys is None:

@@ -386,13 +386,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def list(self, state: State, *, offset: int = 0, limit: int = 100) -> list[Message[T]]:
         """Return messages in one state, in the order in which they will come.
 
-        They are not leased to you.
+        Those whose last lease was lost come first, whatever their priority. They are not leased to
+        you.
 
         Args:
             state: ``"delayed"``, ``"ready"`` or ``"leased"``. For dead letters see :attr:`dead`.
             offset: The number of messages to skip.
-            limit: The largest number of messages to return. A page of delayed messages may hold
-                fewer, because leased ones are stored among them.
+            limit: The largest number of messages to return.
         """
         self._check_open()
         if state not in ("delayed", "ready", "leased"):
@@ -646,14 +646,15 @@ class ReliableQueue(Recurring[T], Generic[T]):
         at_us = stored.moment_us
         claim = Claim(
             stored.id,
-            "",
-            stored.priority,
-            stored.attempt,
-            at_us,
+            b"",
             stored.body,
             at_us,
             0.0,
-            partition=partition.index,
+            None,
+            partition.index,
+            priority=stored.priority,
+            attempt=stored.attempt,
+            known_due_us=at_us,
         )
         return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
 
@@ -687,8 +688,6 @@ async def _purge(
     tell: Callable[[int], None],
 ) -> None:
     """Drop the messages of one partition, and call ``tell`` with the number of each step."""
-    passed_over = 0
-    while not (step := await store.purge(state, passed_over)).is_last:
-        passed_over += step.passed_over
+    while not (step := await store.purge(state)).is_last:
         tell(step.dropped)
     tell(step.dropped)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from delayq._reliable.bodies import due_us
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -32,37 +34,45 @@ class Claim:
 
     Attributes:
         id: The message's id, as stored on the server.
-        token: Identifies the lease.
-        priority: 0 to 9.
-        attempt: The number of this attempt, from 1.
-        due_us: When the message was due, in microseconds.
+        token: Identifies the lease; empty if the message was only read.
         body: The body stored under the message's id.
         ends_us: When the lease ends, in microseconds.
         fresh_until: Local time until which at least half of the lease is left, in seconds.
-        forgiven: Number of attempts that do not count towards the message's death, because its
-            worker died, perhaps of another message.
-        is_suspect: Whether the message may have killed its last worker.
         policy: The settings with which it was claimed; None if it was only read.
         partition: The number of the partition that holds it.
+        is_suspect: Whether the message may have killed its last worker.
+        priority: 0 to 9.
+        attempt: The number of this attempt, from 1.
+        forgiven: Number of attempts that do not count towards the message's death, because its
+            worker died, perhaps of another message.
+        known_due_us: When the message was due, in microseconds; None if the body tells it.
     """
 
     id: bytes
-    token: str
-    priority: int
-    attempt: int
-    due_us: int
+    token: bytes
     body: bytes = field(repr=False)
     ends_us: int
     fresh_until: float
-    forgiven: int = 0
+    policy: Policy | None
+    partition: int
     is_suspect: bool = False
-    policy: Policy | None = None
-    partition: int = 0
+    priority: int = 0
+    attempt: int = 1
+    forgiven: int = 0
+    known_due_us: int | None = None
 
     @property
-    def name(self) -> tuple[bytes, str, int]:
-        """The id, token and priority that every script needs to settle the claim."""
-        return (self.id, self.token, self.priority)
+    def name(self) -> tuple[bytes, bytes]:
+        """The id and token that every script needs to settle the claim."""
+        return (self.id, self.token)
+
+    @property
+    def due_us(self) -> int:
+        """When the message was due, in microseconds; the end of the lease if that is unreadable."""
+        if self.known_due_us is not None:
+            return self.known_due_us
+        due = due_us(self.body)
+        return self.ends_us if due is None else due
 
 
 class ClaimReply(NamedTuple):
@@ -76,8 +86,12 @@ class ClaimReply(NamedTuple):
         died: Number of messages that had used all their attempts.
         listeners: Number of clients that heard the notice; 0 if there was none, -1 if the user may
             not publish it.
-        messages: The id, priority, attempt, due time and body of each message that was handed out,
-            one behind the other.
+        token: The token of the leases, which is the time of their end; empty if there are none.
+        ids: The id of each message that was handed out.
+        bodies: The body of each of them.
+        details: Of each that has another priority than 0 or was handed out before: its place from
+            1, priority, attempt, number of forgiven attempts, and due time, which is empty if the
+            body tells it; one behind the other.
         is_suspect: Whether the message is a suspect, which is handed out alone.
         more_suspects: Whether suspects wait that were not handed out.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
@@ -88,37 +102,34 @@ class ClaimReply(NamedTuple):
     expired: int
     died: int
     listeners: int
-    messages: Sequence[Any]
+    token: bytes
+    ids: Sequence[bytes]
+    bodies: Sequence[bytes]
+    details: Sequence[Any]
     is_suspect: int
     more_suspects: int
     dropped: list[bytes]
 
-    def claims(
-        self, token: str, ends_us: int, fresh_until: float, policy: Policy, partition: int
-    ) -> list[Claim]:
-        """Return the messages that were handed out under the lease of that token."""
-        parts, is_suspect = iter(self.messages), self.is_suspect == 1
-        return [
-            Claim(
-                message,
-                token,
-                priority,
-                attempt if type(attempt) is int else int(attempt.partition(b"-")[0]),
-                # As parse_us() does. The script hands out no message with an infinite score, and a
-                # call would cost time here.
-                int(float(due)),
-                body,
-                ends_us,
-                fresh_until,
-                0 if type(attempt) is int else int(attempt.partition(b"-")[2]),
-                is_suspect,
-                policy,
-                partition,
-            )
-            for message, priority, attempt, due, body in zip(
-                parts, parts, parts, parts, parts, strict=True
-            )
+    @property
+    def ends_us(self) -> int:
+        """When the leases end, in microseconds."""
+        return int(self.token or 0)
+
+    def claims(self, fresh_until: float, policy: Policy, partition: int) -> list[Claim]:
+        """Return the messages that were handed out."""
+        token, ends_us, is_suspect = self.token, self.ends_us, self.is_suspect == 1
+        claims = [
+            Claim(message, token, body, ends_us, fresh_until, policy, partition, is_suspect)
+            for message, body in zip(self.ids, self.bodies, strict=True)
         ]
+        parts = iter(self.details)
+        for place, priority, attempt, forgiven, due in zip(
+            parts, parts, parts, parts, parts, strict=True
+        ):
+            claim = claims[place - 1]
+            claim.priority, claim.attempt, claim.forgiven = priority, attempt, forgiven
+            claim.known_due_us = parse_us(due) if due else None
+        return claims
 
 
 class Offered(NamedTuple):
@@ -176,7 +187,7 @@ class MessageTimes(NamedTuple):
     """The stored times of a message, in microseconds; None where nothing is stored.
 
     Attributes:
-        due_us: When a leased message was due.
+        due_us: When it is or was due.
         expires_us: When its time to live ends.
     """
 
@@ -184,11 +195,11 @@ class MessageTimes(NamedTuple):
     expires_us: int | None
 
     @classmethod
-    def of(cls, lease: bytes | None, expiry: bytes | None) -> MessageTimes:
-        """Parse the two stored values."""
-        parts = (lease or b"").split(b":", 2)
+    def of(cls, body: bytes, record: bytes | None, expiry: bytes | None) -> MessageTimes:
+        """Parse the stored values; ``record`` is the one of its attempts."""
+        changed = (record or b"").partition(b":")[2].partition(b":")[0]
         return cls(
-            parse_us(parts[1]) if len(parts) == 3 else None,
+            parse_us(changed) if changed else due_us(body),
             None if expiry is None else parse_us(expiry),
         )
 
@@ -219,13 +230,10 @@ class Purged(NamedTuple):
 
     Attributes:
         dropped: Number of messages that were dropped.
-        passed_over: Number of leased messages among the delayed ones, which the next step has to
-            skip.
-        is_last: Whether no more messages are left to look at.
+        is_last: Whether there are no more.
     """
 
     dropped: int
-    passed_over: int
     is_last: bool
 
 

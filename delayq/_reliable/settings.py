@@ -43,7 +43,7 @@ UNSET: Final = Unset.UNSET
 
 _SHORTEST_LEASE_US = 1_000
 
-LAYOUT = "1"
+LAYOUT = "2"
 """The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""

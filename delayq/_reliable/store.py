@@ -46,13 +46,13 @@ CLAIM = Script("reliable/claim")
 ACK = Script("reliable/ack")
 NACK = Script("reliable/nack")
 RELEASE = Script("reliable/release")
+RELEASE_CALL = Script("reliable/release_call")
 EXTEND = Script("reliable/extend")
 BURY = Script("reliable/bury")
 CANCEL = Script("reliable/cancel")
 RESCHEDULE = Script("reliable/reschedule")
 GET = Script("reliable/get")
 LIST = Script("reliable/list")
-LEASED = Script("reliable/leased")
 STATS = Script("reliable/stats")
 PURGE = Script("reliable/purge")
 REDRIVE = Script("reliable/redrive")
@@ -71,9 +71,6 @@ PAGE = 200
 """How many messages one script looks at or drops: a script blocks the whole server while it
 runs.
 """
-_SCAN = 500
-# With more leases than this, a histogram does not examine them one by one. As in stats.lua.
-_FEW_LEASES = 1000
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
 # The replies of offer_new.lua.
@@ -150,10 +147,11 @@ class ReliableStore:
 
     async def claim(
         self,
+        call: str,
+        number: int,
         epoch: str,
         limit: int,
         policy: Policy,
-        token: str,
         signature: str,
         *,
         may_be_suspect: bool,
@@ -163,10 +161,12 @@ class ReliableStore:
         """Claim due messages, without repeating the call.
 
         Args:
+            call: The key of the client's claims, which tells :meth:`release_call` what the last one
+                has handed out.
+            number: Tells it from the earlier ones with this key.
             epoch: The epoch of the settings that the client knows.
             limit: The largest number of messages.
             policy: The settings of those who want the messages.
-            token: Names the lease.
             signature: Published with the notice to other clients; empty for no notice.
             may_be_suspect: Whether the client may have a suspect.
             held: The suspect of this queue that the client has at work, if any.
@@ -177,12 +177,12 @@ class ReliableStore:
         """
         reply = await self.client.run_once(
             CLAIM,
-            self.keys.of_script(CLAIM),
+            (*self.keys.of_script(CLAIM), call),
             (
                 epoch,
+                number,
                 limit,
                 policy.lease_us,
-                token,
                 policy.max_attempts,
                 signature,
                 int(may_be_suspect),
@@ -194,19 +194,13 @@ class ReliableStore:
         )
         return ClaimReply._make(reply)
 
-    async def release_all(self, token: str) -> None:
-        """Give back every message that was claimed under that token."""
-        ours = f":{token}".encode()
-        async for leases in self._scan(self.keys.leases, _SCAN):
-            ids = [message for message, lease in leases.items() if lease.endswith(ours)]
-            if ids:
-                priorities = await self.client.command("HMGET", self.keys.priorities, *ids)
-                names = [
-                    part
-                    for message, priority in zip(ids, priorities, strict=True)
-                    for part in (message, token, int(priority or 0))
-                ]
-                await self._run(RELEASE, *names)
+    async def release_call(self, call: str, number: int) -> None:
+        """Give back every message that a claim has handed out, whose answer was lost.
+
+        If the claim arrives later, it hands out nothing.
+        """
+        keys = (*self.keys.of_script(RELEASE_CALL), call)
+        await self.client.run(RELEASE_CALL, keys, (number,))
 
     # The ends of claims
 
@@ -215,10 +209,7 @@ class ReliableStore:
 
         The reply has 1 for each, or 0 if the lease was not ours any more.
         """
-        args: list[Part] = []
-        for claim in claims:
-            args += claim.name
-        return Request(ACK, self.keys.of_script(ACK), args)
+        return Request(ACK, self.keys.of_script(ACK), _by_token(claims))
 
     def nack_request(self, claim: Claim, delay_us: int, error: str) -> Request:
         """Build the call that makes a message due again after ``delay_us``.
@@ -243,11 +234,9 @@ class ReliableStore:
             RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name]
         )
 
-    async def extend(self, claims: Iterable[Claim], lease_us: int) -> Extended:
+    async def extend(self, claims: Sequence[Claim], lease_us: int) -> Extended:
         """Make leases end ``lease_us`` from now."""
-        now_us, *held = await self._run(
-            EXTEND, lease_us, *(part for claim in claims for part in claim.name)
-        )
+        now_us, *held = await self._run(EXTEND, lease_us, *_by_token(claims))
         return Extended(now_us, [bool(each) for each in held])
 
     # By id
@@ -281,28 +270,21 @@ class ReliableStore:
         until = await self.client.command("ZSCORE", self.keys.done, id) if handled else None
         return until is not None and parse_us(until) > await self.client.time_us(self.keys.done)
 
-    async def times(self, id: bytes) -> MessageTimes:  # noqa: A002
+    async def times(self, message: StoredMessage) -> MessageTimes:
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""
-        lease = await self.client.command("HGET", self.keys.leases, id)
-        return MessageTimes.of(lease, await self.client.command("HGET", self.keys.expiries, id))
+        record = await self.client.command("HGET", self.keys.named("attempts"), message.id)
+        expiry = await self.client.command("HGET", self.keys.expiries, message.id)
+        return MessageTimes.of(message.body, record, expiry)
 
     # Inspection and cleanup
 
     async def depth(self) -> QueueDepth:
         """Count the messages by state."""
-        delayed, ready, leased, dead, oldest_us, paused, exact = await self._run(STATS)
-        if not exact:
-            # There are too many leases for one script, and perhaps too many that have ended.
-            lasting = 0
-            async for ends in self._lease_ends():
-                lasting += len(ends)
-            leased, delayed = min(lasting, delayed + leased), max(delayed + leased - lasting, 0)
+        delayed, ready, leased, dead, oldest_us, paused = await self._run(STATS)
         return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
 
     async def page(self, state: str, offset: int, limit: int) -> list[StoredMessage]:
         """List messages in one state. No script looks at more than :data:`PAGE` of them."""
-        if state == "leased":
-            return await self._leased(offset, limit)
         found: list[StoredMessage] = []
         for at in range(0, limit, PAGE):
             asked = min(PAGE, limit - at)
@@ -312,13 +294,10 @@ class ReliableStore:
                 break
         return found
 
-    async def purge(self, state: str, offset: int) -> Purged:
-        """Drop up to :data:`PAGE` messages in one state, or in ``"all"``.
-
-        Of the delayed ones, skip ``offset``.
-        """
-        dropped, passed_over, looked_at = await self._run(PURGE, state, offset, PAGE)
-        return Purged(dropped, passed_over, looked_at < PAGE)
+    async def purge(self, state: str) -> Purged:
+        """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""
+        dropped, expired = await self._run(PURGE, state, PAGE)
+        return Purged(dropped, dropped + expired < PAGE)
 
     async def pause(self) -> None:
         """Stop all claims."""
@@ -340,15 +319,14 @@ class ReliableStore:
         return any([bool(some) async for some in self._scan(self.keys.schedules, PAGE)])
 
     async def count_due(self, after_us: int, until_us: int | None) -> int:
-        """Count the messages that come due after one moment, and by another one if it is not None.
-
-        Leased ones count too.
+        """Count the waiting messages that come due after one moment and, unless it is None, by
+        another one.
         """
         until = "+inf" if until_us is None else until_us
         sets = (
-            self.keys.live
-            if await self.client.command("EXISTS", *self.keys.live[1:])
-            else self.keys.live[:1]
+            self.keys.waiting
+            if await self.client.command("EXISTS", *self.keys.waiting[1:])
+            else self.keys.waiting[:1]
         )
         return sum(
             await asyncio.gather(
@@ -357,24 +335,15 @@ class ReliableStore:
         )
 
     async def histogram(self, edges: Sequence[int]) -> list[int]:
-        """Count the messages that come due between each two of these moments, and after the last
-        one.
-
-        Leased messages are left out, unless there are more than a thousand.
+        """Count the waiting messages that come due between each two of these moments, and after the
+        last one.
         """
-        bars = await asyncio.gather(
+        return await asyncio.gather(
             *(
                 self.count_due(start, end)
                 for start, end in zip(edges, (*edges[1:], None), strict=True)
             )
         )
-        if 0 < await self.client.command("HLEN", self.keys.leases) <= _FEW_LEASES:
-            # The end of a lease is stored among the due times of other messages, but is not one.
-            async for ends in self._lease_ends():
-                for end in ends.values():
-                    if end > edges[0]:
-                        bars[sum(end > edge for edge in edges[1:])] -= 1
-        return [max(0, bar) for bar in bars]
 
     async def remove(self) -> int:
         """Remove every key of the queue, and return how many there were."""
@@ -552,34 +521,6 @@ class ReliableStore:
     async def _run(self, script: Script, *args: Part) -> Any:
         return await self.client.run(script, self.keys.of_script(script), args)
 
-    async def _leased(self, offset: int, limit: int) -> list[StoredMessage]:
-        """List leased messages by the end of their lease."""
-        ends: dict[bytes, float] = {}
-        async for some in self._lease_ends():
-            ends |= some
-        ids = sorted(ends, key=lambda each: (ends[each], each))[offset : offset + limit]
-        found: list[StoredMessage] = []
-        for at in range(0, len(ids), PAGE):
-            some_ids = ids[at : at + PAGE]
-            for id, facts in zip(some_ids, await self._run(GET, *some_ids), strict=True):  # noqa: A001
-                # Leave out the messages that were settled meanwhile.
-                if facts and (message := StoredMessage.of(id, facts)).state == "leased":
-                    found.append(message)
-        return found
-
-    async def _lease_ends(self) -> AsyncIterator[dict[bytes, float]]:
-        """Read the ends of all current leases, some at a time."""
-        async for leases in self._scan(self.keys.leases, PAGE):
-            ids = [*leases]
-            for at in range(0, len(ids), PAGE):
-                some = ids[at : at + PAGE]
-                ends = await self._run(LEASED, *some)
-                yield {
-                    id: float(end)
-                    for id, end in zip(some, ends, strict=True)  # noqa: A001
-                    if end is not None
-                }
-
     async def _scan(self, key: str, count: int) -> AsyncIterator[dict[bytes, bytes]]:
         """Read a hash, about ``count`` fields at a time. Some may come twice."""
         cursor = b"0"
@@ -588,3 +529,15 @@ class ReliableStore:
             yield dict(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
                 return
+
+
+def _by_token(claims: Sequence[Claim]) -> list[Part]:
+    """Return how many claims in a row have the same token, and the token; then their ids."""
+    runs, token, count = [], b"", 0
+    for claim in claims:
+        if claim.token != token:
+            runs.append(b"%d:%b" % (count, token))
+            token, count = claim.token, 0
+        count += 1
+    runs.append(b"%d:%b" % (count, token))
+    return [b" ".join(runs[1:]), *(claim.id for claim in claims)]

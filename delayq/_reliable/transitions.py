@@ -31,9 +31,9 @@ class State(StrEnum):
     LEASED = "leased"
     """A worker has the message."""
     OVERDUE = "overdue"
-    """The lease has ended, and no claim has noticed it."""
+    """The lease has ended. The message is a suspect, and waits to be handed out alone."""
     SUSPECT = "suspect"
-    """A claim has noticed that the lease has ended. The message waits to be handed out alone."""
+    """The worker has returned the suspect. The message waits to be handed out alone again."""
     ON_TRIAL = "on trial"
     """A worker has the suspect, and no other suspect of the queue."""
     EXPIRED = "expired"
@@ -70,7 +70,7 @@ GONE, DELAYED, READY, LEASED, OVERDUE, SUSPECT, ON_TRIAL, EXPIRED, DEAD, REMEMBE
 _WITHOUT_WORKER = (DELAYED, READY, OVERDUE, SUSPECT)
 # As long as no other worker has claimed the message, the token of a lease that has ended is still
 # valid.
-_UNDER_TOKEN = (LEASED, OVERDUE, SUSPECT, ON_TRIAL)
+_UNDER_TOKEN = (LEASED, OVERDUE, ON_TRIAL)
 _FREE = (GONE, DEAD, EXPIRED)
 _CLAIM = {READY: LEASED, OVERDUE: ON_TRIAL, SUSPECT: ON_TRIAL, EXPIRED: GONE}
 
@@ -94,7 +94,7 @@ EVENTS = (
     Event(
         "claimed by a client with a suspect at work",
         "claim",
-        {READY: LEASED, OVERDUE: SUSPECT, EXPIRED: GONE},
+        {READY: LEASED, EXPIRED: GONE},
     ),
     Event(
         "claimed, and all attempts are used",
@@ -113,9 +113,9 @@ EVENTS = (
     Event(
         "returned untouched",
         "release",
-        {**_all_to(READY, LEASED, OVERDUE, SUSPECT), ON_TRIAL: SUSPECT},
+        {**_all_to(READY, LEASED, OVERDUE), ON_TRIAL: SUSPECT},
     ),
-    Event("its lease is extended", "extend", _all_to(LEASED, OVERDUE, SUSPECT)),
+    Event("its lease is extended", "extend", _all_to(LEASED, OVERDUE)),
     Event("buried", "bury", _all_to(DEAD, *_UNDER_TOKEN)),
     Event("cancelled", "cancel", _all_to(GONE, *_WITHOUT_WORKER)),
     Event("rescheduled without a delay", "reschedule", _all_to(READY, *_WITHOUT_WORKER)),

@@ -75,7 +75,7 @@ class _Work:
 
 
 _LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
-_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall hscan"
+_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
 
 _WORK: dict[tuple[Kind, Role], _Work] = {
     # No access to the ready list: other processes move due messages.
@@ -87,8 +87,8 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ),
     ("reliable", "producer"): _Work("unlink"),
     # Of the re-check, it reaches only the part for reliable queues.
-    ("reliable", "consumer"): _Work("hscan hmget hget time", never="llen"),
-    ("reliable", "admin"): _Work(f"{_LOOKS_AT_RELIABLE} set zmscore"),
+    ("reliable", "consumer"): _Work("hscan hmget hget time unlink", never="llen"),
+    ("reliable", "admin"): _Work(f"{_LOOKS_AT_RELIABLE} hscan set zmscore"),
     ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),
 }
 
@@ -212,8 +212,8 @@ def _delayed_keys(keys: DelayedKeys, names: Container[str]) -> list[str]:
 
 
 def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
-    first, second = keys.live[:2]
-    every = {"live_0": first, "live_1": second[:-1] + _PRIORITY}
+    first, second = keys.waiting[:2]
+    every = {"waiting_0": first, "waiting_1": second[:-1] + _PRIORITY}
     for name in (*MESSAGES[PRIORITIES:], *_KEYS_OF_RELIABLE.split()):
         every[name] = keys.named(name)
     every["call"] = keys.call(f"{_CLIENT}-{_ONE}")

@@ -3,8 +3,9 @@
 --
 -- Keys:
 --   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by
---           their end, ms; LIST of payloads that are due. Reliable: its ten ZSETs of ids by moment,
---           microseconds, from priority 0 up; HASH of its schedules; HASH of its settings
+--           their end, ms; LIST of payloads that are due. Reliable: ZSET of ids by the end of
+--           their lease, its ten ZSETs of ids by due time, microseconds, from priority 0 up; HASH of
+--           its schedules; HASH of its settings
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
 -- Roles: consumer
@@ -31,7 +32,7 @@ for _, kind in ipairs(kinds) do
     used = used + 1
     ready = redis.pcall('LLEN', keys[used])
   else
-    wait = wait_for_next_key(1)
+    wait = shorter_wait(wait_for_next_key(1), wait_for_next_key(1))
     -- Most queues use only the first priority: one look tells.
     if redis.call('EXISTS', unpack(keys, used + 1, used + 9)) > 0 then
       for _ = 1, 9 do wait = shorter_wait(wait, wait_for_next_key(1)) end

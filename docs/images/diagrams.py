@@ -366,7 +366,7 @@ def delayed() -> Picture:
 
 
 def reliable() -> Picture:
-    p = Picture("A reliable queue: its states, and what each key holds in them", 600)
+    p = Picture("A reliable queue: its states, and what each key holds in them", 623)
     p.text(16, 27, "A reliable queue: states", size=15, bold=True)
     p.text(20, 62, "offer", size=12.5, colour=FAINT)
     p.arrow((54, 58), (86, 58))
@@ -402,10 +402,11 @@ def reliable() -> Picture:
     for x, name, colour in columns:
         p.text(x, 327, name, size=12, anchor="middle", bold=True, colour=colour[0])
     rows = (
-        ("live, live:1 … 9", ("due", "due", "end", "")),
+        ("waiting, waiting:1 … 9", ("due", "due", "", "")),
+        ("leased", ("", "○", "end", "")),
+        ("tokens", ("", "○", "○", "")),
         ("bodies", ("●", "●", "●", "")),
-        ("leases", ("", "○", "●", "")),
-        ("attempts", ("○", "○", "", "")),
+        ("attempts", ("○", "○", "○", "")),
         ("errors", ("○", "○", "○", "")),
         ("expiries", ("○", "○", "○", "")),
         ("priorities", ("○", "○", "○", "")),
@@ -431,9 +432,9 @@ def reliable() -> Picture:
                 )
     p.lines(
         16,
-        566,
-        "live: a sorted set, by the time of the next look:",
-        "due time, or end of lease. ○: if there is one.",
+        589,
+        "waiting and leased: sorted sets, by due time and",
+        "by the end of the lease. ○: if there is one.",
         size=11.5,
     )
     return p

@@ -6,7 +6,6 @@ import hashlib
 import math
 from dataclasses import replace
 from functools import cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -115,11 +114,11 @@ def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def again(offers: Any, server: Any, request: Any, messages: Any, lost: Any) -> Any:
         if lost is not None:
-            parts = chain.from_iterable(message._replace(id=new_id()) for message in messages)
-            another = f"{request.keys[-1]}-{new_id()}"
-            request = request._replace(
-                keys=(*request.keys[:-1], another), args=[1, request.args[1], *parts]
-            )
+            call = request.keys[-1]
+            another = f"{call}-{new_id()}"
+            offers._placements[another] = offers._placements[call]
+            messages = [message._replace(id=new_id()) for message in messages]
+            request = request._replace(keys=(*request.keys[:-1], another), args=[1])
         return await repeat(offers, server, request, messages, lost)
 
     monkeypatch.setattr(ReliableOffers, "_repeat", again)
@@ -175,17 +174,20 @@ def plant_in(script: Script, bug: str, kind: Kind, named: str, *changes: tuple[s
     PLANTS[bug] = (kind, named, altered(script, *changes))
 
 
-ACKED = ("acked[#acked + 1] = id", ""), ("acked_by_priority[priority] = group", "")
-plant_in(reliable_store.ACK, "an ack removes nothing", "reliable", "after ack", *ACKED)
-DUE = ("0, format_score(now), 'WITHSCORES'", "0, '+inf', 'WITHSCORES'")
+ACKED = ("if count == 0 then return reply end", "if true then return reply end")
+plant_in(reliable_store.ACK, "an ack removes nothing", "reliable", "after ack", ACKED)
+DUE = ("set, '-inf', now, 'LIMIT'", "set, '-inf', '+inf', 'LIMIT'")
 plant_in(reliable_store.CLAIM, "a claim does not look at the due time", "reliable", "early", DUE)
-LEASED = "local ends, quarters, whole = now + lease_us"
-SHORTER = (LEASED, f"{LEASED} / 50")
-plant_in(reliable_store.CLAIM, "leases are shorter than told", "reliable", "duplicate", SHORTER)
-USED = ("id, used + 1,", "id, 1,")
+KEEPS_TOKEN = "for _, id in ipairs(ids) do redis.call('HSET', tokens, id, token) end"
+SHORTER = (
+    ("token, ids[", "now + lease_us / 50, ids["),
+    ("  redis.call('ZADD', leased,", f"  {KEEPS_TOKEN}\n  redis.call('ZADD', leased,"),
+)
+plant_in(reliable_store.CLAIM, "leases are shorter than told", "reliable", "duplicate", *SHORTER)
+USED = ("record.used + 1, record.forgiven", "1, record.forgiven")
 plant_in(reliable_store.CLAIM, "attempts are not counted", "reliable", "attempts", USED)
-AGAIN = "enqueue(id, tonumber(ARGV[at + PRIORITY]), now + tonumber(ARGV[at + DELAY_US]), now)"
-LOSES = (AGAIN, "redis.call('ZREM', live[tonumber(ARGV[at + PRIORITY])], id)")
+AGAIN = "return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)"
+LOSES = (AGAIN, "redis.call('ZREM', leased, id)")
 plant_in(reliable_store.NACK, "a nack loses the message", "reliable", "lost", LOSES)
 FORGETS = ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")
 plant_in(reliable_store.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)

@@ -45,7 +45,7 @@ def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forget(claims: Any) -> None:
-        claims._unsure = None
+        claims._is_unsure = False
 
     monkeypatch.setattr(Claims, "_recover", forget)
 
@@ -81,7 +81,8 @@ LONG = 90.0
 OFTEN = {"messages": 100, "faults": 25, "pause": 0.5}
 REPEATED = ("if last_number == number then", "if false then")
 LATE = ("if (tonumber(last_number) or 0) > tonumber(number) then", "if false then")
-LEASED = ("has_token(lease_texts[i], token)", "lease_texts[i]")
+LEASED = ("(kept[i] or ends[i]) ~= token", "false")
+GIVEN_UP = ("if last_number >= tonumber(number)", "if false")
 ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
 MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05}
 SLOW = {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}
@@ -105,6 +106,15 @@ SAFEGUARDS = {
         "reliable",
         {"only": ANSWERS, "habits": Habits(fails=0, releases=0)},
         LONG,
+    ),
+    "a claim that comes after it was given up hands out nothing": Case(
+        altered(reliable_store.CLAIM, GIVEN_UP),
+        ("stuck",),
+        "reliable",
+        {"only": ("requests stalled",), "habits": Habits(fails=0, releases=0), **OFTEN},
+        LONG,
+        within=40,
+        thorough=True,
     ),
     "what was taken, and whose answer was lost, is handed out": Case(
         recovers_nothing, ("lost",), "plain", {"only": ANSWERS}

@@ -135,7 +135,9 @@ SCREENS = (
     Case("worker work:worker --burst", ("handled",)),
     Case("worker work:nobody", ("delayq: module 'work' has no attribute 'nobody'",), status=2),
     Case("dashboard --port 0", ("http://127.0.0.1:", "read-only"), status=130, stop="http://"),
-    Case("acl consumer --queue mails", ("resetkeys resetchannels -@all", "~delayq:{mails}:live")),
+    Case(
+        "acl consumer --queue mails", ("resetkeys resetchannels -@all", "~delayq:{mails}:waiting")
+    ),
     Case("bench --messages 500 --punctual 10", ("offers:", "per second", "p99")),
     Case(
         "demo --messages 20 --max-delay 0.1",
@@ -314,7 +316,7 @@ def test_ctrl_c_during_a_purge_says_what_is_left(address: dict[str, Any]) -> Non
       redis.call('ZADD', KEYS[1], '4e15', 'm' .. n)
       redis.call('HSET', KEYS[2], 'm' .. n, '1 \\n1')
     end"""
-    keys = MAILS.live[0], MAILS.named("bodies")
+    keys = MAILS.waiting[0], MAILS.named("bodies")
     evaluate_in_steps(address["DELAYQ_URL"], fill, keys, 200_000)
     shown = assert_stopped("purge --queue mails --yes", address, "dropped", *keys)
     assert "delayq: stopped: LEFT messages are left" in shown
@@ -416,8 +418,8 @@ def test_what_cannot_be_written_goes_back(seeded: dict[str, Any], streams: str, 
     )
     assert (result.returncode, result.stderr) == (2, error)
     with redis.Redis.from_url(seeded["DELAYQ_URL"]) as raw:
-        assert raw.hkeys(MAILS.named("leases")) == [b"busy"]
-        assert raw.zscore(MAILS.live[0], "welcome-0") is not None
+        assert raw.zrange(MAILS.leased, 0, -1) == [b"busy"]
+        assert raw.zscore(MAILS.waiting[0], "welcome-0") is not None
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.every_server
 
 
-@pytest.mark.parametrize("field", ["leases", "attempts", "expiries", "priorities", "errors"])
+@pytest.mark.parametrize("field", ["tokens", "attempts", "expiries", "priorities", "errors"])
 @pytest.mark.parametrize(
-    "garbage", ["", "garbage", "nan", "1e999", "-", "1:2", "1:x:c9:t", "99999999999999999999"]
+    "garbage",
+    [
+        "",
+        "garbage",
+        "nan",
+        "1e999",
+        "-",
+        "1:2",
+        "1-0",
+        "1-1:x:s",
+        "0-0:9e999:r",
+        "99999999999999999999",
+    ],
 )
 async def test_garbage_beside_a_message_harms_neither_it_nor_others(
     jobs: ReliableQueue[Any], store: Store, raw: Any, field: str, garbage: str
@@ -44,7 +56,7 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
     jobs: ReliableQueue[Any], store: Store, raw: Any, score: str, how: str
 ) -> None:
     await jobs.offer_many([Offer(name, id=name) for name in ("damaged", "other")])
-    await raw.zadd("delayq:{jobs}:live", {"damaged": score})
+    await raw.zadd("delayq:{jobs}:waiting", {"damaged": score})
     seen = await jobs.get("damaged")
     assert seen is not None
     assert seen.due_at is not None
@@ -59,7 +71,7 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
 
 async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
-    await raw.zadd("delayq:{jobs}:live", {"no body": 1})
+    await raw.zadd("delayq:{jobs}:waiting", {"no body": 1})
     assert await jobs.get("no place") is None
     assert not await jobs.cancel("no body")
     await jobs.offer("new", id="no place")
@@ -93,7 +105,7 @@ async def test_a_damaged_dead_letter_is_shown(
 
 async def test_an_unreadable_body_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "damaged", "no newline here")
-    await raw.zadd("delayq:{jobs}:live", {"damaged": 1})
+    await raw.zadd("delayq:{jobs}:waiting", {"damaged": 1})
     (message,) = await jobs.claim()
     with pytest.raises(delayq.DecodeError):
         _ = message.value

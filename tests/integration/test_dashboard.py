@@ -306,7 +306,7 @@ def test_a_large_payload_is_not_read_as_a_whole() -> None:
 
 async def test_ids_that_are_no_text_and_broken_bodies_are_shown(raw: Any, admin: Browser) -> None:
     keys = ReliableKeys.of("jobs")
-    await raw.zadd(keys.live[0], {b"\xff/\x00": 4e15})
+    await raw.zadd(keys.waiting[0], {b"\xff/\x00": 4e15})
     await raw.hset(keys.named("bodies"), b"\xff/\x00", b"broken")
     await raw.zadd(keys.dead, {b"\xfe": 1})
     await raw.hset(keys.dead_messages, b"\xfe", b"broken")
@@ -316,7 +316,7 @@ async def test_ids_that_are_no_text_and_broken_bodies_are_shown(raw: Any, admin:
     assert "Message cancelled" in await act(admin, address, "cancel")
     (address,) = links(await page(admin, DEAD), "message?")
     assert "1 dead letter dropped." in await act(admin, address, "purge")
-    assert not await raw.exists(keys.live[0], keys.dead)
+    assert not await raw.exists(keys.waiting[0], keys.dead)
 
 
 async def test_what_is_no_queue_is_not_read(server: PrivateServer, reader: Browser) -> None:
@@ -862,14 +862,14 @@ async def test_a_missing_extra_is_named(client: Client, monkeypatch: pytest.Monk
         delayq.dashboard(client)
 
 
-NAMES = ("orders", "{t1}:orders", "a:b", "x}:live", "ö", "with space", "x/3")
+NAMES = ("orders", "{t1}:orders", "a:b", "x}:waiting", "ö", "with space", "x/3")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_key_tells_its_queue(name: str) -> None:
     for partition in (0, 11):
         reliable = ReliableKeys.of(name, partition=partition)
-        for key in (*reliable.live, reliable.dead, reliable.paused, reliable.schedules):
+        for key in (*reliable.waiting, reliable.dead, reliable.paused, reliable.schedules):
             assert known_queue(key) == ("reliable", name, partition)
     if "}" in name and "{" not in name:
         return  # a delayed queue cannot have such a name
@@ -880,9 +880,16 @@ def test_a_key_tells_its_queue(name: str) -> None:
 
 
 def test_other_keys_tell_of_no_queue() -> None:
-    for key in ("", "orders", "delayq:{x}", "delayq:{}:live", "redis", "delayq:part:{x}:live"):
+    for key in (
+        "",
+        "orders",
+        "delayq:{x}",
+        "delayq:{}:waiting",
+        "redis",
+        "delayq:part:{x}:waiting",
+    ):
         assert known_queue(key) is None
-    assert known_queue("delayq:part:{1:000:x}:live") is None
+    assert known_queue("delayq:part:{1:000:x}:waiting") is None
 
 
 @pytest.mark.thorough
@@ -898,7 +905,7 @@ async def test_a_queue_of_a_million_opens_within_a_second() -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
         async with Redis.from_url(server.url) as raw, delayq.connect(server.url) as client:
             for start in range(0, 1_000_000, 20_000):
-                keys = (reliable.live[0], reliable.named("bodies"), delayed.timeout)
+                keys = (reliable.waiting[0], reliable.named("bodies"), delayed.timeout)
                 await raw.eval(fill, 3, *keys, start, start + 19_999)
             async with browse(delayq.dashboard(client)) as browser:
                 big = [f"queue?kind={kind}&name=big" for kind in ("reliable", "delayed")]

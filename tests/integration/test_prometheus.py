@@ -227,7 +227,7 @@ async def test_a_lack_of_rights_is_not_a_failure(server: PrivateServer, role: Ro
 async def test_metrics_ask_again_after_other_refusals(
     server: PrivateServer, metrics: Metrics, client: Client
 ) -> None:
-    key = ReliableKeys.of("jobs").live[0]
+    key = ReliableKeys.of("jobs").waiting[0]
     server.call("SET", key, "no sorted set")
     jobs = client.reliable_queue("jobs")
     seen = await samples(metrics)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -15,7 +16,8 @@ import pytest
 
 import delayq
 from delayq import Backoff
-from delayq._reliable.store import ACK, EXTEND
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ACK, CLAIM, EXTEND
 from tests.support.reliable import (
     Jobs,
     bodies,
@@ -25,6 +27,7 @@ from tests.support.reliable import (
     get,
     leased,
     leases,
+    listed,
     offers,
 )
 from tests.support.reliable_fixtures import LEASE, take
@@ -35,7 +38,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from delayq import Client, Message
     from delayq._engine.lease_keeper import LeaseKeeper
-    from delayq._reliable.replies import Claim
+    from delayq._reliable.replies import Claim, ClaimReply
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -52,7 +55,7 @@ def keeper_of(queue: Jobs) -> LeaseKeeper[Claim]:
 
 async def steal(raw: Any, message: Message[Any]) -> None:
     """Make it look as if another worker now holds the message."""
-    await raw.hset("delayq:{jobs}:leases", message.id, "1:1.00:somebody-else")
+    await raw.hset("delayq:{jobs}:tokens", message.id, "somebody else's")
 
 
 @pytest.fixture
@@ -89,7 +92,8 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: Jobs, sto
     # Readers see the end of the lease in place of the due time.
     seen = await get(jobs, "a")
     assert (seen.state, seen.attempt) == ("leased", 1)
-    assert seen.due_at == seen.lease_ends_at == message.lease_ends_at
+    assert seen.due_at == seen.lease_ends_at
+    assert abs(seen.lease_ends_at - message.lease_ends_at) <= timedelta(microseconds=1)
 
 
 async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateServer) -> None:
@@ -122,9 +126,10 @@ async def test_a_worker_that_lost_its_lease_changes_nothing(jobs: Jobs, store: S
         async with late[5]:
             pass
     after = await store.look()
-    assert after.leases == before.leases
+    assert (set(after.leases), after.tokens) == ({"a"}, {}) == (set(before.leases), before.tokens)
     assert hours(after.live["a"][1]) == 1
-    assert (after.errors, after.dead, after.attempts) == ({}, [], {})
+    assert after.attempts == before.attempts == {"a": (6, 0)}
+    assert (after.errors, after.dead) == ({}, [])
     await holder.ack()
     with pytest.raises(delayq.LeaseLost, match="already settled"):
         await holder.ack()
@@ -170,6 +175,87 @@ async def test_leases_that_end_use_up_attempts(client: Client, raw: Any) -> None
     (await store.look()).demand_no_orphans()
     with pytest.raises(delayq.LeaseLost):
         await message.ack()
+
+
+# Claims
+
+
+# All even moments at which a lease may end that is about to begin.
+_TAKE_ENDS = """do
+  local time = redis.call('TIME')
+  local first = time[1] * 1000000 + time[2] + ARGV[4]
+  for ends = first - first % 2, first + 5000, 2 do
+    local text = string.format('%.0f', ends)
+    redis.call('ZADD', KEYS[11], text, 'ends at ' .. text)
+  end
+end
+"""
+
+
+async def test_an_end_of_leases_names_one_claim(jobs: Jobs, raw: Any) -> None:
+    await jobs.offer(1, id="a")
+    keys = ReliableKeys.of("jobs")
+    names = (*keys.of_script(CLAIM), keys.call("0"))
+    values = ("0", 1, 1, HOUR * 1_000_000, 0, "", 1, "", "", 0)
+    reply = await raw.eval(_TAKE_ENDS + CLAIM.text, len(names), *names, *values)
+    token = reply[5]
+    assert await raw.zrangebyscore(keys.leased, token, token) == [b"a"] == reply[6]
+    assert int(token) % 2 == 0
+
+
+async def test_a_claim_that_was_given_up_comes_to_nothing(
+    jobs: Jobs, store: Store, raw: Any
+) -> None:
+    await jobs.offer_many(offers(5, ids=True))
+    partition = jobs._open.partitions[0]
+    call = partition.keys.call("a-client")
+
+    async def claim(number: int, count: int) -> ClaimReply:
+        asked = (call, number, jobs._open.settings.epoch, count, jobs._policy, "")
+        options: Any = {"may_be_suspect": True, "held": None, "has_company": False}
+        return await partition.store.claim(*asked, **options)
+
+    assert (await claim(1, 2)).ids == [b"0", b"1"]
+    (held,) = await jobs.claim()
+    await partition.store.release_call(call, 1)
+    assert set((await store.look()).leases) == {held.id} == {"2"}
+    # A try of the first claim, and of one that has never arrived.
+    assert (await claim(1, 2)).ids == []
+    await partition.store.release_call(call, 2)
+    assert (await claim(2, 2)).ids == []
+    last = await claim(3, 2)
+    assert last.ids == [b"0", b"1"]
+    # A late repetition changes nothing.
+    await partition.store.release_call(call, 2)
+    stored = await store.look()
+    assert (set(stored.leases), stored.attempts) == ({"0", "1", "2"}, {})
+    assert await listed(jobs, "ready") == [3, 4]
+    # By chance, the lease of a worker that extended it may end at the same moment.
+    await raw.zadd(partition.keys.leased, {held.id: last.ends_us})
+    await raw.hset(partition.keys.named("tokens"), held.id, held._claim.token)
+    await partition.store.release_call(call, 3)
+    assert await listed(jobs, "ready") == [0, 1, 3, 4]
+    await held.ack()
+
+
+async def test_a_message_named_twice_is_acknowledged_once(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(2))
+    one, two = [message._claim for message in await jobs.claim(2)]
+    acks = jobs._open.partitions[0].store
+    assert await acks.client.run(*acks.ack_request([one, one, two, one])) == [1, 0, 1, 0]
+    assert await bodies(store) == 0
+
+
+async def test_the_longest_lease_has_a_token_like_any_other(client: Client, store: Store) -> None:
+    queue = client.reliable_queue("jobs", lease=9e12)
+    await queue.offer_many(offers(4))
+    one, two = await queue.claim(2)
+    alone = await claim_one(queue)
+    await two.extend(9e12)
+    assert len(set((await store.look()).leases.values())) == 3
+    for message in (one, two, alone):
+        await message.ack()
+    assert await bodies(store) == 1
 
 
 # Renewal
@@ -265,8 +351,8 @@ async def test_a_loop_skips_messages_that_were_lost(client: Client, raw: Any, st
             if len(ahead) >= 5 and not stolen:
                 stolen = sorted(ahead)[:3]
                 for key in stolen:
-                    await raw.hset("delayq:{jobs}:leases", key, "1:1.00:somebody-else")
-                    await raw.zadd("delayq:{jobs}:live", {key: 9e18})
+                    await raw.hset("delayq:{jobs}:tokens", key, "somebody else's")
+                    await raw.zadd("delayq:{jobs}:leased", {key: 9e18})
                 await asyncio.sleep(SHORT)
         if len(seen) == 97:
             break
@@ -504,14 +590,14 @@ async def test_closing_with_handlers_at_work(
     stored = await store.look()
     assert len(stored.leases) == 3
     await store.let_pass(2 * LEASE)
-    got = await jobs.claim(100)
-    assert [message.attempt for message in got] == [1] * 17
+    got = []
     # Messages whose leases ended come one at a time.
-    for _ in range(3):
-        (message,) = await jobs.claim(100)
-        assert message.attempt == 2
-        await message.ack()
-        got.append(message)
+    for expected in ([2], [2], [2], [1] * 17):
+        messages = await jobs.claim(100)
+        assert [message.attempt for message in messages] == expected
+        for message in messages:
+            await message.ack()
+        got += messages
     assert sorted(message.value for message in got) == list(range(20))
 
 

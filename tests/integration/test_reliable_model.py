@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from delayq import Message
     from delayq._engine.suspects import Suspects
+    from delayq._reliable.replies import ClaimReply
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
@@ -75,13 +76,16 @@ class Live:
     # The holder, and the due time before the lease.
     lease: object | None = None
     was_due: Moment | None = None
-    # How many attempts do not count, and the conditions of the last lease: see include/queue.lua.
+    # How many attempts do not count. If there is or was a lease: whether it was one of several, and
+    # whether of a suspect; and whether that suspect was returned.
     forgiven: int = 0
-    mark: str = "a"
-    suspect: bool = False
+    in_company: bool = False
+    on_trial: bool = False
+    returned: bool = False
 
     def forgiven_if_lost(self) -> int:
-        return self.forgiven + (self.lease is not None and self.mark == "c")
+        lost = self.lease is not None and self.in_company and not self.returned
+        return self.forgiven + lost
 
 
 @dataclass
@@ -127,10 +131,15 @@ class Model:
         return int(self.kind.get("max_size", 1000))
 
     def in_order(self) -> list[Live]:
-        return sorted(self.live.values(), key=lambda m: (-m.priority, not m.suspect, m.moment))
+        """Return those that have or had a lease by its end, then the others."""
+        leased = [m for m in self.live.values() if m.lease]
+        waiting = [m for m in self.live.values() if not m.lease]
+        # The leases of a call end at the same moment: then the server sorts by id.
+        leased.sort(key=lambda m: (m.moment, m.id.encode()))
+        return [*leased, *sorted(waiting, key=lambda m: (-m.priority, m.moment))]
 
     def state(self, message: Live) -> str:
-        if message.suspect or message.moment[0] <= self.now:
+        if message.moment[0] <= self.now:
             return "ready"
         return "leased" if message.lease else "delayed"
 
@@ -157,8 +166,7 @@ class Model:
             self.live[known.id] = known
 
     def of(self, state: str) -> list[Live]:
-        found = [m for m in self.in_order() if self.state(m) == state and not self.is_gone(m)]
-        return sorted(found, key=lambda m: m.moment) if state == "leased" else found
+        return [m for m in self.in_order() if self.state(m) == state and not self.is_gone(m)]
 
     def after(self, delay: float, place: float = 0) -> Moment:
         return (self.now + delay, self.step, place)
@@ -181,7 +189,27 @@ class Model:
         self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
         return "stored"
 
-    def claim(self, count: int, *, company: bool) -> list[Live]:  # noqa: PLR0912 - as many as the script has
+    def drops(self, message: Live) -> bool:
+        """Drop or bury a message that a claim finds, if it must not be handed out any more."""
+        if message.expires is not None and message.expires <= self.now:
+            if self.kind.get("expired") == "dead":
+                self.die(message, "expired", message.error)
+        elif message.attempts - message.forgiven_if_lost() >= MAX_ATTEMPTS:
+            self.die(message, "attempts", message.error)
+        else:
+            return False
+        del self.live[message.id]
+        return True
+
+    def find_suspect(self, ready: list[Live]) -> Live | None:
+        found: Live | None = None
+        for message in ready:
+            is_next = found is None or message.priority > found.priority
+            if message.lease and is_next and not self.drops(message):
+                found = message
+        return found
+
+    def claim(self, count: int, *, company: bool) -> list[Live]:
         claimed: list[Live] = []
         if self.paused:
             return claimed
@@ -189,38 +217,28 @@ class Model:
             (message for message in self.live.values() if message.lease is self.at_work), None
         )
         may_have_suspect = self.at_work is None or holder is None or self.state(holder) != "leased"
-        suspect = False
-        for message in self.in_order():
-            if len(claimed) == count or suspect:
+        ready = [message for message in self.in_order() if self.state(message) == "ready"]
+        suspect = self.find_suspect(ready) if may_have_suspect else None
+        for message in ready:
+            if len(claimed) == count or message.lease:
+                continue
+            if suspect and suspect.priority >= message.priority and not claimed:
                 break
-            if not message.suspect and message.moment[0] > self.now:
-                continue
-            lost = message.lease is not None
-            if message.suspect and (claimed or not may_have_suspect):
-                continue
-            if message.expires is not None and message.expires <= self.now:
-                if self.kind.get("expired") == "dead":
-                    self.die(message, "expired", message.error)
-                del self.live[message.id]
-            elif message.attempts - message.forgiven_if_lost() >= MAX_ATTEMPTS:
-                self.die(message, "attempts", message.error)
-                del self.live[message.id]
-            elif lost and not message.suspect and (claimed or not may_have_suspect):
-                assert message.was_due is not None
-                message.suspect, message.moment = True, message.was_due
-            else:
-                if not lost:
-                    message.was_due = message.moment
-                message.forgiven = message.forgiven_if_lost()
-                message.lease, message.suspect = object(), False
-                message.attempts += 1
-                suspect = lost
+            if not self.drops(message):
+                message.was_due = message.moment
                 claimed.append(message)
-        for place, message in enumerate(claimed):
-            message.mark = "s" if suspect else "c" if company or len(claimed) > 1 else "a"
-            message.moment = self.after(LEASE, place)
+        if suspect and not claimed:
+            claimed = [suspect]
+        else:
+            suspect = None
+        for message in claimed:
+            message.forgiven = message.forgiven_if_lost()
+            message.lease, message.moment = object(), self.after(LEASE)
+            message.attempts += 1
+            message.on_trial, message.returned = suspect is not None, False
+            message.in_company = not suspect and (company or len(claimed) > 1)
         if suspect:
-            self.at_work = claimed[0].lease
+            self.at_work = suspect.lease
         return claimed
 
     def over(self, lease: object) -> None:
@@ -231,10 +249,9 @@ class Model:
     def give_back(self, message: Live) -> None:
         assert message.was_due is not None
         message.moment, message.attempts = message.was_due, message.attempts - 1
-        if message.mark == "s":
-            message.lease, message.mark, message.suspect = object(), "l", True
-        else:
-            message.lease, message.suspect = None, False
+        # No client has the lease of a suspect that was returned.
+        message.lease = object() if message.on_trial else None
+        message.returned = message.on_trial
 
     def die(self, message: Live, reason: str, error: str | None) -> None:
         name = key = message.id.partition("\0")[0]
@@ -267,7 +284,7 @@ class ReliableMachine(RuleBasedStateMachine):
     def begin(self, kind: str, what: list[Offered], delays: list[int]) -> None:
         self.run(self.raw.flushall())
         self.queue, self.store = self.queues[kind], self.stores[kind]
-        self.run(self.forget_suspect())
+        self.run(self.forget_the_last_example())
         self.model = Model(KINDS[kind])
         self.held: list[Held] = []
         self.values = 0
@@ -275,10 +292,11 @@ class ReliableMachine(RuleBasedStateMachine):
         self.offer([(None, delay // 2, delay % 2, None, "raise") for delay in delays])
         self.offer(what)
 
-    async def forget_suspect(self) -> None:
-        """Forget the suspect of the previous example."""
+    async def forget_the_last_example(self) -> None:
         if (held := self.suspects.held) is not None:
             self.suspects.over(held)
+        partition = self.queue._open.partitions[0]
+        partition.claims._claimed = partition.ended
 
     def next_step(self) -> Model:
         self.model.step += 1
@@ -366,6 +384,38 @@ class ReliableMachine(RuleBasedStateMachine):
         self.time_passes(LEASE)
         self.claim(5)
 
+    @precondition(lambda self: not self.model.paused and self.model.of("ready"))
+    @rule(count=st.integers(1, 5), is_late=st.booleans())
+    def claim_and_lose_the_answer(self, count: int, *, is_late: bool) -> None:
+        """Check that the messages of a lost answer go back, and that a claim that arrives after it
+        was given up hands out nothing.
+        """
+        model, company = self.next_step(), self.company
+        claims = self.queue._open.partitions[0].claims
+        claims._number += 1
+        claims._is_unsure = True
+        if not is_late:
+            at_work = model.at_work
+            for message in model.claim(count, company=company):
+                model.give_back(message)
+            model.at_work = at_work
+            self.run(self.claim_directly(count, has_company=company))
+        self.run(claims._recover())
+        if is_late:
+            reply = self.run(self.claim_directly(count, has_company=company))
+            assert (reply.ids, reply.wait_us) == ([], -1)
+
+    async def claim_directly(self, count: int, *, has_company: bool) -> ClaimReply:
+        partition = self.queue._open.partitions[0]
+        claims, held = partition.claims, self.suspects.held
+        epoch = self.queue._open.settings.epoch
+        return await partition.store.claim(
+            *(claims._key, claims._number, epoch, count, self.queue._policy, ""),
+            may_be_suspect=held is None or held is claims._suspect,
+            held=held if held is claims._suspect else None,
+            has_company=has_company,
+        )
+
     # With suspects, the grouping of messages depends on the speed of the machine.
     @precondition(
         lambda self: (
@@ -384,7 +434,8 @@ class ReliableMachine(RuleBasedStateMachine):
             model.give_back(message)
         for place, message in enumerate(expected[:count]):
             # The first message is claimed by itself.
-            message.mark = "c" if company or place else "a"
+            message.in_company = company or place > 0
+            message.moment = model.after(LEASE, place)
 
         async def loop() -> list[Message[int]]:
             taken: list[Message[int]] = []
@@ -403,6 +454,9 @@ class ReliableMachine(RuleBasedStateMachine):
             rest = await self.queue.claim(100)
             for message in rest:
                 await message.release()
+            for message in taken:
+                # Which leases end at the same moment depends on the machine, too.
+                await message.extend(LEASE * HOUR)
             return taken
 
         self.take(self.run(loop()), expected[:count])
@@ -471,7 +525,6 @@ class ReliableMachine(RuleBasedStateMachine):
             del model.live[held.id]
         else:
             live.error, live.lease, live.moment = error or live.error, None, model.after(delay)
-            live.suspect = False
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -501,7 +554,7 @@ class ReliableMachine(RuleBasedStateMachine):
         at_work = model.at_work
         if self.settle(held, live, held.message.extend(duration * HOUR)):
             held.over, model.at_work = False, at_work
-            model.live[held.id].moment, model.live[held.id].suspect = model.after(duration), False
+            model.live[held.id].moment = model.after(duration)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), how=st.sampled_from(["end", "raise", "again", "reject", "cancel"]))
@@ -572,7 +625,7 @@ class ReliableMachine(RuleBasedStateMachine):
         assert self.run(self.queue.reschedule(key, delay * HOUR)) is (free is not None)
         if free is not None:
             free.forgiven = free.forgiven_if_lost()
-            free.lease, free.suspect, free.moment = None, False, model.after(delay)
+            free.lease, free.returned, free.moment = None, False, model.after(delay)
 
     # The whole queue
 
@@ -660,10 +713,11 @@ class ReliableMachine(RuleBasedStateMachine):
         assert {key: hours(moment) for key, (_, moment) in stored.live.items()} == {
             message.id: message.moment[0] - model.now for message in live.values()
         }
-        assert stored.suspects == {message.id for message in live.values() if message.suspect}
+        assert stored.returned == {message.id for message in live.values() if message.returned}
         assert set(stored.leases) == {message.id for message in live.values() if message.lease}
-        assert stored.attempts == {
-            m.id: m.attempts for m in live.values() if m.attempts and not m.lease
+        used = {m.id: m.attempts - bool(m.lease and not m.returned) for m in live.values()}
+        assert {key: counts for key, counts in stored.attempts.items() if any(counts)} == {
+            m.id: (used[m.id], m.forgiven) for m in live.values() if used[m.id] or m.forgiven
         }
         assert {key: hours(end) for key, end in stored.expiries.items()} == {
             m.id: m.expires - model.now for m in live.values() if m.expires is not None

@@ -480,7 +480,7 @@ async def test_a_handler_may_say_when_to_come_again(jobs: Jobs, store: Store) ->
         raise delayq.RetryAfter(timedelta(hours=5), "the shop is closed")
     stored = await store.look()
     assert hours(stored.live["a"][1]) == 5
-    assert (stored.errors, stored.attempts) == ({"a": "the shop is closed"}, {"a": 1})
+    assert (stored.errors, stored.attempts) == ({"a": "the shop is closed"}, {"a": (1, 0)})
     with pytest.raises(delayq.BadDelay):
         delayq.RetryAfter(-1)
     assert str(delayq.RetryAfter(2.5)) == "retry after 2.5"
@@ -806,7 +806,7 @@ async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) 
     with pytest.raises(delayq.EncodeError, match=r"Bad\.encode returned str"):
         await queue.offer(1)
     assert await raw.dbsize() == 0
-    await raw.zadd("delayq:{jobs}:live", {"a": 1})
+    await raw.zadd("delayq:{jobs}:waiting", {"a": 1})
     await raw.hset("delayq:{jobs}:bodies", "a", b"1 \n1")
     (message,) = await queue.claim()
     with pytest.raises(delayq.DecodeError) as caught:
@@ -818,7 +818,7 @@ async def test_an_offer_beside_a_foreign_key_is_refused(jobs: Jobs, store: Store
     # From here on, the server knows the script.
     await jobs.offer(1)
     await jobs.purge()
-    await raw.set(store.keys.live[0], "foreign")
+    await raw.set(store.keys.waiting[0], "foreign")
     with pytest.raises(delayq.ServerRefused):
         await asyncio.wait_for(jobs.offer(2), 5)
     with pytest.raises(delayq.ServerRefused):

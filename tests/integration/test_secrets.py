@@ -236,8 +236,8 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
         (letter,) = await queue.dead.list()
         async with failing(delayq.DecodeError):
             _ = letter.value
-        await raw.delete(keys.live[0])
-        await raw.set(keys.live[0], SECRET)
+        await raw.delete(keys.waiting[0])
+        await raw.set(keys.waiting[0], SECRET)
         await refused(
             lambda: queue.offer(VALUE, headers=HEADERS),
             queue.claim,

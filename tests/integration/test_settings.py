@@ -407,10 +407,10 @@ class TestStaleClients:
         for script, args in (
             (OFFER, ("1", "0", "new", 0, 0, 0, "raise", b"\n1")),
             (OFFER_NEW, ("1", "0", "new", 0, b"\n1")),
-            (CLAIM, ("0", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
-            (CLAIM, ("8", 10, HOUR * 1_000_000, "t", 0, "", 1, "", "", 0)),
+            (CLAIM, ("0", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
+            (CLAIM, ("8", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
         ):
-            keys = [*KEYS.of_script(script), *([] if script is CLAIM else [KEYS.call("x")])]
+            keys = [*KEYS.of_script(script), KEYS.call("x")]
             with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
                 await raw.eval(script.text, len(keys), *keys, *args)
         assert (
@@ -542,7 +542,7 @@ class TestLosingAndBreaking:
         assert jobs._open.settings.stored.max_size == 7
 
     @pytest.mark.parametrize(
-        ("layout", "why"), [("2", "a newer release"), ("0", "another release")]
+        ("layout", "why"), [("3", "a newer release"), ("1", "another release")]
     )
     async def test_a_layout_of_another_release_is_refused_by_every_call(
         self, client: Client, raw: Any, layout: str, why: str
@@ -573,7 +573,7 @@ class TestLosingAndBreaking:
         assert len(await claiming) == 1
         claiming = asyncio.create_task(jobs.claim(5, wait=30))
         await until(lambda: client.statistics().waiting == 1)
-        await raw.hset(KEYS.settings, "layout", "2")
+        await raw.hset(KEYS.settings, "layout", "3")
         with pytest.raises(ConfigurationError, match="a newer release"):
             await jobs.offer(1)
         client._open_session().scheduler.queues[0].wake()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq import Offer
 from tests.support.reliable import claim_one, depths, get, listed, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import Store
@@ -103,7 +104,7 @@ async def test_a_suspect_that_is_given_back_is_one_again(jobs: Jobs, store: Stor
     message = await claim_one(jobs, 2)
     assert message.attempt == 2
     await message.release()
-    assert message.id in (await store.look()).suspects
+    assert (await store.look()).returned == {message.id}
     seen = await get(jobs, message.id)
     assert (seen.state, seen.attempt, seen.due_at) == ("ready", 1, message.due_at)
     assert (await claim_one(jobs, 2)).attempt == 2
@@ -123,7 +124,7 @@ async def test_an_attempt_lost_in_company_does_not_count(jobs: Jobs, store: Stor
 async def test_suspects_are_ready_and_can_be_cancelled(jobs: Jobs, store: Store) -> None:
     messages = await crashed(jobs, store, 4)
     assert (await claim_one(jobs)).id == "0"
-    # The next claim finds the other suspects, but may not take any of them.
+    # The next claim may not take any of the other suspects.
     assert await jobs.claim(4) == []
     assert await listed(jobs, "ready") == [1, 2, 3]
     assert [message.id for message in await jobs.list("ready", offset=1, limit=1)] == ["2"]
@@ -134,3 +135,29 @@ async def test_suspects_are_ready_and_can_be_cancelled(jobs: Jobs, store: Store)
     await messages[3].ack()
     assert await listed(jobs, "delayed") == [2]
     (await store.look()).demand_no_orphans()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_an_extended_lease_is_still_one_of_several_or_alone(
+    jobs: Jobs, store: Store, count: int
+) -> None:
+    await jobs.offer_many(offers(count, ids=True))
+    for message in await jobs.claim(count):
+        await message.extend(LEASE)
+    await crash(store)
+    await claim_one(jobs, count)
+    assert (await store.look()).attempts == {"0": (1, count - 1)}
+
+
+async def test_a_suspect_comes_before_due_messages_but_for_those_of_a_higher_priority(
+    jobs: Jobs, store: Store
+) -> None:
+    await jobs.offer_many([Offer("low"), Offer("high", priority=5)])
+    await jobs.claim(2)
+    await crash(store)
+    await jobs.offer_many([Offer("equal", priority=5), Offer("higher", priority=6)])
+    came = []
+    while messages := await jobs.claim(1):
+        came.append(messages[0].value)
+        await messages[0].ack()
+    assert came == ["higher", "high", "equal", "low"]

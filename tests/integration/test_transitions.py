@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 HOUR = 3_600_000_000
 KEYS = ReliableKeys.of("jobs")
-TOKEN = "0123456789ab-00000001"
+# An earlier offer never has this token: it is past the last moment that a score can hold exactly.
+NO_TOKEN = "9007199254740993"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-data-model.md"
 
 
@@ -41,6 +42,7 @@ class Bench:
         self.moment = self.now() + 10 * HOUR
         self.id = f"daily@{self.moment}"
         self.before = f"daily@{self.moment - HOUR}"
+        self.token = NO_TOKEN
 
     def now(self) -> int:
         seconds, rest = self.raw.time()
@@ -66,15 +68,19 @@ class Bench:
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
     ) -> Any:
         self.raw.hset(KEYS.settings, "expired", expired)
-        return self.run("claim", "0", limit, HOUR, TOKEN, max_attempts, "", suspects, "", "", 0)
+        arguments = ("0", self.now(), limit, HOUR, max_attempts, "", suspects, "", "", 0)
+        reply = self.run("claim", *arguments)
+        if self.id.encode() in reply[6]:
+            self.token = reply[5].decode()
+        return reply
 
     def ack(self, remember: int = 0) -> None:
         self.raw.hset(KEYS.settings, "dedup_window", remember)
-        self.run("ack", *self.lease)
+        self.run("ack", f"1:{self.token}", self.id)
 
     @property
-    def lease(self) -> tuple[str, str, int]:
-        return self.id, TOKEN, 0
+    def lease(self) -> tuple[str, str]:
+        return self.id, self.token
 
     def let_pass(self, by: int) -> None:
         self.run("advance_reliable", by, folder="testing")
@@ -106,41 +112,46 @@ class Bench:
             self.ack(HOUR)
         elif state in (State.OVERDUE, State.SUSPECT, State.ON_TRIAL):
             self.let_pass(2 * HOUR)
-        if state is State.SUSPECT:
-            self.claim(suspects=0)
-        elif state is State.ON_TRIAL:
+        if state in (State.SUSPECT, State.ON_TRIAL):
             self.claim()
+        if state is State.SUSPECT:
+            self.run("release", *self.lease)
 
     def state(self) -> State:
         """Return the state that the keys and the server's clock show."""
         now = self.now()
-        score = self.raw.zscore(KEYS.messages[0], self.id)
-        details = [self.raw.hget(key, self.id) for key in KEYS.messages[10:]]
-        if score is None:
+        due = self.raw.zscore(KEYS.waiting[0], self.id)
+        ends = self.raw.zscore(KEYS.leased, self.id)
+        _, body, record, expiry, *_ = details = [
+            self.raw.hget(key, self.id) for key in KEYS.messages[11:]
+        ]
+        if due is None and ends is None:
             assert not any(details), "something is left of the message"
             is_dead = self.raw.hexists(KEYS.dead_messages, self.id)
             assert is_dead == (self.raw.zscore(KEYS.dead, self.id) is not None)
             is_remembered = (self.raw.zscore(KEYS.done, self.id) or 0) > now
             return State.DEAD if is_dead else State.REMEMBERED if is_remembered else State.GONE
-        body, lease, _, expiry, *_ = details
         assert body is not None
-        if lease and score > now:
-            return State.ON_TRIAL if lease.endswith(f":s0:{TOKEN}".encode()) else State.LEASED
+        assert (due is None) != (ends is None), "it both waits and has a lease"
+        mark = (record or b"").rpartition(b":")[2]
+        if ends is not None and ends > now:
+            return State.ON_TRIAL if mark == b"s" else State.LEASED
         if expiry and float(expiry) < now:
             return State.EXPIRED
-        waiting = State.READY if score <= now else State.DELAYED
-        return State.SUSPECT if score < 0 else State.OVERDUE if lease else waiting
+        if ends is not None:
+            return State.SUSPECT if mark == b"r" else State.OVERDUE
+        return State.READY if due <= now else State.DELAYED
 
 
 def expire(at: Bench) -> None:
-    if at.raw.hexists(KEYS.messages[10], at.id):
-        at.raw.hset(KEYS.messages[13], at.id, "1.00")
+    if at.raw.hexists(KEYS.named("bodies"), at.id):
+        at.raw.hset(KEYS.expiries, at.id, "1.00")
 
 
 def use_all_attempts(at: Bench) -> None:
-    # A lease knows its own attempt.
-    if at.raw.hexists(KEYS.messages[10], at.id) and not at.raw.hexists(KEYS.messages[11], at.id):
-        at.raw.hset(KEYS.messages[12], at.id, 1)
+    # That of a lease counts by itself when it is lost.
+    if at.raw.hexists(KEYS.named("bodies"), at.id) and not at.raw.zscore(KEYS.leased, at.id):
+        at.raw.hset(KEYS.named("attempts"), at.id, "1-0:")
     at.claim(max_attempts=1)
 
 
@@ -161,8 +172,10 @@ def unscheduled(at: Bench) -> None:
 def follows(at: Bench) -> None:
     at.schedule(at.moment - HOUR, at.moment)
     at.offer(id=at.before)
-    at.raw.hset(KEYS.messages[11], at.before, f"1:1.00:{TOKEN}")
-    at.run("occur", at.before, TOKEN, 0)
+    at.raw.zrem(KEYS.waiting[0], at.before)
+    token = at.now() + HOUR
+    at.raw.zadd(KEYS.leased, {at.before: token})
+    at.run("occur", at.before, token)
 
 
 def comes_too_early(at: Bench) -> None:
@@ -197,14 +210,14 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "failed, and retried at once": lambda at: at.run("nack", *at.lease, 0, ""),
     "failed, and retried after a delay": lambda at: at.run("nack", *at.lease, HOUR, ""),
     "returned untouched": lambda at: at.run("release", *at.lease),
-    "its lease is extended": lambda at: at.run("extend", HOUR, *at.lease),
+    "its lease is extended": lambda at: at.run("extend", HOUR, f"1:{at.token}", at.id),
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}'),
     "cancelled": lambda at: at.run("cancel", at.id),
     "rescheduled without a delay": lambda at: at.run("reschedule", at.id, 0),
     "rescheduled with a delay": lambda at: at.run("reschedule", at.id, HOUR),
-    "purged with the delayed messages": lambda at: at.run("purge", "delayed", 0, 10),
-    "purged with the ready messages": lambda at: at.run("purge", "ready", 0, 10),
-    "purged with all messages": lambda at: at.run("purge", "all", 0, 10),
+    "purged with the delayed messages": lambda at: at.run("purge", "delayed", 10),
+    "purged with the ready messages": lambda at: at.run("purge", "ready", 10),
+    "purged with all messages": lambda at: at.run("purge", "all", 10),
     "redriven": lambda at: at.run("redrive", at.id),
     "dropped as a dead letter": lambda at: at.run("drop_dead", at.id),
     "scheduled as an occurrence": scheduled,
@@ -241,7 +254,7 @@ def calls_without_rows() -> list[tuple[str, int]]:
 
 
 def arguments(name: str, id: str = "") -> list[list[Any]]:  # noqa: A002
-    message = {"id": id, "name": id, "token": TOKEN, "priority": 0}
+    message = {"id": id, "name": id, "token": NO_TOKEN, "priority": 0}
     return calls(Script(f"reliable/{name}"), [message])
 
 

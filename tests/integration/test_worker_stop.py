@@ -613,12 +613,12 @@ async def test_a_server_that_refuses_is_asked_again(
 ) -> None:
     worker, seen = Worker(client), Seen()
     worker.listener("jobs")(seen)
-    leases = ReliableKeys.of("jobs").leases
-    server.call("SET", leases, "of another type")
+    leased = ReliableKeys.of("jobs").leased
+    server.call("SET", leased, "of another type")
     await client.reliable_queue("jobs").offer(1)
     async with worker:
         await until(lambda: "claiming messages failed" in caplog.text)
-        server.call("DEL", leases)
+        server.call("DEL", leased)
         await until(lambda: seen == [1])
     assert caplog.text.count("claiming messages failed") == 1
 

@@ -14,38 +14,40 @@ HOUR = 3600
 _HOUR_US = HOUR * 1_000_000
 
 _PASS = """
-for at = 1, 10 do
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
-    -- A suspect's score is its due time with a minus.
-    local sign = tonumber(redis.call('ZSCORE', KEYS[at], id)) < 0 and 1 or -1
-    redis.call('ZINCRBY', KEYS[at], sign * ARGV[1], id)
+local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
+local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
+for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
+for at = 1, 19 do
+  if at < 12 or at > 17 then
+    for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
+      redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
+    end
   end
 end
-for at = 17, 18 do
-  for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
-    redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
+local bodies = redis.call('HGETALL', KEYS[13])
+for i = 1, #bodies, 2 do
+  local enqueued, rest = tonumber(string.sub(bodies[i + 1], 1, 16)), string.sub(bodies[i + 1], 17)
+  if enqueued then
+    redis.call('HSET', KEYS[13], bodies[i], string.format('%016.0f', enqueued - ARGV[1]) .. rest)
   end
 end
-local leases = redis.call('HGETALL', KEYS[12])
-for i = 1, #leases, 2 do
-  local attempt, due, token = string.match(leases[i + 1], '^(%d+):([%d.]+):(.*)$')
-  local ends = string.format('%.2f', due - ARGV[1])
-  redis.call('HSET', KEYS[12], leases[i], attempt .. ':' .. ends .. ':' .. token)
+local records = redis.call('HGETALL', KEYS[14])
+for i = 1, #records, 2 do
+  local used, due, mark = string.match(records[i + 1], '^(%d+%-%d+:)([%d.]+)(.*)$')
+  if used then redis.call('HSET', KEYS[14], records[i], used .. back(due) .. mark) end
 end
-local expiries = redis.call('HGETALL', KEYS[14])
-for i = 1, #expiries, 2 do
-  redis.call('HSET', KEYS[14], expiries[i], string.format('%.2f', expiries[i + 1] - ARGV[1]))
-end
+local expiries = redis.call('HGETALL', KEYS[15])
+for i = 1, #expiries, 2 do redis.call('HSET', KEYS[15], expiries[i], back(expiries[i + 1])) end
 """
 
 _DUMP = """
 local reply = {redis.call('TIME')}
-for at = 1, 10 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-for at = 11, 16 do reply[#reply + 1] = redis.call('HGETALL', KEYS[at]) end
-for at = 17, 18 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
-reply[#reply + 1] = redis.call('HGETALL', KEYS[19])
-reply[#reply + 1] = redis.call('EXISTS', KEYS[20])
-reply[#reply + 1] = redis.call('HGETALL', KEYS[21])
+for at = 1, 11 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+for at = 12, 17 do reply[#reply + 1] = redis.call('HGETALL', KEYS[at]) end
+for at = 18, 19 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+reply[#reply + 1] = redis.call('HGETALL', KEYS[20])
+reply[#reply + 1] = redis.call('EXISTS', KEYS[21])
+reply[#reply + 1] = redis.call('HGETALL', KEYS[22])
 return reply
 """
 
@@ -55,14 +57,17 @@ class Stored:
     """Everything under a queue's keys. Moments are in microseconds from the server's now."""
 
     live: dict[str, tuple[int, float]]
-    """Priority and moment, by id."""
-    suspects: set[str]
-    """Ids of messages whose last lease has ended, as noticed by a claim."""
+    """Priority and moment, by id: when it is due, or when its lease ends."""
+    leases: dict[str, float]
+    """Ends of leases, also of lost ones, by id."""
     order: list[str]
-    """Ids by priority, then moment."""
+    """Ids: those that have or had a lease by its end, the others by priority, then due time."""
+    tokens: dict[str, str]
     bodies: dict[str, bytes]
-    leases: dict[str, bytes]
-    attempts: dict[str, int]
+    attempts: dict[str, tuple[int, int]]
+    """How many attempts were used before the lease, if there is one, and are forgiven, by id."""
+    returned: set[str]
+    """Ids of suspects that were returned."""
     expiries: dict[str, float]
     errors: dict[str, str]
     priorities: dict[str, int]
@@ -78,11 +83,13 @@ class Stored:
         def with_names(known: dict[str, Any]) -> dict[str, Any]:
             return {names.get(key, key): value for key, value in known.items()}
 
-        known = ("live", "bodies", "leases", "attempts", "expiries", "errors", "priorities")
-        changed: dict[str, Any] = {each: with_names(getattr(self, each)) for each in known}
+        known = ("live", "leases", "tokens", "bodies", "attempts", "expiries", "errors")
+        changed: dict[str, Any] = {
+            each: with_names(getattr(self, each)) for each in (*known, "priorities")
+        }
         return replace(
             self,
-            suspects={names[key] for key in self.suspects},
+            returned={names[key] for key in self.returned},
             order=[names[key] for key in self.order],
             **changed,
         )
@@ -90,13 +97,11 @@ class Stored:
     def demand_no_orphans(self) -> None:
         """Assert that every message is in one place, and every detail belongs to a message."""
         live = set(self.live)
-        assert len(self.order) == len(live), "an id is in two live sets"
+        assert len(self.order) == len(live), "an id is in two sets"
         assert set(self.bodies) == live
-        for known in (self.leases, self.attempts, self.expiries, self.errors, self.priorities):
+        for known in (self.attempts, self.expiries, self.errors, self.priorities):
             assert set(known) <= live
-        assert not set(self.attempts) & set(self.leases), (
-            "the attempts of a leased message stand in its lease"
-        )
+        assert {*self.tokens, *self.returned} <= set(self.leases)
         assert {
             key: priority for key, (priority, _) in self.live.items() if priority
         } == self.priorities
@@ -129,37 +134,31 @@ class Store:
         """Read everything at a single moment."""
         (whole, rest), *parts = await self._raw.eval(_DUMP, len(self._names), *self._names)
         now = int(whole) * 1_000_000 + int(rest)
-        sets, hashes = (
-            [_pairs(part) for part in parts[:10]],
-            [_pairs(part) for part in parts[10:16]],
-        )
-        bodies, leases, attempts, expiries, errors, priorities = hashes
-        done, dead = (_pairs(part) for part in parts[16:18])
+        *sets, leases = [
+            {key: float(moment) - now for key, moment in _pairs(part).items()}
+            for part in parts[:11]
+        ]
+        hashes = [_pairs(part) for part in parts[11:17]]
+        tokens, bodies, attempts, expiries, errors, priorities = hashes
+        done, dead = (_pairs(part) for part in parts[17:19])
+        waiting = [(key, (at, sets[at][key])) for at in range(9, -1, -1) for key in sets[at]]
+        leased = {key: (int(priorities.get(key, 0)), end) for key, end in leases.items()}
         return Stored(
-            live={
-                key: (at, abs(float(moment)) - now)
-                for at in range(10)
-                for key, moment in sets[at].items()
-            },
-            suspects={
-                key for at in range(10) for key, moment in sets[at].items() if float(moment) < 0
-            },
-            order=[
-                key
-                for at in range(9, -1, -1)
-                for key in sorted(sets[at], key=lambda key: _order(sets[at][key]))
-            ],
-            bodies=bodies,
+            live={**dict(waiting), **leased},
             leases=leases,
-            attempts={key: int(used.partition(b"-")[0]) for key, used in attempts.items()},
+            order=[*leases, *(key for key, _ in waiting)],
+            tokens={key: token.decode() for key, token in tokens.items()},
+            bodies=bodies,
+            attempts={key: _attempts(record) for key, record in attempts.items()},
+            returned={key for key, record in attempts.items() if record.endswith(b":r")},
             expiries={key: float(end) - now for key, end in expiries.items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
             done={key: float(end) - now for key, end in done.items()},
             dead=list(dead),
-            dead_messages=_pairs(parts[18]),
-            paused=bool(parts[19]),
-            schedules=_pairs(parts[20]),
+            dead_messages=_pairs(parts[19]),
+            paused=bool(parts[20]),
+            schedules=_pairs(parts[21]),
         )
 
     async def others(self) -> set[str]:
@@ -173,9 +172,9 @@ class Store:
         return [stored.bodies[key].partition(b"\n")[2] for key in stored.order]
 
 
-def _order(score: bytes) -> tuple[bool, float]:
-    """Return a sort key that puts suspects first. A suspect's score is its due time, negated."""
-    return float(score) >= 0, abs(float(score))
+def _attempts(record: bytes) -> tuple[int, int]:
+    used, forgiven = record.partition(b":")[0].split(b"-")
+    return int(used), int(forgiven)
 
 
 def hours(microseconds: float) -> int:

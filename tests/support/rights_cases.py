@@ -15,6 +15,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import RESYNC
 from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.settings import LAYOUT
 from tests.support.lua import SCRIPTS
 
 if TYPE_CHECKING:
@@ -161,8 +162,8 @@ async def outdated(at: Prepared) -> Any:
     return [1, 100, 100, old[2]]
 
 
-async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
-    """Put two messages into each state. Return id, token and priority of the leased ones, by id."""
+async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
+    """Put two messages into each state. Return id and token of the leased ones, by id."""
     queue = at.client.reliable_queue(NAME, lease=3600, dedup_window=3600)
     for n, priority in enumerate((0, 3)):
         first = [f"{what}{n}" for what in ("again", "taken", "dead", "handled")]
@@ -178,15 +179,14 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str, int]]:
         await queue.offer(1, id=f"expired{n}", ttl=1)
         await at.raw.hset(RELIABLE.named("expiries"), f"expired{n}", "1.00")
         await at.raw.hset(RELIABLE.named("errors"), f"taken{n}", "an error")
-        await at.raw.hset(RELIABLE.named("attempts"), f"taken{n}", "1")
+        await at.raw.hset(RELIABLE.named("attempts"), f"taken{n}", "1-0:")
         (again,) = await queue.claim(1)
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
     settings = {"epoch": EPOCH, "expired": "dead"}
     await at.raw.hset(RELIABLE.settings, mapping=settings)
-    leases = await at.raw.hgetall(RELIABLE.named("leases"))
-    held = {name.decode(): lease.rsplit(b":", 1)[1].decode() for name, lease in leases.items()}
-    return {name: (name, token, 3 * int(name[-1])) for name, token in held.items()}
+    ends = await at.raw.zrange(RELIABLE.leased, 0, -1, withscores=True)
+    return {name.decode(): (name.decode(), f"{end:.0f}") for name, end in ends}
 
 
 def some(*args: Any) -> Any:
@@ -210,9 +210,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "field": ("max_size",),
     "lease_us": (HOUR_US, SECOND_US),
     "limit": (100,),
+    "number": (1,),
     "offset": (0,),
     "remember_us": (0, HOUR_US),
-    "state": ("delayed", "ready", "all"),
+    "state": ("delayed", "ready", "all", "leased"),
     "ttl_us": (HOUR_US, SECOND_US),
     "value": ("1000",),
     "why": ('{"reason":"why","error":""}',),
@@ -221,7 +222,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
 
 def about(id: str, token: str) -> dict[str, Any]:  # noqa: A002
     """Return the values of the arguments that name one of the messages that messages() prepares."""
-    return {"id": id, "name": id, "token": token, "priority": 3 * int(id[-1])}
+    return {"id": id, "name": id, "token": token}
 
 
 def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -230,11 +231,14 @@ def calls(script: Script, some_messages: Sequence[Mapping[str, Any]]) -> list[li
     It gets a call for each message (see :func:`about`), and for each value of other arguments.
     """
     plain = [name for name in script.args if not name.endswith("...")]
+    runs = " ".join(f"1:{message['token']}" for message in some_messages if "token" in message)
     columns = [name.removesuffix("...") for name in script.args if name.endswith("...")]
 
     def value(name: str, message: Mapping[str, Any], call: int) -> Any:
         if name in message:
             return message[name]
+        if name == "runs":
+            return runs
         if name in VALUES:
             return VALUES[name][call % len(VALUES[name])]
         raise LookupError(
@@ -258,7 +262,7 @@ def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
     """Return the cases of a script that has none of its own."""
     names = {name.removesuffix("...") for name in script.args}
     ids: tuple[str, ...]
-    if "token" in names:
+    if names & {"token", "runs"}:
         ids = TAKEN
     elif "name" in names:
         ids = DEAD
@@ -288,7 +292,7 @@ def ack(*, remembers: bool) -> Any:
 
 
 async def configure(at: Prepared) -> Any:
-    await at.raw.hset(RELIABLE.settings, mapping={"layout": 1, "epoch": EPOCH})
+    await at.raw.hset(RELIABLE.settings, mapping={"layout": LAYOUT, "epoch": EPOCH})
     return [EPOCH, "8", "max_size", "1000", "expired", "dead"]
 
 
@@ -339,16 +343,12 @@ async def unschedule(at: Prepared) -> Any:
     return ["often"]
 
 
-async def occurrence(at: Prepared) -> tuple[str, str, int]:
-    await scheduled(at, 3600)
-    (id,) = await at.raw.zrange(RELIABLE.messages[2], 0, -1)  # noqa: A001
-    await at.raw.zadd(RELIABLE.messages[2], {id: 1e15 * 3})
-    await at.raw.hset(RELIABLE.named("leases"), id, "1:1000.00:t")
-    return id.decode(), "t", 2
-
-
 async def occur(at: Prepared) -> Any:
-    return [*await occurrence(at)]
+    await scheduled(at, 3600)
+    (id,) = await at.raw.zrange(RELIABLE.waiting[2], 0, -1)  # noqa: A001
+    await at.raw.zrem(RELIABLE.waiting[2], id)
+    await at.raw.zadd(RELIABLE.leased, {id: "3000000000000002"})
+    return [id, "3000000000000002"]
 
 
 async def recur(at: Prepared) -> Any:
@@ -412,8 +412,8 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
     (reliable.OFFER_NEW, "", offer_new),
-    (reliable.CLAIM, "hand out", some(EPOCH, 100, HOUR_US, "t", 0, "client 1", 1, "", "", 0)),
-    (reliable.CLAIM, "die", some(EPOCH, 100, HOUR_US, "t", 1, "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "hand out", some(EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "die", some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0)),
     (reliable.ACK, "forget", ack(remembers=False)),
     (reliable.ACK, "remember", ack(remembers=True)),
     (reliable.RESUME, "", paused),

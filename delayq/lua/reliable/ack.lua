@@ -1,43 +1,48 @@
 -- ack: delete messages that have been handled.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   leases    see include/leases.lua
 --   done      ZSET  ids of messages that were handled lately, scored by the end of the time for
 --                   which they are remembered, microseconds
 --   settings  HASH  see include/settings.lua
 -- Arguments:
---   id...        text  of each message
---   token...     text  of its lease
---   priority...  int   of the message, 0 to 9
+--   runs   text  how many of the messages in a row have the same token, and the token of their
+--                leases: "99:token 1:token"
+--   id...  text  of each message
 -- Roles: consumer
 -- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
 -- changed.
 -- include: clock
--- include: queue
+-- include: leases
 
-local ids, reply, acked, acked_by_priority = {}, {}, {}, {}
-for at = FIRST, #ARGV, STRIDE do ids[#ids + 1] = ARGV[at + ID] end
-local lease_texts = redis.call('HMGET', leases, unpack(ids))
-local seen, at = {}, FIRST
+local some_details = redis.call('EXISTS', sparse_hashes()) > 0
+local ends = read_leases(ids, runs, some_details)
+local reply, acked, count = {}, {}, 0
 for i, id in ipairs(ids) do
-  local token, priority = ARGV[at + TOKEN], tonumber(ARGV[at + PRIORITY])
-  at = at + STRIDE
-  local is_ours = not seen[id] and has_token(lease_texts[i], token)
-  reply[i] = is_ours and 1 or 0
-  if is_ours then
-    seen[id] = true
-    acked[#acked + 1] = id
-    local group = acked_by_priority[priority] or {}
-    acked_by_priority[priority] = group
-    group[#group + 1] = id
+  reply[i] = ends[i] and 1 or 0
+  if ends[i] then
+    count = count + 1
+    acked[count] = id
   end
 end
+if count == 0 then return reply end
 local remember_us = number_or(0, redis.call('HGET', settings, 'dedup_window'))
-for priority, group in pairs(acked_by_priority) do redis.call('ZREM', live[priority], unpack(group)) end
-delete_details(acked)
-if remember_us > 0 and #acked > 0 then
+if redis.call('ZREM', leased, unpack(acked)) < count then
+  -- Some were named twice: the second time, they were gone.
+  local seen = {}
+  for i, id in ipairs(ids) do
+    if seen[id] then reply[i] = 0 end
+    seen[id] = seen[id] or ends[i]
+  end
+end
+if some_details then
+  delete_details(acked)
+else
+  redis.call('HDEL', bodies, unpack(acked))
+end
+if remember_us > 0 then
   local now = now_us()
   trim_done(now)
   for _, id in ipairs(acked) do redis.call('ZADD', done, format_score(now + remember_us), id) end

@@ -1,35 +1,35 @@
 -- bury: turn messages into dead letters.
 --
 -- Keys:
---   messages  see include/queue.lua
+--   leases         see include/leases.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
---   id...        text  of each message
---   token...     text  of its lease
---   priority...  int   of the message, 0 to 9
---   why...       text  JSON on one line; if it ends in an empty error, the last one that is known
---                      takes its place
+--   id...     text  of each message
+--   token...  text  of its lease
+--   why...    text  JSON on one line; if it ends in an empty error, the last one that is known
+--                   takes its place
 -- Roles: consumer
 -- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
 -- changed.
 -- include: clock
--- include: queue
+-- include: leases
 -- include: letters
 
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do
-  local id, token, why = ARGV[at + ID], ARGV[at + TOKEN], ARGV[at + WHY]
-  local is_ours = has_token(redis.call('HGET', leases, id), token)
+  local id, why = ARGV[at + ID], ARGV[at + WHY]
+  local is_ours = lease_end(id, ARGV[at + TOKEN]) ~= nil
   reply[#reply + 1] = is_ours and 1 or 0
   if is_ours then
     local body, last = redis.call('HGET', bodies, id), redis.call('HGET', errors, id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
     -- First the write that frees memory: then a full server accepts the rest.
-    delete_message(id, tonumber(ARGV[at + PRIORITY]))
+    redis.call('ZREM', leased, id)
+    delete_details({id})
     add_letter(id, why, body or '', now)
   end
 end

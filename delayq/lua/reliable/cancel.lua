@@ -10,6 +10,7 @@
 -- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has
 -- it.
 -- include: clock
+-- include: leases
 -- include: queue
 
 local now = now_us()

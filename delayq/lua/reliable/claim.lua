@@ -7,11 +7,12 @@
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   wake           CHANNEL  where other clients are told that they need not look
 --   settings       HASH     see include/settings.lua
+--   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   epoch         text    of the settings that the caller knows
+--   number        int     of this claim, higher than that of the client's last one
 --   limit         int     hand out at most this many
 --   lease_us      int     how long the worker has them
---   token         text    names the lease: every call about a leased message needs it
 --   max_attempts  int     a message that has used this many dies instead; 0: no limit
 --   signature     text    of the caller. If all due messages were handed out, it is published
 --                         behind the due time of the next one, and now; empty: it is not
@@ -23,185 +24,212 @@
 --   company       0 or 1  whether the client has other messages of this queue at hand
 -- Roles: consumer
 -- Repeatable: no
--- Undone by: release
+-- Undone by: release_call
 --
--- Returns {now_us, wait_us, expired, died, listeners, {id, priority, attempt, due, body, ...},
--- suspect, more, {id, ...}}. wait_us: the time until the next message is due or the next lease
--- ends, suspects apart; 0 if one already is, -1 if there is none or the queue is paused. listeners:
--- the number of clients that got the notice; 0 if there was none, -1 if the user may not publish
--- it. attempt: a number, or with the number of those that are forgiven, "3-1". suspect: 1 if the
--- message handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The
--- last ids are of recurring messages that were dropped or died. An error, DELAYQ_SETTINGS, if other
--- settings are stored.
+-- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
+-- priority, attempt, forgiven, due, ...}, suspect, more, {id, ...}}. wait_us: the time until the
+-- next message is due or the next lease ends, suspects apart; 0 if one already is, -1 if there is
+-- none, the queue is paused, or the claim was given up. listeners: the number of clients that got
+-- the notice; 0 if there was none, -1 if the user may not publish it. token: of all these leases,
+-- which is their end. position: of a message that has another priority than 0, or was handed out
+-- before; due: empty if the body tells it. suspect: 1 if the message handed out is one, and thus
+-- alone. more: 1 if suspects wait that were not handed out. The last ids are of recurring messages
+-- that were dropped or died. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: notice
+-- include: leases
 -- include: queue
 -- include: letters
 -- include: settings
 
+local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
 local layout, stored_epoch, expired =
   unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
-if redis.call('EXISTS', paused) == 1 then return {now, -1, 0, 0, 0, {}, 0, 0, {}} end
-limit, lease_us, max_attempts = tonumber(limit), tonumber(lease_us), tonumber(max_attempts)
+local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
+if last_number >= tonumber(number) then return nothing() end
+limit, max_attempts = tonumber(limit), tonumber(max_attempts)
 -- The bodies of one answer have to cross a network before the first message can be handled, so
 -- those after the first are bounded.
 local bytes_left = 262144
 -- Messages that are gone make room for more, but not without end.
 local looks_left = limit + 400
 
-local may_have_suspect = suspects == '1'
-if held_id ~= '' then
-  local _, score = locate(held_id)
-  may_have_suspect = not has_token(redis.call('HGET', leases, held_id), held_token) or not score or score <= now
+-- Most queues have only messages that were never tried, of one priority and without an expiry: then
+-- there is nothing to look up.
+local highest, some_tried, some_expire, some_kept = 0, false, false, false
+if redis.call('EXISTS', paused, attempts, expiries, tokens, unpack(waiting)) > 0 then
+  if redis.call('EXISTS', paused) == 1 then return nothing() end
+  highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
+  some_tried = redis.call('EXISTS', attempts) == 1
+  some_expire = redis.call('EXISTS', expiries) == 1
+  some_kept = redis.call('EXISTS', tokens) == 1
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
-local reply, ids, handed_out, suspect, is_full = {}, {}, 0, 0, false
-local new_scores, gone, deaths, occurrences = {}, {}, {}, {}
--- For the few messages that have attempts forgiven: their attempts.
-local used_of, forgiven_of = {}, {}
-local expired_count, died_count = 0, 0
+local count, ids, found_bodies, details = 0, {}, {}, {}
+local passed, gone, deaths, occurrences = {}, {}, {}, {}
+local expired_count, died_count, is_full = 0, 0, false
 
--- Most messages have no earlier attempts and no expiry: then there is nothing to look up.
-local none = {}
-local some_tried = redis.call('EXISTS', attempts) == 1
-local some_expire = redis.call('EXISTS', expiries) == 1
-local some_leased = redis.call('EXISTS', leases) == 1
--- The ends of their leases lie a quarter of a microsecond apart, so that they keep their order.
--- Four of them share the digits before the point, because turning numbers into text costs most
--- here.
-local ends, quarters, whole = now + lease_us, {[0] = '.00', '.25', '.50', '.75'}, nil
-
-local function set_score(priority, score, id)
-  local scores = new_scores[priority]
-  if not scores then
-    scores = {}
-    new_scores[priority] = scores
+local new = {used = 0, forgiven = 0}
+local function hand_out(id, priority, record, body)
+  if count > 0 then bytes_left = bytes_left - #body end
+  count = count + 1
+  ids[count], found_bodies[count] = id, body
+  if record ~= new or priority > 0 then
+    local due = record.due and format_score(record.due) or ''
+    for _, detail in ipairs({count, priority, record.used + 1, record.forgiven, due}) do details[#details + 1] = detail end
   end
-  scores[#scores + 1], scores[#scores + 2] = score, id
 end
 
-local function drop(priority, id, used, reason, body)
-  gone[priority] = gone[priority] or {}
-  table.insert(gone[priority], id)
+-- Note that a message is gone, if it is: half of it is missing, it has expired, or all its attempts
+-- are used.
+local function is_gone(id, priority, record, body, expiry)
+  local reason
+  if body and number_or(MAX_SCORE, expiry) < now then
+    expired_count, reason = expired_count + 1, expired == 'dead' and 'expired'
+  elseif body and max_attempts > 0 and record.used - record.forgiven >= max_attempts then
+    died_count, reason = died_count + 1, 'attempts'
+  elseif body then
+    return false
+  end
+  gone[#gone + 1] = id
   if string.find(id, '@%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d%d$') then occurrences[#occurrences + 1] = id end
-  if reason then deaths[#deaths + 1] = {id, priority, used, reason, body} end
-end
-
-local function hand_out(priority, id, used, forgiven, was_due, body)
-  local quarter, base = handed_out % 4, handed_out * 5
-  if quarter == 0 then whole = string.format('%.0f', ends + handed_out / 4) end
-  set_score(priority, whole .. quarters[quarter], id)
-  handed_out = handed_out + 1
-  ids[handed_out] = id
-  reply[base + 1], reply[base + 2], reply[base + 3], reply[base + 4], reply[base + 5] = id, priority, used, was_due, body
-  if forgiven > 0 then
-    used_of[handed_out], forgiven_of[handed_out] = used, forgiven
-    reply[base + 3] = format_attempts(used, forgiven)
+  if reason then
+    local why = {reason = reason, attempt = record.used, priority = priority, error = redis.call('HGET', errors, id) or nil}
+    deaths[#deaths + 1] = {id, cjson.encode(why), body}
   end
-  limit, bytes_left = limit - 1, bytes_left - (handed_out > 1 and #body or 0)
+  return true
 end
 
--- Look at the due messages of one priority, or at its suspects, in order.
-local function take_from(priority, suspects_only)
-  local set = live[priority]
-  -- Of suspects, one is enough.
-  local offset, most, limit_before = 0, suspects_only and 5 or 200, nil
-  while limit > 0 and looks_left > 0 and suspect == 0 and not is_full do
-    -- If some were gone, more may be: then look at more than are wanted.
-    local count, due = math.min(limit_before == limit and 200 or limit, looks_left, most), nil
-    limit_before = limit
-    if suspects_only then
-      due = redis.call('ZRANGE', set, '(0', '-inf', 'BYSCORE', 'REV', 'LIMIT', offset, count, 'WITHSCORES')
-    else
-      due = redis.call('ZRANGEBYSCORE', set, 0, format_score(now), 'WITHSCORES', 'LIMIT', offset, count)
-    end
-    if #due == 0 then return end
-    local found = #due / 2
-    if found > 1 then
-      -- If bodies are large, do not read those that would not leave anyway.
-      local size = redis.call('HSTRLEN', bodies, due[1])
-      if size * found > bytes_left then found = math.max(1, math.floor(bytes_left / size)) end
-    end
-    local found_ids = {}
-    for i = 1, found do found_ids[i] = due[i * 2 - 1] end
-    local found_bodies = redis.call('HMGET', bodies, unpack(found_ids))
-    local found_leases = some_leased and redis.call('HMGET', leases, unpack(found_ids)) or none
-    local found_attempts = some_tried and redis.call('HMGET', attempts, unpack(found_ids)) or none
-    local found_expiries = some_expire and redis.call('HMGET', expiries, unpack(found_ids)) or none
-    for i = 1, found do
-      if limit == 0 then break end
-      local id, body = found_ids[i], found_bodies[i]
-      local lease = found_leases[i] and parse_lease(found_leases[i])
-      local used, forgiven, was_due = 0, 0, due[i * 2]
-      if lease then
-        used, forgiven, was_due = lease.attempt, forgiven_if_lost(lease), format_score(lease.due)
-      elseif found_attempts[i] then
-        used, forgiven = parse_attempts(found_attempts[i])
-      end
-      if suspects_only and not lease then was_due = format_score(math.min(now, -tonumber(due[i * 2]))) end
-      if not body then
-        drop(priority, id)
-      elseif found_expiries[i] and number_or(MAX_SCORE, found_expiries[i]) < now then
-        drop(priority, id, used, expired == 'dead' and 'expired', body)
-        expired_count = expired_count + 1
-      elseif max_attempts > 0 and used - forgiven >= max_attempts then
-        drop(priority, id, used, 'attempts', body)
-        died_count = died_count + 1
-      elseif lease and not suspects_only and (handed_out > 0 or not may_have_suspect) then
-        set_score(priority, format_score(-lease.due), id)
-      elseif suspects_only and lease and handed_out > 0 then
-        return
-      elseif handed_out > 0 and #body > bytes_left then
-        is_full = true
-        break
+-- Return the suspect to hand out next: the one whose lease was lost first. If priorities are in
+-- use, it has the highest among the first hundred.
+local function find_suspect()
+  local most, found = redis.call('EXISTS', priorities) == 1 and 100 or 10, nil
+  local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most)
+  for i = 1, #ids_and_ends, 2 do
+    local id, priority = ids_and_ends[i], priority_of(ids_and_ends[i])
+    if bytes_left > 0 and (not found or priority > found.priority) then
+      local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
+      lose(record, tonumber(ids_and_ends[i + 1]))
+      if is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
+        bytes_left = bytes_left - #(body or '')
       else
-        hand_out(priority, id, used + 1, forgiven, was_due, body)
-        -- A score below 0 without a lease is a foreign writer's.
-        if lease then
-          suspect = 1
+        found = {id = id, priority = priority, record = record, body = body}
+      end
+    end
+  end
+  return found
+end
+
+-- Return the bytes of these bodies but for the first one; nil if one is missing.
+local function size_of(some_bodies)
+  local size = 0
+  for i = 1, #some_bodies do
+    local body = some_bodies[i]
+    if not body then return nil end
+    size = size + #body
+  end
+  return size - #some_bodies[1]
+end
+
+-- Look at the due messages of one priority, in order.
+local none = {}
+local function take_from(priority)
+  local set, offset, wanted_before, is_last = waiting[priority], 0, nil, false
+  while count < limit and looks_left > 0 and not is_full and not is_last do
+    -- If some were gone, more may be: then look at more than are wanted.
+    local wanted = limit - count
+    local most = math.min(wanted_before == wanted and 200 or wanted, looks_left)
+    local due_ids = redis.call('ZRANGEBYSCORE', set, '-inf', now, 'LIMIT', offset, most)
+    wanted_before, is_last = wanted, #due_ids < most
+    if #due_ids == 0 then return end
+    if #due_ids > 1 then
+      -- If bodies are large, do not read those that would not leave anyway.
+      local fitting = math.max(1, math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, due_ids[1]))))
+      if #due_ids > fitting then due_ids, is_last = {unpack(due_ids, 1, fitting)}, false end
+    end
+    local due_bodies = redis.call('HMGET', bodies, unpack(due_ids))
+    local size = count == 0 and priority == 0 and not some_tried and not some_expire and size_of(due_bodies)
+    if size and size <= bytes_left then
+      -- Most messages are like that: they leave as they are.
+      count, ids, found_bodies, offset, bytes_left = #due_ids, due_ids, due_bodies, #due_ids, bytes_left - size
+      due_ids = none
+    end
+    local due_records = some_tried and redis.call('HMGET', attempts, unpack(due_ids)) or none
+    local due_expiries = some_expire and redis.call('HMGET', expiries, unpack(due_ids)) or none
+    for i, id in ipairs(due_ids) do
+      if count == limit then break end
+      local body, record = due_bodies[i], due_records[i] and parse_record(due_records[i]) or new
+      local is_plain = body and record == new and not due_expiries[i]
+      if is_plain or not is_gone(id, priority, record, body, due_expiries[i]) then
+        if count > 0 and #body > bytes_left then
+          is_full = true
           break
         end
+        hand_out(id, priority, record, body)
       end
+      offset = offset + 1
     end
-    looks_left, offset = looks_left - found, offset + found
+    looks_left, passed[priority] = looks_left - #due_bodies, offset
   end
 end
 
-for _, priority in ipairs(used_priorities()) do
-  if may_have_suspect and handed_out == 0 then take_from(priority, true) end
-  take_from(priority, false)
+-- Return the end of leases that end about then, with this rest by two, as text. An end names one
+-- claim. Two zeros at its end are avoided, because servers may write such numbers in other ways.
+local function new_token(ends, rest)
+  ends = ends + (ends + rest) % 2
+  while ends % 100 == 0 or redis.call('ZCOUNT', leased, ends, ends) > 0 do ends = ends + 2 end
+  return string.format('%.0f', ends)
 end
 
-if handed_out > 0 then
-  -- First the write that frees memory: then a full server accepts the rest.
-  redis.call('HDEL', attempts, unpack(some_tried and ids or {ids[1]}))
-end
-for priority, gone_ids in pairs(gone) do
-  redis.call('ZREM', live[priority], unpack(gone_ids))
-  -- Their errors are still needed below.
-  for _, hash in ipairs({bodies, leases, attempts, expiries, priorities}) do redis.call('HDEL', hash, unpack(gone_ids)) end
-end
-for _, death in ipairs(deaths) do
-  local id, priority, used, reason, body = unpack(death)
-  local why = {reason = reason, attempt = used, priority = priority, error = redis.call('HGET', errors, id) or nil}
-  add_letter(id, cjson.encode(why), body, now)
-end
-for _, gone_ids in pairs(gone) do redis.call('HDEL', errors, unpack(gone_ids)) end
-for priority, scores in pairs(new_scores) do redis.call('ZADD', live[priority], unpack(scores)) end
-if handed_out > 0 then
-  local mark = suspect == 1 and 's' or (handed_out > 1 or company == '1') and 'c' or 'a'
-  local plain = mark == 'a' and ':' .. token or ':' .. mark .. '0:' .. token
-  local new_leases = {}
-  for i, id in ipairs(ids) do
-    local used, was_due, ending = reply[i * 5 - 2], reply[i * 5 - 1], plain
-    if forgiven_of[i] then used, ending = used_of[i], ':' .. mark .. forgiven_of[i] .. ':' .. token end
-    new_leases[i * 2 - 1], new_leases[i * 2] = id, (used == 1 and '1:' or used .. ':') .. was_due .. ending
+local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2])
+local some_lost = first_end and first_end <= now
+local may_have_suspect = suspects == '1' and some_lost
+if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
+local suspect = may_have_suspect and find_suspect() or nil
+local is_suspect = false
+for priority = highest, 0, -1 do
+  if suspect and count == 0 and suspect.priority >= priority then
+    is_suspect = true
+    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
+    break
   end
-  redis.call('HSET', leases, unpack(new_leases))
+  take_from(priority)
 end
-local wait, has_suspects = wait_for_next(now)
-local listeners = handed_out > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
-return {now, wait, expired_count, died_count, listeners, reply, suspect, has_suspects and 1 or 0, occurrences}
+
+-- First the writes that free memory: then a full server accepts the rest.
+for priority, seen in pairs(passed) do
+  if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
+end
+if #gone > 0 then
+  redis.call('ZREM', leased, unpack(gone))
+  delete_details(gone)
+end
+for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
+local token = ''
+if count > 0 then
+  local in_company = not is_suspect and (count > 1 or company == '1')
+  token = new_token(end_of_lease(now, lease_us), in_company and 1 or 0)
+  -- The last one first, because their ends are equal: so a small set finds each place at once.
+  local new_ends = {}
+  for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
+  if some_kept or is_suspect then redis.call('HDEL', tokens, unpack(ids)) end
+  redis.call('ZADD', leased, unpack(new_ends))
+  if is_suspect then
+    suspect.record.mark = ':s'
+    save_record(suspect.id, suspect.record)
+  end
+  redis.call('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
+end
+
+local wait, has_suspects = -1, some_lost and redis.call('ZCOUNT', leased, '-inf', now) > 0
+for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
+local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
+local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
+return {
+  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, is_suspect and 1 or 0,
+  has_suspects and 1 or 0, occurrences,
+}

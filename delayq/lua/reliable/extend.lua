@@ -1,49 +1,44 @@
 -- extend: make leases end later, or earlier.
 --
 -- Keys:
---   messages  see include/queue.lua
---   wake  CHANNEL  where a lease that ends earlier is announced: its end, microseconds
+--   leases  see include/leases.lua
+--   wake    CHANNEL  where a lease that ends earlier is announced: its end, microseconds
 -- Arguments:
---   lease_us     int   time from now, microseconds
---   id...        text  of each message
---   token...     text  of its lease
---   priority...  int   of the message, 0 to 9
+--   lease_us  int   time from now, microseconds
+--   runs      text  how many of the messages in a row have the same token, and the token of their
+--                   leases: "99:token 1:token"
+--   id...     text  of each message
 -- Roles: consumer
 -- Repeatable: yes
 --
 -- Returns {now_us, 1 or 0 for each message}: 0 if it is not leased under that token any more, and
 -- nothing was changed.
 -- include: clock
--- include: queue
+-- include: leases
 
 local now = now_us()
-local ids, reply, extended, extended_by_priority = {}, {now}, {}, {}
-for at = FIRST, #ARGV, STRIDE do ids[#ids + 1] = ARGV[at + ID] end
-local lease_texts = redis.call('HMGET', leases, unpack(ids))
-local moment = now + tonumber(lease_us)
-local ends, is_earlier, at = format_score(moment), false, FIRST
+local ends, given = read_leases(ids, runs, true)
+local reply, extended, new_ends, kept = {now}, {}, {}, {}
+local moment, is_earlier = end_of_lease(now, lease_us), false
+-- Even stays even, and odd stays odd.
+local even, odd = string.format('%.0f', moment + moment % 2), string.format('%.0f', moment + (moment + 1) % 2)
 for i, id in ipairs(ids) do
-  local token, priority = ARGV[at + TOKEN], tonumber(ARGV[at + PRIORITY])
-  at = at + STRIDE
-  local is_ours = has_token(lease_texts[i], token)
-  reply[i + 1] = is_ours and 1 or 0
-  if is_ours then
+  local old_end = tonumber(ends[i])
+  reply[i + 1] = old_end and 1 or 0
+  if old_end then
     extended[#extended + 1] = id
-    local group = extended_by_priority[priority] or {}
-    group[#group + 1], group[#group + 2] = ends, id
-    extended_by_priority[priority] = group
+    new_ends[#new_ends + 1], new_ends[#new_ends + 2] = old_end % 2 == 1 and odd or even, id
+    kept[#kept + 1], kept[#kept + 2] = id, given[i]
     -- Leases are renewed many at a time, and end later. A lease that is to end earlier than before
     -- comes alone.
-    if #ids == 1 then is_earlier = moment < tonumber(redis.call('ZSCORE', live[priority], id) or 0) end
+    is_earlier = #ids == 1 and moment < old_end
   end
 end
--- There is nothing to delete. But a full server lets a script make a write that frees memory, and
--- then accepts all the rest.
-if #extended > 0 then redis.call('HDEL', attempts, unpack(extended)) end
-for priority, group in pairs(extended_by_priority) do
-  local set = live[priority]
-  redis.call('ZADD', set, 'XX', unpack(group))
-  -- The others would wake too late otherwise.
-  if is_earlier and head_of(set) == extended[1] then announce(moment, now) end
-end
+if #extended == 0 then return reply end
+-- First a write that may free memory: then a full server accepts the rest.
+redis.call('HDEL', tokens, unpack(extended))
+redis.call('ZADD', leased, unpack(new_ends))
+redis.call('HSET', tokens, unpack(kept))
+-- The others would wake too late otherwise.
+if is_earlier and redis.call('ZRANGE', leased, 0, 0)[1] == extended[1] then announce(moment, now) end
 return reply

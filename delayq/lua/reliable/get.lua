@@ -10,6 +10,7 @@
 -- Returns for each message {state, priority, moment, attempt, body, error}, or nil if there is
 -- none. moment: the due time, or the end of the lease, microseconds.
 -- include: clock
+-- include: leases
 -- include: queue
 
 local now = now_us()

@@ -5,9 +5,8 @@
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
---   id...        text  of each occurrence
---   token...     text  of its lease
---   priority...  int   of the occurrence, 0 to 9
+--   id...     text  of each occurrence
+--   token...  text  of its lease
 -- Roles: consumer
 -- Repeatable: yes
 --
@@ -16,6 +15,7 @@
 -- more. left: the number of moments known beyond the next one; -1 if that does not matter, -2 if
 -- there is no such schedule.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: schedule
 
@@ -27,11 +27,11 @@ for at = FIRST, #ARGV, STRIDE do
   local name, moment = string.match(id, '^(.*)@(%d+)$')
   local facts, content
   if name and name ~= '' then facts, content = load_schedule(name) end
-  local may_go_out, left = has_token(redis.call('HGET', leases, id), token), facts and -1 or -2
+  local may_go_out, left = lease_end(id, token) ~= nil, facts and -1 or -2
   if may_go_out and facts and facts.next == moment then
     if find_occurrence(name, facts.last, now) then
       may_go_out = false
-      delete_message(id, tonumber(ARGV[at + PRIORITY]))
+      delete_message(id, priority_of(id))
     else
       facts.last = moment
     end

@@ -15,7 +15,7 @@
 --   delay_us...      int   time from now, microseconds
 --   ttl_us...        int   time to live, microseconds; 0: no end
 --   on_duplicate...  text  "ignore", "replace" or "raise"; "swap": replace, if there is one
---   content...       text  headers, newline, payload
+--   content...       text  a space and headers, or nothing; newline, payload
 -- Roles: producer
 -- Repeatable: yes
 --
@@ -23,6 +23,7 @@
 -- is one already, -2 full, -4 there is none to swap. And behind these -3, if the user may not
 -- announce a new head. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: settings
 -- include: call
@@ -37,14 +38,8 @@ max_size = number_or(0, max_size)
 -- Return which of these ids are in use, by id.
 local function ids_in_use(ids)
   local used = {}
-  if #ids == 1 then
-    if redis.call('HEXISTS', bodies, ids[1]) == 1 then used[ids[1]] = true end
-    return used
-  end
-  for _, priority in ipairs(used_priorities()) do
-    for i, score in ipairs(redis.call('ZMSCORE', live[priority], unpack(ids))) do
-      if score then used[ids[i]] = true end
-    end
+  for i, body in ipairs(redis.call('HMGET', bodies, unpack(ids))) do
+    if body then used[ids[i]] = true end
   end
   return used
 end
@@ -56,11 +51,11 @@ local new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {
 local function write()
   for priority, due in pairs(earliest) do
     -- Tell the others only if they would wake too late otherwise.
-    local _, first = head_of(live[priority])
-    if not first or due < first then announce(due, now) end
+    local first = redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2]
+    if not first or due < tonumber(first) then announce(due, now) end
   end
   -- Next the keys that may be of a foreign type: the type of the bodies is known.
-  for priority, scores in pairs(new_scores) do redis.call('ZADD', live[priority], unpack(scores)) end
+  for priority, scores in pairs(new_scores) do redis.call('ZADD', waiting[priority], unpack(scores)) end
   if #new_bodies > 0 then
     redis.call('HSET', bodies, unpack(new_bodies))
     if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
@@ -80,8 +75,8 @@ end
 local remembers = redis.call('EXISTS', done) == 1
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then
-  local due, waiting = count_expired(now)
-  size = size - due - waiting
+  local due, later = count_expired(now)
+  size = size - due - later
 end
 local in_use = ids_in_use(ids)
 for id in pairs(in_use) do
@@ -91,7 +86,10 @@ for id in pairs(in_use) do
   if found and found.expired then free_id(id, found, now) end
   if not found or found.expired then in_use[id] = nil end
 end
-local enqueued = string.format('%.0f ', now)
+-- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
+-- without a delay are put back in time for it.
+local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
+local earlier = now - math.ceil(COUNT / 4)
 local reply, index = {}, 0
 for at = FIRST, #ARGV, STRIDE do
   local id, priority, on_duplicate = ARGV[at + ID], tonumber(ARGV[at + PRIORITY]), ARGV[at + ON_DUPLICATE]
@@ -116,13 +114,15 @@ for at = FIRST, #ARGV, STRIDE do
   if status == 1 and max_size > 0 and size >= max_size then status = -2 end
   if status > 0 then
     local delay, ttl = tonumber(ARGV[at + DELAY_US]), ARGV[at + TTL_US]
-    -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are
-    -- put back in time for it.
-    local due = delay > 0 and now + delay + index / 4 or now - (COUNT - index) / 4
+    local moment, quarter = delay > 0 and now or earlier, index % 4
+    if quarter == 0 or moment ~= first_moment then
+      whole, first_moment = string.format('%.0f', moment + (index - quarter) / 4), moment
+    end
+    local due, waits = moment + index / 4 + delay, delay > 0 and '+' .. ARGV[at + DELAY_US] or ''
     size = size + 1
     in_use[id] = true
     local used = #new_bodies
-    new_bodies[used + 1], new_bodies[used + 2] = id, enqueued .. ARGV[at + CONTENT]
+    new_bodies[used + 1], new_bodies[used + 2] = id, whole .. quarters[quarter] .. waits .. ARGV[at + CONTENT]
     local scores = new_scores[priority]
     if not scores then
       scores = {}

@@ -2,8 +2,8 @@
 -- priority 0, and no time to live. The queue has no size limit.
 --
 -- Keys:
---   ids       ZSET     live_0 in include/queue.lua
---   bodies    HASH     see include/queue.lua
+--   ids       ZSET     waiting_0 in include/queue.lua
+--   bodies    HASH     see include/leases.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua
 --   call      STRING   see include/call.lua
@@ -12,7 +12,7 @@
 --   epoch        text  of the settings that the caller knows
 --   id...        text  of each message
 --   delay_us...  int   time from now, microseconds
---   content...   text  headers, newline, payload
+--   content...   text  a space and headers, or nothing; newline, payload
 -- Roles: producer
 -- Repeatable: yes
 --
@@ -28,23 +28,27 @@ if reply then return reply end
 local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 
+-- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
+-- without a delay are put back in time for it.
 local now = now_us()
-local enqueued = string.format('%.0f ', now)
+local earlier, quarters, whole, whole_of = now - math.ceil(COUNT / 4), {[0] = '0', '1', '2', '3'}, nil, nil
 local names, new_bodies, scores, count, earliest = {}, {}, {}, 0, math.huge
 for at = FIRST, #ARGV, STRIDE do
   local id, delay = ARGV[at + ID], tonumber(ARGV[at + DELAY_US])
   if not delay or delay < 0 or delay > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
-  -- A quarter of a microsecond apart, so that they keep their order. Those without a delay are put
-  -- back in time for it.
-  local due = delay > 0 and now + delay + count / 4 or now - (COUNT - count) / 4
+  local moment, quarter = delay > 0 and now or earlier, count % 4
+  if quarter == 0 or moment ~= whole_of then
+    whole, whole_of = string.format('%.0f', moment + (count - quarter) / 4), moment
+  end
+  local due, waits = moment + count / 4 + delay, delay > 0 and '+' .. ARGV[at + DELAY_US] or ''
   if due < earliest then earliest = due end
   local even = 2 * count + 2
   count = count + 1
   names[count] = id
   scores[even - 1], scores[even] = due, id
-  new_bodies[even - 1], new_bodies[even] = id, enqueued .. ARGV[at + CONTENT]
+  new_bodies[even - 1], new_bodies[even] = id, whole .. quarters[quarter] .. waits .. ARGV[at + CONTENT]
 end
 reply = 1
 for _, body in ipairs(redis.call('HMGET', bodies, unpack(names))) do
@@ -56,9 +60,8 @@ if reply == -1 then
 end
 
 local head = redis.call('ZRANGE', ids, 0, 0, 'WITHSCORES')[2]
--- Tell the others only if they would wake too late otherwise. Below 0 are suspects, which do not
--- say when the others wake.
-if not head or earliest < tonumber(head) or tonumber(head) < 0 then
+-- Tell the others only if they would wake too late otherwise.
+if not head or earliest < tonumber(head) then
   local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(earliest), now)))
   -- A hint, which changes nothing if it is refused.
   if type(receivers) ~= 'number' then reply = -3 end

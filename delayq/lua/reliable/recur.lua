@@ -13,6 +13,7 @@
 -- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
 -- matter, -2 if there is no such schedule any more.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: schedule
 

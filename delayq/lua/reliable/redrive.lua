@@ -13,6 +13,7 @@
 -- Returns for each letter: 1 it lives again, 0 there is none of that name, -1 a live message has
 -- the id, -2 it cannot be read, and it stays, -3 there was only its name, which is gone.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: letters
 
@@ -22,7 +23,7 @@ local now = now_us()
 local reply = {}
 for i, name in ipairs(names) do
   local letter = redis.call('HGET', dead_messages, name)
-  local why, body = string.match(letter or '', '^([^\n]*)\n(%d+ [^\n]*\n.*)$')
+  local why, body = string.match(letter or '', '^([^\n]*)\n(%d[^\n]*\n.*)$')
   local id = id_of(name)
   local found = body and find_message(id, now)
   if found and found.expired then
@@ -37,7 +38,7 @@ for i, name in ipairs(names) do
     delete_letters({name})
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
-    enqueue(id, priority, now - (#names - i) / 4, now)
+    return_message(id, {used = 0, forgiven = 0}, now - (#names - i) / 4, now)
   end
 end
 return reply

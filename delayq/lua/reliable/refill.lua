@@ -13,6 +13,7 @@
 --
 -- Returns 1, or 0 if the schedule has gone or has another timing by now.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: schedule
 

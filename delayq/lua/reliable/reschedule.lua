@@ -11,15 +11,11 @@
 --
 -- Returns 1, or 0 if there is none of that id, it has expired, or a worker has it.
 -- include: clock
+-- include: leases
 -- include: queue
 
 local now = now_us()
 local found = find_message(id, now)
 if not found or found.leased or found.expired then return 0 end
--- If its lease has ended, the attempt stays counted.
-if found.lease then
-  redis.call('HDEL', leases, id)
-  redis.call('HSET', attempts, id, format_attempts(found.lease.attempt, forgiven_if_lost(found.lease)))
-end
-enqueue(id, found.priority, now + tonumber(delay_us), now)
+return_message(id, find_record(id, found), now + tonumber(delay_us), now)
 return 1

@@ -14,7 +14,7 @@
 --   every_us   int   the period, microseconds; 0: the moments decide
 --   priority   int   0 to 9
 --   ttl_us     int   how long after its moment an occurrence lives, microseconds; 0: no end
---   content    text  headers, newline, payload
+--   content    text  a space and headers, or nothing; newline, payload
 --   moment...  int   each of the next ones, in order, microseconds, if there is no period
 -- Roles: consumer
 -- Repeatable: yes
@@ -22,6 +22,7 @@
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
 -- the number of moments known beyond it. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: schedule
 -- include: settings

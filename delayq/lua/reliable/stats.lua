@@ -7,55 +7,34 @@
 -- Roles: admin, dashboard
 -- Repeatable: yes
 --
--- Returns {delayed, ready, leased, dead, oldest_us, paused, exact}. oldest_us: how long the oldest
--- ready one has been due, microseconds; 0 if there is none. If `exact` is 0, some leases may have
--- ended: those count as leased, and not as delayed.
+-- Returns {delayed, ready, leased, dead, oldest_us, paused}. oldest_us: how long the oldest ready
+-- one has been due, or a suspect without its lease, microseconds; 0 if there is none.
 -- include: clock
+-- include: leases
 -- include: queue
 
 local now = now_us()
-local delayed, ready, oldest = 0, 0, 0
-local priorities_to_count = used_priorities()
-for _, priority in ipairs(priorities_to_count) do
-  local set = live[priority]
-  ready = ready + redis.call('ZCOUNT', set, '-inf', format_score(now))
-  delayed = delayed + redis.call('ZCOUNT', set, '(' .. format_score(now), '+inf')
-  local _, moment, has_suspects = head_of(set)
-  if has_suspects then
-    local first = redis.call('ZRANGE', set, '(0', '-inf', 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
-    oldest = math.max(oldest, now + math.max(-now, tonumber(first[2])))
-  end
-  if moment then oldest = math.max(oldest, now - moment) end
+local oldest = 0
+
+-- Count the members up to now, and those after it.
+local function count(set)
+  local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2]
+  if not head then return 0, 0 end
+  oldest = math.max(oldest, now - math.max(0, tonumber(head)))
+  local past = redis.call('ZCOUNT', set, '-inf', now)
+  return past, redis.call('ZCARD', set) - past
 end
--- Messages whose leases have ended are ready again. Finding them takes a look at each lease, or at
--- each message that is ready.
-local leased, exact = redis.call('HLEN', leases), 1
-if leased > 0 and leased <= 1000 then
-  local ids_and_leases = redis.call('HGETALL', leases)
-  local ids, lasting = {}, 0
-  for i = 1, #ids_and_leases, 2 do
-    if parse_lease(ids_and_leases[i + 1]) then ids[#ids + 1] = ids_and_leases[i] end
-  end
-  for _, priority in ipairs(#ids > 0 and priorities_to_count or {}) do
-    for _, score in ipairs(redis.call('ZMSCORE', live[priority], unpack(ids))) do
-      if score and tonumber(score) > now then lasting = lasting + 1 end
-    end
-  end
-  leased = lasting
-elseif leased > 0 and ready <= 1000 then
-  for _, priority in ipairs(priorities_to_count) do
-    local ids = redis.call('ZRANGEBYSCORE', live[priority], '-inf', format_score(now))
-    for _, lease in ipairs(#ids > 0 and redis.call('HMGET', leases, unpack(ids)) or {}) do
-      if lease then leased = leased - 1 end
-    end
-  end
-elseif leased > 0 then
-  exact = 0
+
+local ready, leased_count = count(leased)
+local delayed = 0
+for _, priority in ipairs(used_priorities()) do
+  local due, later = count(waiting[priority])
+  ready, delayed = ready + due, delayed + later
 end
 -- Expired messages count as absent, although no claim has dropped them yet.
-local expired_due, expired_waiting = count_expired(now)
+local expired_due, expired_later = count_expired(now)
 if ready == expired_due then oldest = 0 end
 return {
-  math.max(0, delayed - leased - expired_waiting), ready - expired_due, math.min(leased, delayed), redis.call('ZCARD', dead),
-  math.floor(oldest), redis.call('EXISTS', paused), exact,
+  delayed - expired_later, ready - expired_due, leased_count, redis.call('ZCARD', dead), math.floor(oldest),
+  redis.call('EXISTS', paused),
 }

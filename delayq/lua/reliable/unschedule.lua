@@ -11,6 +11,7 @@
 -- Returns 1, or 0 if there is none. The occurrence that waits is deleted; one that a worker has
 -- stays.
 -- include: clock
+-- include: leases
 -- include: queue
 -- include: schedule
 
@@ -21,9 +22,9 @@ if not facts then
   return redis.call('HDEL', schedules, name)
 end
 redis.call('HDEL', schedules, name)
-local waiting, last = find_occurrence(name, facts.next, now), find_occurrence(name, facts.last, now)
-if waiting and not waiting.leased then delete_message(name .. '@' .. facts.next, waiting.priority) end
-if waiting and waiting.leased then
+local next_one, last = find_occurrence(name, facts.next, now), find_occurrence(name, facts.last, now)
+if next_one and not next_one.leased then delete_message(name .. '@' .. facts.next, next_one.priority) end
+if next_one and next_one.leased then
   save_end(name, facts.next)
 elseif last then
   save_end(name, facts.last)

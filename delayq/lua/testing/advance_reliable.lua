@@ -9,26 +9,26 @@
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 -- Arguments:
---   by_us  int  how far, microseconds
+--   by_us  int  how far, microseconds; rounded up to an even number
 -- Repeatable: no
 --
 -- Returns 1.
 
+-- The ends of leases stay even or odd.
 local by = tonumber(by_us)
+by = by + by % 2
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local head
 
--- Not before the epoch. A score below 0 is a suspect's: its due time with a minus.
-local function back(moment)
-  local whole = tonumber(moment) or 0
-  if whole < 0 then return math.min(-1, math.max(-9007199254740992, whole) + by) end
-  return math.max(0, whole - by)
-end
+-- Not before the epoch.
+local function back(moment) return string.format('%.2f', math.max(0, (tonumber(moment) or 0) - by)) end
 
 local function move_scores(set)
   local all = redis.call('ZRANGE', set, 0, -1, 'WITHSCORES')
-  for i = 1, #all, 2 do redis.call('ZADD', set, string.format('%.2f', back(all[i + 1])), all[i]) end
+  for i = 1, #all, 2 do redis.call('ZADD', set, back(all[i + 1]), all[i]) end
+  local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2]
+  return first and tonumber(first)
 end
 
 local function move_values(hash, moved)
@@ -37,22 +37,26 @@ local function move_values(hash, moved)
 end
 
 local function moved_body(body)
-  local enqueued, rest = string.match(body, '^(%d+)(.*)$')
-  return enqueued and string.format('%.0f', back(enqueued)) .. rest or body
+  local enqueued = tonumber(string.match(string.sub(body, 1, 16), '^%d+'))
+  return enqueued and string.format('%016.0f', math.max(0, enqueued - by)) .. string.sub(body, 17) or body
 end
 
-for priority = 0, 9 do
-  local set = live[priority]
-  move_scores(set)
-  local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2]
-  if first and (not head or tonumber(first) < head) then head = tonumber(first) end
+-- The tokens that workers have stay good.
+local ids_and_ends = redis.call('ZRANGE', leased, 0, -1, 'WITHSCORES')
+for i = 1, #ids_and_ends, 2 do
+  local id = ids_and_ends[i]
+  if redis.call('HEXISTS', tokens, id) == 0 then redis.call('HSET', tokens, id, ids_and_ends[i + 1]) end
+end
+for _, set in ipairs({leased, unpack(waiting, 0)}) do
+  local first = move_scores(set)
+  if first and (not head or first < head) then head = first end
 end
 move_values(bodies, moved_body)
-move_values(leases, function(lease)
-  local attempt, due, token = string.match(lease, '^(%d+):([%d.]+):(.*)$')
-  return not attempt and lease or attempt .. ':' .. string.format('%.2f', back(due)) .. ':' .. token
+move_values(attempts, function(record)
+  local used, due, mark = string.match(record, '^(%d+%-%d+:)([%d.]+)(.*)$')
+  return used and used .. back(due) .. mark or record
 end)
-move_values(expiries, function(expiry) return string.format('%.2f', back(expiry)) end)
+move_values(expiries, back)
 move_scores(done)
 move_scores(dead)
 move_values(dead_messages, function(letter)
@@ -61,7 +65,7 @@ move_values(dead_messages, function(letter)
 end)
 local left = redis.call('PTTL', done)
 if left > 0 then redis.call('PEXPIRE', done, math.max(0, math.ceil(left - by / 1000))) end
-redis.call('HINCRBY', schedules, '', by_us)
+redis.call('HINCRBY', schedules, '', string.format('%.0f', by))
 -- A hint. Never a moment that has passed: a client that has looked takes it for a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end
 return 1

@@ -21,21 +21,21 @@ def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["acl", "dashboard", "--queue", "shop:", "--prefix", "--database", "3"]) == 0
     printed = capsys.readouterr().out.split()
-    assert {"~delayq:{shop:*}:live", "&delayq:{shop:*}:wake", "+select"} <= set(printed)
+    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:wake", "+select"} <= set(printed)
 
 
 def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--partitions", "16", "--servers", "cluster", "--durability", "replicas:2"]
     assert run(["acl", "producer", "--queue", "mails", *more]) == 0
     printed = capsys.readouterr().out.split()
-    pattern = "~delayq:part:{[0-9][0-9]:???:mails}:live"
+    pattern = "~delayq:part:{[0-9][0-9]:???:mails}:waiting"
     assert {
         "+cluster|slots",
         "+asking",
         "+wait",
         # The first partition has the queue's own keys.
-        "~delayq:{mails}:live",
-        "~delayq:part:{[0-9]:???:mails}:live",
+        "~delayq:{mails}:waiting",
+        "~delayq:part:{[0-9]:???:mails}:waiting",
         pattern,
     } <= set(printed)
     more = ["--servers", "sentinel", "--durability", "fsync"]

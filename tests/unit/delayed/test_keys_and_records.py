@@ -132,9 +132,9 @@ def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
         "prod:orders",
         "redisson_delay_queue:{prod:orders}",
     )
-    assert ReliableKeys.of("orders", "prod:{}".format).live[:2] == (
-        "delayq:{prod:orders}:live",
-        "delayq:{prod:orders}:live:1",
+    assert ReliableKeys.of("orders", "prod:{}".format).waiting[:2] == (
+        "delayq:{prod:orders}:waiting",
+        "delayq:{prod:orders}:waiting:1",
     )
 
 

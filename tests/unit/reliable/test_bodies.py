@@ -6,26 +6,47 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._reliable.bodies import content, parse, parse_letter
+from delayq._reliable.bodies import content, due_us, parse, parse_letter
 
 HEADERS = st.dictionaries(st.text(), st.text(), max_size=4)
 
 
-@given(st.integers(0, 2**53), HEADERS, st.binary())
+@given(st.integers(0, 10**16 - 1), HEADERS, st.binary())
 def test_what_goes_in_comes_out(enqueued: int, headers: dict[str, str], payload: bytes) -> None:
-    assert parse(b"%d " % enqueued + content(headers, payload)) == (enqueued, headers, payload)
+    for times in (b"%016d", b"%016d3", b"%016d+5", b"%016d1+36000"):
+        body = times % enqueued + content(headers, payload)
+        assert parse(body) == (enqueued, headers, payload)
+
+
+@pytest.mark.parametrize(
+    ("body", "due"),
+    [
+        (b"12\nx", 12),
+        (b"12 {}\nx", 12),
+        (b"12+3\n4+5\n", 15),
+        (b"1795346643813468+3600000000\n", 1795350243813468),
+        (b"17953466438134683+3600000000\n", 1795350243813468),
+        (b"12", None),
+        (b"x\n", None),
+        (b"12+\n", None),
+        (b"9" * 18 + b"\n", None),
+        (b"", None),
+    ],
+)
+def test_a_body_tells_when_its_message_is_due(body: bytes, due: int | None) -> None:
+    assert due_us(body) == due
 
 
 @given(st.text(), HEADERS, st.binary())
 def test_a_letter_has_a_whole_body(reason: str, headers: dict[str, str], payload: bytes) -> None:
-    body = b"12 " + content(headers, payload)
+    body = b"12" + content(headers, payload)
     why, inside = parse_letter(content({"reason": reason}, body))
     assert (why, inside) == ({"reason": reason}, body)
 
 
 def test_without_headers_there_is_next_to_nothing_around_a_payload() -> None:
     assert content(None, b"x") == content({}, b"x") == b"\nx"
-    assert content({"a": "é\n"}, b"x") == b'{"a":"\\u00e9\\n"}\nx'
+    assert content({"a": "é\n"}, b"x") == b' {"a":"\\u00e9\\n"}\nx'
 
 
 @pytest.mark.parametrize("body", [b"", b"12 ", b"x \n", b"12 {\n", b"12 {}"])

@@ -130,13 +130,13 @@ def test_the_error_names_every_setting_that_differs() -> None:
 
 @pytest.mark.parametrize(
     ("layout", "advice"),
-    [("2", "a newer release"), ("0", "another release"), ("mine", "another release")],
+    [("3", "a newer release"), ("1", "another release"), ("mine", "another release")],
 )
 def test_a_layout_of_another_release_is_refused(layout: str, advice: str) -> None:
     StoredSettings({}).check_layout("jobs")
     StoredSettings({"layout": LAYOUT}).check_layout("jobs")
     with pytest.raises(
-        delayq.ConfigurationError, match=f"layout {layout}.*knows layout 1: {advice}"
+        delayq.ConfigurationError, match=f"layout {layout}.*knows layout {LAYOUT}: {advice}"
     ):
         StoredSettings({"layout": layout}).check_layout("jobs")
 
@@ -149,10 +149,10 @@ def test_the_scripts_know_the_same_layout() -> None:
 
 
 def test_a_change_keeps_everything_else_and_has_a_later_epoch() -> None:
-    stored = StoredSettings({"layout": "1", "epoch": "7", "max_size": "5", "other": "x"})
+    stored = StoredSettings({"layout": LAYOUT, "epoch": "7", "max_size": "5", "other": "x"})
     changed = stored.changed({"expired": "dead"}, stored.next_epoch(100))
     assert changed.fields == {
-        "layout": "1",
+        "layout": LAYOUT,
         "epoch": changed.epoch,
         "max_size": "5",
         "other": "x",
@@ -164,7 +164,7 @@ def test_a_change_keeps_everything_else_and_has_a_later_epoch() -> None:
 
 
 def test_former_numbers_of_partitions_are_kept() -> None:
-    stored = StoredSettings({"layout": "1", "epoch": "1"})
+    stored = StoredSettings({"layout": LAYOUT, "epoch": "1"})
     for number, former in ((4, (1,)), (16, (1, 4)), (16, (1, 4)), (4, (1, 16)), (1, (16, 4))):
         stored = stored.changed({"partitions": str(number)}, "2")
         assert (stored.partitions, stored.former) == (number, former)

@@ -1,4 +1,4 @@
--- schedule: recurring messages. Needs clock and queue. See docs/redis-data-model.md.
+-- schedule: recurring messages. Needs clock, leases and queue. See docs/redis-data-model.md.
 --
 -- The hash of schedules holds, by name, facts as JSON, a newline, then headers and payload as in a
 -- body. Moments in it are decimal text, because cjson rounds numbers of that size. An occurrence is
@@ -19,7 +19,7 @@ local function are_facts(facts)
   for _, moment in ipairs({facts.next, facts.last, unpack(facts.upcoming)}) do
     if moment ~= '' and not tonumber(moment) then return false end
   end
-  return type(facts.next) == 'string' and type(facts.last) == 'string' and live[facts.priority] ~= nil
+  return type(facts.next) == 'string' and type(facts.last) == 'string' and waiting[facts.priority] ~= nil
 end
 
 -- An entry that cannot be read counts as absent: other schedules continue, and the next definition
@@ -72,7 +72,7 @@ end
 local function enqueue_next(name, facts, content, now, shift)
   if facts.next == '' or find_occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
-  redis.call('HSET', bodies, id, format_moment(now) .. ' ' .. content)
+  redis.call('HSET', bodies, id, format_moment(now) .. '+' .. format_moment(due - now) .. content)
   if facts.priority > 0 then redis.call('HSET', priorities, id, facts.priority) end
   if tonumber(facts.ttl) > 0 then redis.call('HSET', expiries, id, format_score(due + tonumber(facts.ttl))) end
   enqueue(id, facts.priority, due, now)

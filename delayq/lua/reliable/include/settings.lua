@@ -5,7 +5,7 @@
 -- same. Each partition has a copy; that of the first partition decides.
 
 -- The layout of the keys that these scripts read and write.
-local LAYOUT = '1'
+local LAYOUT = '2'
 
 -- Return whether the caller knows the settings that are stored; it may know none if none is stored.
 local function knows_settings(layout, stored_epoch, epoch)

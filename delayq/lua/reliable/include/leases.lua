@@ -1,0 +1,125 @@
+-- leases: what is stored about each message beside its place among those that wait, and which
+-- messages workers have. See docs/redis-data-model.md.
+--
+-- Every script that touches messages has these keys, in this order, behind the sets of those that
+-- wait, if it needs them: see queue.lua.
+--
+-- Keys:
+--   leased      ZSET  ids that workers have, scored by the end of the lease, whole microseconds:
+--                     even if the message was claimed alone, odd if it was in company. An end that
+--                     has passed is that of a lost lease: its message is a suspect
+--   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
+--   bodies      HASH  id to "enqueued+delay_us headers", newline, payload; enqueued: microseconds
+--                     in 16 digits, and quarters of one in another digit
+--   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
+--                     the attempts before the lease, if it has one, and how many of them are
+--                     forgiven; the due time if it is not that of the body, or nothing; at the end
+--                     ":s" if it was handed out as a suspect, ":r" if it was returned then
+--   expiries    HASH  id to the end of its time to live, microseconds, where it has one
+--   errors      HASH  id to the last error, where there was one
+--   priorities  HASH  id to its priority, where that is not 0
+
+-- The token of a lease is its end as decimal text. All messages of a claim have the same, and no
+-- two claims do, so it stays the token when the lease is extended.
+--
+-- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it
+-- is handed out alone the next time, and an attempt that was lost counts towards its death only if
+-- it was alone.
+--
+-- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read
+-- has a default.
+
+-- Beyond 2^53 a score is no longer exact.
+local MAX_SCORE = 9007199254740992
+
+-- Moments have quarters of a microsecond, which is as fine as a score is, and keeps the order
+-- within one call.
+local function format_score(moment) return string.format('%.2f', moment) end
+
+-- Return the number that a text holds, or the default if it holds none, or not a sensible one.
+local function number_or(default, text)
+  local value = tonumber(text)
+  if value and value > -MAX_SCORE and value < MAX_SCORE then return value end
+  return default
+end
+
+-- Return when a lease ends that begins now. A longer one could not be told from its neighbours.
+local function end_of_lease(now, lease_us) return now + math.min(tonumber(lease_us), MAX_SCORE / 2) end
+
+-- Return the end of a message's lease; nil if that is not the token of its lease, or not any more.
+local function lease_end(id, token)
+  local ends = redis.call('ZSCORE', leased, id)
+  return ends and (redis.call('HGET', tokens, id) or ends) == token and tonumber(ends) or nil
+end
+
+-- Return the end of each of these leases, as text: false if the token is not that of the lease any
+-- more. `runs` tells how many ids in a row have the same token, and the token, "99:token 1:token".
+-- Also return the tokens.
+local function read_leases(ids, runs, some_kept)
+  local ends = redis.call('ZMSCORE', leased, unpack(ids))
+  local kept = some_kept and redis.call('HMGET', tokens, unpack(ids)) or {}
+  local given, at = {}, 0
+  for count, token in string.gmatch(runs, '(%d+):(%S+)') do
+    for i = at + 1, at + count do
+      if (kept[i] or ends[i]) ~= token then ends[i] = false end
+      given[i] = token
+    end
+    at = at + count
+  end
+  return ends, given
+end
+
+-- Return what is stored about a message's attempts: {used, forgiven, due, mark}. due: nil if the
+-- body tells it.
+local function parse_record(text)
+  local used, forgiven, due, mark = string.match(text or '', '^(%d+)%-(%d+):([%d.]*)(.*)$')
+  return {used = number_or(0, used), forgiven = number_or(0, forgiven), due = number_or(nil, due), mark = mark or ''}
+end
+
+local function save_record(id, record)
+  local due = record.due and format_score(record.due) or ''
+  redis.call('HSET', attempts, id, record.used .. '-' .. record.forgiven .. ':' .. due .. record.mark)
+end
+
+-- Count the attempt of a lease that is lost. A suspect that was returned has none.
+local function lose(record, ends)
+  if record.mark == ':r' then return end
+  record.used, record.forgiven = record.used + 1, record.forgiven + (ends % 2 == 1 and 1 or 0)
+end
+
+-- Return when a message that was retried or rescheduled by this record, or never, was due.
+local function due_of(record, body)
+  if record.due then return record.due end
+  local enqueued, delay = string.match(body or '', '^(%d+)%+?(%d*)')
+  local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17, 17)
+  return math.min((tonumber(whole) or 0) + (tonumber(quarters) or 0) / 4 + (tonumber(delay) or 0), MAX_SCORE)
+end
+
+-- Publish a hint, which changes nothing if the user may not publish: the others look every few
+-- seconds as well. Never announce a moment that has passed: a client that has looked since then
+-- would take the news for old.
+local may_announce = true
+local function announce(due, now)
+  local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now)))
+  may_announce = may_announce and type(receivers) == 'number'
+end
+
+-- Drop ids that are no longer remembered, a bounded number of them: a few more than one call adds.
+local function trim_done(now)
+  local old = redis.call('ZRANGEBYSCORE', done, '-inf', format_score(now), 'LIMIT', 0, 400)
+  if #old > 0 then redis.call('ZREM', done, unpack(old)) end
+end
+
+-- Return the hashes in which most messages have no field.
+local function sparse_hashes() return tokens, attempts, expiries, errors, priorities end
+
+-- Delete everything about these messages except their places.
+local function delete_details(ids)
+  if #ids == 0 then return end
+  redis.call('HDEL', bodies, unpack(ids))
+  -- One look spares the others, which most queues do not have.
+  if redis.call('EXISTS', sparse_hashes()) == 0 then return end
+  for _, hash in ipairs({sparse_hashes()}) do
+    if redis.call('EXISTS', hash) == 1 then redis.call('HDEL', hash, unpack(ids)) end
+  end
+end
