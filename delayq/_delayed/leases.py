@@ -67,7 +67,7 @@ class Leases:
             on_outcome=lambda _, outcome: heed(store.keys.name, None, outcome),
         )
         # Acknowledges a message without waiting, as Batcher.fire_and_forget(), and logs failures.
-        self.ack_and_forget = self._acks.fire_and_forget
+        self.ack_and_forget: Callable[[Lease, int], bool] = self._acks.fire_and_forget
 
     async def ack(self, lease: Lease) -> None:
         """Acknowledge the message. Raises as :meth:`Delivery.ack`."""

@@ -10,7 +10,7 @@ from delayq.errors import Closed, LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from asyncio import Future
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
@@ -48,7 +48,7 @@ class Acknowledger:
             on_outcome=self._heed,
         )
         # Acknowledges a message without waiting, as Batcher.fire_and_forget(), and logs failures.
-        self.ack_and_forget = self._acks.fire_and_forget
+        self.ack_and_forget: Callable[[Claim, int], bool] = self._acks.fire_and_forget
 
     @property
     def unanswered(self) -> int:
