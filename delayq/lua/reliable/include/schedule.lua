@@ -72,7 +72,9 @@ end
 local function enqueue_next(name, facts, content, now, shift)
   if facts.next == '' or find_occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
-  redis.call('HSET', bodies, id, format_moment(now) .. '+' .. format_moment(due - now) .. content)
+  -- It may have been due for a while.
+  local enqueued = math.min(now, due)
+  redis.call('HSET', bodies, id, format_moment(enqueued) .. '+' .. format_moment(due - enqueued) .. content)
   if facts.priority > 0 then redis.call('HSET', priorities, id, facts.priority) end
   if tonumber(facts.ttl) > 0 then redis.call('HSET', expiries, id, format_score(due + tonumber(facts.ttl))) end
   enqueue(id, facts.priority, due, now)
