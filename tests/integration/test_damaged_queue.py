@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,6 +16,7 @@ from tests.support.reliable_fixtures import jobs, raw, store
 if TYPE_CHECKING:
     from delayq import ReliableQueue
     from tests.support.reliable_store import Store
+    from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
 
@@ -77,6 +80,57 @@ async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any)
     await jobs.offer("new", id="no place")
     await jobs.offer("new", id="no body")
     assert sorted([message.id for message in await jobs.claim(10)]) == ["no body", "no place"]
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_due_messages_without_bodies_make_no_other_come_twice(
+    jobs: ReliableQueue[Any], raw: Any, limit: int
+) -> None:
+    ids = [f"m{number}" for number in range(2 * limit)]
+    await jobs.offer_many([Offer(name, id=name) for name in ids])
+    await raw.hdel("delayq:{jobs}:bodies", *ids[:limit])
+    messages = await jobs.claim(limit)
+    assert [message.id for message in messages] == ids[limit:]
+    assert await raw.zcard("delayq:{jobs}:leased") == limit
+    assert await raw.zcard("delayq:{jobs}:waiting") == 0
+    assert await jobs.claim(100) == []
+
+
+FOREIGN = ("tokens", "attempts", "expiries", "errors", "priorities", "dead", "dead:messages")
+
+
+@pytest.mark.parametrize("key", FOREIGN)
+@pytest.mark.parametrize("how", ["claim", "nack", "release", "bury"])
+async def test_a_key_of_a_foreign_type_loses_no_message(
+    server: PrivateServer, raw: Any, how: str, key: str
+) -> None:
+    """The call fails before its first write, or does all of its work."""
+    async with delayq.connect(server.url) as client:
+        jobs = client.reliable_queue("jobs", max_attempts=1, expired="dead")
+        await jobs.offer_many([Offer(name, id=name) for name in ("first", "second")])
+        await jobs.offer("third", id="third", ttl=0.01)
+        await asyncio.sleep(0.02)
+        message = (await jobs.claim(1))[0] if how != "claim" else None
+        foreign = f"delayq:{{jobs}}:{key}"
+        kept = await raw.dump(foreign)
+        await raw.delete(foreign)
+        await raw.set(foreign, "foreign")
+        with suppress(delayq.DelayqError):
+            if message is None:
+                await jobs.claim(10)
+            else:
+                await getattr(message, how)(*{"nack": (0, "why"), "bury": ("no",)}.get(how, ()))
+        await raw.delete(foreign)
+        if kept is not None:
+            await raw.restore(foreign, 0, kept)
+        # Each message that has a body has a place, too.
+        bodies = await raw.hkeys("delayq:{jobs}:bodies")
+        places = [
+            *await raw.zrange("delayq:{jobs}:waiting", 0, -1),
+            *await raw.zrange("delayq:{jobs}:leased", 0, -1),
+        ]
+        assert sorted(bodies) == sorted(places)
+        assert len(bodies) + await raw.zcard("delayq:{jobs}:dead") == 3
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,8 @@
 -- include: leases
 -- include: letters
 
+check_details()
+check_letters()
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do

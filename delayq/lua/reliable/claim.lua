@@ -151,7 +151,8 @@ local function take_from(priority)
       if #due_ids > fitting then due_ids, is_last = {unpack(due_ids, 1, fitting)}, false end
     end
     local due_bodies = redis.call('HMGET', bodies, unpack(due_ids))
-    local size = count == 0 and priority == 0 and not some_tried and not some_expire and size_of(due_bodies)
+    local is_first = count == 0 and offset == 0 and priority == 0
+    local size = is_first and not some_tried and not some_expire and size_of(due_bodies)
     if size and size <= bytes_left then
       -- Most messages are like that: they leave as they are.
       count, ids, found_bodies, offset, bytes_left = #due_ids, due_ids, due_bodies, #due_ids, bytes_left - size
@@ -199,6 +200,10 @@ for priority = highest, 0, -1 do
   take_from(priority)
 end
 
+-- A key of a foreign type must fail before the first write.
+if some_kept or is_suspect then redis.call('HGET', tokens, '') end
+if #gone > 0 then check_details() end
+if #deaths > 0 then check_letters() end
 -- First the writes that free memory: then a full server accepts the rest.
 for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end

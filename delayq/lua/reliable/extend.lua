@@ -40,5 +40,6 @@ redis.call('HDEL', tokens, unpack(extended))
 redis.call('ZADD', leased, unpack(new_ends))
 redis.call('HSET', tokens, unpack(kept))
 -- The others would wake too late otherwise.
-if is_earlier and redis.call('ZRANGE', leased, 0, 0)[1] == extended[1] then announce(moment, now) end
+local next_id = is_earlier and redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'LIMIT', 0, 1)[1]
+if next_id == extended[1] then announce(moment, now) end
 return reply

@@ -19,8 +19,8 @@
 --   errors      HASH  id to the last error, where there was one
 --   priorities  HASH  id to its priority, where that is not 0
 
--- The token of a lease is its end as decimal text. All messages of a claim have the same, and no
--- two claims do, so it stays the token when the lease is extended.
+-- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
+-- other lease has at that time; it stays the token when the lease is extended.
 --
 -- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it
 -- is handed out alone the next time, and an attempt that was lost counts towards its death only if
@@ -112,6 +112,11 @@ end
 
 -- Return the hashes in which most messages have no field.
 local function sparse_hashes() return tokens, attempts, expiries, errors, priorities end
+
+-- Fail if one of these keys is of a foreign type: call this before the first write.
+local function check_details()
+  for _, hash in ipairs({sparse_hashes()}) do redis.call('HGET', hash, '') end
+end
 
 -- Delete everything about these messages except their places.
 local function delete_details(ids)

@@ -11,6 +11,12 @@ local function id_of(name)
   return string.match(name, ID_AND_STAMP) or name
 end
 
+-- Fail if a key of letters is of a foreign type: call this before anything is written.
+local function check_letters()
+  redis.call('HGET', dead_messages, '')
+  redis.call('ZSCORE', dead, '')
+end
+
 -- `why` is JSON on one line.
 local function add_letter(id_or_name, why, body, now)
   local id = id_of(id_or_name)

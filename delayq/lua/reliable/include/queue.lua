@@ -88,18 +88,23 @@ end
 
 -- Make a message wait that had a lease, with this record of its attempts.
 local function return_message(id, record, due, now)
+  local priority = priority_of(id)
+  -- A key of a foreign type must fail before the first write.
+  redis.call('ZSCORE', waiting[priority], id)
+  redis.call('HGET', errors, id)
   -- First the writes that free memory: then a full server accepts the rest.
   redis.call('ZREM', leased, id)
   redis.call('HDEL', tokens, id)
   record.due, record.mark = due, ''
   save_record(id, record)
-  enqueue(id, priority_of(id), due, now)
+  enqueue(id, priority, due, now)
 end
 
 -- Make a message wait as before its lease, which does not count as an attempt.
 local function give_back(id, now)
   local record = parse_record(redis.call('HGET', attempts, id))
-  local due = due_of(record, redis.call('HGET', bodies, id))
+  local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
+  redis.call('ZSCORE', waiting[priority], id)
   redis.call('HDEL', tokens, id)
   if record.mark == ':s' then
     record.mark = ':r'
@@ -109,7 +114,7 @@ local function give_back(id, now)
     announce(0, now)
   else
     redis.call('ZREM', leased, id)
-    enqueue(id, priority_of(id), due, now)
+    enqueue(id, priority, due, now)
   end
 end
 
