@@ -20,13 +20,14 @@ def _plain(value: Any) -> Any:
     return plain(value)
 
 
-def _writer() -> Callable[[Any], str]:
-    """Return a function that writes compact JSON."""
+def _new_writer() -> Callable[[Any], str]:
+    """Return a function that writes compact JSON. Once it has failed, it must be replaced: it still
+    believes that it is inside the containers of that value.
+    """
     try:
-        # JSONEncoder makes one for each value, which takes as long as the value. This one keeps no
-        # record of where it is, so a value that contains itself is a RecursionError.
+        # JSONEncoder makes one for each value, which takes as long as the value.
         chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-            None, _plain, encode_basestring, None, ":", ",", False, False, False
+            {}, _plain, encode_basestring, None, ":", ",", False, False, False
         )
     except (AttributeError, TypeError):
         # Another implementation of Python.
@@ -38,7 +39,7 @@ def _writer() -> Callable[[Any], str]:
 
 # Without the checks of JSONDecoder.decode(), and it raises StopIteration where no value begins.
 _read: Any = vars(json.JSONDecoder())["scan_once"]
-_write = _writer()
+_write = _new_writer()
 
 
 class JsonCodec:
@@ -62,12 +63,14 @@ class JsonCodec:
             EncodeError: JSON has no form for it: a value of another type, a NaN or infinity, a lone
                 surrogate, a value that contains itself. The text names its place in ``value``.
         """
+        global _write  # noqa: PLW0603
         try:
             # A string needs no encoder.
             return (encode_basestring(value) if type(value) is str else _write(value)).encode()
         except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-            pass
-        # It has keys that need conversion, or JSON cannot hold it.
+            _write = _new_writer()
+        # It has keys that need conversion, another thread is writing a part of it, or JSON cannot
+        # hold it.
         from delayq.codecs._plain import Unencodable, encode_json, to_plain  # noqa: PLC0415
 
         try:
