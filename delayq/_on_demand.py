@@ -30,7 +30,12 @@ def names(
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         if home == ".":
             return import_module(f"{package}.{name}")
-        value = getattr(import_module(f"{package}.{home}"), name)
+        try:
+            loaded = import_module(f"{package}.{home}")
+        except AttributeError as error:
+            # Python would take it to mean that there is no such name.
+            raise ImportError(f"{package}.{home} cannot be imported: {error}") from error
+        value = getattr(loaded, name)
         # From now on, the name is found without this call.
         setattr(module, name, value)
         return value

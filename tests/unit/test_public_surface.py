@@ -85,6 +85,16 @@ def loaded_by(statement: str) -> set[str]:
     return set(output_of("-c", program).split())
 
 
+def test_a_part_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: str) -> None:
+        raise AttributeError("module 'redis' has no attribute 'asyncio'")
+
+    monkeypatch.setattr("delayq._on_demand.import_module", fails)
+    monkeypatch.delattr(delayq, "connect", raising=False)
+    with pytest.raises(ImportError, match="no attribute 'asyncio'"):
+        _ = delayq.connect
+
+
 def test_importing_delayq_loads_next_to_nothing() -> None:
     """A module that only names delayq's types, or a command's help, starts at once."""
     loaded = loaded_by("import typing, warnings, delayq")
