@@ -233,7 +233,7 @@ class DelayedQueue(Generic[T]):
     async def _offer(
         self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
     ) -> Receipt[T]:
-        """Offer as :meth:`offer`, in any case."""
+        """Offer as :meth:`offer`, for callers that have to wait or are observed."""
         if not (hooks := self._open.hooks).sending:
             return await self._offer_unobserved(value, delay, at, durability)
         sending = OfferEvent(

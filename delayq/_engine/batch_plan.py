@@ -38,7 +38,7 @@ class Batch(Generic[Item, Waiter]):
             left.
         follows: Whether it continues a batch that is waiting or in flight, and must not overtake
             it.
-        shared: The waiters that it has at several places in a row.
+        shared: The waiters of items that were submitted together; the places of each are in a row.
         repeating: Whether it failed and is being repeated.
     """
 
@@ -134,11 +134,14 @@ class BatchPlan(Generic[Item, Waiter]):
         )
 
     def add_small(self, items: Sequence[Item], waiters: Sequence[Waiter], since: float) -> None:
-        """Add items of one byte, submitted at ``since``, as :meth:`add` does, but all at once."""
+        """Add items of one byte, submitted at ``since``, all at once.
+
+        Call :meth:`leave` afterwards. :attr:`closed` is not checked.
+        """
         at, waiting = 0, self.waiting
         while at < len(items):
             room = 0
-            if waiting and abs(since - waiting[-1].since) <= (self._span or math.inf):
+            if waiting and abs(since - waiting[-1].since) <= self._span:
                 batch = waiting[-1]
                 room = min(self._max_items - len(batch.items), self._max_bytes - batch.size)
             if room <= 0:

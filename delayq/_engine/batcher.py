@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     # submitted together have the same one.
     Waiter = Future[Any] | None
     AnyBatch = Batch[Any, Waiter]
-    # What waits for a future, and the context to call it in.
+    # The context and the callback to call when a future is done, and that future.
     _Wakeup = tuple[Context, Callable[[Future[Any]], object], Future[Any]]
 
 _log = logging.getLogger("delayq")
 
-# As many items that no caller waits for leave at once.
+# When this many items for which no caller waits have come together, they leave at once.
 _UNATTENDED = 100
 
 Item = TypeVar("Item")
@@ -60,23 +60,25 @@ class _Together(Future[list[Any]]):
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)
-        # By batch, once they are known.
-        self._outcomes: dict[AnyBatch, Sequence[Any] | None] = {}
+        # By batch, in order; empty until they are known.
+        self._outcomes: dict[AnyBatch, Sequence[Any]] = {}
+        self._missing = 0
 
     def expect(self, batches: Sequence[AnyBatch]) -> None:
         """Be done when the outcomes of all these batches are known."""
-        self._outcomes = dict.fromkeys(batches)
+        self._outcomes = dict.fromkeys(batches, ())
+        self._missing = len(batches)
         self._finish()
 
     def note(self, batch: AnyBatch, outcomes: Sequence[Any]) -> None:
         """Note the outcomes of the items in one batch."""
         self._outcomes[batch] = outcomes
+        self._missing -= 1
         self._finish()
 
     def _finish(self) -> None:
-        known = [outcomes for outcomes in self._outcomes.values() if outcomes is not None]
-        if len(known) == len(self._outcomes) and not self.done():
-            self.set_result([*chain.from_iterable(known)])
+        if not self._missing and not self.done():
+            self.set_result([*chain.from_iterable(self._outcomes.values())])
 
 
 class Batcher(Generic[Item, Result]):
@@ -418,7 +420,7 @@ class Batcher(Generic[Item, Result]):
     def _fail(self, batch: AnyBatch, error: Exception) -> None:
         items, futures, flushed = self._plan.settle(batch)
         if batch.shared:
-            _tell_together(batch, items, futures, [own_copy(error)] * len(items))
+            _tell_together(batch, items, futures, [own_copy(error) for _ in items])
         for item, future in zip(items, futures, strict=True):
             if future is None:
                 self._report(item, error)
@@ -453,7 +455,7 @@ def _tell_together(
     """
     left = [*outcomes]
     for waiter in batch.shared:
-        # None if they were withdrawn.
+        # There are none left if they were withdrawn.
         if count := waiters.count(waiter):
             start = waiters.index(waiter)
             rest = slice(start, start + count)

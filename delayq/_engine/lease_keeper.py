@@ -86,10 +86,6 @@ class LeaseKeeper(Generic[L]):
             self._timeout.cancel()
             self._timeout = None
 
-    def is_short(self, claim: L) -> bool:
-        """Return whether less than half of a claim's lease is left, as it has waited here."""
-        return self._clock.local() > claim.fresh_until
-
     async def freshen(self, claims: Sequence[L]) -> list[L]:
         """Restore the full lease of claims that have waited here. Returns those that are lost."""
         try:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 # How far two clocks may drift apart, in seconds per second. The next answer corrects it.
 _DRIFT = 1e-5
-# Of a time in microseconds, in seconds.
+# By how much a time in whole microseconds may be off, in seconds.
 _ROUNDING = 2e-6
 # For how long a quick call counts, in seconds: in that time, the clocks drift apart by less than a
 # call takes.
@@ -18,7 +18,7 @@ _RECENT = 10.0
 
 
 class _RecentLeast:
-    """The least of the values of the last one to two :data:`_RECENT`."""
+    """The lowest value of the last 10 to 20 seconds."""
 
     __slots__ = ("_newer", "_older", "_since", "value")
 

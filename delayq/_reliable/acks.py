@@ -142,6 +142,8 @@ class Acknowledger:
         return self._store.ack_request(claims)
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
+        # It may have failed before it left.
+        self._suspects.over(claim)
         heed(self._store.keys.name, claim.id, outcome)
 
     async def _settle_one(self, request: Request, claim: Claim) -> None:

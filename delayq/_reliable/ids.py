@@ -18,8 +18,8 @@ _LONGEST = 512
 # The digits of base64 for URLs, in ASCII order, so that ids sort like the numbers they represent.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
 _PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+# Of the number in an id: its lower twelve bits are the last two characters.
 _UPPER_BITS = 30 - 12
-
 
 # The end of the last millisecond, in nanoseconds since 1970; the ids for it that are left; and the
 # upper bits of the number that these share.
@@ -33,17 +33,18 @@ def new_id() -> str:
     """Return a new id, different from all others of this process.
 
     It consists of the millisecond in 42 bits, and a number in 30 bits that starts at random in each
-    millisecond and counts up. Two processes hardly ever make the same id, and the server notices if
-    they do. It is short because the server stores it twice, and 12 bytes with their header fill the
-    smallest allocation they fit in.
+    millisecond, in the lower half, and counts up. Two processes hardly ever make the same id, and
+    the server notices if they do. It is short because the server stores it twice, and 12 bytes with
+    their header fill the smallest allocation they fit in.
     """
     # If the clock was set back, the ids continue where they were.
     if time.time_ns() < _until_ns and (found := next(_ids, None)) is not None:
         return found
-    return _new_id_of_new_supply()
+    return _renew_and_take()
 
 
-def _new_id_of_new_supply() -> str:
+def _renew_and_take() -> str:
+    """Prepare the ids of this millisecond, or more of them, and return the first one."""
     global _until_ns, _ids, _upper  # noqa: PLW0603
     with _renewing:
         now_ns = time.time_ns()

@@ -346,7 +346,7 @@ class Message(Generic[T]):
             self._demand_lease()
         origin, claim = self._origin, self._claim
         keeper = origin.keeper
-        # As keeper.is_short(), without two calls: this runs for each message.
+        # Less than half of the lease may be left, because the message has waited here.
         if origin.loop.time() > claim.fresh_until and await keeper.freshen([claim]):
             self._lose()
             raise LeaseLost(LOST)

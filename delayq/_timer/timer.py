@@ -82,7 +82,8 @@ class HashedWheelTimer:
         self._max_pending = max_pending_timeouts
         self._stopped = False
         self._driver = WheelDriver(self._wheel, clock, loop)
-        # Whether nothing speaks against another timeout: a single call, because each one makes it.
+        # Tells whether another timeout is accepted: one function, because every new_timeout() calls
+        # it.
         self._accepts: Callable[[], bool] = _never
         if loop is not None:
             self._accept_while(_always)

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from contextvars import Context
 
 
-def begin(coroutine: Coroutine[Any, Any, None]) -> Rest | None:
+def run_to_first_wait(coroutine: Coroutine[Any, Any, None]) -> Remainder | None:
     """Run a coroutine up to its first wait, and return what is left to await; None if it has ended.
 
     It runs in a copy of the current context, so that variables it sets do not outlive it. One task
@@ -23,11 +23,11 @@ def begin(coroutine: Coroutine[Any, Any, None]) -> Rest | None:
         waits_for = context.run(coroutine.send, None)
     except StopIteration:
         return None
-    return Rest(coroutine, context, waits_for)
+    return Remainder(coroutine, context, waits_for)
 
 
-class Rest:
-    """Awaits the rest of a coroutine in its own context."""
+class Remainder:
+    """Awaits the remainder of a coroutine in its own context."""
 
     __slots__ = ("_context", "_coroutine", "_waits_for")
 

@@ -49,8 +49,8 @@ class Source:
 
     Attributes:
         name: The queue's name.
-        ahead: What its messages take for the messages at hand in a loop: they do not wait for their
-            acknowledgements, unless too many are in flight.
+        ahead: Stands for the messages at hand in a loop, so that a handled message does not wait
+            for its acknowledgement unless too many are in flight.
     """
 
     def __init__(self, queue: ReliableQueue[Any], concurrency: int) -> None:

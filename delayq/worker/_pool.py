@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, ServerError
-from delayq.worker._contexts import begin
+from delayq.worker._contexts import run_to_first_wait
 from delayq.worker._slots import SlotPlan
 
 if TYPE_CHECKING:
@@ -221,7 +221,8 @@ class Pool:
     def _wake_one(self) -> None:
         """Put one more worker to work, if there is work.
 
-        It wakes the next one as soon as it waits, so quick work needs few workers.
+        A worker wakes the next one as soon as its own message has to wait, so quick work needs few
+        of them.
         """
         if not self._plan.in_line or self._closing or self._waking:
             return
@@ -260,11 +261,11 @@ class Pool:
                 self._feed_if_room(feed)
             try:
                 message = feed.source.message(claimed[1], feed.source.ahead)
-                rest = begin(feed.handling.handle(message))
-                if rest is not None:
+                remainder = run_to_first_wait(feed.handling.handle(message))
+                if remainder is not None:
                     # Others handle messages while this one waits.
                     self._wake_one()
-                    await rest
+                    await remainder
             finally:
                 # The next message begins as this one ends.
                 started, before = now(), started
