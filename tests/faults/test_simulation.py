@@ -113,7 +113,7 @@ SAFEGUARDS = {
         "reliable",
         {"only": ("requests stalled",), "habits": Habits(fails=0, releases=0), **OFTEN},
         LONG,
-        within=40,
+        within=200,
         thorough=True,
     ),
     "what was taken, and whose answer was lost, is handed out": Case(

@@ -38,7 +38,14 @@ jobs = pytest.mark.parametrize(("kind", "role"), [*JOBS], ids=["-".join(job) for
 USER, PASSWORD = "limited", "its-password"
 # Rights whose absence no job notices: a fence is either deleted at once or expires after a minute,
 # and the re-check merely asks whether other clients have created a schedule.
-NOT_SEEN = {("delayed", "consumer"): {"+unlink"}, ("reliable", "consumer"): {"+hlen"}}
+NOT_SEEN = {
+    # A long ordered list takes LSET.
+    ("delayed", "producer"): {"+lset"},
+    ("delayed", "consumer"): {"+lset", "+unlink"},
+    # A page of schedules takes HSCAN, and a client that closes tries UNLINK.
+    ("reliable", "consumer"): {"+hlen", "+hscan", "+unlink"},
+    ("reliable", "admin"): {"+hscan"},
+}
 
 
 @pytest.fixture
