@@ -60,7 +60,7 @@ _NOT_OURS = re.compile(
 
 # redis-py's message for an option whose value it cannot parse.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
-# The parts of an address that may be shown. A path that is no number may be secret.
+# The parts of an address that may be shown. A path may be secret unless it is a number.
 _HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
@@ -270,7 +270,7 @@ def _address(
 
 
 def redacted(url: str) -> str:
-    """Return ``url`` without user, password and options; only the scheme if it is no address."""
+    """Return ``url`` without user, password and options; only its scheme if it names no address."""
     scheme, found, rest = url.partition("://")
     if not found:
         return url if _SERVER.fullmatch(url) else "***"

@@ -1,4 +1,4 @@
-"""What one client knows of a queue's settings, and how it learns that they have changed.
+"""Keeps a queue's settings as one client knows them, and learns when they have changed.
 
 The settings are in a hash on the queue's server. Each partition has a copy, because a script reads
 only the keys of its own slot; the copy of partition 0 decides. Every change gives the settings a

@@ -179,7 +179,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if id is None and ttl is None and priority is USUAL_PRIORITY and on_duplicate == "raise":
             message = self._encoder.plain(value, delay, at, headers)
         else:
-            message = self._encoder.message(
+            message = self._encoder.with_options(
                 value, delay, at, id, headers, priority, ttl, on_duplicate
             )
         made_up, sender = id is None, self._sender
