@@ -23,6 +23,7 @@ _PREFIXES = (
     "delayq_leases",
     "delayq_leased",
     "delayq_turns",
+    "delayq_summons",
 )
 _FENCE = "delayq_fence"
 
@@ -59,6 +60,8 @@ class DelayedKeys:
     """Channel on which a client announces that it has moved the due messages, so that the others
     need not look.
     """
+    summons: str
+    """Channel on which clients that rest are called: how many of them are needed."""
     _of_scripts: dict[str, tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

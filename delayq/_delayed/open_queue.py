@@ -45,17 +45,24 @@ class OpenDelayedQueue:
         self._clock = services.clock
         self.closed: bool = False
 
+    @property
+    def summons(self) -> str:
+        return self.keys.summons
+
     def resync_keys(self) -> tuple[str, ...]:
         return self.store.resync_keys if self.transfer.watches else ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:
-        self.transfer.resynced(due_us, found.extra)
+        self.transfer.resynced(due_us, found)
 
     def on_due(self, due_us: int) -> None:
         self.wakeups.on_due(due_us)
 
     def on_notice(self, notice: TransferNotice) -> None:
         self.wakeups.on_notice(notice)
+
+    def on_summons(self, number: int) -> None:
+        self.wakeups.on_summons(number)
 
     def on_settings(self) -> None:
         # Nothing but a reliable queue has settings on the server.

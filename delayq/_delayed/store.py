@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 OFFER = Script("delayed/offer")
 TRANSFER = Script("delayed/transfer")
+SUMMON = Script("delayed/summon")
 GIVE_BACK = Script("delayed/give_back")
 SET_ASIDE = Script("delayed/set_aside")
 CANCEL = Script("delayed/cancel")
@@ -525,12 +526,20 @@ class DelayedStore:
     @property
     def resync_keys(self) -> tuple[str, ...]:
         """The keys that the re-check's script examines for a delayed queue."""
-        return self.keys.timeout, self.keys.leases, self.keys.ready
+        keys = self.keys
+        return keys.timeout, keys.leases, keys.ready, keys.turns, keys.summons
 
     async def resync(self) -> NextDue:
         """Look at the queue as the re-check does. The end of a lease counts as a due message."""
         reply = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
         return Resynced.of(reply).queues[0]
+
+    async def summon(self, share: int, left: int) -> None:
+        """Call as many clients that rest as the ready payloads need if each takes ``share``.
+
+        For ``left`` of them, those that listen suffice.
+        """
+        await self._run(SUMMON, share, left)
 
     @property
     def wait_for_ready(self) -> tuple[str | int, ...]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._delayed.hand_outs import HandOuts
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from delayq._delayed.store import DelayedStore, Transferred
-    from delayq._engine.context import EngineContext
+    from delayq._engine.context import Channels, EngineContext
+    from delayq._engine.store import NextDue
     from delayq._redis.hand_back import LastCalls
 
 _log = logging.getLogger("delayq")
@@ -55,7 +57,10 @@ class TransferTask:
         self._services = services
         self.hand_outs: HandOuts = HandOuts(store, services)
         self.wakeups: WakeupLoop = WakeupLoop(
-            store.keys.name, self.run_once, services, lambda: self.waiting
+            store.keys.name,
+            self.run_once,
+            replace(services, listen=self._listen),
+            lambda: self.waiting,
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
@@ -88,12 +93,14 @@ class TransferTask:
             self._supplies = {lease_us: supply, **self._supplies}
         return self._leased[lease_us]
 
-    def resynced(self, due_us: int, ready: int) -> None:
+    def resynced(self, due_us: int, found: NextDue) -> None:
         """Act on the re-check, which found the next due time and the number of ready payloads."""
         self.hand_outs.confirm_in_doubt()
-        if ready:
+        if found.extra:
             self._watch.overlooked()
-        self.wakeups.on_next_due(0 if ready and self.waiting else due_us)
+        if found.extra and self.waiting:
+            self.wakeups.wake()
+        self.wakeups.on_recheck(due_us, found)
 
     @property
     def watches(self) -> bool:
@@ -143,14 +150,13 @@ class TransferTask:
             for _, supply in supplies:
                 supply.over()
         due = 0 if 0 in dues else dues[-1]
-        if due and self.waiting:
+        if due and self.waiting and not self.wakeups.plan.resting:
             self._watch.start()
         return due
 
     async def _call(self, lease_us: int, supply: Supply[Any]) -> int:
-        call, reply = await self.hand_outs.transfer(
-            supply.begin(BATCH).take, lease_us, self.wakeups.signature()
-        )
+        take = supply.begin(BATCH).take
+        call, reply = await self.hand_outs.transfer(take, lease_us, self.wakeups.signature())
         if reply.moved < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
@@ -160,6 +166,8 @@ class TransferTask:
         self._emptied = not reply.left
         if reply.moved:
             self.wakeups.transferred(reply.listeners)
+        if reply.left:
+            self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
         return 0 if reply.left and supply.waiters.waiting else due_us(reply.now_us, reply.wait_us)
 
     def _count(self, reply: Transferred) -> None:
@@ -210,10 +218,19 @@ class TransferTask:
             self._store.keys.name, self.wakeups.wake, hand_back=hand_back, size=size
         )
 
+    def _listen(self, to: Channels) -> None:
+        """Watch the ready list only while this client listens: a push wakes all who watch."""
+        self._services.listen(to)
+        if to == "notices" and self.waiting:
+            self._watch.start()
+        elif to != "notices":
+            self._watch.idle()
+
     def _ask(self, insist: bool) -> None:
         """Ask for a caller, unless it can wait and the list was empty and is watched since."""
-        up_to_date = self.wakeups.plan.up_to_date
-        if not insist and self._emptied and self._watch.is_watching and up_to_date:
+        rests = self.wakeups.plan.resting
+        if not insist and not rests and self._emptied and self._watch.is_watching:
             self._watch.start()
         else:
             self.wakeups.wake()
+        self.wakeups.demand()

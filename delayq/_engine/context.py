@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from delayq._engine.suspects import Suspects
 from delayq.instrumentation import Hooks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from delayq._background import Background
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.client import RedisClient
     from delayq._redis.topology import Topology
     from delayq._timer.timer import HashedWheelTimer
+
+
+Channels = Literal["notices", "summons", "nothing"]
+"""What a client listens to of a queue: its notifications, calls for clients that rest, or nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,8 @@ class EngineContext:
         retry_most: Longest wait before a failed call is tried again, in seconds.
         hooks: The observers to notify.
         suspects: Tracks the suspect that the client has at work.
+        listen: Changes to which channels of the queue that these services are for the client
+            listens.
     """
 
     server: RedisClient
@@ -41,3 +50,4 @@ class EngineContext:
     retry_most: float
     hooks: Hooks = field(default_factory=Hooks)
     suspects: Suspects[Any] = field(default_factory=Suspects)
+    listen: Callable[[Channels], None] = lambda _: None

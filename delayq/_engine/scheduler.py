@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -21,7 +22,7 @@ from delayq.errors import ServerError, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
-    from delayq._engine.context import EngineContext
+    from delayq._engine.context import Channels, EngineContext
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
     from delayq._redis.pool import ConnectionPool
@@ -48,6 +49,7 @@ class OpenQueue(Protocol):
         closed: Whether it was closed.
         name: The queue's name on this client.
         channels: The channels that carry its notifications. No other queue has the first one.
+        summons: The channel on which clients that rest are called.
         kind: The name that ``resync.lua`` has for this kind of queue.
         unit_us: The unit of the moments on its channels, in microseconds.
     """
@@ -58,6 +60,8 @@ class OpenQueue(Protocol):
     def name(self) -> str: ...
     @property
     def channels(self) -> tuple[str, ...]: ...
+    @property
+    def summons(self) -> str: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -79,6 +83,10 @@ class OpenQueue(Protocol):
         ...
 
     def on_notice(self, notice: TransferNotice) -> None: ...
+    def on_summons(self, number: int) -> None:
+        """Act on a call for this number of the clients that rest."""
+        ...
+
     def on_settings(self) -> None: ...
     def wake(self) -> None: ...
 
@@ -128,18 +136,25 @@ class Scheduler:
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
-        services = self.services
+        services = replace(self.services, listen=lambda to: self._listen(made, to))
         if services.nodes.spread:
             # Each server has its own clock.
             services = replace(services, clock=ServerClock(services.clock.local))
         made = make(services)
         self._clocks[made] = services.clock
-        for each in made.channels:
+        for each in (*made.channels, made.summons):
             self._queues[each] = made
-            self.subscriber.add(each)
+        self._listen(made, "notices")
         if self._resync is None:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
+
+    def _listen(self, queue: OpenQueue, to: Channels) -> None:
+        wanted = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
+        for channel in {*queue.channels, queue.summons}.difference(wanted):
+            self.subscriber.remove(channel)
+        for channel in wanted:
+            self.subscriber.add(channel)
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
         """Close queues that are still open.
@@ -154,9 +169,9 @@ class Scheduler:
         last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True
-            for channel in queue.channels:
+            self._listen(queue, "nothing")
+            for channel in (*queue.channels, queue.summons):
                 del self._queues[channel]
-                self.subscriber.remove(channel)
             del self._clocks[queue]
             queue.close(last)
 
@@ -235,17 +250,19 @@ class Scheduler:
     async def _run(self) -> None:
         patience = _PATIENCE if self.services.nodes.spread else None
         now = asyncio.get_running_loop().time
-        last = now()
+        interval = self.services.resync_interval
+        until = now() + interval
         while True:
             try:
-                # The interval runs from the start of the last look, however long that took.
-                async with asyncio.timeout_at(last + self.services.resync_interval):
+                async with asyncio.timeout_at(until):
                     await self._check_now.wait()
                 # Confirmations for many queues arrive together, and one look serves them all.
                 self._check_now.clear()
+                # Clients that have subscribed together do not look together from then on.
+                until = now() + random.random() * interval
             except TimeoutError:
-                pass
-            last = now()
+                # The interval runs from the start of a look, however long that takes.
+                until = now() + interval
             look = self.services.background.spawn(self._look(), "look at all queues")
             await asyncio.wait({look}, timeout=patience)
 
@@ -273,6 +290,9 @@ class Scheduler:
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)
         if queue is None:
+            return
+        if channel == queue.summons:
+            queue.on_summons(parse_moment(content) or 0)
             return
         if (notice := parse(content)) is not None:
             queue.on_notice(notice)

@@ -9,11 +9,18 @@ slow, the client with the next stagger is first instead, a few milliseconds late
 
 The more clients listen, the wider their staggers are spread, so that few of them wake before the
 first one's notice has reached them. The earliest of many is early all the same. A notice says how
-many clients heard the one before it.
+many clients listen, as far as its publisher knows.
+
+A notice costs as many deliveries as clients listen, so in a *crowd* most of them *rest*: they
+unsubscribe, and no longer wake for due times. At each re-check, a client learns how many listen,
+and decides anew. The re-checks of those who rest come at many times a second together, and who
+finds a message that the listeners have left lying takes it, and listens from then on. When more is
+due than the listeners can take, a client *summons* as many of the others as that may need.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,12 +34,19 @@ LEAST, MOST = 0.0025, 0.0045
 # More clients than this widen the range of staggers, up to the longest one, in seconds.
 _CROWD = 8
 _LONGEST = 0.25
+# Listeners that suffice for a queue. The clients beyond these rest only if they are so many that
+# their re-checks come this close together on average, in seconds.
+ENOUGH = 32
+_APART = 0.05
 # Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
 _DIGITS = 19
 # A client that moves due messages but wants none staggers this many times as long.
 _ASIDE = 3.0
 # How fast a slow notice is forgotten: this much of it still counts after the next one.
 _FORGETS = 0.95
+# How often a client may summon others, in seconds, and how many for each one that is needed.
+_SUMMON_EVERY = 0.05
+_SPARE = 1.5
 # How often a client that believes itself alone asks whether it is, in seconds.
 _ASK_EVERY = 1.0
 
@@ -47,7 +61,7 @@ class TransferNotice:
         through_us: The moment by which everything due has been handed out.
         client: The client that published the notice.
         demand: Whether that client wanted the due messages, or only moved them.
-        listeners: How many clients heard its last notice; 0 if it does not say.
+        listeners: How many clients listen, as far as it knows; 0 if it does not say.
     """
 
     next_us: int
@@ -93,44 +107,68 @@ class Stagger:
 
     Attributes:
         client: Identifies the client in notices.
+        resting: Whether we neither hear notices nor wake for due times.
     """
 
-    def __init__(self, client: str, chance: Callable[[], float]) -> None:
-        """Create a stagger; ``chance`` returns random numbers from 0 to 1."""
+    def __init__(
+        self,
+        client: str,
+        chance: Callable[[], float],
+        servers: Callable[[], int] = lambda: 1,
+        resync_interval: float = math.inf,
+    ) -> None:
+        """Args:
+        client: Identifies the client in notices.
+        chance: Returns random numbers from 0 to 1.
+        servers: Returns the number of servers, each of which has a part of the listeners.
+        resync_interval: Seconds between two re-checks of a client.
+        """
         self.client: str = client
+        self.resting: bool = False
         self._chance = chance
+        self._servers = servers
+        self._crowd = ENOUGH + resync_interval / _APART
         # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
         self._slowest = 0.0
-        # How many clients, including ourselves, heard the last notice; when we last published one.
+        # How many clients listen, ourselves included; when we last published a notice.
         self._listeners = 1
         self._published_at = float("-inf")
+        # How many clients rest that want messages; when we last summoned some.
+        self._resters = 0
+        self._summoned_at = float("-inf")
+        # Whether we have neither found messages nor stepped back so far.
+        self._new = True
 
     def delay(self, *, demand: bool) -> float:
         """Return how long after the due time to wake, in seconds, with or without demand."""
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
-        spread = max(1.0, self._listeners / _CROWD)
-        return min(least * (1 + spread * self._place), _LONGEST) * (1 if demand else _ASIDE)
+        spread = min(least * max(1.0, self._listeners / _CROWD), _LONGEST - least)
+        return (least + spread * self._place) * (1 if demand else _ASIDE)
 
     def signature(self, now: float, *, demand: bool) -> str:
         """Return what our next call tells its script, to be appended to the notice.
 
-        It is empty, for no notice, where no other client listens, as far as we know.
+        It is empty, for no notice, where no other client listens, as far as we know: one server of
+        several cannot tell.
         """
-        if self._listeners <= 1 and now - self._published_at < _ASK_EVERY:
+        alone = self._listeners <= 1 and self._servers() == 1
+        if alone and now - self._published_at < _ASK_EVERY:
             return ""
         listeners = f".{self._listeners}" if self._listeners > 1 else ""
         return f"{self.client}{listeners} {int(demand)}"
 
     def transferred(self) -> None:
         """Go first from now on, because our call found messages."""
-        self._place = None
+        self._place, self._new = None, False
 
     def published(self, listeners: int, now: float) -> None:
-        """Record that ``listeners`` clients heard the notice of our call."""
-        self._listeners, self._published_at = listeners, now
+        """Record that ``listeners`` clients heard the notice of our call from the same server."""
+        self._published_at = now
+        if listeners > 1 or self._servers() == 1:
+            self._listeners = listeners * self._servers()
 
     def found_nothing(self) -> None:
         """Step back if there are other clients, because our call came too late."""
@@ -147,6 +185,49 @@ class Stagger:
         else:
             self._step_back()
 
+    def on_recheck(self, listeners: int, resters: int, *, demand: bool) -> None:
+        """Decide whether to rest, now that one server counts so many clients; -1: it does not tell.
+
+        ``resters`` are those that rest, but want messages. A client that goes first never rests as
+        long as it has demand.
+        """
+        if listeners < 0:
+            return
+        servers = self._servers()
+        if listeners > 1 or servers == 1 or self.resting:
+            self._listeners = max(1, listeners * servers)
+        self._resters = resters * servers
+        if self._new and self._listeners > _CROWD:
+            # Others go first already. Of few, we may be the only one that wants messages.
+            self._step_back()
+        if self.resting:
+            few = self._listeners < ENOUGH / 2
+            self.resting = not few and not self.has_room(demand=demand, part=0.5)
+        elif (self._place is not None or not demand) and not self.has_room(demand=demand):
+            self.resting = self._chance() * self._listeners >= ENOUGH
+
+    def has_room(self, *, demand: bool, part: float = 1.0) -> bool:
+        """Return whether no more clients are there than may listen; or than this part of them."""
+        most = self._crowd if demand else ENOUGH
+        return self._listeners + self._resters <= most * part
+
+    def left_to_listeners(self, now: float) -> int | None:
+        """Return for how many clients work must be left before we summon those that rest.
+
+        None if we do not: none rests, we do not go first, or we did it just now. If we rest
+        ourselves, the listeners have left work lying, so they are busy.
+        """
+        some = self._resters > 0 and (self._place is None or self.resting)
+        if not some or now - self._summoned_at < _SUMMON_EVERY:
+            return None
+        self._summoned_at = now
+        return 0 if self.resting else self._listeners
+
+    def answers(self, number: int) -> bool:
+        """Return whether we are one of this number of clients that are summoned."""
+        return self.resting and self._chance() * self._resters < number * _SPARE
+
     def _step_back(self) -> None:
+        self._new = False
         if self._place is None:
             self._place = self._chance()

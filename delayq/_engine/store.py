@@ -20,12 +20,19 @@ class NextDue(NamedTuple):
 
     Attributes:
         wait_us: Microseconds until the next message is due; 0 if that is now, -1 if there is none.
+        late_us: For how many microseconds it has been due; 0 if it is not.
+        listeners: The number of clients that hear its notices on this server; -1 if the user may
+            not know it.
+        resters: The number of clients that rest and want messages, on this server.
         extra: For a delayed queue, the number of ready messages; for a reliable one, the number of
             schedules.
         epoch: The epoch of a reliable queue's settings.
     """
 
     wait_us: int
+    late_us: int
+    listeners: int
+    resters: int
     extra: int
     epoch: bytes
 
@@ -39,7 +46,7 @@ class Resynced(NamedTuple):
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Resynced:
         """Parse a reply."""
-        return cls(reply[0], [*map(NextDue, reply[1::3], reply[2::3], reply[3::3])])
+        return cls(reply[0], [*map(NextDue, *(reply[at::6] for at in range(1, 7)))])
 
 
 async def resync(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+from contextlib import suppress
 from functools import partial
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.stagger import Stagger
-from delayq._engine.wakeup_plan import Arm, Call, WakeupPlan
+from delayq._engine.wakeup_plan import Arm, Call, Listen, WakeupPlan
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import DelayqError
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from delayq._engine.context import EngineContext
     from delayq._engine.stagger import TransferNotice
+    from delayq._engine.store import NextDue
     from delayq._engine.wakeup_plan import Actions, Armed
     from delayq._timer.wheel import Timeout
 
@@ -60,12 +62,18 @@ class WakeupLoop:
         self._now = services.clock.local
         self._timer = services.timer
         self._background = services.background
+        self._listen = services.listen
         self._task: asyncio.Task[Any] | None = None
         self._timeout: Timeout | None = None
         self._warned_of_refusal = False
         self.plan: WakeupPlan = WakeupPlan(
             services.clock,
-            Stagger(secrets.token_hex(4), random.random),
+            Stagger(
+                secrets.token_hex(4),
+                random.random,
+                lambda: max(1, len(services.nodes.all())),
+                services.resync_interval,
+            ),
             has_demand,
             partial(retry_delay, most=services.retry_most),
         )
@@ -86,6 +94,13 @@ class WakeupLoop:
     def on_notice(self, notice: TransferNotice) -> None:
         self._act(self.plan.on_notice(notice, self._now()))
 
+    def on_recheck(self, due_us: int, found: NextDue) -> None:
+        late = found.late_us / 1_000_000
+        self._act(self.plan.on_recheck(due_us, late, found.listeners, found.resters, self._now()))
+
+    def on_summons(self, number: int) -> None:
+        self._act(self.plan.on_summons(number))
+
     def on_next_due(self, due_us: int) -> None:
         self._act(self.plan.on_next_due(due_us, self._now()))
 
@@ -100,6 +115,20 @@ class WakeupLoop:
         if listeners < 0 and not self._warned_of_refusal:
             self._warned_of_refusal = True
             warn_of_refusal(self._name)
+
+    def more_is_due(self, summon: Callable[[int], Awaitable[object]]) -> None:
+        """Summon clients that rest, if need be, because more is due than this client takes.
+
+        ``summon`` does so unless no more than that number of clients are needed.
+        """
+        left = self.plan.stagger.left_to_listeners(self._now())
+        if left is not None:
+            self._background.spawn(self._summon(summon, left), f"summon for {self._name}")
+
+    async def _summon(self, summon: Callable[[int], Awaitable[object]], left: int) -> None:
+        # A hint: those who rest look now and then.
+        with suppress(DelayqError):
+            await summon(left)
 
     def signature(self) -> str:
         """Return what the next call tells its script about us."""
@@ -128,6 +157,8 @@ class WakeupLoop:
                     self._task = self._background.spawn(self._run(), f"wake {self._name}")
             elif isinstance(action, Arm):
                 self._set_timer(action.wakeup)
+            elif isinstance(action, Listen):
+                self._listen(action.to)
             else:
                 self._cancel_timer()
 

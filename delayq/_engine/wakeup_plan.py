@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from delayq._engine.context import Channels
     from delayq._engine.server_clock import ServerClock
     from delayq._engine.stagger import Stagger, TransferNotice
 
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 _LATE_US = 250_000
 # A notice cannot be further ahead of our estimate of the server's clock, in seconds.
 _AHEAD = 5.0
+
+# For how long a message may be due before a client that rests concludes that no other takes it, in
+# seconds.
+_PATIENCE = 0.02
 
 # The reply of a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
@@ -102,7 +107,17 @@ class Cancel:
     """Cancel the timer that is set."""
 
 
-Action = Call | Arm | Cancel
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """Subscribe to these channels of the queue, and look at it then; unsubscribe from the others.
+
+    Clients that listen hear the notices. Those that rest hear summons, if they want messages.
+    """
+
+    to: Channels
+
+
+Action = Call | Arm | Cancel | Listen
 Actions = tuple[Action, ...]
 
 _CALL: Actions = (Call(),)
@@ -117,10 +132,12 @@ class _InFlight:
         knowledge: The plan's knowledge when it began.
         due_us: It was made for messages due by this moment, and has found none so far; infinite if
             it was made for whatever is due, or has found some.
+        found: Whether it has found messages.
     """
 
     knowledge: int = 0
     due_us: float = math.inf
+    found: bool = False
 
     def came_too_late(self, next_us: float) -> bool:
         """Return whether its messages were gone, and not still to come: the next one is due at
@@ -176,11 +193,20 @@ class WakeupPlan:
         """Whether everything due has been handed out, and we will be woken for the next message."""
         return self._confirmed == self.knowledge
 
+    @property
+    def resting(self) -> bool:
+        """Whether we hear nothing, and leave messages to the clients that listen."""
+        return self.stagger.resting
+
     # Requests
 
     def demand(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
-        return () if self.up_to_date else self.wake()
+        if not self.resting:
+            return () if self.up_to_date else self.wake()
+        # We may rest only because no caller has wanted messages.
+        has_room = self.stagger.has_room(demand=True)
+        return self.wake() + (self._listen() if has_room else self._changed())
 
     def wake(self, due_us: float = math.inf) -> Actions:
         """Call now, for messages due by ``due_us``. By default: for whatever is due."""
@@ -201,6 +227,8 @@ class WakeupPlan:
 
     def on_due(self, due_us: int, now: float) -> Actions:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
+        if self.resting:
+            return ()
         if due_us < self._handed_out_us:
             # The announcement is late, or the server's clock was set back.
             return self.wake() if self._handed_out_us - due_us > _LATE_US else ()
@@ -209,7 +237,7 @@ class WakeupPlan:
 
     def on_notice(self, notice: TransferNotice, now: float) -> Actions:
         """Act on a notice: another client was first."""
-        if notice.client == self.stagger.client:
+        if notice.client == self.stagger.client or self.resting:
             return ()
         if self._clock.seconds_from(now, notice.through_us) > _AHEAD:
             # Either the server's clock was set, or this is not a real notice. The server knows.
@@ -222,6 +250,27 @@ class WakeupPlan:
             actions += self._disarm()
         self.stagger.on_notice(notice, after, demand=self._has_demand())
         return actions + self.on_next_due(notice.next_us, now)
+
+    def on_recheck(
+        self, due_us: int, late: float, listeners: int, resters: int, now: float
+    ) -> Actions:
+        """Act on the re-check, which found what :meth:`on_next_due` takes.
+
+        If a message is due now, it has been for ``late`` seconds. The numbers of clients are those
+        that :meth:`Stagger.on_recheck` takes.
+        """
+        rested = self.resting
+        self.stagger.on_recheck(listeners, resters, demand=self._has_demand())
+        actions = self._changed() if self.resting != rested else ()
+        if (rested or self.resting) and due_us == 0 and late < _PATIENCE:
+            return actions
+        return actions + self.on_next_due(due_us, now)
+
+    def on_summons(self, number: int) -> Actions:
+        """Act on a summons for this number of the clients that rest."""
+        if not self._has_demand() or not self.stagger.answers(number):
+            return ()
+        return self._listen() + self.wake()
 
     def on_next_due(self, due_us: int, now: float) -> Actions:
         """Arrange the next call, for a message due at ``due_us`` (0: now, -1: no message)."""
@@ -270,7 +319,7 @@ class WakeupPlan:
         """Record that the call found messages, and how many clients heard its notice: 0 if it gave
         none, -1 if the user may not publish it.
         """
-        self._in_flight.due_us = math.inf
+        self._in_flight.found, self._in_flight.due_us = True, math.inf
         self.stagger.transferred()
         if listeners:
             self.stagger.published(listeners, now)
@@ -283,7 +332,8 @@ class WakeupPlan:
             return self._again(known)
         self.failures = 0
         self._confirmed = known if due_us else -1
-        actions = self.on_next_due(due_us, now) + self._again(known)
+        actions = self._listen() if self._in_flight.found else ()
+        actions += self.on_next_due(due_us, now) + self._again(known)
         if self._in_flight.came_too_late(due_us):
             self.stagger.found_nothing()
         return actions
@@ -296,6 +346,23 @@ class WakeupPlan:
             self.stagger.found_nothing()
         return self._wake_in(self._retry_delay(self.failures), now)
 
+    def _listen(self) -> Actions:
+        if not self.resting:
+            return ()
+        self.stagger.resting = False
+        return self._changed()
+
+    def _changed(self) -> Actions:
+        """Subscribe to what we listen to from now on."""
+        if self._closed:
+            return ()
+        if not self.resting:
+            return (Listen("notices"),)
+        held = self._last_timeout.held
+        # The repetition of a failed call stays.
+        cancel = self._disarm() if held is not None and held.last_us < math.inf else ()
+        return (*cancel, Listen("summons" if self._has_demand() else "nothing"))
+
     def _again(self, known: int) -> Actions:
         """Call again if a reply may be out of date while callers rely on it."""
         return self.wake() if known != self.knowledge and self._has_demand() else ()
@@ -306,8 +373,9 @@ class WakeupPlan:
         )
 
     def _wake_in(self, seconds: float, now: float, due_us: float = math.inf) -> Actions:
-        # Has no effect if an earlier wake-up is armed already.
-        armed = None if self._closed else self._last_timeout.arm(now + seconds, due_us)
+        # Has no effect if an earlier wake-up is armed already. Those who rest only repeat calls.
+        idle = self._closed or (self.resting and due_us < math.inf)
+        armed = None if idle else self._last_timeout.arm(now + seconds, due_us)
         return () if armed is None else (Arm(armed),)
 
     def _disarm(self) -> Actions:

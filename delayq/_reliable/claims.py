@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delayq._engine.leases import fresh_until
@@ -217,6 +218,8 @@ class Claims:
         if reply.wait_us:
             # No message that was due by then is left.
             self.wakeups.handed_out(now)
+        else:
+            self.wakeups.more_is_due(partial(self._partition.store.summon, take))
         if reply.more_suspects:
             suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, now

@@ -64,6 +64,8 @@ class ReliableKeys:
     """
     wake: str
     """Channel that announces the due time of a new head, decimal microseconds."""
+    summons: str
+    """Channel on which clients that rest are called: how many of them are needed."""
     done: str
     """ZSET of ids that were handled lately, scored by when they are forgotten, microseconds."""
     dead: str
@@ -112,6 +114,7 @@ class ReliableKeys:
             name=name,
             messages=(f"{prefix}waiting", *more, *others),
             wake=f"{prefix}wake",
+            summons=f"{prefix}summons",
             done=f"{prefix}done",
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
@@ -145,7 +148,8 @@ class ReliableKeys:
     @property
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
-        return (self.leased, *self.waiting, self.schedules, self.settings)
+        rest = (self.schedules, self.settings, self.wake, self.summons)
+        return (self.leased, *self.waiting, *rest)
 
     @property
     def pattern(self) -> str:

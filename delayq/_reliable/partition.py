@@ -68,6 +68,10 @@ class Partition:
         return (self.keys.wake,)
 
     @property
+    def summons(self) -> str:
+        return self.keys.summons
+
+    @property
     def kind(self) -> Literal["reliable"]:
         return "reliable"
 
@@ -106,7 +110,7 @@ class Partition:
         if found.extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.learn()
-        self.wakeups.on_next_due(due_us)
+        self.wakeups.on_recheck(due_us, found)
 
     @property
     def unit_us(self) -> int:
@@ -117,6 +121,9 @@ class Partition:
 
     def on_notice(self, notice: TransferNotice) -> None:
         self.claims.noticed(notice)
+
+    def on_summons(self, number: int) -> None:
+        self.wakeups.on_summons(number)
 
     def on_settings(self) -> None:
         self.queue.settings.on_change()

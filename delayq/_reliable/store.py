@@ -54,6 +54,7 @@ RESCHEDULE = Script("reliable/reschedule")
 GET = Script("reliable/get")
 LIST = Script("reliable/list")
 STATS = Script("reliable/stats")
+SUMMON = Script("reliable/summon")
 PURGE = Script("reliable/purge")
 REDRIVE = Script("reliable/redrive")
 DROP_DEAD = Script("reliable/drop_dead")
@@ -317,6 +318,13 @@ class ReliableStore:
     async def has_schedules(self) -> bool:
         """Return whether any message recurs."""
         return any([bool(some) async for some in self._scan(self.keys.schedules, PAGE)])
+
+    async def summon(self, share: int, left: int) -> None:
+        """Call as many clients that rest as the due messages need if each takes ``share``.
+
+        For ``left`` of them, those that listen suffice.
+        """
+        await self._run(SUMMON, share, left)
 
     async def count_due(self, after_us: int, until_us: int | None) -> int:
         """Count the waiting messages that come due after one moment and, unless it is None, by

@@ -52,6 +52,8 @@ _SCRIPTS = "eval evalsha"
 # priority and a digit: these code points are noncharacters.
 _REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
 _CLIENT = 12 * _ONE
+# Commands of scripts that need only one subcommand.
+_NARROWER = {"pubsub": "pubsub|numsub"}
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Characters that a rule cannot contain, because it would end there.
 _NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
@@ -80,7 +82,7 @@ _LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
 _WORK: dict[tuple[Kind, Role], _Work] = {
     # No access to the ready list: other processes move due messages.
     ("delayed", "producer"): _Work(),
-    ("delayed", "consumer"): _Work("blmove unlink rpush"),
+    ("delayed", "consumer"): _Work("blmove unlink rpush", "summons"),
     ("delayed", "admin"): _Work(f"{_LOOKS_AT_DELAYED} zscan unlink"),
     ("delayed", "dashboard"): _Work(
         _LOOKS_AT_DELAYED, "ready timeout ordered quarantine leases leased"
@@ -92,8 +94,8 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),
 }
 
-_KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns"
-_KEYS_OF_RELIABLE = "wake done dead dead_messages paused schedules settings"
+_KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
+_KEYS_OF_RELIABLE = "wake summons done dead dead_messages paused schedules settings"
 
 
 def scripts_of(kind: Kind, role: Role) -> list[Script]:
@@ -159,13 +161,13 @@ def acl_rules(
         one = DelayedKeys.of(_whole(name, prefix=prefix, ready=True))
         wanted |= commands
         keys += _delayed_keys(one, names)
-        channels += (one.channel, one.turns)
+        channels += (one.channel, one.turns, *([one.summons] if role == "consumer" else ()))
     for name in reliable:
         commands, names = _work_of("reliable", role)
         wanted |= commands
         for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
             keys += _reliable_keys(other, names)
-            channels.append(other.wake)
+            channels += (other.wake, *([other.summons] if role == "consumer" else ()))
     if not channels:
         raise BadInput("name at least one queue")
     if database:
@@ -199,7 +201,7 @@ def _work_of(kind: Kind, role: Role) -> tuple[set[str], set[str]]:
     """Return the commands that a role needs for queues of one kind, and the names of its keys."""
     work, scripts = _WORK[kind, role], scripts_of(kind, role)
     of_scripts = {command.lower() for script in scripts for command in commands_of(script)}
-    of_scripts -= {*work.never.split()}
+    of_scripts = {_NARROWER.get(each, each) for each in of_scripts - {*work.never.split()}}
     calls = {*_SCRIPTS.split()} if scripts else set()
     names = {name for script in scripts for name in script.keys}
     return calls | of_scripts | {*work.commands.split()}, names | {*work.keys.split()}

@@ -206,9 +206,9 @@ async def _busy(server: RedisClient, keys: Keys) -> str:
             return ""
         return f"{keys.name!r} has {depth.ready} ready and {depth.leased} leased"
     store = DelayedStore(server, keys)
-    wait_us, ready, _ = await store.resync()
+    found = await store.resync()
     leased = await store.count_leased()
-    if wait_us and not ready and not leased:
+    if found.wait_us and not found.extra and not leased:
         return ""
-    others = "" if wait_us else ", and others just came due"
-    return f"{keys.name!r} has {ready} ready, {leased} leased{others}"
+    others = "" if found.wait_us else ", and others just came due"
+    return f"{keys.name!r} has {found.extra} ready, {leased} leased{others}"

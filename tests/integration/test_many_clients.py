@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 import delayq
 from delayq import Offer
 from delayq._delayed.store import TRANSFER
+from delayq._engine import stagger
 from delayq._redis.client import RedisClient
 from delayq._reliable.store import CLAIM
 from tests.support.reliable import values
@@ -55,6 +56,10 @@ class Kind:
 
     def wakeups(self, queue: Any) -> Any:
         return (queue._open.partitions[0] if self.reliable else queue._open).wakeups
+
+    def watches(self, queue: Any) -> bool:
+        """Return whether the queue's client watches a ready list."""
+        return not self.reliable and queue._open.transfer._watch._task is not None
 
     async def offer(self, queue: Any, delays: dict[int, float]) -> None:
         many: list[Any] = [*delays.items()]
@@ -144,14 +149,18 @@ class Crowd:
 
     async def subscribed(self, raw: Any, others: int = 0) -> None:
         """Wait until all clients hear what is published."""
-        keys = self.kind.keys(self.queues[0])
-        channel = keys.wake if self.kind.reliable else keys.turns
 
         async def all_hear() -> bool:
-            hear: int = dict(await raw.pubsub_numsub(channel))[channel.encode()]
-            return hear >= len(self.queues) + others
+            return await self.listeners(raw) >= len(self.queues) + others
 
         await until(all_hear)
+
+    async def listeners(self, raw: Any) -> int:
+        """Return how many clients hear what is published."""
+        keys = self.kind.keys(self.queues[0])
+        channel = keys.wake if self.kind.reliable else keys.turns
+        found: int = dict(await raw.pubsub_numsub(channel))[channel.encode()]
+        return found
 
     async def offer(self, delays: dict[int, float], by: Any = None) -> None:
         # A lower bound for the due times: read before the offer, from the server's own clock.
@@ -236,6 +245,84 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             await crowd.complete()
             at += 8
         crowd.check()
+
+
+def resting(crowd: Crowd) -> list[int]:
+    """Return the places of the clients that rest."""
+    return [
+        place for place, queue in enumerate(crowd.queues) if crowd.kind.wakeups(queue).plan.resting
+    ]
+
+
+@pytest.fixture
+def four_are_a_crowd(monkeypatch: pytest.MonkeyPatch) -> float:
+    """Return the re-check interval with which more than four clients are a crowd."""
+    monkeypatch.setattr(stagger, "ENOUGH", 2)
+    monkeypatch.setattr(stagger, "_CROWD", 2)
+    monkeypatch.setattr(stagger, "_APART", 0.25)
+    return 0.5
+
+
+@pytest.mark.every_server
+async def test_of_a_crowd_few_listen_and_each_message_comes_once(
+    server: PrivateServer, kind: Kind, raw: Any, four_are_a_crowd: float
+) -> None:
+    crowd = Crowd(kind, server.url, resync=four_are_a_crowd)
+    async with crowd.of(12):
+        await until(lambda: len(resting(crowd)) >= 8)
+        assert await crowd.listeners(raw) <= 4
+        await crowd.offer({n: 0.05 + n * APART for n in range(30)})
+        await crowd.complete()
+        crowd.check()
+        # Who finds a message listens, so others may have to rest.
+        await until(lambda: len(resting(crowd)) >= 8)
+
+
+@pytest.mark.parametrize("fate", ["closed", "silent"])
+async def test_when_all_listeners_go_those_who_rest_take_their_place(
+    server: PrivateServer, kind: Kind, fate: str, four_are_a_crowd: float
+) -> None:
+    crowd, alive = Crowd(kind, server.url, resync=four_are_a_crowd), {*range(14)}
+    async with crowd.of(14), delayq.connect(server.url, resync_interval=NEVER) as producer:
+        queue = kind.open(producer)
+        # This client only offers.
+        kind.wakeups(queue).close()
+        for at in (0, 4):
+            await until(lambda: len(alive.intersection(resting(crowd))) >= len(alive) - 4)
+            for place in alive.difference(resting(crowd)):
+                alive.remove(place)
+                if fate == "closed":
+                    await crowd.queues[place].aclose()
+                else:
+                    kind.wakeups(crowd.queues[place]).close()
+            await crowd.offer({at + n: 0.05 + n * APART for n in range(4)}, by=queue)
+            await crowd.complete()
+        crowd.check()
+
+
+@pytest.mark.every_server
+async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
+    server: PrivateServer, kind: Kind, raw: Any, four_are_a_crowd: float
+) -> None:
+    crowd = Crowd(kind, server.url, resync=four_are_a_crowd)
+    async with crowd.of(12), raw.pubsub() as summons:
+        await summons.subscribe(kind.keys(crowd.queues[0]).summons)
+        await end(*crowd.consumers)
+        # Each client takes one message, and wants no other.
+        takes = [asyncio.create_task(kind.take(queue)) for queue in crowd.queues]
+        # The one that goes first has to know that others rest.
+        staggers = [kind.wakeups(queue).plan.stagger for queue in crowd.queues]
+        await until(lambda: len(resting(crowd)) >= 8 and all(each._resters for each in staggers))
+        # A client that has begun to rest watches the ready list for a moment longer.
+        await until(lambda: sum(map(kind.watches, crowd.queues)) <= 4)
+        await crowd.offer(dict.fromkeys(range(12), 0.1))
+        assert sorted(await asyncio.gather(*takes)) == [*range(12)]
+
+        async def a_summons() -> bool:
+            heard = await summons.get_message(ignore_subscribe_messages=True, timeout=0.1)
+            return heard is not None and 0 < int(heard["data"]) < 12
+
+        await until(a_summons)
 
 
 async def published(crowd: Crowd, raw: Any, delays: dict[int, float]) -> tuple[int, float]:

@@ -47,7 +47,7 @@ def keys_of(script: Script) -> list[str]:
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:
-        return [DELAYED.timeout, DELAYED.leases, DELAYED.ready]
+        return [DELAYED.timeout, DELAYED.leases, DELAYED.ready, DELAYED.turns, DELAYED.summons]
     special = {
         "fence": DELAYED.fence(TOKEN),
         "destination": DELAYED.ready,
@@ -209,9 +209,11 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "expected": ("0",),
     "field": ("max_size",),
     "lease_us": (HOUR_US, SECOND_US),
+    "left": (0,),
     "limit": (100,),
     "number": (1,),
     "offset": (0,),
+    "share": (1,),
     "remember_us": (0, HOUR_US),
     "state": ("delayed", "ready", "all", "leased"),
     "ttl_us": (HOUR_US, SECOND_US),
@@ -402,6 +404,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.NACK, "behind", leased("a:001", HOUR_US, 1)),
     (delayed.EXTEND, "", leased(HOUR_US, "a:001")),
     (delayed.RELEASE, "", leased("a:001", "a:002")),
+    (delayed.SUMMON, "", leased(1, 0)),
     (delayed.GIVE_BACK, "by value", leased(60_000, "none", 0, b"x", b"y")),
     (delayed.GIVE_BACK, "by name", leased(60_000, "a", 2)),
     (delayed.GIVE_BACK, "pending", polled),

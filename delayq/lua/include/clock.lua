@@ -14,14 +14,15 @@ local function due_ms(now, delay)
   return due / 1000
 end
 
--- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none.
--- `unit` is the unit of its scores, microseconds.
+-- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none;
+-- and for how many it has been due. `unit` is the unit of its scores, microseconds.
 local function wait_us(set, now, unit)
   local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
-  if not head[2] then return -1 end
+  if not head[2] then return -1, 0 end
   -- A foreign writer may have left a fraction or an infinity.
-  local due = math.min(math.ceil(tonumber(head[2])), 9007199254740992)
-  return math.max(0, math.min(due * unit - now, 9007199254740992))
+  local due = math.max(-9007199254740992, math.min(math.ceil(tonumber(head[2])), 9007199254740992))
+  local wait = math.max(-9007199254740992, math.min(due * unit - now, 9007199254740992))
+  return math.max(0, wait), math.max(0, -wait)
 end
 
 -- Return the shorter of two such waits.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from delayq._engine.stagger import (
     _ASIDE,
     _ASK_EVERY,
+    ENOUGH,
     LEAST,
     MOST,
     Stagger,
@@ -198,3 +199,120 @@ class TestStagger:
                 delay = stagger.delay(demand=demand)
                 assert delay == 0 or LEAST <= delay <= 2 * MOST * _ASIDE
             assert stagger.delay(demand=True) <= stagger.delay(demand=False)
+
+
+class TestCrowd:
+    """With a re-check every 5 s, more than 132 clients are a crowd."""
+
+    @staticmethod
+    def client(
+        chance: float = 0.9, *, goes_first: bool = False, servers: int = 1, resync: float = 5.0
+    ) -> Stagger:
+        stagger = Stagger("us", lambda: chance, lambda: servers, resync)
+        if goes_first:
+            stagger.transferred()
+        else:
+            hear(stagger)
+        return stagger
+
+    def test_enough_of_a_crowd_go_on_listening(self) -> None:
+        """Even if all of them look at the same moment."""
+        chance, resting = random.Random(1), 0
+        for _ in range(2000):
+            stagger = Stagger("us", chance.random, resync_interval=5.0)
+            stagger.on_recheck(2000, 0, demand=True)
+            resting += stagger.resting
+        assert ENOUGH / 2 < 2000 - resting < ENOUGH * 2
+
+    @pytest.mark.parametrize(
+        ("listeners", "servers", "resync", "rests"),
+        [
+            pytest.param(132, 1, 5.0, False, id="too few"),
+            pytest.param(133, 1, 5.0, True, id="a crowd"),
+            pytest.param(133, 1, 6.0, False, id="that seldom looks"),
+            pytest.param(45, 3, 5.0, True, id="of which each server counts a part"),
+            pytest.param(1, 1000, 5.0, False, id="of which this server counts none"),
+            pytest.param(-1, 1, 5.0, False, id="of which we may not know"),
+        ],
+    )
+    def test_clients_rest_if_their_re_checks_are_close_together(
+        self, listeners: int, servers: int, resync: float, rests: bool
+    ) -> None:
+        stagger = self.client(servers=servers, resync=resync)
+        stagger.on_recheck(listeners, 0, demand=True)
+        assert stagger.resting == rests
+
+    def test_a_client_that_goes_first_rests_only_without_demand(self) -> None:
+        first = self.client(goes_first=True)
+        first.on_recheck(2000, 0, demand=True)
+        assert not first.resting
+        first.on_recheck(2000, 0, demand=False)
+        assert first.resting
+
+    def test_clients_without_demand_make_room_for_the_others(self) -> None:
+        with_demand, without = self.client(1.0), self.client(1.0)
+        with_demand.on_recheck(ENOUGH + 1, 0, demand=True)
+        without.on_recheck(ENOUGH + 1, 0, demand=False)
+        assert (with_demand.resting, without.resting) == (False, True)
+        assert without.has_room(demand=True)
+
+    @pytest.mark.parametrize(
+        ("listeners", "resters", "rests"),
+        [
+            pytest.param(32, 100, True, id="a crowd"),
+            pytest.param(15, 1985, False, id="too few of a crowd listen"),
+            pytest.param(16, 1984, True, id="enough of a crowd listen"),
+            pytest.param(20, 46, False, id="the crowd has gone"),
+            pytest.param(20, 47, True, id="not all of them have gone"),
+            pytest.param(0, 1, False, id="we alone are left"),
+        ],
+    )
+    def test_a_client_listens_again_once_others_have_gone(
+        self, listeners: int, resters: int, rests: bool
+    ) -> None:
+        stagger = self.client()
+        stagger.on_recheck(2000, 0, demand=True)
+        assert stagger.resting
+        stagger.on_recheck(listeners, resters, demand=True)
+        assert stagger.resting == rests
+
+    def test_the_client_that_goes_first_summons_now_and_then(self) -> None:
+        first = self.client(goes_first=True)
+        assert first.left_to_listeners(0.0) is None, "none rests"
+        first.on_recheck(32, 1968, demand=True)
+        assert first.left_to_listeners(0.0) == 32
+        assert first.left_to_listeners(0.049) is None
+        assert first.left_to_listeners(0.051) == 32
+
+    def test_only_those_who_go_first_or_rest_summon_others(self) -> None:
+        second, resting = self.client(), self.client()
+        resting.on_recheck(2000, 0, demand=True)
+        for stagger in (second, resting):
+            stagger.on_recheck(20, 100, demand=True)
+        assert second.left_to_listeners(0.0) is None
+        assert resting.left_to_listeners(0.0) == 0, "the listeners have left something"
+
+    def test_a_few_more_answer_a_summons_than_are_needed(self) -> None:
+        chance, answers = random.Random(1), 0
+        for _ in range(2000):
+            stagger = Stagger("us", chance.random, resync_interval=5.0)
+            stagger.on_recheck(20_000, 0, demand=True)
+            stagger.on_recheck(32, 2000, demand=True)
+            answers += stagger.answers(500)
+        assert 650 < answers < 850
+
+    @pytest.mark.parametrize(("listeners", "steps_back"), [(8, False), (9, True)])
+    def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(
+        self, listeners: int, steps_back: bool
+    ) -> None:
+        stagger = Stagger("us", lambda: 0.5)
+        stagger.on_recheck(listeners, 0, demand=True)
+        assert (stagger.delay(demand=True) > 0) == steps_back
+        stagger.transferred()
+        stagger.on_recheck(listeners, 0, demand=True)
+        assert stagger.delay(demand=True) == 0
+
+    def test_one_server_of_several_cannot_tell_that_a_client_is_alone(self) -> None:
+        stagger = self.client(servers=3)
+        stagger.on_recheck(1, 0, demand=True)
+        assert stagger.signature(0.0, demand=True) == "us.2 1"

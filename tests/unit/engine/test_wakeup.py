@@ -11,13 +11,17 @@ import pytest
 from delayq._background import Background
 from delayq._engine.context import EngineContext
 from delayq._engine.server_clock import ServerClock
+from delayq._engine.store import NextDue
 from delayq._engine.wakeup import WakeupLoop
+from delayq._redis.topology import Topology
 from delayq._timer.timer import HashedWheelTimer
 from delayq.errors import ServerUnavailable, TimerFull
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from delayq._engine.context import Channels
 
 
 class Desk:
@@ -30,7 +34,18 @@ class Desk:
         clock = ServerClock(self.time.time)
         clock.observe(self.us(0), 0.0)
         unused: Any = None
-        context = EngineContext(unused, unused, self.timer, clock, self.background, 60.0, 60.0)
+        nodes: Any = Topology(unused)
+        self.listens: list[Channels] = []
+        context = EngineContext(
+            unused,
+            nodes,
+            self.timer,
+            clock,
+            self.background,
+            5.0,
+            60.0,
+            listen=self.listens.append,
+        )
         self.calls = self.in_flight = 0
         self.replies: asyncio.Queue[int | Exception] = asyncio.Queue()
         self.loop = WakeupLoop("orders", self._once, context, lambda: True)
@@ -124,6 +139,32 @@ async def test_a_refused_notice_is_one_line(desk: Desk, caplog: pytest.LogCaptur
     for _ in range(2):
         desk.loop.transferred(-1)
     assert caplog.text.count("PUBLISH") == 1
+
+
+async def test_a_client_rests_and_listens_again(desk: Desk) -> None:
+    desk.loop.plan.stagger._chance = lambda: 0.5
+    desk.loop.on_due(desk.us(10))
+    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 10_000, 0, 0, b"0"))
+    assert (desk.listens, desk.timer.pending_timeouts) == (["summons"], 0)
+    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 1, 0, 0, b"0"))
+    assert (desk.listens, desk.timer.pending_timeouts) == (["summons", "notices"], 1)
+
+
+async def test_others_are_summoned_if_some_rest(desk: Desk) -> None:
+    summoned = 0
+
+    async def summon(left: int) -> None:
+        nonlocal summoned
+        assert left == 1
+        summoned += 1
+        raise ServerUnavailable("away")
+
+    desk.loop.transferred(1)
+    desk.loop.more_is_due(summon)
+    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 1, 500, 0, b"0"))
+    desk.loop.more_is_due(summon)
+    await desk.reply()
+    assert summoned == 1
 
 
 async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:

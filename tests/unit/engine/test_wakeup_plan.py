@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from hypothesis import given
@@ -19,8 +19,15 @@ from delayq._engine.wakeup_plan import (
     Armed,
     Call,
     Cancel,
+    Listen,
     WakeupPlan,
 )
+
+if TYPE_CHECKING:
+    from delayq._engine.context import Channels
+
+# With a re-check so often, so many clients are a crowd.
+RESYNC, CROWD = 5.0, 2000
 
 
 def us(second: float) -> int:
@@ -38,10 +45,14 @@ class Driver:
         self.has_demand = True
         self.retry_in = 0.1
         self.plan = WakeupPlan(
-            clock, Stagger(client, lambda: chance), lambda: self.has_demand, lambda _: self.retry_in
+            clock,
+            Stagger(client, lambda: chance, resync_interval=RESYNC),
+            lambda: self.has_demand,
+            lambda _: self.retry_in,
         )
         self.timer: Armed | None = None
         self.requested = False
+        self.listens_to: Channels = "notices"
 
     def act(self, actions: Actions) -> None:
         for action in actions:
@@ -52,6 +63,8 @@ class Driver:
                     "a timer gives way only to an earlier one"
                 )
                 self.timer = action.wakeup
+            elif isinstance(action, Listen):
+                self.listens_to = action.to
             else:
                 assert self.timer is not None, "there is a timer to cancel"
                 self.timer = None
@@ -121,6 +134,12 @@ class Desk(Driver):
         self.act(
             self.plan.on_notice(TransferNotice(next_us, us(through), client, demand=True), self.now)
         )
+
+    def re_check(
+        self, due_us: int, late: float = 0.0, listeners: int = CROWD, resters: int = 0
+    ) -> int:
+        self.act(self.plan.on_recheck(due_us, late, listeners, resters, self.now))
+        return self.at(self.now)
 
     def step_back(self) -> float:
         """Make this client one that does not go first. Return its stagger in seconds."""
@@ -408,6 +427,114 @@ class TestNotices:
         assert (desk.plan.signature(desk.now) == "") == (listeners != 0)
 
 
+class TestResting:
+    """In a crowd, most clients neither hear nor wake."""
+
+    @staticmethod
+    def rest(desk: Desk) -> None:
+        desk.step_back()
+        desk.re_check(-1)
+        assert desk.listens_to == "summons"
+
+    def test_a_client_that_rests_has_no_timer_and_sets_none(self, desk: Desk) -> None:
+        desk.due(10)
+        self.rest(desk)
+        assert desk.timer is None
+        desk.due(11)
+        desk.notice(11, 12)
+        desk.act(desk.plan.on_next_due(us(13), desk.now))
+        assert desk.at(100) == 0
+
+    def test_a_client_that_begins_to_rest_leaves_what_is_next_to_others(self, desk: Desk) -> None:
+        desk.step_back()
+        assert desk.re_check(us(10)) == 0
+        assert desk.listens_to == "summons"
+        assert desk.at(11) == 0
+
+    def test_the_repetition_of_a_failed_call_remains(self, desk: Desk) -> None:
+        desk.replies.append(None)
+        assert desk.wake() == 1
+        self.rest(desk)
+        assert desk.at(1) == 2
+        desk.replies.append(None)
+        assert desk.wake() == 3
+        assert desk.at(2) == 4
+
+    def test_every_caller_that_joins_makes_it_look(self, desk: Desk) -> None:
+        assert desk.wake() == 1
+        self.rest(desk)
+        assert (desk.demand(), desk.demand()) == (2, 3)
+        assert desk.listens_to == "summons"
+
+    @pytest.mark.parametrize(("others", "listens_to"), [(100, "notices"), (CROWD, "summons")])
+    def test_a_client_that_rests_without_demand_gets_some(
+        self, desk: Desk, others: int, listens_to: Channels
+    ) -> None:
+        desk.has_demand = False
+        desk.re_check(-1, listeners=others)
+        heard = [desk.listens_to]
+        desk.has_demand = True
+        assert desk.demand() == 1
+        assert [*heard, desk.listens_to] == ["nothing", listens_to]
+
+    @pytest.mark.parametrize(
+        ("due", "late", "calls"),
+        [
+            pytest.param(0, 0.019, 0, id="others have a moment"),
+            pytest.param(0, 0.021, 1, id="others have left it lying"),
+            pytest.param(us(5), 0.0, 0, id="nothing is due"),
+            pytest.param(-1, 0.0, 0, id="nothing is there"),
+        ],
+    )
+    def test_its_re_check_finds_what_others_have_left(
+        self, desk: Desk, due: int, late: float, calls: int
+    ) -> None:
+        self.rest(desk)
+        assert desk.re_check(due, late) == calls
+        assert desk.at(100) == calls
+
+    def test_a_client_that_listens_calls_for_whatever_its_re_check_finds(self, desk: Desk) -> None:
+        desk.step_back()
+        assert desk.re_check(0, listeners=2) == 1
+
+    def test_a_client_that_finds_messages_listens_again(self, desk: Desk) -> None:
+        self.rest(desk)
+        desk.finds = True
+        desk.replies.append(us(20))
+        assert desk.wake() == 1
+        assert desk.listens_to == "notices"
+        assert desk.goes_first
+        assert desk.at(20.1) == 2
+
+    @pytest.mark.parametrize(("number", "comes"), [(1500, True), (1000, False)])
+    def test_of_those_who_are_summoned_some_come(
+        self, desk: Desk, number: int, comes: bool
+    ) -> None:
+        self.rest(desk)
+        desk.re_check(-1, listeners=32, resters=4000)
+        desk.act(desk.plan.on_summons(number))
+        assert desk.at(0) == comes
+        assert desk.listens_to == ("notices" if comes else "summons")
+
+    def test_those_who_listen_or_want_nothing_do_not_answer_a_summons(self, desk: Desk) -> None:
+        assert desk.plan.on_summons(1000) == ()
+        self.rest(desk)
+        desk.has_demand = False
+        assert desk.plan.on_summons(1000) == ()
+
+    def test_a_client_listens_again_once_the_crowd_has_gone(self, desk: Desk) -> None:
+        self.rest(desk)
+        desk.re_check(us(10), listeners=1)
+        assert desk.listens_to == "notices"
+        assert desk.at(11) == 1
+
+    def test_a_closed_queue_keeps_its_channels(self, desk: Desk) -> None:
+        desk.step_back()
+        desk.act(desk.plan.close())
+        assert desk.plan.on_recheck(-1, 0.0, CROWD, 0, desk.now) == ()
+        assert desk.demand() == 0
+
+
 def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> None:
     """The first client's notice spares the other its call, until the first has gone."""
     one, two = Desk("one"), Desk("two")
@@ -478,6 +605,8 @@ class Shop(Driver):
     def hear(self) -> None:
         if self.channel:
             heard = self.channel.popleft()
+            if self.listens_to != "notices":
+                return
             on = self.plan.on_notice if isinstance(heard, TransferNotice) else self.plan.on_due
             self.act(cast("Any", on)(heard, self.now))
             self.calls()
@@ -503,8 +632,42 @@ class Shop(Driver):
             self.act(self.plan.on_failure(self.now))
             self.calls()
 
+    def re_check(self, listeners: int) -> None:
+        due = min(self.dues, default=None)
+        wait = -1 if due is None else due - us(self.now)
+        next_due = 0 if due is not None and wait <= 0 else -1 if due is None else due
+        late = max(0, -wait) / 1_000_000
+        self.act(self.plan.on_recheck(next_due, late, listeners, 0, self.now))
+        self.calls()
+
+    def act(self, actions: Actions) -> None:
+        before = self.listens_to
+        super().act(actions)
+        if self.listens_to == "notices" != before:
+            self.channel.clear()
+            self.re_check(1)
+
     def pass_by(self, ms: int) -> None:
         self.advance(self.now + ms / 1000)
+
+    def pass_events(self, events: list[tuple[Any, ...]], *, first: bool) -> None:
+        if not first:
+            self.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0, demand=True)
+        for event, *facts in events:
+            if event == "offer":
+                self.offer(facts[0], ours=facts[1])
+            elif event == "another moves":
+                self.move("other")
+            else:
+                getattr(self, event)(*facts)
+
+    def hear_all(self) -> None:
+        """Let everything arrive that is on its way."""
+        while self.channel:
+            self.hear()
+        while self.own_offers:
+            self.remember()
+        self.answer()
 
 
 _EVENTS = st.lists(
@@ -515,6 +678,9 @@ _EVENTS = st.lists(
     ),
     max_size=40,
 )
+_IN_A_CROWD = st.lists(
+    st.one_of(_EVENTS, st.just([("re_check", CROWD)]), st.just([("re_check", 1)])), max_size=8
+).map(lambda parts: [event for part in parts for event in part])
 
 
 @given(events=_EVENTS, chance=st.floats(0, 1), first=st.booleans())
@@ -522,22 +688,24 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
     events: list[tuple[Any, ...]], chance: float, first: bool
 ) -> None:
     shop = Shop(chance)
-    if not first:
-        shop.plan.stagger.on_notice(TransferNotice(-1, 0, "other", demand=True), 0, demand=True)
-    for event, *facts in events:
-        if event == "offer":
-            shop.offer(facts[0], ours=facts[1])
-        elif event == "another moves":
-            shop.move("other")
-        else:
-            getattr(shop, event)(*facts)
+    shop.pass_events(events, first=first)
     # In the end everything arrives, and no other client is left.
     for _ in range(60):
-        while shop.channel:
-            shop.hear()
-        while shop.own_offers:
-            shop.remember()
-        shop.answer()
+        shop.hear_all()
+        shop.pass_by(5)
+    assert shop.dues == []
+
+
+@given(events=_IN_A_CROWD, chance=st.floats(0, 1), first=st.booleans())
+def test_in_a_crowd_a_message_that_others_leave_lying_waits_for_one_re_check(
+    events: list[tuple[Any, ...]], chance: float, first: bool
+) -> None:
+    shop = Shop(chance)
+    shop.pass_events(events, first=first)
+    shop.pass_by(100)
+    shop.re_check(CROWD)
+    for _ in range(60):
+        shop.hear_all()
         shop.pass_by(5)
     assert shop.dues == []
 

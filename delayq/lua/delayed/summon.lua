@@ -1,0 +1,17 @@
+-- summon: call clients that rest, because more payloads are ready than those that listen can take.
+--
+-- Keys:
+--   ready    LIST     payloads that are due
+--   summons  CHANNEL  where clients that rest listen: how many of them are needed; and STRING of that
+--                     name, see include/summons.lua
+-- Arguments:
+--   share  int  how many payloads one client takes
+--   left   int  for this many clients, those that listen suffice
+-- Roles: consumer
+-- Repeatable: yes
+--
+-- Returns how many clients were told.
+-- include: summons
+
+local needed = math.ceil(redis.call('LLEN', ready) / tonumber(share))
+return give_summons(needed - tonumber(left))

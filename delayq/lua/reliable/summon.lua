@@ -1,0 +1,24 @@
+-- summon: call clients that rest, because more messages are due than those that listen can take.
+--
+-- Keys:
+--   messages  see include/queue.lua
+--   summons  CHANNEL  where clients that rest listen: how many of them are needed; and STRING of that
+--                     name, see include/summons.lua
+-- Arguments:
+--   share  int  how many messages one client takes
+--   left   int  for this many clients, those that listen suffice
+-- Roles: consumer
+-- Repeatable: yes
+--
+-- Returns how many clients were told.
+-- include: clock
+-- include: leases
+-- include: queue
+-- include: summons
+
+local now = format_score(now_us())
+local due = redis.call('ZCOUNT', leased, '-inf', now)
+for _, priority in ipairs(used_priorities()) do
+  due = due + redis.call('ZCOUNT', waiting[priority], '-inf', now)
+end
+return give_summons(math.ceil(due / tonumber(share)) - tonumber(left))
