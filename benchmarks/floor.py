@@ -41,8 +41,6 @@ DELAYED, RELIABLE = offer.KINDS
 PARTITIONS, MASTERS = 16, 3
 # Many clients: how far due times are apart, seconds, and the number of processes.
 APART_S, PROCESSES = 0.1, 2
-# So late that the re-checks of clients are not counted as claims, seconds.
-NEVER_S = 3600.0
 IMPORTS, PROFILE_RUNS = 3, 2
 # A cause that has a smaller share than this in each column is not shown by itself.
 SMALL = 0.05
@@ -146,13 +144,10 @@ def crowd(stage: Stage) -> Figures:
         stage.server,
         stage.url,
         RELIABLE,
-        PROCESSES,
-        stage.sizes.moments,
-        1,
-        kill=False,
-        each=stage.sizes.clients // PROCESSES,
+        stage.sizes.clients,
+        processes=PROCESSES,
+        moments=stage.sizes.moments,
         apart=APART_S,
-        resync_interval=NEVER_S,
     )
 
 

@@ -6,9 +6,13 @@ scripts does such a moment cost, and how late are its messages? Every sample has
 own. Samples are interleaved, and the medians of the runs are shown.
 
 "scripts" are the script calls per moment, from before the first moment until everything is handled,
-including the re-check of each client, one in 5 s. "claims" are those without the acknowledgements,
-which are one per message of a reliable queue. Lateness runs from the due time to the first line of
-the handler, in ms, by the clock of one machine.
+including the re-check of each client, one in 5 s. "claims" are the calls for due messages among
+them. Lateness runs from the due time to the first line of the handler, in ms, by the clock of one
+machine. "busy" is the processor time that the server and the clients use per moment, in ms: on a
+machine that all of them share, it is part of the lateness.
+
+``--processes``: spread the clients over this many processes, for more clients than a machine has
+room for processes: ``--clients 2000 --processes 4 --apart 0.1``.
 
 ``--kill``: halfway, the process that has handled the most is killed while it holds a message. All
 messages that come due later must be handled; "after kill" is how late the worst of those was. With
@@ -20,13 +24,14 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import struct
 import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import delayq
 from benchmarks._moves import Counts, address, measured_server
@@ -42,20 +47,29 @@ from benchmarks._samples import (
     say_ready,
     start,
 )
+from delayq._delayed.store import TRANSFER
+from delayq._redis.client import RedisClient
+from delayq._reliable.store import CLAIM
 
 if TYPE_CHECKING:
     import subprocess
 
+    from delayq._redis.scripts import Script
+
 LOOKS = {"DelayedQueue": (BLUE, "o", "-"), "ReliableQueue": (GREEN, "s", "--")}
 NAME = "many clients"
-LEAD_S, APART_S, LEASE_S, HOLD_S, RESYNC_S = 3.0, 0.05, 2.0, 0.02, 5.0
+LEAD_S, APART_S, LEASE_S, HOLD_S = 3.0, 0.05, 2.0, 0.02
 # So long that no lease ends while its client waits for its turn, seconds.
 LONG_LEASE_S = 60.0
 # How long after the last moment the last message may arrive, even one whose lease must end first.
 PATIENCE = 20.0
+# Clients of one process that are opened at a time.
+TOGETHER = 20
 # A message, a moment, and whether its handler began or ended then.
 NOTE = struct.Struct("<idi")
 BEGAN, ENDED = 0, 1
+# The moment of a call for due messages, in a file of its own beside the notes.
+CALL = struct.Struct("<d")
 
 
 class Note(NamedTuple):
@@ -71,17 +85,31 @@ def read_notes(file: Path) -> list[Note]:
     ]
 
 
-async def consume(
-    url: str,
-    kind: str,
-    file: str,
-    hold: float,
-    lease: float,
-    clients: int,
-    resync_interval: float,
-) -> None:
-    """Handle messages until the input ends. Notes survive even if this process is killed."""
-    with Path(file).open("ab", buffering=0) as notes:  # noqa: ASYNC230 - a few bytes, unbuffered: what is written stays
+def calls_of(file: Path) -> Path:
+    return file.with_suffix(".calls")
+
+
+def note_calls(notes: BinaryIO) -> None:
+    """Note each call for due messages that this process makes from now on."""
+    run_once = RedisClient.run_once
+
+    async def noted(server: RedisClient, script: Script, *arguments: Any) -> Any:
+        if script.name in (CLAIM.name, TRANSFER.name):
+            notes.write(CALL.pack(time.time()))
+        return await run_once(server, script, *arguments)
+
+    RedisClient.run_once = noted  # type: ignore[assignment, method-assign]
+
+
+async def consume(url: str, kind: str, file: str, hold: float, lease: float, clients: int) -> None:
+    """Handle messages in some clients until the input ends.
+
+    Notes survive even if this process is killed.
+    """
+    async with AsyncExitStack() as stack:
+        # A few bytes, unbuffered: what is written stays.
+        notes = stack.enter_context(Path(file).open("ab", buffering=0))  # noqa: ASYNC230, SIM115
+        note_calls(stack.enter_context(calls_of(Path(file)).open("ab", buffering=0)))
 
         async def handle(number: int) -> None:
             notes.write(NOTE.pack(number, time.time(), BEGAN))
@@ -98,20 +126,18 @@ async def consume(
                     async with message:
                         await handle(message.value)
 
-        async with AsyncExitStack() as stack:
-            opened = [
-                await stack.enter_async_context(
-                    delayq.connect(url, resync_interval=resync_interval)
-                )
-                for _ in range(clients)
-            ]
-            working = [asyncio.create_task(work(client)) for client in opened]
-            while not all(client.statistics().waiting for client in opened):  # noqa: ASYNC110 - nothing tells
-                await asyncio.sleep(0.01)
+        working: list[asyncio.Task[None]] = []
+        async with AsyncExitStack() as opened:
+            while len(working) < clients:
+                some = [delayq.connect(url) for _ in range(min(TOGETHER, clients - len(working)))]
+                await asyncio.gather(*map(opened.enter_async_context, some))
+                working += [asyncio.create_task(work(client)) for client in some]
+                while not all(client.statistics().waiting for client in some):  # noqa: ASYNC110 - nothing tells
+                    await asyncio.sleep(0.01)
             say_ready()
             await asyncio.to_thread(sys.stdin.read)
-    # Closing its client ends a loop.
-    await asyncio.gather(*working)
+        # Closing the clients ends the loops.
+        await asyncio.gather(*working)
 
 
 async def produce(url: str, kind: str, moments: int, together: int, apart: float) -> list[float]:
@@ -128,7 +154,7 @@ async def produce(url: str, kind: str, moments: int, together: int, apart: float
                 )
                 due += [receipt.due_at.timestamp() for receipt in receipts]
             else:
-                queue = client.reliable_queue(NAME)
+                queue = client.reliable_queue(NAME, lease=LEASE_S)
                 ids = await queue.offer_many(
                     [delayq.Offer(number, delay=delay) for number in numbers]
                 )
@@ -154,6 +180,20 @@ def kill_busiest(consumers: list[subprocess.Popen[str]], files: list[Path]) -> t
     consumers[victim].kill()
     consumers[victim].wait()
     return victim, time.time()
+
+
+def busy_s(consumers: list[subprocess.Popen[str]]) -> float:
+    """Return the processor time that the consumers have used, in seconds; not a number where the
+    system does not tell.
+    """
+    total, tick = 0.0, os.sysconf("SC_CLK_TCK")
+    for consumer in consumers:
+        try:
+            fields = Path(f"/proc/{consumer.pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return math.nan
+        total += (int(fields[11]) + int(fields[12])) / tick
+    return total
 
 
 def await_all(files: list[Path], count: int, last_due: float, spare: int) -> None:
@@ -206,29 +246,27 @@ def measure(
     url: str,
     kind: str,
     clients: int,
-    moments: int,
-    together: int,
     *,
-    kill: bool,
-    each: int = 1,
+    processes: int,
+    moments: int,
+    together: int = 1,
     apart: float = APART_S,
-    resync_interval: float = RESYNC_S,
+    kill: bool = False,
 ) -> dict[str, float]:
-    """Measure a number of processes with ``each`` clients, and due times ``apart`` seconds."""
+    """Measure clients in some processes, with due times ``apart`` seconds."""
     server.execute_command("FLUSHALL", "SYNC")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        files = [folder / f"{place}" for place in range(clients)]
+        files = [folder / f"{place}" for place in range(processes)]
         consumers = []
-        for file in files:
+        for place, file in enumerate(files):
             given = {
                 "url": url,
                 "kind": kind,
                 "file": str(file),
                 "hold": HOLD_S if kill else 0.0,
                 "lease": LEASE_S if kill else LONG_LEASE_S,
-                "clients": each,
-                "resync_interval": resync_interval,
+                "clients": clients // processes + (place < clients % processes),
             }
             consumers.append(start("many_clients", role="consume", **given))
             stack.callback(consumers[-1].kill)
@@ -248,7 +286,7 @@ def measure(
         if len(due) != moments * together:
             raise AssertionError(f"{len(due)} messages were offered")
         time.sleep(max(0.0, due[0] - 0.1 - time.time()))
-        before, killed = Counts.of(server), None
+        before, killed, busy, since = Counts.of(server), None, busy_s(consumers), time.time()
         if kill:
             time.sleep(max(0.0, due[len(due) // 2] - time.time()))
             killed = kill_busiest(consumers, files)
@@ -258,7 +296,8 @@ def measure(
         await_all(files, len(due), due[-1], together if kill and kind == "DelayedQueue" else 0)
         # Wait for the last acknowledgement.
         time.sleep(0.02)
-        scripts = Counts.of(server).since(before).scripts
+        spent = Counts.of(server).since(before)
+        busy = busy_s(consumers) - busy + spent.cpu_us / 1e6
         left = [
             consumer
             for place, consumer in enumerate(consumers)
@@ -268,12 +307,17 @@ def measure(
             end_input(consumer)
         for consumer in left:
             result(consumer)
+        asked = [
+            at
+            for file in files
+            for (at,) in CALL.iter_unpack(calls_of(file).read_bytes())
+            if at > since
+        ]
         figures = lateness(files, due, killed)
-    acks = len(due) if kind == "ReliableQueue" else 0
-    # Several acknowledgements share a script, so they cannot be told apart.
     return figures | {
-        "scripts": scripts / moments,
-        "claims": (scripts - acks) / moments if together == 1 else math.nan,
+        "scripts": spent.scripts / moments,
+        "claims": len(asked) / moments,
+        "busy": busy * 1000 / moments,
     }
 
 
@@ -306,7 +350,7 @@ def draw(plt: Any, file: str, rows: list[dict[str, Any]], footer: str) -> None:
             label=f"{kind}, 99th percentile",
         )
     for panel, title in (
-        (left, "scripts for each due moment, without acknowledgements"),
+        (left, "calls for due messages, for each due moment"),
         (right, "ms from due to handled"),
     ):
         panel.set_xticks(sorted({row["clients"] for row in rows}))
@@ -330,6 +374,10 @@ def main() -> None:
         "--together", type=int, default=1, help="messages per due time, at most 100"
     )
     parser.add_argument(
+        "--processes", type=int, default=0, help="number of processes; by default, one per client"
+    )
+    parser.add_argument("--apart", type=float, default=APART_S, help="seconds between due times")
+    parser.add_argument(
         "--kill",
         action="store_true",
         help="kill the busiest client halfway; skips the run with a single client",
@@ -340,6 +388,8 @@ def main() -> None:
         return
     if options.moments < 4 or not 1 <= options.together <= 100:
         parser.error("--moments must be at least 4, and --together from 1 to 100")
+    if options.kill and options.processes:
+        parser.error("--kill needs a process per client")
     plt = plotter() if options.plot else None
     samples = [
         (kind, clients)
@@ -353,24 +403,26 @@ def main() -> None:
         about = {
             "machine": machine(server),
             "measured": (
-                f"{options.moments} due times, {APART_S * 1000:g} ms apart, {options.together}"
-                f" messages due at each; medians of {options.runs} interleaved runs; scripts per"
-                " due time, lateness in ms, recovery (again) in s"
+                f"{options.moments} due times, {options.apart * 1000:g} ms apart,"
+                f" {options.together} messages due at each; medians of {options.runs} interleaved"
+                " runs; scripts per due time, lateness and processor time (busy) in ms, recovery"
+                " (again) in s"
             ),
         }
         for _ in range(options.runs):
             for (kind, clients), values in runs.items():
-                values.append(
-                    measure(
-                        server,
-                        url,
-                        kind,
-                        clients,
-                        options.moments,
-                        options.together,
-                        kill=options.kill,
-                    )
+                figures = measure(
+                    server,
+                    url,
+                    kind,
+                    clients,
+                    processes=min(options.processes or clients, clients),
+                    moments=options.moments,
+                    together=options.together,
+                    apart=options.apart,
+                    kill=options.kill,
                 )
+                values.append(figures)
     columns = (
         "kind         ",
         " clients",
@@ -380,6 +432,7 @@ def main() -> None:
         "    p99",
         "      max",
         " lost",
+        "   busy",
     )
     table = Table(
         about,
@@ -389,7 +442,7 @@ def main() -> None:
     for (kind, clients), values in runs.items():
         row = medians(values)
         cells = [f"{row[name]:.2f}" for name in ("scripts", "claims", "p50", "p99", "max")]
-        cells.append(f"{row['lost']:.0f}")
+        cells += [f"{row['lost']:.0f}", f"{row['busy']:.2f}"]
         if options.kill:
             cells += [f"{row['after_kill']:.2f}", f"{row['again']:.2f}"]
         table.add(
