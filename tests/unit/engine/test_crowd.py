@@ -1,0 +1,110 @@
+"""Many clients on one queue, in virtual time: whatever happens to them, no message stays behind."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks._virtual_queue import EPOCH_US, Costs, Server, VirtualClient, Worker, World
+from delayq._engine import stagger
+
+RESYNC_S, LAST_S = 0.5, 4.0
+
+
+def crowd(
+    clients: int, *, hold: float = 0.0, seed: int = 1, masters: int = 1
+) -> tuple[World, Server, list[VirtualClient]]:
+    """Let clients join within a second."""
+    world, chance = World(), random.Random(seed)
+    server = Server(world, Costs(), masters)
+    made = [
+        VirtualClient(server, Worker(world), number, chance, resync_interval=RESYNC_S, hold=hold)
+        for number in range(clients)
+    ]
+    for client in made:
+        world.at(chance.random(), client.start)
+    return world, server, made
+
+
+def offer(world: World, server: Server, moments: list[float]) -> None:
+    for moment in sorted(moments):
+        world.at(moment - 0.3, lambda moment=moment: server.offer(EPOCH_US + int(moment * 1e6)))  # type: ignore[misc]
+
+
+@given(
+    clients=st.integers(1, 12),
+    hold=st.sampled_from([0.0, 0.05, 0.7]),
+    moments=st.lists(st.floats(0.5, LAST_S), max_size=20),
+    deaths=st.lists(st.floats(0.5, LAST_S), max_size=11),
+    away=st.none() | st.floats(0.5, LAST_S),
+    seed=st.integers(0, 1000),
+    masters=st.sampled_from([1, 3]),
+)
+def test_no_message_stays_behind(
+    clients: int,
+    hold: float,
+    moments: list[float],
+    deaths: list[float],
+    away: float | None,
+    seed: int,
+    masters: int,
+) -> None:
+    """Clients die, all but one, and the server is away for a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        # More than four clients are a crowd, of which two listen.
+        for name, value in (("ENOUGH", 2), ("_CROWD", 2), ("_APART", 0.25)):
+            patch.setattr(stagger, name, value)
+        world, server, made = crowd(clients, hold=hold, seed=seed, masters=masters)
+        offer(world, server, moments)
+        for client, moment in zip(made[1:], deaths, strict=False):
+            world.at(moment, client.die)
+        if away is not None:
+
+            def be_away(down: bool) -> None:
+                server.down = down
+
+            world.at(away, lambda: be_away(True))
+            world.at(away + 1.0, lambda: be_away(False))
+        world.run(LAST_S + 40)
+    assert server.left == 0
+    assert all(late >= 0 for client in made for late in client.late)
+
+
+def test_of_a_thousand_clients_one_claims_each_message() -> None:
+    world, server, made = crowd(1000)
+    world.run(5.0)
+    assert sum(not client.plan.resting for client in made) < 3 * stagger.ENOUGH
+    server.counts.clear()
+    offer(world, server, [6 + 0.05 * number for number in range(100)])
+    world.run(12.0)
+    late = sorted(late for client in made for late in client.late)
+    assert len(late) == 100
+    assert server.counts["claims"] < 150
+    assert late[98] < 0.01
+
+
+def test_when_all_who_listen_die_others_are_there_within_a_moment() -> None:
+    world, server, made = crowd(1000)
+    world.run(5.0)
+    for client in server.listeners:
+        client.die()
+    offer(world, server, [6.0])
+    world.run(7.0)
+    (late,) = (late for client in made for late in client.late)
+    assert late < 0.05
+
+
+def test_a_burst_brings_as_many_clients_as_it_needs() -> None:
+    """Each takes one message, and is busy for a long time then."""
+    world, server, made = crowd(1000, hold=100.0)
+    world.run(5.0)
+    server.counts.clear()
+    offer(world, server, [6.0] * 500)
+    world.run(7.0)
+    late = [late for client in made for late in client.late]
+    assert len(late) == 500
+    assert max(late) < 0.1
+    assert server.counts["claims"] < 1000
