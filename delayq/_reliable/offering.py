@@ -86,35 +86,21 @@ class OfferEncoder(Generic[T]):
         wait_us = microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
         return plain_message((new_id(), wait_us, stored))
 
-    def message(
-        self,
-        value: T,
-        delay: Duration | None,
-        at: datetime | None,
-        id: str | None,  # noqa: A002
-        headers: Mapping[str, str] | None,
-        priority: int,
-        ttl: Duration | None,
-        on_duplicate: OnDuplicate,
-    ) -> NewMessage:
+    def message(self, offer: Offer[T]) -> NewMessage:
         """Check and encode any message. Raises as :meth:`plain`."""
-        if id is None and ttl is None and priority is USUAL_PRIORITY and on_duplicate == "raise":
-            return self.plain(value, delay, at, headers)
-        return self.with_options(value, delay, at, id, headers, priority, ttl, on_duplicate)
+        if (
+            offer.id is None
+            and offer.ttl is None
+            and offer.priority is USUAL_PRIORITY
+            and offer.on_duplicate == "raise"
+        ):
+            return self.plain(offer.value, offer.delay, offer.at, offer.headers)
+        return self.with_options(offer)
 
-    def with_options(
-        self,
-        value: T,
-        delay: Duration | None,
-        at: datetime | None,
-        id: str | None,  # noqa: A002
-        headers: Mapping[str, str] | None,
-        priority: int,
-        ttl: Duration | None,
-        on_duplicate: OnDuplicate,
-    ) -> OptionsMessage:
+    def with_options(self, offer: Offer[T]) -> OptionsMessage:
         """Check and encode a message with its options. Raises as :meth:`plain`."""
-        stored = self._content(self._encode(value), headers)
+        stored = self._content(self._encode(offer.value), offer.headers)
+        priority, on_duplicate = offer.priority, offer.on_duplicate
         if (
             isinstance(priority, bool)
             or not isinstance(priority, int)
@@ -125,17 +111,17 @@ class OfferEncoder(Generic[T]):
             raise BadInput(
                 f'on_duplicate must be "raise", "ignore" or "replace", not {on_duplicate!r}'
             )
-        ttl_us = 0 if ttl is None else microseconds(ttl, "ttl")
-        if ttl is not None and not ttl_us:
+        ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
+        if offer.ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
-        wait_us = delay_us(delay, at)
+        wait_us = delay_us(offer.delay, offer.at)
         if ttl_us and ttl_us <= wait_us:
             raise BadDelay(
                 "ttl ends before the message is due: it counts from now, so make it longer than the"
                 " delay"
             )
         return OptionsMessage(
-            new_id() if id is None else checked_id(id),
+            new_id() if offer.id is None else checked_id(offer.id),
             priority,
             wait_us,
             ttl_us,
@@ -151,19 +137,7 @@ class OfferEncoder(Generic[T]):
                     f"offer_many takes delayq.Offer objects, not {type(offer).__name__}: pass"
                     " Offer(value, ...)"
                 )
-        return [
-            self.message(
-                offer.value,
-                offer.delay,
-                offer.at,
-                offer.id,
-                offer.headers,
-                offer.priority,
-                offer.ttl,
-                offer.on_duplicate,
-            )
-            for offer in offers
-        ]
+        return [self.message(offer) for offer in offers]
 
     def _content(self, payload: bytes, headers: Mapping[str, str] | None) -> bytes:
         if not isinstance(payload, bytes):
@@ -178,13 +152,13 @@ class OfferEncoder(Generic[T]):
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:
     """Add these headers to the offers that have no header of the same name."""
     return (
-        [replace(offer, headers=merged(offer.headers, headers)) for offer in offers]
+        [replace(offer, headers=_merged(offer.headers, headers)) for offer in offers]
         if headers
         else offers
     )
 
 
-def merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
+def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mapping[str, str] | None:
     """Return ``headers``, plus those of ``more`` that they lack.
 
     Anything but a mapping is returned as it is, to be refused.

@@ -21,7 +21,6 @@ from delayq._reliable.offering import (
     Offer,
     OfferEncoder,
     OnDuplicate,
-    merged,
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
@@ -171,17 +170,29 @@ class ReliableQueue(Recurring[T], Generic[T]):
             NotDurable: It is stored, but did not become as safe as requested within 2 s.
         """
         self._check_open()
-        if self._hooks.sending:
-            return await self._offer_observed(
-                value, delay, at, id, headers, priority, ttl, on_duplicate, durability
-            )
         message: NewMessage
-        if id is None and ttl is None and priority is USUAL_PRIORITY and on_duplicate == "raise":
+        if (
+            id is None
+            and ttl is None
+            and priority is USUAL_PRIORITY
+            and on_duplicate == "raise"
+            and not self._hooks.sending
+        ):
             message = self._encoder.plain(value, delay, at, headers)
         else:
-            message = self._encoder.with_options(
-                value, delay, at, id, headers, priority, ttl, on_duplicate
+            offer = Offer(
+                value,
+                delay=delay,
+                at=at,
+                id=id,
+                headers=headers,
+                priority=priority,
+                ttl=ttl,
+                on_duplicate=on_duplicate,
             )
+            if self._hooks.sending:
+                return await self._offer_observed(offer, durability)
+            message = self._encoder.with_options(offer)
         made_up, sender = id is None, self._sender
         # Awaited here, because each coroutine in between takes its time.
         if (sent := sender.submit(message, made_up, durability)) is None:
@@ -194,28 +205,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return message.id
         return await sender.finish(message, made_up, durability, outcome)
 
-    async def _offer_observed(
-        self,
-        value: T,
-        delay: Duration | None,
-        at: datetime | None,
-        id: str | None,  # noqa: A002
-        headers: Mapping[str, str] | None,
-        priority: int,
-        ttl: Duration | None,
-        on_duplicate: OnDuplicate,
-        durability: str | None,
-    ) -> str:
+    async def _offer_observed(self, offer: Offer[T], durability: str | None) -> str:
         """Offer as :meth:`offer`, and notify observers."""
-        sending = OfferEvent(
-            self.name, "reliable", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
-        )
+        delay = delay_us(offer.delay, offer.at) / 1_000_000
+        sending = OfferEvent(self.name, "reliable", 1, batch=False, delay=delay)
         with self._hooks.around_sending(sending):
-            headers = merged(headers, sending.headers)
-            message = self._encoder.message(
-                value, delay, at, id, headers, priority, ttl, on_duplicate
-            )
-            stored = await self._sender.send(message, id is None, durability)
+            (offer,) = with_headers([offer], sending.headers)
+            message = self._encoder.message(offer)
+            stored = await self._sender.send(message, offer.id is None, durability)
             sending.ids = (stored,)
         return stored
 
@@ -600,7 +597,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def _occurrence(
         self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
     ) -> OptionsMessage:
-        return self._encoder.with_options(value, None, None, None, headers, priority, ttl, "raise")
+        offer = Offer(value, headers=headers, priority=priority, ttl=ttl)
+        return self._encoder.with_options(offer)
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """Drop messages that were claimed ahead and may have waited for a slow handler until
