@@ -33,7 +33,7 @@ if typing.TYPE_CHECKING:
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
-    from delayq._reliable.message import Message, Reject, RetryAfter
+    from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.schedules import Schedule
@@ -85,6 +85,7 @@ __all__ = [
     "ServerError",
     "ServerRefused",
     "ServerUnavailable",
+    "Snooze",
     "StringCodec",
     "Timeout",
     "TimerError",
@@ -116,6 +117,7 @@ _HOMES = {
     "ReliableQueue": "_reliable.queue",
     "RetryAfter": "_reliable.message",
     "Schedule": "_reliable.schedules",
+    "Snooze": "_reliable.message",
     "StringCodec": "codecs",
     "Timeout": "_timer.wheel",
     "Worker": "worker",

@@ -78,6 +78,14 @@ class Acknowledger:
         await self._settle_one(self._store.nack_request(claim, delay_us, error), claim)
         self._counters.retried += 1
 
+    async def snooze(self, claim: Claim, delay_us: int) -> None:
+        """Make the message due again after ``delay_us`` microseconds; the attempt does not count.
+
+        Raises the same errors as :meth:`nack`.
+        """
+        await self._settle_one(self._store.nack_request(claim, delay_us, "", counts=False), claim)
+        self._counters.released += 1
+
     async def bury(self, claim: Claim, why: str) -> None:
         """Make the message a dead letter.
 

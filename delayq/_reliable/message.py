@@ -60,6 +60,28 @@ class RetryAfter(Exception):
         return self.reason or f"retry after {self.delay}"
 
 
+class Snooze(Exception):
+    """Raise this in a handler to handle the message later. The attempt does not count.
+
+    A handler may snooze a message any number of times. If a failure is the reason, raise
+    :class:`RetryAfter`, whose attempts count.
+
+    Args:
+        delay: Seconds or a timedelta.
+
+    Raises:
+        BadDelay: As for :meth:`ReliableQueue.offer`.
+    """
+
+    def __init__(self, delay: Duration) -> None:
+        super().__init__(delay)
+        microseconds(delay)
+        self.delay: Duration = delay
+
+    def __str__(self) -> str:
+        return f"snooze for {self.delay}"
+
+
 class Reject(Exception):
     """Raise this in a handler to make the message a dead letter at once.
 
@@ -83,22 +105,23 @@ def errors_in(error: BaseException) -> Iterator[BaseException]:
         yield error
 
 
-def instruction_of(error: BaseException) -> RetryAfter | Reject | None:
+Instruction = RetryAfter | Snooze | Reject
+
+
+def instruction_of(error: BaseException) -> Instruction | None:
     """Return the instruction in an error, if any.
 
     In a group, :class:`Reject` takes precedence, then the longest delay.
     """
-    found = [one for one in errors_in(error) if isinstance(one, RetryAfter | Reject)]
+    found = [one for one in errors_in(error) if isinstance(one, Instruction)]
     reject = next((one for one in found if isinstance(one, Reject)), None)
-    delays = [one for one in found if isinstance(one, RetryAfter)]
+    delays = [one for one in found if not isinstance(one, Reject)]
     return reject or max(delays, key=lambda one: microseconds(one.delay), default=None)
 
 
 def is_instruction(error: BaseException | None) -> bool:
     """Return whether an error consists of instructions only."""
-    return error is not None and all(
-        isinstance(one, RetryAfter | Reject) for one in errors_in(error)
-    )
+    return error is not None and all(isinstance(one, Instruction) for one in errors_in(error))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +160,8 @@ class Message(Generic[T]):
       refusal is logged;
     - raises, the message is retried with :meth:`nack` and the queue's backoff, or becomes a dead
       letter if that was the last attempt. Your error propagates, and an error of that call is only
-      logged. :class:`RetryAfter` and :class:`Reject`, alone or in an exception group, are
-      instructions and do not propagate;
+      logged. :class:`RetryAfter`, :class:`Snooze` and :class:`Reject`, alone or in an exception
+      group, are instructions and do not propagate;
     - is cancelled, the message becomes available again at once, and the attempt does not count. So
       put ``asyncio.timeout()`` inside the block, where it raises ``TimeoutError``; around the
       block, it would cancel the block again on every delivery;
@@ -310,6 +333,19 @@ class Message(Generic[T]):
         )
         await self._settle(self._origin.settling.nack(self._claim, delay_us, text))
 
+    async def snooze(self, delay: Duration) -> None:
+        """Give the message back until a delay has passed. The attempt does not count.
+
+        Args:
+            delay: Seconds or a timedelta.
+
+        Raises:
+            BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
+        """
+        self._demand_lease()
+        delay_us = microseconds(delay)
+        await self._settle(self._origin.settling.snooze(self._claim, delay_us))
+
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
         previous end.
@@ -409,6 +445,9 @@ class Message(Generic[T]):
 
     async def _settle_failed(self, error: BaseException) -> None:
         said = instruction_of(error)
+        if isinstance(said, Snooze):
+            await self.snooze(said.delay)
+            return
         text = said.reason if said is not None and is_instruction(error) else error
         if isinstance(said, RetryAfter):
             await self.nack(said.delay, text)

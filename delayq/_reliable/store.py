@@ -212,12 +212,14 @@ class ReliableStore:
         """
         return Request(ACK, self.keys.of_script(ACK), _by_token(claims))
 
-    def nack_request(self, claim: Claim, delay_us: int, error: str) -> Request:
+    def nack_request(
+        self, claim: Claim, delay_us: int, error: str, *, counts: bool = True
+    ) -> Request:
         """Build the call that makes a message due again after ``delay_us``.
 
-        The reply is as for :meth:`ack_request`.
+        ``counts`` tells whether the attempt counts. The reply is as for :meth:`ack_request`.
         """
-        return Request(NACK, self.keys.of_script(NACK), (*claim.name, delay_us, error))
+        return Request(NACK, self.keys.of_script(NACK), (*claim.name, delay_us, int(counts), error))
 
     def bury_request(self, claim: Claim, why: str) -> Request:
         """Build the call that makes a message a dead letter; ``why`` is JSON.

@@ -110,6 +110,7 @@ EVENTS = (
     ),
     Event("failed, and retried at once", "nack", _all_to(READY, *_UNDER_TOKEN)),
     Event("failed, and retried after a delay", "nack", _all_to(DELAYED, *_UNDER_TOKEN)),
+    Event("snoozed", "nack", _all_to(DELAYED, *_UNDER_TOKEN)),
     Event(
         "returned untouched",
         "release",

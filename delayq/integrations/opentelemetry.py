@@ -20,7 +20,7 @@ import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from delayq._reliable.message import Message, RetryAfter
+from delayq._reliable.message import Message, RetryAfter, Snooze
 from delayq.errors import DecodeError
 from delayq.instrumentation import Observer, OfferEvent
 
@@ -100,7 +100,7 @@ class Tracing(Observer):
         ) as span:
             try:
                 yield span
-            except (RetryAfter, asyncio.CancelledError, GeneratorExit):
+            except (RetryAfter, Snooze, asyncio.CancelledError, GeneratorExit):
                 # Instructions, or a worker that is stopping: nothing has failed.
                 raise
             except BaseException as error:

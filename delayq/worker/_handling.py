@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from delayq._engine.leases import HANDLED_TWICE, Batch
 from delayq._logging import log
 from delayq._reliable.error_text import describe
-from delayq._reliable.message import Message, instruction_of, is_instruction
+from delayq._reliable.message import Message, Snooze, instruction_of, is_instruction
 from delayq.errors import DecodeError, DelayqError, LeaseLost
 from delayq.worker._dependencies import Scope
 from delayq.worker._retries import Bury, decide_retry
@@ -280,6 +280,8 @@ class Handling:
             return
         if isinstance(what, Bury):
             await message.bury(what.reason, error if said is None else "")
+        elif isinstance(what.delay, Snooze):
+            await message.snooze(what.delay.delay)
         elif what.delay is not None:
             await message.nack(what.delay.delay, error if said is None else what.delay.reason)
         else:

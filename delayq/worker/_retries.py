@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from delayq._reliable.message import Reject, RetryAfter, errors_in, instruction_of
+from delayq._reliable.message import Reject, RetryAfter, Snooze, errors_in, instruction_of
 from delayq.backoff import Backoff
 from delayq.errors import BadInput
 
-Answer = Backoff | RetryAfter | Reject | type[Reject]
-"""How to treat an error: try again by this backoff, try again after this delay, or never try
-again.
+Answer = Backoff | RetryAfter | Snooze | Reject | type[Reject]
+"""How to treat an error: try again by this backoff, try again after this delay, do so without
+counting the attempt, or never try again.
 """
 OnError = Mapping[type[BaseException], Answer]
 """How to treat errors, by class. The most specific class counts."""
@@ -22,7 +22,7 @@ class Retry:
     """Try the message again, by ``backoff``, after ``delay``, or by the queue's backoff."""
 
     backoff: Backoff | None = None
-    delay: RetryAfter | None = None
+    delay: RetryAfter | Snooze | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def _decide(answer: Answer | None, error: BaseException, *, said: bool = False) 
             return Retry()
         case Backoff() as backoff:
             return Retry(backoff=backoff)
-        case RetryAfter() as later:
+        case RetryAfter() | Snooze() as later:
             return Retry(delay=later)
         case Reject(reason=reason) if reason:
             return Bury(reason)
@@ -81,9 +81,9 @@ def checked(on_error: OnError | None) -> OnError:
     for kind, answer in result.items():
         if not isinstance(kind, type) or not issubclass(kind, BaseException):
             raise BadInput(f"the keys of on_error must be exception classes, not {kind!r}")
-        if answer is not Reject and not isinstance(answer, Backoff | RetryAfter | Reject):
+        if answer is not Reject and not isinstance(answer, Backoff | RetryAfter | Snooze | Reject):
             raise BadInput(
-                f"on_error must map {kind.__name__} to a Backoff, RetryAfter or Reject, not to"
-                f" {answer!r}"
+                f"on_error must map {kind.__name__} to a Backoff, RetryAfter, Snooze or Reject, not"
+                f" to {answer!r}"
             )
     return result

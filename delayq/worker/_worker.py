@@ -162,7 +162,8 @@ class Worker:
                 cancelled, and the message is tried again.
             codec: How bytes become values, instead of the way the annotation implies.
             on_error: How to treat errors, by class, the most specific one first: a
-                :class:`~delayq.Backoff` or a :class:`~delayq.RetryAfter` tries again,
+                :class:`~delayq.Backoff` or a :class:`~delayq.RetryAfter` tries again, a
+                :class:`~delayq.Snooze` does so without counting the attempt, and
                 :class:`~delayq.Reject` never does.
             lease: As for :meth:`delayq.Client.reliable_queue`, like all arguments below.
             max_attempts: Number of attempts after which a message becomes a dead letter; None for

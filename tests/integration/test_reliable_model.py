@@ -527,6 +527,18 @@ class ReliableMachine(RuleBasedStateMachine):
             live.error, live.lease, live.moment = error or live.error, None, model.after(delay)
 
     @precondition(lambda self: self.held)
+    @rule(data=st.data(), delay=HOURS)
+    def snooze(self, data: st.DataObject, delay: int) -> None:
+        model = self.next_step()
+        held, live = self.pick(data)
+        if self.settle(held, live, held.message.snooze(delay * HOUR)):
+            self.snoozed(model, held, delay)
+
+    def snoozed(self, model: Model, held: Held, delay: int) -> None:
+        live = model.live[held.id]
+        live.attempts, live.lease, live.moment = live.attempts - 1, None, model.after(delay)
+
+    @precondition(lambda self: self.held)
     @rule(data=st.data())
     def bury(self, data: st.DataObject) -> None:
         model = self.next_step()
@@ -557,7 +569,9 @@ class ReliableMachine(RuleBasedStateMachine):
             model.live[held.id].moment = model.after(duration)
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), how=st.sampled_from(["end", "raise", "again", "reject", "cancel"]))
+    @rule(
+        data=st.data(), how=st.sampled_from(["end", "raise", "again", "snooze", "reject", "cancel"])
+    )
     def handle(self, data: st.DataObject, how: str) -> None:
         model = self.next_step()
         held, live = self.pick(data)
@@ -566,6 +580,7 @@ class ReliableMachine(RuleBasedStateMachine):
             raising: dict[str, BaseException] = {
                 "raise": ZeroDivisionError("divided"),
                 "again": delayq.RetryAfter(2 * HOUR, "busy"),
+                "snooze": delayq.Snooze(2 * HOUR),
                 "reject": delayq.Reject("bad"),
                 "cancel": asyncio.CancelledError(),
             }
@@ -592,6 +607,8 @@ class ReliableMachine(RuleBasedStateMachine):
             self.failed(model, held, 1, "ZeroDivisionError: divided")
         elif how == "again":
             self.failed(model, held, 2, "busy")
+        elif how == "snooze":
+            self.snoozed(model, held, 2)
         elif how == "reject":
             model.die(model.live[held.id], "bad", model.live[held.id].error)
             del model.live[held.id]

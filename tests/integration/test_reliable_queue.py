@@ -449,6 +449,29 @@ async def test_a_failure_is_kept_and_retried_after_a_backoff(client: Client, sto
         await store.let_pass(waits * HOUR)
 
 
+async def test_a_snoozed_message_comes_again_in_the_same_attempt(
+    client: Client, store: Store
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=2)
+    await queue.offer(1, id="a", priority=2)
+    for _ in range(3):
+        message = await claim_one(queue)
+        assert message.attempt == 1
+        await message.snooze(HOUR)
+        with pytest.raises(delayq.LeaseLost):
+            await message.ack()
+        assert hours((await store.look()).live["a"][1]) == 1
+        await store.let_pass(HOUR)
+    async with await claim_one(queue):
+        raise delayq.Snooze(2 * HOUR)
+    stored = await store.look()
+    stored.demand_no_orphans()
+    assert hours(stored.live["a"][1]) == 2
+    assert (await get(queue, "a")).attempt == 0
+    with pytest.raises(delayq.BadDelay):
+        delayq.Snooze(-1)
+
+
 async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     queue = client.reliable_queue("jobs", max_attempts=2, backoff=Backoff.fixed(0))
     before = await client.server_time()

@@ -23,7 +23,7 @@ import pydantic
 import pytest
 
 import delayq
-from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Worker
+from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Snooze, Worker
 from delayq.codecs import BytesCodec, JsonCodec, codec_for
 from delayq.testing import advance
 from tests.support.reliable import Jobs, depths, get, offers
@@ -603,6 +603,27 @@ async def test_errors_have_answers_and_the_most_specific_one_counts(
         return
     assert (await failed(worker, jobs)).attempt == 1
     await advance(jobs, after - 5)
+    assert await depths(jobs) == (1, 0, 0, 0)
+    await advance(jobs, 5)
+    assert await depths(jobs) == (0, 1, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "on_error"),
+    [
+        (Snooze(10), None),
+        (ConnectionError("x"), {ConnectionError: Snooze(10)}),
+        (ExceptionGroup("x", [RetryAfter(5), Snooze(10)]), None),
+    ],
+    ids=repr,
+)
+async def test_a_handler_may_snooze_its_message_which_costs_no_attempt(
+    worker: Worker, jobs: Jobs, error: Exception, on_error: Any
+) -> None:
+    on_jobs(worker, max_attempts=1, on_error=on_error)(raising(error))
+    message = await failed(worker, jobs)
+    assert (message.attempt, message.last_error) == (0, None)
+    await advance(jobs, 5)
     assert await depths(jobs) == (1, 0, 0, 0)
     await advance(jobs, 5)
     assert await depths(jobs) == (0, 1, 0, 0)

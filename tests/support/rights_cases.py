@@ -214,6 +214,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "number": (1,),
     "offset": (0,),
     "share": (1,),
+    "spent": (1, 0),
     "remember_us": (0, HOUR_US),
     "state": ("delayed", "ready", "all", "leased"),
     "ttl_us": (HOUR_US, SECOND_US),

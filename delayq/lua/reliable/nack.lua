@@ -1,4 +1,4 @@
--- nack: make messages that were not handled due again after a delay.
+-- nack: make messages that were not handled due again after a delay: they failed, or are snoozed.
 --
 -- Keys:
 --   messages  see include/queue.lua
@@ -7,6 +7,7 @@
 --   id...        text  of each message
 --   token...     text  of its lease
 --   delay_us...  int   time from now, microseconds
+--   spent...     int   1 if the attempt counts, 0 if not
 --   error...     text  of the handler, or empty
 -- Roles: consumer
 -- Repeatable: no
@@ -25,7 +26,7 @@ for at = FIRST, #ARGV, STRIDE do
   reply[#reply + 1] = is_ours and 1 or 0
   if is_ours then
     local record = parse_record(redis.call('HGET', attempts, id))
-    record.used = record.used + 1
+    record.used = record.used + tonumber(ARGV[at + SPENT])
     return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)
     if last_error ~= '' then redis.call('HSET', errors, id, last_error) end
   end
