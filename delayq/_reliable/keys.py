@@ -67,7 +67,7 @@ class ReliableKeys:
     summons: str
     """Channel on which clients that rest are called: how many of them are needed."""
     done: str
-    """ZSET of ids that were handled lately, scored by when they are forgotten, microseconds."""
+    """ZSET of ids that count as taken, scored by the end of that time, microseconds."""
     dead: str
     """ZSET of ids of dead letters, scored by when they died, microseconds."""
     dead_messages: str

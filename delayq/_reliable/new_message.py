@@ -27,7 +27,7 @@ class PlainMessage(NamedTuple):
     @property
     def arguments(self) -> tuple[str | bytes | int, ...]:
         """The arguments that ``offer.lua`` takes for it."""
-        return self.id, 0, self.delay_us, 0, "raise", self.content
+        return self.id, 0, self.delay_us, 0, 0, "raise", self.content
 
     def __repr__(self) -> str:
         return f"<PlainMessage {self.id!r}, {len(self.content)} bytes>"
@@ -47,6 +47,8 @@ class OptionsMessage(NamedTuple):
         priority: 0 to 9.
         delay_us: Time until the message is due, in microseconds.
         ttl_us: Time to live, in microseconds; 0 for no limit.
+        unique_us: For how long the id counts as taken, whatever becomes of the message, in
+            microseconds; 0 for as long as the message lives.
         on_duplicate: How to treat an id that is taken: ``raise``, ``ignore`` or ``replace``.
             ``swap`` replaces an earlier message, and stores nothing if there is none.
         content: As in :class:`PlainMessage`.
@@ -56,6 +58,7 @@ class OptionsMessage(NamedTuple):
     priority: int
     delay_us: int
     ttl_us: int
+    unique_us: int
     on_duplicate: str
     content: bytes
 

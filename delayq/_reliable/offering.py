@@ -51,6 +51,7 @@ class Offer(Generic[T]):
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     priority: int = 0
     ttl: Duration | None = None
+    unique_for: Duration | None = None
     on_duplicate: OnDuplicate = "raise"
 
 
@@ -91,6 +92,7 @@ class OfferEncoder(Generic[T]):
         if (
             offer.id is None
             and offer.ttl is None
+            and offer.unique_for is None
             and offer.priority is USUAL_PRIORITY
             and offer.on_duplicate == "raise"
         ):
@@ -120,11 +122,19 @@ class OfferEncoder(Generic[T]):
                 "ttl ends before the message is due: it counts from now, so make it longer than the"
                 " delay"
             )
+        unique_us = 0 if offer.unique_for is None else microseconds(offer.unique_for, "unique_for")
+        if offer.unique_for is not None and not unique_us:
+            raise BadDelay("unique_for must be more than 0")
+        if unique_us and offer.id is None:
+            raise BadInput(
+                "unique_for needs an id: without one, every message has an id of its own"
+            )
         return OptionsMessage(
             new_id() if offer.id is None else checked_id(offer.id),
             priority,
             wait_us,
             ttl_us,
+            unique_us,
             on_duplicate,
             stored,
         )

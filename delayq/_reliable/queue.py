@@ -134,6 +134,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
         durability: str | None = None,
     ) -> str:
@@ -150,6 +151,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             priority: 0 to 9. Among due messages, the highest priority goes first.
             ttl: Seconds or a timedelta from now: if the message comes due or is retried after that,
                 it is dropped or becomes a dead letter, as the queue's ``expired`` says.
+            unique_for: Seconds or a timedelta from now: the ``id`` counts as taken for that long,
+                whatever becomes of the message. Without it, it is taken as long as the message
+                lives, and then for the queue's ``dedup_window``.
             on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the
                 earlier message stays), or ``"replace"`` (this message takes its place; raises if a
                 worker has the earlier one).
@@ -174,6 +178,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if (
             id is None
             and ttl is None
+            and unique_for is None
             and priority is USUAL_PRIORITY
             and on_duplicate == "raise"
             and not self._hooks.sending
@@ -188,6 +193,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 headers=headers,
                 priority=priority,
                 ttl=ttl,
+                unique_for=unique_for,
                 on_duplicate=on_duplicate,
             )
             if self._hooks.sending:

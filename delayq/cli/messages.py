@@ -88,6 +88,13 @@ def offer(
             ),
         ),
     ] = None,
+    unique_for: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="The id counts as taken for this long, whatever becomes of the message.",
+        ),
+    ] = None,
     on_duplicate: Annotated[
         OnDuplicate | None, typer.Option(help="What to do if the id is taken: raise, by default.")
     ] = None,
@@ -103,12 +110,13 @@ def offer(
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
+    window_s = duration(unique_for, "--unique-for")
     if not target.is_reliable and any(
-        one is not None for one in (id, headers, priority, ttl, on_duplicate)
+        one is not None for one in (id, headers, priority, ttl, unique_for, on_duplicate)
     ):
         raise CommandFailed(
-            "--id, --header, --priority, --ttl and --on-duplicate need a reliable queue: --queue"
-            " NAME"
+            "--id, --header, --priority, --ttl, --unique-for and --on-duplicate need a reliable"
+            " queue: --queue NAME"
         )
 
     async def act(client: Client) -> tuple[str, datetime | None]:
@@ -124,6 +132,7 @@ def offer(
             headers=headers,
             priority=priority or 0,
             ttl=ttl_s,
+            unique_for=window_s,
             on_duplicate=on_duplicate or "raise",
         )
         return name, await _due_at(queue, name)

@@ -59,9 +59,14 @@ IDS = st.sampled_from(["a", "b", "c", "é", None, None])
 HOURS = st.integers(0, 4)
 PRIORITIES, LIVES = st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, None, 1, 2, 5])
 DUPLICATES = st.sampled_from(["raise", "ignore", "replace"])
-OFFERS = st.lists(st.tuples(IDS, HOURS, PRIORITIES, LIVES, DUPLICATES), min_size=1, max_size=4)
-Offered = tuple[str | None, int, int, int | None, Any]
-"""Id, hours of delay, priority, hours of life after the delay, and what to do with a duplicate."""
+WINDOWS = st.sampled_from([None, None, None, 1, 3])
+OFFERS = st.lists(
+    st.tuples(IDS, HOURS, PRIORITIES, LIVES, WINDOWS, DUPLICATES), min_size=1, max_size=4
+)
+Offered = tuple[str | None, int, int, int | None, int | None, Any]
+"""Id, hours of delay, priority, hours of life after the delay, hours for which the id counts as
+taken if it was given, and what to do with a duplicate.
+"""
 
 
 @dataclass
@@ -172,7 +177,7 @@ class Model:
         return (self.now + delay, self.step, place)
 
     def offer(self, key: str, value: int, offered: Offered, place: int) -> str:
-        _, delay, priority, ttl, on_duplicate = offered
+        _, delay, priority, ttl, window, on_duplicate = offered
         known = self.find(key)
         if known is None:
             self.set_aside(key)
@@ -187,7 +192,12 @@ class Model:
         expires = None if ttl is None else self.now + delay + ttl
         # Within one call, messages without a delay come before those due at that very moment.
         self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
+        if offered[0] and window:
+            self.remember(key, window)
         return "stored"
+
+    def remember(self, key: str, window: int) -> None:
+        self.done[key] = max(self.done.get(key, -1), self.now + window)
 
     def drops(self, message: Live) -> bool:
         """Drop or bury a message that a claim finds, if it must not be handed out any more."""
@@ -289,7 +299,7 @@ class ReliableMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.values = 0
         # An empty queue reveals little.
-        self.offer([(None, delay // 2, delay % 2, None, "raise") for delay in delays])
+        self.offer([(None, delay // 2, delay % 2, None, None, "raise") for delay in delays])
         self.offer(what)
 
     async def forget_the_last_example(self) -> None:
@@ -308,7 +318,7 @@ class ReliableMachine(RuleBasedStateMachine):
     def offer(self, what: list[Offered]) -> None:
         model = self.next_step()
         offers = []
-        for key, delay, priority, ttl, on_duplicate in what:
+        for key, delay, priority, ttl, window, on_duplicate in what:
             self.values += 1
             offers.append(
                 delayq.Offer(
@@ -317,6 +327,7 @@ class ReliableMachine(RuleBasedStateMachine):
                     delay=delay * HOUR,
                     priority=priority,
                     ttl=None if ttl is None else (delay + ttl) * HOUR,
+                    unique_for=window * HOUR if key and window else None,
                     on_duplicate=on_duplicate,
                 )
             )
@@ -508,7 +519,7 @@ class ReliableMachine(RuleBasedStateMachine):
     def handled(self, model: Model, held: Held) -> None:
         del model.live[held.id]
         if "dedup_window" in model.kind:
-            model.done[held.id] = model.now + 2
+            model.remember(held.id, 2)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), delay=HOURS, error=st.sampled_from([None, "it broke"]))

@@ -107,6 +107,7 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "headers": [{"a": 1}, {1: "a"}, [("a", "b")], {"a": "x" * 17_000}],
     "priority": [-1, 10, 1.0, True],
     "ttl": [0, -1, math.inf, "1"],
+    "unique_for": [0, -1, "1", 60],
     "on_duplicate": ["drop"],
     "value": [math.nan, "x" * 1000],
 }
@@ -242,6 +243,59 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     await queue.offer(6, id="b")
     # Ids whose window has closed are deleted as well.
     assert (await store.look()).done == {}
+
+
+async def test_an_id_may_be_unique_for_some_time_whatever_becomes_of_its_message(
+    jobs: Jobs, store: Store
+) -> None:
+    async def is_taken(name: str) -> bool:
+        try:
+            await jobs.offer(0, id=name)
+        except delayq.DuplicateMessage:
+            return True
+        assert await jobs.cancel(name)
+        return False
+
+    for name in ("handled", "cancelled", "expired", "dead"):
+        await jobs.offer(1, id=name, unique_for=3 * HOUR, ttl=HOUR if name == "expired" else None)
+    await jobs.cancel("cancelled")
+    for message in await jobs.claim(10):
+        match message.id:
+            case "handled":
+                await message.ack()
+            case "dead":
+                await message.bury("no good")
+            case _:
+                await message.release()
+    await store.let_pass(2 * HOUR)
+    assert await jobs.claim() == []
+    assert [await is_taken(name) for name in ("handled", "cancelled", "expired", "dead")] == [
+        True
+    ] * 4
+    assert await jobs.offer(2, id="handled", on_duplicate="ignore") == "handled"
+    assert await jobs.claim() == []
+    # The newer message counts from its own offer.
+    await jobs.offer(3, id="cancelled", on_duplicate="replace", unique_for=2 * HOUR)
+    assert await values(jobs) == [3]
+    await store.let_pass(1.5 * HOUR)
+    assert [await is_taken(name) for name in ("handled", "cancelled", "expired", "dead")] == [
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+async def test_a_window_of_the_queue_does_not_shorten_that_of_a_message(
+    client: Client, raw: Any
+) -> None:
+    queue, store = client.reliable_queue("window", dedup_window=HOUR), Store(raw, "window")
+    await queue.offer(1, id="a", unique_for=3 * HOUR)
+    assert await values(queue) == [1]
+    await store.let_pass(2 * HOUR)
+    with pytest.raises(delayq.DuplicateMessage):
+        await queue.offer(2, id="a")
+    assert 0 < await raw.pttl("delayq:{window}:done") <= 3 * HOUR * 1000
 
 
 async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> None:

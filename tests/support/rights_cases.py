@@ -218,6 +218,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "remember_us": (0, HOUR_US),
     "state": ("delayed", "ready", "all", "leased"),
     "ttl_us": (HOUR_US, SECOND_US),
+    "unique_us": (0, HOUR_US),
     "value": ("1000",),
     "why": ('{"reason":"why","error":""}',),
 }
@@ -310,12 +311,12 @@ async def full_offer(at: Prepared) -> Any:
         ("handled0", "ignore"),
         ("later0", "ignore"),
     ):
-        made += [id, 4, SECOND_US, HOUR_US, on_duplicate, b"\nvalue"]
+        made += [id, 4, SECOND_US, HOUR_US, HOUR_US, on_duplicate, b"\nvalue"]
     return made
 
 
 async def offer_one(at: Prepared) -> Any:
-    return [7, "0", "new", 0, 0, 0, "raise", b"\nvalue"]
+    return [7, "0", "new", 0, 0, 0, 0, "raise", b"\nvalue"]
 
 
 async def offer_new(at: Prepared) -> Any:

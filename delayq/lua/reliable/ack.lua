@@ -2,8 +2,7 @@
 --
 -- Keys:
 --   leases    see include/leases.lua
---   done      ZSET  ids of messages that were handled lately, scored by the end of the time for
---                   which they are remembered, microseconds
+--   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   settings  HASH  see include/settings.lua
 -- Arguments:
 --   runs   text  how many of the messages in a row have the same token, and the token of their
@@ -45,9 +44,6 @@ end
 if remember_us > 0 then
   local now = now_us()
   trim_done(now)
-  for _, id in ipairs(acked) do redis.call('ZADD', done, format_score(now + remember_us), id) end
-  -- The set disappears with the last of them, even if no client comes to trim it.
-  local keep_ms = math.ceil(remember_us / 1000)
-  if redis.call('PTTL', done) < keep_ms then redis.call('PEXPIRE', done, keep_ms) end
+  remember(acked, now + remember_us, now)
 end
 return reply

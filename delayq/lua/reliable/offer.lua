@@ -3,8 +3,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   done      ZSET     ids of messages that were handled lately, scored by the end of the time for
---                     which they are remembered, microseconds
+--   done      ZSET     ids that count as taken, scored by the end of that time, microseconds
 --   settings  HASH     see include/settings.lua
 --   call      STRING   see include/call.lua
 -- Arguments:
@@ -14,6 +13,8 @@
 --   priority...      int   0 to 9
 --   delay_us...      int   time from now, microseconds
 --   ttl_us...        int   time to live, microseconds; 0: no end
+--   unique_us...     int   for this long, the id counts as taken whatever becomes of the message,
+--                          microseconds; 0: as long as the message lives
 --   on_duplicate...  text  "ignore", "replace" or "raise"; "swap": replace, if there is one
 --   content...       text  a space and headers, or nothing; newline, payload
 -- Roles: producer
@@ -73,6 +74,8 @@ for at = FIRST, #ARGV, STRIDE do
   ids[#ids + 1] = ARGV[at + ID]
 end
 local remembers = redis.call('EXISTS', done) == 1
+-- A key of a foreign type must fail before the first write.
+if remembers then redis.call('ZSCORE', done, '') end
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then
   local due, later = count_expired(now)
@@ -90,7 +93,7 @@ end
 -- without a delay are put back in time for it.
 local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
 local earlier = now - math.ceil(COUNT / 4)
-local reply, index = {}, 0
+local reply, index, unique = {}, 0, {}
 for at = FIRST, #ARGV, STRIDE do
   local id, priority, on_duplicate = ARGV[at + ID], tonumber(ARGV[at + PRIORITY]), ARGV[at + ON_DUPLICATE]
   local status = 1
@@ -139,12 +142,15 @@ for at = FIRST, #ARGV, STRIDE do
       new_expiries[used + 1], new_expiries[used + 2] = id, format_score(now + tonumber(ttl))
     end
     if not earliest[priority] or due < earliest[priority] then earliest[priority] = due end
+    local unique_us = tonumber(ARGV[at + UNIQUE_US])
+    if unique_us > 0 then unique[#unique + 1] = {id, now + unique_us} end
   end
   index = index + 1
   reply[index] = status
 end
 write()
 -- Last, because a full server refuses a script only before its first write.
+for _, each in ipairs(unique) do remember({each[1]}, each[2], now) end
 if remembers then trim_done(now) end
 if not may_announce then reply[#reply + 1] = -3 end
 keep_reply(reply)

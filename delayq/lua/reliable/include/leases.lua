@@ -104,6 +104,16 @@ local function announce(due, now)
   may_announce = may_announce and type(receivers) == 'number'
 end
 
+-- Remember ids until a moment, unless they are remembered for longer.
+local function remember(ids, ends, now)
+  local scores = {}
+  for i, id in ipairs(ids) do scores[i * 2 - 1], scores[i * 2] = format_score(ends), id end
+  redis.call('ZADD', done, 'GT', unpack(scores))
+  -- The set disappears with the last of them, even if no client comes to trim it.
+  local keep_ms = math.ceil((ends - now) / 1000)
+  if redis.call('PTTL', done) < keep_ms then redis.call('PEXPIRE', done, keep_ms) end
+end
+
 -- Drop ids that are no longer remembered, a bounded number of them: a few more than one call adds.
 local function trim_done(now)
   local old = redis.call('ZRANGEBYSCORE', done, '-inf', format_score(now), 'LIMIT', 0, 400)
