@@ -332,14 +332,14 @@ def _letter(place: Place, stored: StoredLetter) -> Row:
 
 def _body(body: bytes) -> tuple[int | None, dict[str, str], bytes]:
     try:
-        enqueued, headers, payload = parse(body)
+        parts = parse(body)
     except ValueError:
         return None, {}, body
     texts = {
         str(name): value if isinstance(value, str) else json.dumps(value)
-        for name, value in headers.items()
+        for name, value in parts.headers.items()
     }
-    return enqueued, texts, payload
+    return parts.enqueued_us, texts, parts.payload
 
 
 def _number(value: object) -> int:

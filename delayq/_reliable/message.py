@@ -12,7 +12,7 @@ import anyio
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq._reliable.acks import demand
-from delayq._reliable.bodies import parse, payload_of
+from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
 from delayq.errors import DecodeError, LeaseLost
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
     from delayq._reliable.acks import Acknowledger
+    from delayq._reliable.bodies import Body
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
     from delayq.backoff import Backoff
@@ -212,7 +213,7 @@ class Message(Generic[T]):
         self._origin = origin
         self._ahead = ahead
         self._error = error
-        self._parsed: tuple[int, dict[str, str], bytes] | None = None
+        self._parsed: Body | None = None
         self._value: tuple[T] | None = None
         self._settled = not claim.token
         self._lost = False
@@ -239,10 +240,9 @@ class Message(Generic[T]):
             DecodeError: The codec cannot decode it.
         """
         if self._value is None:
-            try:
-                payload = payload_of(self._claim.body)
-            except ValueError as error:
-                raise DecodeError("ReliableQueue", self._claim.body) from error
+            payload = plain_payload(self._claim.body)
+            if payload is None:
+                payload = self._parts().payload
             try:
                 self._value = (self._origin.codec.decode(payload),)
             except DecodeError:
@@ -254,12 +254,31 @@ class Message(Generic[T]):
     @property
     def headers(self) -> dict[str, str]:
         """The headers that were offered with it."""
-        return self._parts()[1]
+        return self._parts().headers
+
+    @property
+    def max_attempts(self) -> int | None:
+        """The number of attempts after which it becomes a dead letter: its own limit, or else that
+        of the queue handle; None for no limit.
+        """
+        try:
+            own = self._parts().max_attempts
+        except DecodeError:
+            own = None
+        return (self._origin.max_attempts or None) if own is None else own
+
+    @property
+    def timeout(self) -> float | None:
+        """How long a worker lets its handler run, in seconds, if it was offered with a ``timeout``
+        of its own.
+        """
+        timeout_us = self._parts().timeout_us
+        return None if timeout_us is None else timeout_us / 1_000_000
 
     @property
     def enqueued_at(self) -> datetime:
         """The time it was offered, by the server's clock (UTC)."""
-        return moment_us(self._parts()[0])
+        return moment_us(self._parts().enqueued_us)
 
     @property
     def due_at(self) -> datetime:
@@ -322,7 +341,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         text = pack_error(error)
-        most = self._origin.max_attempts
+        most = self.max_attempts
         # Attempts do not count if they were lost with a worker that another message may have
         # killed.
         if most and self.attempt - self._claim.forgiven >= most:
@@ -494,7 +513,7 @@ class Message(Generic[T]):
         if self._task is not None:
             self._origin.keeper.hold(self._claim, self._lose)
 
-    def _parts(self) -> tuple[int, dict[str, str], bytes]:
+    def _parts(self) -> Body:
         if self._parsed is None:
             try:
                 self._parsed = parse(self._claim.body)

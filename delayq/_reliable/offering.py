@@ -11,6 +11,7 @@ from delayq._reliable.bodies import content
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
+from delayq._reliable.settings import check_limit
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -51,6 +52,8 @@ class Offer(Generic[T]):
     headers: Mapping[str, str] | None = field(default=None, repr=False)
     priority: int = 0
     ttl: Duration | None = None
+    max_attempts: int | None = None
+    timeout: Duration | None = None
     unique_for: Duration | None = None
     on_duplicate: OnDuplicate = "raise"
 
@@ -93,6 +96,8 @@ class OfferEncoder(Generic[T]):
             offer.id is None
             and offer.ttl is None
             and offer.unique_for is None
+            and offer.max_attempts is None
+            and offer.timeout is None
             and offer.priority is USUAL_PRIORITY
             and offer.on_duplicate == "raise"
         ):
@@ -101,7 +106,9 @@ class OfferEncoder(Generic[T]):
 
     def with_options(self, offer: Offer[T]) -> OptionsMessage:
         """Check and encode a message with its options. Raises as :meth:`plain`."""
-        stored = self._content(self._encode(offer.value), offer.headers)
+        stored = self._content(
+            self._encode(offer.value), offer.headers, offer.max_attempts, offer.timeout
+        )
         priority, on_duplicate = offer.priority, offer.on_duplicate
         if (
             isinstance(priority, bool)
@@ -149,14 +156,25 @@ class OfferEncoder(Generic[T]):
                 )
         return [self.message(offer) for offer in offers]
 
-    def _content(self, payload: bytes, headers: Mapping[str, str] | None) -> bytes:
+    def _content(
+        self,
+        payload: bytes,
+        headers: Mapping[str, str] | None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+    ) -> bytes:
         if not isinstance(payload, bytes):
             raise EncodeError(
                 f"{type(self._codec).__name__}.encode returned {type(payload).__name__}, not bytes"
             )
         if len(payload) > self._max_payload:
             raise PayloadTooLarge(len(payload), self._max_payload)
-        return content(None if headers is None else _checked(headers), payload)
+        check_limit("max_attempts", max_attempts)
+        timeout_us = None if timeout is None else microseconds(timeout, "timeout")
+        if timeout_us == 0:
+            raise BadDelay("timeout must be more than 0")
+        headers = None if headers is None else _checked(headers)
+        return content(headers, payload, max_attempts, timeout_us)
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:

@@ -134,6 +134,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
         unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
         durability: str | None = None,
@@ -151,6 +153,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
             priority: 0 to 9. Among due messages, the highest priority goes first.
             ttl: Seconds or a timedelta from now: if the message comes due or is retried after that,
                 it is dropped or becomes a dead letter, as the queue's ``expired`` says.
+            max_attempts: The number of attempts after which it becomes a dead letter, instead of
+                that of the queue.
+            timeout: How long a handler may take, seconds or a timedelta, instead of the
+                ``timeout`` of the worker's listener.
             unique_for: Seconds or a timedelta from now: the ``id`` counts as taken for that long,
                 whatever becomes of the message. Without it, it is taken as long as the message
                 lives, and then for the queue's ``dedup_window``.
@@ -178,6 +184,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if (
             id is None
             and ttl is None
+            and max_attempts is None
+            and timeout is None
             and unique_for is None
             and priority is USUAL_PRIORITY
             and on_duplicate == "raise"
@@ -193,6 +201,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 headers=headers,
                 priority=priority,
                 ttl=ttl,
+                max_attempts=max_attempts,
+                timeout=timeout,
                 unique_for=unique_for,
                 on_duplicate=on_duplicate,
             )
@@ -600,10 +610,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._open.flush()
         self._check_open()
 
-    def _occurrence(
-        self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
-    ) -> OptionsMessage:
-        offer = Offer(value, headers=headers, priority=priority, ttl=ttl)
+    def _encode(self, offer: Offer[T]) -> OptionsMessage:
         return self._encoder.with_options(offer)
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from delayq._durations import Duration, moment_us
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
+from delayq._reliable.offering import Offer
 from delayq._reliable.recurrence import DIGITS, Unreadable, read
 from delayq._reliable.timing import timing_of
 from delayq.errors import BadInput
@@ -91,6 +92,8 @@ class Recurring(Generic[T]):
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
         version: int = 0,
     ) -> datetime:
         """Schedule a recurring message.
@@ -115,6 +118,8 @@ class Recurring(Generic[T]):
             priority: As in :meth:`offer`.
             ttl: How long after its due time an occurrence is still worth handling: seconds or a
                 timedelta.
+            max_attempts: As in :meth:`offer`.
+            timeout: As in :meth:`offer`.
             version: If releases with different definitions run side by side, the higher version
                 wins. Among equal versions, the last call wins.
 
@@ -136,7 +141,16 @@ class Recurring(Generic[T]):
             or not 0 <= version <= _MOST_VERSION
         ):
             raise BadInput(f"version must be an int from 0 to 2**53, not {version!r}")
-        message = self._occurrence(value, headers, priority, ttl)
+        message = self._encode(
+            Offer(
+                value,
+                headers=headers,
+                priority=priority,
+                ttl=ttl,
+                max_attempts=max_attempts,
+                timeout=timeout,
+            )
+        )
         await self._ready()
         settings = self._open.settings
         while True:
@@ -202,10 +216,8 @@ class Recurring(Generic[T]):
     async def _ready(self) -> None:
         raise NotImplementedError
 
-    def _occurrence(
-        self, value: T, headers: Mapping[str, str] | None, priority: int, ttl: Duration | None
-    ) -> OptionsMessage:
-        """Check the definition, and return the message that is stored for every occurrence."""
+    def _encode(self, offer: Offer[T]) -> OptionsMessage:
+        """Check what a schedule offers, and return what is stored for every occurrence."""
         raise NotImplementedError
 
 

@@ -120,7 +120,7 @@ class Settings:
                 "lease must be at least 1 ms: otherwise a message is redelivered before its handler"
                 " starts"
             )
-        _check_limit("max_attempts", self.max_attempts)
+        check_limit("max_attempts", self.max_attempts)
         if self.backoff is not None and not isinstance(self.backoff, Backoff):
             raise BadInput(
                 f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}"
@@ -296,7 +296,7 @@ def declare(
     if partitions is not None:
         check_partitions(partitions)
         declared["partitions"] = str(partitions)
-    _check_limit("max_size", max_size)
+    check_limit("max_size", max_size)
     if max_size is not UNSET:
         declared["max_size"] = str(max_size or 0)
     if expired is not None:
@@ -308,7 +308,12 @@ def declare(
     return declared
 
 
-def _check_limit(name: str, limit: int | Unset | None) -> None:
+def check_limit(name: str, limit: int | Unset | None) -> None:
+    """Check a limit that may be left out.
+
+    Raises:
+        BadInput: It is neither None nor a whole number of at least 1.
+    """
     if limit is None or limit is UNSET:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:

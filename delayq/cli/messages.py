@@ -88,6 +88,14 @@ def offer(
             ),
         ),
     ] = None,
+    max_attempts: Annotated[
+        int | None,
+        typer.Option(min=1, help="Attempts after which it becomes a dead letter."),
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="How long a worker lets its handler run."),
+    ] = None,
     unique_for: Annotated[
         str | None,
         typer.Option(
@@ -110,13 +118,14 @@ def offer(
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
-    window_s = duration(unique_for, "--unique-for")
+    timeout_s, window_s = duration(timeout, "--timeout"), duration(unique_for, "--unique-for")
     if not target.is_reliable and any(
-        one is not None for one in (id, headers, priority, ttl, unique_for, on_duplicate)
+        one is not None
+        for one in (id, headers, priority, ttl, max_attempts, timeout, unique_for, on_duplicate)
     ):
         raise CommandFailed(
-            "--id, --header, --priority, --ttl, --unique-for and --on-duplicate need a reliable"
-            " queue: --queue NAME"
+            "--id, --header, --priority, --ttl, --max-attempts, --timeout, --unique-for and"
+            " --on-duplicate need a reliable queue: --queue NAME"
         )
 
     async def act(client: Client) -> tuple[str, datetime | None]:
@@ -132,6 +141,8 @@ def offer(
             headers=headers,
             priority=priority or 0,
             ttl=ttl_s,
+            max_attempts=max_attempts,
+            timeout=timeout_s,
             unique_for=window_s,
             on_duplicate=on_duplicate or "raise",
         )

@@ -123,10 +123,14 @@ class Handling:
                 assert task is not None
                 cancelling = task.cancelling()
                 try:
-                    if self._timeout is None:
-                        await self._start(message)
+                    # Decoding tells whether the message has anything of its own.
+                    value, timeout = message.value, self._timeout
+                    if message._parsed is not None and message.timeout is not None:
+                        timeout = message.timeout
+                    if timeout is None:
+                        await self._start(message, value)
                     else:
-                        await self._within_timeout(message, self._timeout)
+                        await self._within_timeout(message, value, timeout)
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
@@ -175,10 +179,10 @@ class Handling:
             error=error,
         )
 
-    async def _within_timeout(self, message: Message[Any], seconds: float) -> None:
+    async def _within_timeout(self, message: Message[Any], value: Any, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds) as limit:
-                await self._start(message)
+                await self._start(message, value)
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -215,8 +219,7 @@ class Handling:
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: Message[Any]) -> Coroutine[Any, Any, None]:
-        value = message.value
+    def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
         if not self._is_bare:
             return self._around(message, value)
         # The most frequent case, and the one whose speed counts.

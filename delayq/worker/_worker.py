@@ -158,8 +158,9 @@ class Worker:
             queue: The queue's name.
             concurrency: Number of this queue's handlers that run at a time; None for as many as the
                 worker runs.
-            timeout: How long a handler may take, in seconds or as a timedelta. After that it is
-                cancelled, and the message is tried again.
+            timeout: How long a handler may take, in seconds or as a timedelta, unless the message
+                was offered with a ``timeout`` of its own. After that it is cancelled, and the
+                message is tried again.
             codec: How bytes become values, instead of the way the annotation implies.
             on_error: How to treat errors, by class, the most specific one first: a
                 :class:`~delayq.Backoff` or a :class:`~delayq.RetryAfter` tries again, a

@@ -313,6 +313,13 @@ def test_an_id_that_is_taken_is_a_one(cli: Cli) -> None:
     assert cli("get a --queue mails")[1][0]["value"] == 2
 
 
+def test_a_message_may_have_limits_of_its_own(cli: Cli) -> None:
+    own = "--id a --max-attempts 1 --timeout 5 --unique-for 1h"
+    assert cli(f"offer 1 --queue mails {own}")[0] == 0
+    assert cli("cancel a --queue mails")[0] == 0
+    assert cli("offer 1 --queue mails --id a")[0] == 1
+
+
 def test_a_value_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"big": true}\n')))
     assert cli("offer - --queue mails")[0] == 0

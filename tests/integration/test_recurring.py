@@ -93,8 +93,18 @@ async def test_occurrences_come_each_period_without_drift(client: Client, jobs: 
     assert datetime.now(UTC) - started < timedelta(seconds=40)
 
 
+async def test_occurrences_have_the_limits_of_their_schedule(jobs: Jobs) -> None:
+    message = await first_tick(jobs, max_attempts=2, timeout=5)
+    assert (message.max_attempts, message.timeout) == (2, 5.0)
+    await message.nack(0)
+    await (await take(jobs)).nack()
+    (letter,) = await jobs.dead.list()
+    assert letter.attempt == 2
+
+
 async def test_repeating_a_definition_changes_nothing(client: Client, jobs: Jobs, raw: Any) -> None:
     more: dict[str, Any] = {"value": {"a": 1}, "headers": {"h": "x"}, "priority": 2, "ttl": 30}
+    more |= {"max_attempts": 2, "timeout": 5}
     due = await schedule(jobs, **more)
     stored = facts(await raw.hget(SCHEDULES, "tick"))
     body = await raw.hgetall("delayq:{jobs}:bodies")

@@ -59,13 +59,13 @@ IDS = st.sampled_from(["a", "b", "c", "é", None, None])
 HOURS = st.integers(0, 4)
 PRIORITIES, LIVES = st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, None, 1, 2, 5])
 DUPLICATES = st.sampled_from(["raise", "ignore", "replace"])
-WINDOWS = st.sampled_from([None, None, None, 1, 3])
+WINDOWS, ATTEMPTS = st.sampled_from([None, None, None, 1, 3]), st.sampled_from([None, None, 1, 2])
 OFFERS = st.lists(
-    st.tuples(IDS, HOURS, PRIORITIES, LIVES, WINDOWS, DUPLICATES), min_size=1, max_size=4
+    st.tuples(IDS, HOURS, PRIORITIES, LIVES, WINDOWS, ATTEMPTS, DUPLICATES), min_size=1, max_size=4
 )
-Offered = tuple[str | None, int, int, int | None, int | None, Any]
+Offered = tuple[str | None, int, int, int | None, int | None, int | None, Any]
 """Id, hours of delay, priority, hours of life after the delay, hours for which the id counts as
-taken if it was given, and what to do with a duplicate.
+taken if it was given, its own limit of attempts, and what to do with a duplicate.
 """
 
 
@@ -76,6 +76,7 @@ class Live:
     priority: int
     moment: Moment
     expires: int | None
+    max_attempts: int = MAX_ATTEMPTS
     attempts: int = 0
     error: str | None = None
     # The holder, and the due time before the lease.
@@ -177,7 +178,7 @@ class Model:
         return (self.now + delay, self.step, place)
 
     def offer(self, key: str, value: int, offered: Offered, place: int) -> str:
-        _, delay, priority, ttl, window, on_duplicate = offered
+        _, delay, priority, ttl, window, most, on_duplicate = offered
         known = self.find(key)
         if known is None:
             self.set_aside(key)
@@ -191,7 +192,8 @@ class Model:
             return "full"
         expires = None if ttl is None else self.now + delay + ttl
         # Within one call, messages without a delay come before those due at that very moment.
-        self.live[key] = Live(key, value, priority, self.after(delay, place), expires)
+        due = self.after(delay, place)
+        self.live[key] = Live(key, value, priority, due, expires, most or MAX_ATTEMPTS)
         if offered[0] and window:
             self.remember(key, window)
         return "stored"
@@ -204,7 +206,7 @@ class Model:
         if message.expires is not None and message.expires <= self.now:
             if self.kind.get("expired") == "dead":
                 self.die(message, "expired", message.error)
-        elif message.attempts - message.forgiven_if_lost() >= MAX_ATTEMPTS:
+        elif message.attempts - message.forgiven_if_lost() >= message.max_attempts:
             self.die(message, "attempts", message.error)
         else:
             return False
@@ -299,7 +301,7 @@ class ReliableMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.values = 0
         # An empty queue reveals little.
-        self.offer([(None, delay // 2, delay % 2, None, None, "raise") for delay in delays])
+        self.offer([(None, delay // 2, delay % 2, None, None, None, "raise") for delay in delays])
         self.offer(what)
 
     async def forget_the_last_example(self) -> None:
@@ -318,7 +320,7 @@ class ReliableMachine(RuleBasedStateMachine):
     def offer(self, what: list[Offered]) -> None:
         model = self.next_step()
         offers = []
-        for key, delay, priority, ttl, window, on_duplicate in what:
+        for key, delay, priority, ttl, window, most, on_duplicate in what:
             self.values += 1
             offers.append(
                 delayq.Offer(
@@ -327,6 +329,7 @@ class ReliableMachine(RuleBasedStateMachine):
                     delay=delay * HOUR,
                     priority=priority,
                     ttl=None if ttl is None else (delay + ttl) * HOUR,
+                    max_attempts=most,
                     unique_for=window * HOUR if key and window else None,
                     on_duplicate=on_duplicate,
                 )
@@ -531,7 +534,7 @@ class ReliableMachine(RuleBasedStateMachine):
 
     def failed(self, model: Model, held: Held, delay: int, error: str | None) -> None:
         live = model.live[held.id]
-        if held.attempt - held.forgiven >= MAX_ATTEMPTS:
+        if held.attempt - held.forgiven >= live.max_attempts:
             model.die(live, "attempts", error or live.error)
             del model.live[held.id]
         else:

@@ -21,6 +21,7 @@ from tests.support.reliable import (
     all_values,
     bodies,
     bury_all,
+    claim_all,
     claim_one,
     depths,
     get,
@@ -107,6 +108,8 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "headers": [{"a": 1}, {1: "a"}, [("a", "b")], {"a": "x" * 17_000}],
     "priority": [-1, 10, 1.0, True],
     "ttl": [0, -1, math.inf, "1"],
+    "max_attempts": [0, -1, 1.5, True],
+    "timeout": [0, -1, "1", math.inf],
     "unique_for": [0, -1, "1", 60],
     "on_duplicate": ["drop"],
     "value": [math.nan, "x" * 1000],
@@ -541,6 +544,36 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert letter.error == "ValueError: no such order"
     assert letter.traceback.startswith("Traceback")
     assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
+
+
+async def test_a_message_may_have_its_own_limit_of_attempts(client: Client, store: Store) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=3, backoff=Backoff.fixed(0))
+    for most in (None, 1, 4):
+        await queue.offer(most, id=str(most), max_attempts=most, headers={"a": "b"})
+    assert [message.max_attempts for message in await queue.list("ready")] == [3, 1, 4]
+    # A worker that does not live to say so has failed, too.
+    assert (await claim_one(queue)).id == "None"
+    await store.let_pass(LEASE + 1)
+    for number in range(1, 5):
+        for message in await claim_all(queue):
+            assert message.attempt == number + (message.id == "None")
+            await message.nack()
+    letters = {letter.id: letter.attempt for letter in await queue.dead.list()}
+    assert letters == {"1": 1, "None": 3, "4": 4}
+
+
+async def test_a_message_with_its_own_limit_dies_with_its_workers(
+    client: Client, store: Store
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=1)
+    await queue.offer(1, id="a", max_attempts=2, delay=HOUR)
+    await store.let_pass(HOUR)
+    for attempt in (1, 2):
+        assert (await claim_one(queue)).attempt == attempt
+        await store.let_pass(LEASE + 1)
+    assert await queue.claim() == []
+    (letter,) = await queue.dead.list()
+    assert (letter.value, letter.attempt, letter.reason) == (1, 2, "attempts")
 
 
 async def test_attempts_may_be_unlimited(client: Client) -> None:

@@ -653,6 +653,19 @@ async def test_a_slow_handler_is_cancelled_and_tried_again(worker: Worker, jobs:
     assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
 
 
+@pytest.mark.parametrize("of_listener", [None, 60, 0.02])
+async def test_a_message_may_have_its_own_timeout(
+    worker: Worker, jobs: Jobs, of_listener: float | None
+) -> None:
+    gate = Gate()
+    on_jobs(worker, timeout=of_listener)(gate)
+    await jobs.offer(1, id="a", timeout=timedelta(milliseconds=50), headers={"h": "x"})
+    await worker.run(burst=True)
+    message = await get(jobs, "a")
+    assert (message.attempt, message.timeout) == (1, 0.05)
+    assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
+
+
 async def test_a_handlers_own_timeout_is_an_ordinary_error(worker: Worker, jobs: Jobs) -> None:
     on_jobs(worker, timeout=60, on_error=ANSWERS)(raising(TimeoutError("of the bank")))
     letter = await buried(worker, jobs)

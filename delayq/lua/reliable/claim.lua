@@ -13,7 +13,8 @@
 --   number        int     of this claim, higher than that of the client's last one
 --   limit         int     hand out at most this many
 --   lease_us      int     how long the worker has them
---   max_attempts  int     a message that has used this many dies instead; 0: no limit
+--   max_attempts  int     a message that has used this many dies instead, unless its body has a
+--                         limit of its own; 0: no limit
 --   signature     text    of the caller. If all due messages were handed out, it is published
 --                         behind the due time of the next one, and now; empty: it is not
 --   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
@@ -86,10 +87,12 @@ end
 -- Note that a message is gone, if it is: half of it is missing, it has expired, or all its attempts
 -- are used.
 local function is_gone(id, priority, record, body, expiry)
-  local reason
+  local reason, most = nil, max_attempts
+  -- A message may have a limit of its own.
+  if body and record.used > 0 then most = tonumber(string.match(body, '^[%d+]+x(%d+)')) or most end
   if body and number_or(MAX_SCORE, expiry) < now then
     expired_count, reason = expired_count + 1, expired == 'dead' and 'expired'
-  elseif body and max_attempts > 0 and record.used - record.forgiven >= max_attempts then
+  elseif body and most > 0 and record.used - record.forgiven >= most then
     died_count, reason = died_count + 1, 'attempts'
   elseif body then
     return false

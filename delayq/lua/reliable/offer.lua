@@ -16,7 +16,8 @@
 --   unique_us...     int   for this long, the id counts as taken whatever becomes of the message,
 --                          microseconds; 0: as long as the message lives
 --   on_duplicate...  text  "ignore", "replace" or "raise"; "swap": replace, if there is one
---   content...       text  a space and headers, or nothing; newline, payload
+--   content...       text  limits, or nothing; a space and headers, or nothing; newline,
+--                          payload
 -- Roles: producer
 -- Repeatable: yes
 --

@@ -12,7 +12,8 @@
 --   epoch        text  of the settings that the caller knows
 --   id...        text  of each message
 --   delay_us...  int   time from now, microseconds
---   content...   text  a space and headers, or nothing; newline, payload
+--   content...   text  limits, or nothing; a space and headers, or nothing; newline,
+--                      payload
 -- Roles: producer
 -- Repeatable: yes
 --

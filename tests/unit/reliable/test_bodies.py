@@ -6,16 +6,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._reliable.bodies import content, due_us, parse, parse_letter
+from delayq._reliable.bodies import Body, content, due_us, parse, parse_letter, plain_payload
 
 HEADERS = st.dictionaries(st.text(), st.text(), max_size=4)
+LIMITS = st.none() | st.integers(1, 10**16 - 1)
 
 
-@given(st.integers(0, 10**16 - 1), HEADERS, st.binary())
-def test_what_goes_in_comes_out(enqueued: int, headers: dict[str, str], payload: bytes) -> None:
+@given(st.integers(0, 10**16 - 1), HEADERS, st.binary(), LIMITS, LIMITS)
+def test_what_goes_in_comes_out(
+    enqueued: int,
+    headers: dict[str, str],
+    payload: bytes,
+    max_attempts: int | None,
+    timeout_us: int | None,
+) -> None:
     for times in (b"%016d", b"%016d3", b"%016d+5", b"%016d1+36000"):
-        body = times % enqueued + content(headers, payload)
-        assert parse(body) == (enqueued, headers, payload)
+        body = times % enqueued + content(headers, payload, max_attempts, timeout_us)
+        assert parse(body) == Body(enqueued, headers, payload, max_attempts, timeout_us)
+        is_plain = not headers and max_attempts is None and timeout_us is None
+        assert plain_payload(body) == (payload if is_plain else None)
+        assert due_us(body) == enqueued + int(times.partition(b"+")[2] or 0)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@
 --                     even if the message was claimed alone, odd if it was in company. An end that
 --                     has passed is that of a lost lease: its message is a suspect
 --   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
---   bodies      HASH  id to "enqueued+delay_us headers", newline, payload; enqueued: microseconds
---                     in 16 digits, and quarters of one in another digit
+--   bodies      HASH  id to "enqueued+delay_us", limits such as "x5t30000000", space and headers,
+--                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
+--                     another digit; x: attempts; t: microseconds that a handler may take
 --   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
 --                     the attempts before the lease, if it has one, and how many of them are
 --                     forgiven; the due time if it is not that of the body, or nothing; at the end
