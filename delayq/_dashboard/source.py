@@ -202,10 +202,12 @@ class ReliableSource:
         return None if found is None else _live(place, found, await store.times(found))
 
     async def cancel(self, place: Place) -> bool:
-        return await self._parts[place.partition].cancel(place.id)
+        (done,) = await self._parts[place.partition].cancel([place.id])
+        return done
 
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        return place if await self._parts[place.partition].reschedule(place.id, delay_us) else None
+        (done,) = await self._parts[place.partition].reschedule([place.id], delay_us)
+        return place if done else None
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""

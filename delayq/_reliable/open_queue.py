@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.waiters import Waiters
+from delayq._reliable.dead_letters import half_way
 from delayq._reliable.ids import new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.looks import Looks
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
-from delayq._reliable.store import ReliableStore
-from delayq.errors import Closed, DelayqError
+from delayq._reliable.store import PAGE, ReliableStore
+from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
@@ -140,6 +142,42 @@ class OpenReliableQueue:
             await self.settings.read()
             if self.settings.epoch == epoch:
                 return None
+
+    async def change(
+        self,
+        ids: Sequence[str],
+        of: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
+    ) -> list[bool]:
+        """Change messages wherever they lie, and return which of them ``of`` has changed.
+
+        The partitions are asked as in :meth:`search`.
+
+        Raises:
+            OutcomeUnknown: Some were changed, or may have been. With any other error, none was.
+        """
+        changed: dict[str, bool] = dict.fromkeys(ids, False)
+        try:
+            while True:
+                epoch = self.settings.epoch
+                for partitions in zip_longest(*(self.placements(id) for id in changed)):  # noqa: A001
+                    parts: dict[Partition, list[str]] = {}
+                    for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
+                        if partition is not None and not changed[id]:
+                            parts.setdefault(partition, []).append(id)
+                    for partition, some in parts.items():
+                        for first in range(0, len(some), PAGE):
+                            page = some[first : first + PAGE]
+                            done = await of(partition.store, page)
+                            changed.update(zip(page, done, strict=True))
+                if all(changed.values()):
+                    break
+                # A client that was not told of a change may have asked the wrong partitions.
+                await self.settings.read()
+                if self.settings.epoch == epoch:
+                    break
+        except ServerError as error:
+            raise half_way(error, sum(changed.values())) from error.__cause__
+        return [changed[id] for id in ids]  # noqa: A001
 
     async def of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
         """Call ``of`` for every partition concurrently, and return the results.

@@ -334,8 +334,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
                 was not.
         """
-        await self._ready()
-        return await self._search(id, lambda store: store.cancel(id))
+        return (await self.cancel_many([id]))[0]
+
+    async def cancel_many(self, ids: Iterable[str]) -> list[bool]:
+        """Remove messages as :meth:`cancel` does, up to 200 in a round trip.
+
+        Returns:
+            For each id, in order, what :meth:`cancel` returns.
+
+        Raises:
+            OutcomeUnknown: Some were cancelled, or may have been. With any other error, none was.
+        """
+        return await self._change(ids, lambda store, some: store.cancel(some))
 
     async def reschedule(
         self,
@@ -354,12 +364,40 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been rescheduled. With any other error,
                 it was not.
         """
+        return (await self.reschedule_many([id], delay, at=at))[0]
+
+    async def reschedule_many(
+        self,
+        ids: Iterable[str],
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+    ) -> list[bool]:
+        """Reschedule messages as :meth:`reschedule` does, up to 200 in a round trip.
+
+        Returns:
+            For each id, in order, what :meth:`reschedule` returns.
+
+        Raises:
+            BadDelay: As for :meth:`offer`.
+            OutcomeUnknown: Some were rescheduled, or may have been. With any other error, none was.
+        """
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
         wait_us = delay_us(delay, at)
+        return await self._change(ids, lambda store, some: store.reschedule(some, wait_us))
+
+    async def _change(
+        self,
+        ids: Iterable[str],
+        of: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
+    ) -> list[bool]:
+        if isinstance(ids, str):
+            raise BadInput("ids must be an iterable of ids, not a str")
+        checked = [checked_id(each) for each in ids]
         await self._ready()
-        return await self._search(id, lambda store: store.reschedule(id, wait_us))
+        return await self._open.change(checked, of)
 
     async def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message without leasing it to you; None if there is no message with that
@@ -668,12 +706,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
             known_due_us=at_us,
         )
         return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
-
-    async def _search(self, id: str, of: Callable[[ReliableStore], Awaitable[bool]]) -> bool:  # noqa: A002
-        queue = self._open
-        return bool(
-            await queue.search(queue.placements, checked_id(id), lambda each: of(each.store))
-        )
 
     async def _letters_at(
         self, ids: Sequence[str] | None

@@ -244,16 +244,15 @@ class ReliableStore:
 
     # By id
 
-    async def cancel(self, id: str | bytes) -> bool:  # noqa: A002
-        """Remove a message unless a worker has it, and return whether it was there."""
-        (done,) = await self._run(CANCEL, id)
-        return bool(done)
+    async def cancel(self, ids: Sequence[str | bytes]) -> list[bool]:
+        """Remove messages that no worker has, and return which were there."""
+        return [bool(each) for each in await self._run(CANCEL, *ids)]
 
-    async def reschedule(self, id: str | bytes, delay_us: int) -> bool:  # noqa: A002
-        """Make a message due ``delay_us`` from now unless a worker has it, and return whether it
-        was there.
+    async def reschedule(self, ids: Sequence[str | bytes], delay_us: int) -> list[bool]:
+        """Make messages due ``delay_us`` from now that no worker has, and return which were
+        there.
         """
-        return bool(await self._run(RESCHEDULE, id, delay_us))
+        return [bool(each) for each in await self._run(RESCHEDULE, delay_us, *ids)]
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
         """Return a live message; None if there is none with that id."""

@@ -182,6 +182,8 @@ async def test_ids_find_their_message(jobs: ReliableQueue[int]) -> None:
     await message.ack()
     made_up = await jobs.offer(1, 3600)
     assert await jobs.cancel(made_up)
+    left = [f"m{n}" for n in range(20)]
+    assert await jobs.cancel_many(left) == [name not in ("m3", "m7") for name in left]
 
 
 async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(

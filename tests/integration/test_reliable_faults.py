@@ -18,7 +18,7 @@ from delayq._engine.store import RESYNC
 from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.sending import raise_for
 from delayq._reliable.settings import StoredSettings
-from delayq._reliable.store import ACK, CLAIM, OFFER, OFFER_NEW, RELEASE
+from delayq._reliable.store import ACK, CANCEL, CLAIM, OFFER, OFFER_NEW, RELEASE
 from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, leases, offers
 from tests.support.reliable_fixtures import LEASE, take
@@ -115,6 +115,7 @@ async def be_cancelled(message: Message[int]) -> None:
             raise asyncio.CancelledError
 
 
+NOT_REPEATED = ("cancel", "cancel_many", "unschedule")
 OPERATIONS: dict[str, Any] = {
     "offer": lambda queue, _: queue.offer(7, HOUR, id="new"),
     "replace": lambda queue, _: queue.offer(7, HOUR, id="later", on_duplicate="replace"),
@@ -131,7 +132,9 @@ OPERATIONS: dict[str, Any] = {
     "fail": lambda _, message: fail(message),
     "be cancelled": lambda _, message: be_cancelled(message),
     "cancel": lambda queue, _: queue.cancel("later"),
+    "cancel_many": lambda queue, _: queue.cancel_many(["later", "dead", "none"]),
     "reschedule": lambda queue, _: queue.reschedule("later", 9 * HOUR),
+    "reschedule_many": lambda queue, _: queue.reschedule_many(["later", "none"], 9 * HOUR),
     "get": lambda queue, _: queue.get("later"),
     "stats": lambda queue, _: queue.stats(),
     "list": lambda queue, _: queue.list("delayed"),
@@ -251,7 +254,7 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
         else:
             assert after == none, "it says that nothing was done"
         # A lost cancel is not repeated, because the message may exist again by then.
-        if plan == "unsent" or (plan == "lost" and operation not in ("cancel", "unschedule")):
+        if plan == "unsent" or (plan == "lost" and operation not in NOT_REPEATED):
             assert error is None, "one fault is overcome"
 
 
@@ -676,3 +679,17 @@ async def test_an_offer_refused_on_repetition_may_be_stored(own_server: PrivateS
         links.heal()
         with pytest.raises(delayq.OutcomeUnknown):
             await offering
+
+
+async def test_many_messages_are_cancelled_in_few_calls_and_an_error_says_how_far_they_came(
+    jobs: Jobs, faults: Faults
+) -> None:
+    await jobs.offer_many(offers(500, ids=True, delay=HOUR))
+    assert await jobs.cancel("499")
+    faults.calls.clear()
+    faults.plan = lambda name, n: "lost" if (name, n) == (CANCEL.name, 2) else None
+    with pytest.raises(delayq.OutcomeUnknown, match="200 messages"):
+        await jobs.cancel_many(map(str, range(499)))
+    assert faults.calls.count(CANCEL.name) == 2
+    # The call whose reply was lost was carried out.
+    assert (await jobs.stats()).delayed == 99

@@ -744,6 +744,22 @@ async def test_rescheduling_moves_the_due_time(jobs: Jobs, store: Store) -> None
     assert not await jobs.reschedule("a", 0)
 
 
+async def test_many_messages_are_cancelled_or_rescheduled(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(500, ids=True, delay=HOUR))
+    held = await leased(jobs, 3, id="held")
+    ids = [*map(str, range(450)), "never", "held", "7"]
+    assert await jobs.reschedule_many(iter(ids), 2 * HOUR) == [True] * 450 + [False, False, True]
+    live = (await store.look()).live
+    assert {name for name, (_, moment) in live.items() if hours(moment) == 2} == {*ids[:450]}
+    assert await jobs.cancel_many(ids) == [True] * 450 + [False, False, True]
+    assert await jobs.cancel_many([]) == []
+    assert (await jobs.stats()).delayed == 50
+    await held.ack()
+    for bad in ("abc", ["a", ""]):
+        with pytest.raises(delayq.BadInput):
+            await jobs.cancel_many(bad)
+
+
 NEWS: dict[str, Any] = {
     "offer": lambda jobs, _: jobs.offer(1),
     "reschedule": lambda jobs, _: jobs.reschedule("a", 0.01),

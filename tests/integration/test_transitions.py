@@ -62,7 +62,7 @@ class Bench:
         ttl: int = 0,
         on_duplicate: str = "raise",
     ) -> None:
-        self.run("offer", self.now(), "0", id or self.id, 0, delay, ttl, on_duplicate, b"\n1")
+        self.run("offer", self.now(), "0", id or self.id, 0, delay, ttl, 0, on_duplicate, b"\n1")
 
     def claim(
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
@@ -214,8 +214,8 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "its lease is extended": lambda at: at.run("extend", HOUR, f"1:{at.token}", at.id),
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}'),
     "cancelled": lambda at: at.run("cancel", at.id),
-    "rescheduled without a delay": lambda at: at.run("reschedule", at.id, 0),
-    "rescheduled with a delay": lambda at: at.run("reschedule", at.id, HOUR),
+    "rescheduled without a delay": lambda at: at.run("reschedule", 0, at.id),
+    "rescheduled with a delay": lambda at: at.run("reschedule", HOUR, at.id),
     "purged with the delayed messages": lambda at: at.run("purge", "delayed", 10),
     "purged with the ready messages": lambda at: at.run("purge", "ready", 10),
     "purged with all messages": lambda at: at.run("purge", "all", 10),
