@@ -15,6 +15,7 @@
     ├── Closed                           the client or queue is closed, or not open yet
     ├── DuplicateMessage                 a live message has that id; nothing was written
     ├── LeaseLost                        the lease has ended: another worker may have the message
+    │   └── MessageCancelled             the message was cancelled while you had it
     ├── QueueFull                        the queue holds max_size messages; nothing was written
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
@@ -177,6 +178,10 @@ class LeaseLost(DelayqError):
 
     Nothing was changed.
     """
+
+
+class MessageCancelled(LeaseLost):
+    """The message was cancelled while you had it, by ``cancel(id, running=True)``: it is gone."""
 
 
 class ServerError(DelayqError):

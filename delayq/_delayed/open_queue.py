@@ -64,9 +64,8 @@ class OpenDelayedQueue:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_settings(self) -> None:
-        # Nothing but a reliable queue has settings on the server.
-        self.wake()
+    def on_news(self, _content: bytes) -> bool:
+        return False
 
     def wake(self) -> None:
         self.wakeups.wake()

@@ -79,6 +79,11 @@ class LeaseKeeper(Generic[L]):
         # Leave the timer armed: keeping it is worth an occasional firing that finds nothing held.
         self._held.pop(claim, None)
 
+    def lose(self, is_lost: Callable[[L], bool]) -> None:
+        """Give up the leases for which ``is_lost`` returns true, as if they had ended."""
+        for claim in [claim for claim in self._held if is_lost(claim)]:
+            self._lose(claim)
+
     def close(self) -> None:
         """Stop renewing all leases."""
         self._held.clear()

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# The notification of ``configure.lua``.
-_SETTINGS = b"settings"
 # Maximum number of queues examined per script call, so that the script stays short.
 _AT_A_TIME = 200
 # In a cluster, how long a server that hangs holds up the others, in seconds.
@@ -87,7 +85,10 @@ class OpenQueue(Protocol):
         """Act on a call for this number of the clients that rest."""
         ...
 
-    def on_settings(self) -> None: ...
+    def on_news(self, content: bytes) -> bool:
+        """Act on a notification that only this kind of queue has, and return whether it is one."""
+        ...
+
     def wake(self) -> None: ...
 
     def close(self, last: LastCalls) -> None:
@@ -297,8 +298,7 @@ class Scheduler:
         if (notice := parse(content)) is not None:
             queue.on_notice(notice)
             return
-        if content == _SETTINGS:
-            queue.on_settings()
+        if queue.on_news(content):
             return
         if (moment := parse_moment(content)) is None:
             log(logging.WARNING, queue.name, "received a notification that is not a number")

@@ -14,10 +14,10 @@ from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq._reliable.acks import demand
 from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
-from delayq.errors import DecodeError, LeaseLost
+from delayq.errors import DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator
+    from collections.abc import Awaitable, Iterator, Mapping
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -137,6 +137,7 @@ class QueueHandle(Generic[T]):
         max_attempts: The number of attempts after which a message dies; 0 for no limit.
         keeper: Renews their leases.
         loop: The client's event loop.
+        cancelled: As in :class:`OpenReliableQueue`.
         hooks: The observers to notify.
     """
 
@@ -147,6 +148,7 @@ class QueueHandle(Generic[T]):
     max_attempts: int
     keeper: LeaseKeeper[Claim]
     loop: asyncio.AbstractEventLoop
+    cancelled: Mapping[tuple[bytes, bytes], None]
     hooks: Hooks
 
 
@@ -167,7 +169,7 @@ class Message(Generic[T]):
       put ``asyncio.timeout()`` inside the block, where it raises ``TimeoutError``; around the
       block, it would cancel the block again on every delivery;
     - is still running when the lease is lost, the block is cancelled and :class:`~delayq.LeaseLost`
-      is raised.
+      is raised; :class:`~delayq.MessageCancelled` if the message was cancelled.
 
     Attributes:
         id: The message's id.
@@ -376,7 +378,7 @@ class Message(Generic[T]):
         (mine,) = await self._origin.settling.extend([self._claim], microseconds(duration, "lease"))
         if not mine:
             self._lose()
-            raise LeaseLost(LOST)
+            raise self._loss()
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
         """Make the message a dead letter, even if attempts are left. Raises as :meth:`ack`.
@@ -401,10 +403,13 @@ class Message(Generic[T]):
             self._demand_lease()
         origin, claim = self._origin, self._claim
         keeper = origin.keeper
+        if origin.cancelled and claim.name in origin.cancelled:
+            self._lose()
+            raise self._loss()
         # Less than half of the lease may be left, because the message has waited here.
         if origin.loop.time() > claim.fresh_until and await keeper.freshen([claim]):
             self._lose()
-            raise LeaseLost(LOST)
+            raise self._loss()
         # The loop is passed explicitly, so that current_task() need not look it up.
         self._task = task = asyncio.current_task(origin.loop)
         assert task is not None, "an async with block must run in a task"
@@ -444,9 +449,9 @@ class Message(Generic[T]):
                 and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
             )
             if error is None or is_instruction(error):
-                raise LeaseLost(LOST)
+                raise self._loss()
             if self._cancelled and isinstance(error, asyncio.CancelledError) and not by_others:
-                raise LeaseLost(LOST) from None
+                raise self._loss() from None
             return False
         if self._settled:
             return error is not None and is_instruction(error)
@@ -482,7 +487,7 @@ class Message(Generic[T]):
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None
         assert observation is not None
-        observation.end(LeaseLost(LOST) if self._lost else error)
+        observation.end(self._loss() if self._lost else error)
 
     async def _die(self, reason: str, error: str) -> None:
         why = {
@@ -523,7 +528,7 @@ class Message(Generic[T]):
 
     def _demand_lease(self) -> None:
         if self._lost:
-            raise LeaseLost(LOST)
+            raise self._loss()
         if self._settled:
             raise LeaseLost(
                 "the message is not leased to this consumer: it is already settled, or was only"
@@ -533,6 +538,12 @@ class Message(Generic[T]):
     def _done(self) -> None:
         self._settled = True
         self._origin.keeper.let_go(self._claim)
+
+    def _loss(self) -> LeaseLost:
+        """Return the error to raise because the lease is lost."""
+        if self._claim.name in self._origin.cancelled:
+            return MessageCancelled("the message was cancelled: it is gone")
+        return LeaseLost(LOST)
 
     def _lose(self) -> None:
         self._lost = self._settled = True

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
+# How many cancelled leases are remembered.
+_MOST_CANCELLED = 1000
+
 
 class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
@@ -45,8 +48,9 @@ class OpenReliableQueue:
         given: The settings that handles on this client were given, each by the first that has it.
         codec: The first codec that a handle on this client was given.
         services: The services the queue is built from.
-        loop: The client's event loop.
         closing: A future that is done from the moment when the queue is closed.
+        cancelled: The last messages that were cancelled while clients had them: the id of each, and
+            the token of its lease.
     """
 
     def __init__(
@@ -63,8 +67,7 @@ class OpenReliableQueue:
         self.services: EngineContext = services
         self.given: Settings = given
         self.codec: Codec[Any] | None = None
-        self.loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-        self.closing: asyncio.Future[None] = self.loop.create_future()
+        self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settings: KnownSettings = KnownSettings(
             name,
             lambda number: ReliableStore(services.server, keys_of(number)),
@@ -77,6 +80,7 @@ class OpenReliableQueue:
             supply_of=lambda claim: claim.partition,
             policy_of=lambda claim: claim.policy,
         )
+        self.cancelled: dict[tuple[bytes, bytes], None] = {}
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self._looks = Looks(self, scheduler)
 
@@ -84,6 +88,11 @@ class OpenReliableQueue:
     def closed(self) -> bool:
         """Whether the queue was closed."""
         return self.partitions[0].closed
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The client's event loop."""
+        return self.closing.get_loop()
 
     @property
     def kind(self) -> Literal["reliable"]:
@@ -272,6 +281,15 @@ class OpenReliableQueue:
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
         return sum(partition.settling.unanswered for partition in self.partitions)
+
+    def note_cancelled(self, lease: tuple[bytes, bytes]) -> None:
+        """Remember that a message was cancelled, by its id and the token of its lease.
+
+        This client may have claimed it ahead, and not begun with it.
+        """
+        self.cancelled[lease] = None
+        if len(self.cancelled) > _MOST_CANCELLED:
+            del self.cancelled[next(iter(self.cancelled))]
 
     # The partitions
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.replies import Claim
 
+# Notifications about other things than due times: see configure.lua and cancel.lua.
+_SETTINGS, _CANCELLED = b"settings", b"cancelled"
+
 
 class Partition:
     """A partition: stores its messages, claims them and settles them.
@@ -125,8 +128,18 @@ class Partition:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_settings(self) -> None:
-        self.queue.settings.on_change()
+    def on_news(self, content: bytes) -> bool:
+        if content == _SETTINGS:
+            self.queue.settings.on_change()
+            return True
+        what, _, rest = content.partition(b" ")
+        token, _, id = rest.partition(b" ")  # noqa: A001
+        if what != _CANCELLED or not id:
+            return False
+        self.queue.note_cancelled((id, token))
+        for keeper in self._keepers.values():
+            keeper.lose(lambda claim: claim.name == (id, token))
+        return True
 
     def wake(self) -> None:
         self.wakeups.wake()

@@ -308,6 +308,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         except Closed:
             return
         queue, now, leased = self._open, self._open.loop.time, self._leased
+        cancelled = queue.cancelled
         async with aclosing(queue.waiters.batches(policy=self._policy)) as batches:
             async for batch in batches:
                 while batch:
@@ -318,25 +319,33 @@ class ReliableQueue(Recurring[T], Generic[T]):
                             break
                     taken = batch.popleft()
                     claim = taken[1]
+                    if cancelled and claim.name in cancelled:
+                        continue
                     if b"@" not in claim.id or await queue.follow_up([taken]):
                         yield leased(claim, batch)
 
     # By id
 
-    async def cancel(self, id: str) -> bool:  # noqa: A002
+    async def cancel(self, id: str, *, running: bool = False) -> bool:  # noqa: A002
         """Remove a message, due or not, unless a worker has it.
+
+        Args:
+            id: The message's id.
+            running: Remove it even if a worker has it. Its handler is cancelled, at once if its
+                process listens for news of the queue, otherwise when it renews the lease. A
+                function that runs in a thread goes on, and its outcome does not count.
 
         Returns:
             True if it was there and will not be delivered. False if there is no message with that
-            id, or a worker has it.
+            id, or a worker has it and ``running`` is false.
 
         Raises:
             OutcomeUnknown: The reply was lost: it may have been cancelled. With any other error, it
                 was not.
         """
-        return (await self.cancel_many([id]))[0]
+        return (await self.cancel_many([id], running=running))[0]
 
-    async def cancel_many(self, ids: Iterable[str]) -> list[bool]:
+    async def cancel_many(self, ids: Iterable[str], *, running: bool = False) -> list[bool]:
         """Remove messages as :meth:`cancel` does, up to 200 in a round trip.
 
         Returns:
@@ -345,7 +354,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Raises:
             OutcomeUnknown: Some were cancelled, or may have been. With any other error, none was.
         """
-        return await self._change(ids, lambda store, some: store.cancel(some))
+        return await self._change(ids, lambda store, some: store.cancel(some, leased=running))
 
     async def reschedule(
         self,
@@ -687,6 +696,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 self._policy.max_attempts,
                 partition.keeper(self._policy.lease_us),
                 self._open.loop,
+                self._open.cancelled,
                 self._hooks,
             )
         return self._origins[place]

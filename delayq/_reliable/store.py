@@ -244,9 +244,12 @@ class ReliableStore:
 
     # By id
 
-    async def cancel(self, ids: Sequence[str | bytes]) -> list[bool]:
-        """Remove messages that no worker has, and return which were there."""
-        return [bool(each) for each in await self._run(CANCEL, *ids)]
+    async def cancel(self, ids: Sequence[str | bytes], *, leased: bool = False) -> list[bool]:
+        """Remove messages, and return which were there.
+
+        Those that workers have stay unless ``leased`` is true.
+        """
+        return [bool(each) for each in await self._run(CANCEL, int(leased), *ids)]
 
     async def reschedule(self, ids: Sequence[str | bytes], delay_us: int) -> list[bool]:
         """Make messages due ``delay_us`` from now that no worker has, and return which were

@@ -119,6 +119,11 @@ EVENTS = (
     Event("its lease is extended", "extend", _all_to(LEASED, OVERDUE)),
     Event("buried", "bury", _all_to(DEAD, *_UNDER_TOKEN)),
     Event("cancelled", "cancel", _all_to(GONE, *_WITHOUT_WORKER)),
+    Event(
+        "cancelled even if a worker has it",
+        "cancel",
+        _all_to(GONE, *_WITHOUT_WORKER, LEASED, ON_TRIAL),
+    ),
     Event("rescheduled without a delay", "reschedule", _all_to(READY, *_WITHOUT_WORKER)),
     Event("rescheduled with a delay", "reschedule", _all_to(DELAYED, *_WITHOUT_WORKER)),
     Event("purged with the delayed messages", "purge", {DELAYED: GONE}),

@@ -237,6 +237,10 @@ def cancel(
     id: Id,  # noqa: A002
     reliable: Reliable = None,
     delayed: Delayed = None,
+    running: Annotated[
+        bool,
+        typer.Option("--running", help="Cancel it even if a worker has it: its handler is ended."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -245,10 +249,12 @@ def cancel(
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
     target = Target.of(reliable, delayed)
+    if running and not target.is_reliable:
+        raise CommandFailed("--running needs a reliable queue: --queue NAME")
 
     async def act(client: Client) -> bool:
         if target.is_reliable:
-            return await target.reliable(client).cancel(id)
+            return await target.reliable(client).cancel(id, running=running)
         return await inspection.cancel(client, target.name, id)
 
     if not with_client(url, act):

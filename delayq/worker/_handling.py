@@ -17,7 +17,7 @@ from delayq._engine.leases import HANDLED_TWICE, Batch
 from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, Snooze, instruction_of, is_instruction
-from delayq.errors import DecodeError, DelayqError, LeaseLost
+from delayq.errors import DecodeError, DelayqError, LeaseLost, MessageCancelled
 from delayq.worker._dependencies import Scope
 from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
@@ -143,7 +143,9 @@ class Handling:
             self._log_unsettled(message, error)
 
     def _log_unsettled(self, message: Message[Any], error: Exception) -> None:
-        if isinstance(error, LeaseLost):
+        if isinstance(error, MessageCancelled):
+            self._log(INFO, message, "was cancelled")
+        elif isinstance(error, LeaseLost):
             name = f"message {message.id!r}"
             id, attempt = message.id, message.attempt  # noqa: A001
             log(WARNING, self._queue, HANDLED_TWICE, name, message=id, attempt=attempt)

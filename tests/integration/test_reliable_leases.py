@@ -682,3 +682,52 @@ async def test_taking_one_message_leases_no_more(jobs: Jobs, store: Store) -> No
     (message,) = await take(jobs)
     assert message.value == 0
     await until(lambda: leases(store), equals=1)
+
+
+# Cancelling
+
+
+async def test_cancelling_what_runs_ends_its_block(client: Client, jobs: Jobs) -> None:
+    message = await leased(jobs, id="a")
+    began = asyncio.Event()
+
+    async def handle() -> None:
+        async with message:
+            began.set()
+            await asyncio.sleep(60)
+
+    handling = asyncio.create_task(handle())
+    await began.wait()
+    assert await jobs.cancel("a", running=True)
+    with pytest.raises(delayq.MessageCancelled):
+        await handling
+    with pytest.raises(delayq.MessageCancelled):
+        await message.ack()
+    assert await depths(jobs) == NONE
+
+
+async def test_a_message_that_was_claimed_ahead_and_cancelled_is_not_handed_out(
+    jobs: Jobs,
+) -> None:
+    await jobs.offer_many(offers(50, ids=True))
+    seen: list[int] = []
+    async for message in jobs:
+        async with message:
+            seen.append(message.value)
+        if len(seen) == 1:
+            ids = [str(n) for n in range(50) if n not in seen]
+            assert await jobs.cancel_many(ids[:48], running=True) == [True] * 48
+            # The announcements have been read once this client has heard of a later message.
+            await jobs.offer(50, id="last", delay=0.05)
+        if len(seen) == 3:
+            break
+    assert seen == [0, 49, 50]
+
+
+async def test_an_id_with_spaces_is_cancelled_as_well(jobs: Jobs) -> None:
+    message = await leased(jobs, id=" 1 2  3 ")
+    assert await jobs.cancel(message.id, running=True)
+    await until(lambda: bool(jobs._open.cancelled))
+    with pytest.raises(delayq.MessageCancelled):
+        async with message:
+            raise AssertionError("it was handed out")

@@ -672,6 +672,30 @@ async def test_a_handlers_own_timeout_is_an_ordinary_error(worker: Worker, jobs:
     assert (letter.reason, letter.error) == ("too slow", "TimeoutError: of the bank")
 
 
+async def test_cancelling_what_runs_ends_its_handler_at_once(
+    worker: Worker, jobs: Jobs, server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delayq")
+    gate = Gate()
+    on_jobs(worker)(gate)
+    await jobs.offer_many([Offer(n, id=str(n)) for n in range(3)])
+    async with worker, delayq.connect(server.url) as other:
+        await until(lambda: len(gate.inside) == 3)
+        theirs = other.reliable_queue("jobs")
+        assert not await theirs.cancel("1")
+        assert await theirs.cancel("1", running=True)
+        await until(lambda: sorted(gate.inside) == [0, 2])
+        assert not await theirs.cancel("1", running=True)
+        # The id is free again.
+        await jobs.offer(3, id="1")
+        await until(lambda: sorted(gate.inside) == [0, 2, 3])
+        gate.open()
+    assert await depths(jobs) == NONE
+    assert [record.levelname for record in caplog.records if "cancelled" in record.message] == [
+        "INFO"
+    ]
+
+
 async def test_a_late_end_of_a_sync_handler_changes_nothing(worker: Worker, jobs: Jobs) -> None:
     release, ended = threading.Event(), threading.Event()
 

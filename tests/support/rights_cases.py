@@ -220,6 +220,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "ttl_us": (HOUR_US, SECOND_US),
     "unique_us": (0, HOUR_US),
     "value": ("1000",),
+    "with_leased": (0, 1),
     "why": ('{"reason":"why","error":""}',),
 }
 

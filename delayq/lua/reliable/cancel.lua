@@ -1,14 +1,17 @@
--- cancel: delete messages that no worker has.
+-- cancel: delete messages. Workers that have one of them are told.
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   wake      CHANNEL  where the cancellation of a message that a worker has is announced:
+--                      "cancelled", the token of its lease, and its id
 -- Arguments:
---   id...  text  of each message
+--   with_leased  0 or 1  whether to delete messages that workers have
+--   id...        text    of each message
 -- Roles: producer, admin
 -- Repeatable: no
 --
--- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has
--- it.
+-- Returns for each message: 1, or 0 if there is none of that id, it has expired, or a worker has it
+-- and may keep it.
 -- include: clock
 -- include: leases
 -- include: queue
@@ -17,8 +20,13 @@ local now = now_us()
 local reply = {}
 for i, id in ipairs(ids) do
   local found = find_message(id, now)
-  local is_waiting = found and not found.leased and not found.expired
-  reply[i] = is_waiting and 1 or 0
-  if is_waiting then delete_message(id, found.priority) end
+  local may_go = found and not found.expired and (with_leased == '1' or not found.leased)
+  reply[i] = may_go and 1 or 0
+  if may_go then
+    -- A hint, which changes nothing if it is refused: a worker finds out when it renews the lease.
+    local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
+    if token then redis.pcall('PUBLISH', wake, 'cancelled ' .. token .. ' ' .. id) end
+    delete_message(id, found.priority)
+  end
 end
 return reply
