@@ -64,12 +64,12 @@ def resident() -> float:
 
 
 def far_messages(count: int, size: int) -> Iterator[list[tuple[bytes, float]]]:
-    """Yield distinct payloads, and when they are due: in an hour or two."""
+    """Yield distinct payloads, and when they are due: in an hour or two, in whole seconds."""
     chance = random.Random(1)
     for first in range(0, count, AT_A_TIME):
         numbers = range(first, min(first + AT_A_TIME, count))
         yield [
-            (f"{number:016}".encode().ljust(size, b"x"), chance.uniform(3600, 7200))
+            (f"{number:016}".encode().ljust(size, b"x"), float(chance.randint(3600, 7200)))
             for number in numbers
         ]
 

@@ -1,17 +1,19 @@
 """The format in which a reliable queue stores a message under its id. Pure.
 
-A body is ``enqueued+delay_us``, limits, a space and headers, a newline, then the payload. The first
+A body is ``enqueued+delay``, limits, a space and headers, a newline, then the payload. The first
 field is the time of the offer by the server's clock, written by ``offer.lua``: 16 digits of
 microseconds, and one that counts quarters of a microsecond, by which the messages of one call
-differ. A delay of 0 is left out. The limits are ``x`` and the number of attempts, then ``t`` and
-how long a handler may take, in microseconds; each is left out unless the message has its own. The
-headers are JSON on one line, or left out with the space. The payload is as the codec made it.
+differ. The delay is in microseconds, such as ``36e8`` for an hour; 0 is left out. The limits are
+``x`` and the number of attempts, then ``t`` and how long a handler may take, in microseconds; each
+is left out unless the message has its own. The headers are JSON on one line, or left out with the
+space. The payload is as the codec made it.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,10 +22,11 @@ if TYPE_CHECKING:
 
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
-    rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20}))?(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?[ \n]"
+    rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
+    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?[ \n]"
 )
 # Matches the part before the payload of a message with neither limits nor headers.
-_PLAIN = re.compile(rb"[0-9]{1,17}(?:\+[0-9]{1,20})?\n")
+_PLAIN = re.compile(rb"[0-9]{1,17}(?:\+[0-9e]{1,20})?\n")
 
 
 class Body(NamedTuple):
@@ -42,6 +45,20 @@ class Body(NamedTuple):
     payload: bytes
     max_attempts: int | None
     timeout_us: int | None
+
+
+def brief(delay_us: int) -> int | str:
+    """Return a delay in microseconds as a body has it: a short text if it is a whole number of
+    milliseconds.
+    """
+    return _brief(delay_us) if delay_us and not delay_us % 1000 else delay_us
+
+
+@lru_cache(1024)
+def _brief(delay_us: int) -> str:
+    digits = str(delay_us)
+    short = digits.rstrip("0")
+    return f"{short}e{len(digits) - len(short)}"
 
 
 def content(
@@ -76,8 +93,8 @@ def parse(body: bytes) -> Body:
         int(times[1]),
         _object(headers) if headers else {},
         payload,
-        None if times[4] is None else int(times[4]),
         None if times[5] is None else int(times[5]),
+        None if times[6] is None else int(times[6]),
     )
 
 
@@ -86,7 +103,7 @@ def due_us(body: bytes) -> int | None:
     unreadable.
     """
     times = _TIMES.match(body)
-    return None if times is None else int(times[1]) + int(times[3] or 0)
+    return None if times is None else int(times[1]) + int(times[3] or 0) * 10 ** int(times[4] or 0)
 
 
 def plain_payload(body: bytes) -> bytes | None:

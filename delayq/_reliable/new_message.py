@@ -16,25 +16,25 @@ class PlainMessage(NamedTuple):
 
     Attributes:
         id: The message's id.
-        delay_us: Time until the message is due, in microseconds.
+        delay: Time until the message is due, as :func:`delayq._reliable.bodies.brief` writes it.
         content: Headers and payload, as :func:`delayq._reliable.bodies.content` builds them.
     """
 
     id: str
-    delay_us: int
+    delay: int | str
     content: bytes
 
     @property
     def arguments(self) -> tuple[str | bytes | int, ...]:
         """The arguments that ``offer.lua`` takes for it."""
-        return self.id, 0, self.delay_us, 0, 0, "raise", self.content
+        return self.id, 0, self.delay, 0, 0, "raise", self.content
 
     def __repr__(self) -> str:
         return f"<PlainMessage {self.id!r}, {len(self.content)} bytes>"
 
 
 # Builds one from its fields, in half of the time that its class takes.
-plain_message: Callable[[tuple[str, int, bytes]], PlainMessage] = partial(
+plain_message: Callable[[tuple[str, int | str, bytes]], PlainMessage] = partial(
     tuple.__new__, PlainMessage
 )
 
@@ -45,7 +45,7 @@ class OptionsMessage(NamedTuple):
     Attributes:
         id: The message's id.
         priority: 0 to 9.
-        delay_us: Time until the message is due, in microseconds.
+        delay: As in :class:`PlainMessage`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
             microseconds; 0 for as long as the message lives.
@@ -56,7 +56,7 @@ class OptionsMessage(NamedTuple):
 
     id: str
     priority: int
-    delay_us: int
+    delay: int | str
     ttl_us: int
     unique_us: int
     on_duplicate: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
-from delayq._reliable.bodies import content
+from delayq._reliable.bodies import brief, content
 from delayq._reliable.ids import checked_id, new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
@@ -88,7 +88,7 @@ class OfferEncoder(Generic[T]):
         else:
             stored = self._content(payload, headers)
         wait_us = microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
-        return plain_message((new_id(), wait_us, stored))
+        return plain_message((new_id(), brief(wait_us), stored))
 
     def message(self, offer: Offer[T]) -> NewMessage:
         """Check and encode any message. Raises as :meth:`plain`."""
@@ -139,7 +139,7 @@ class OfferEncoder(Generic[T]):
         return OptionsMessage(
             new_id() if offer.id is None else checked_id(offer.id),
             priority,
-            wait_us,
+            brief(wait_us),
             ttl_us,
             unique_us,
             on_duplicate,

@@ -89,7 +89,7 @@ end
 local function is_gone(id, priority, record, body, expiry)
   local reason, most = nil, max_attempts
   -- A message may have a limit of its own.
-  if body and record.used > 0 then most = tonumber(string.match(body, '^[%d+]+x(%d+)')) or most end
+  if body and record.used > 0 then most = tonumber(string.match(body, '^[%d+e]+x(%d+)')) or most end
   if body and number_or(MAX_SCORE, expiry) < now then
     expired_count, reason = expired_count + 1, expired == 'dead' and 'expired'
   elseif body and most > 0 and record.used - record.forgiven >= most then

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._reliable.bodies import Body, content, due_us, parse, parse_letter, plain_payload
+from delayq._reliable.bodies import Body, brief, content, due_us, parse, parse_letter, plain_payload
 
 HEADERS = st.dictionaries(st.text(), st.text(), max_size=4)
 LIMITS = st.none() | st.integers(1, 10**16 - 1)
@@ -20,12 +20,26 @@ def test_what_goes_in_comes_out(
     max_attempts: int | None,
     timeout_us: int | None,
 ) -> None:
-    for times in (b"%016d", b"%016d3", b"%016d+5", b"%016d1+36000"):
+    for times in (b"%016d", b"%016d3", b"%016d+5", b"%016d1+36000", b"%016d1+36e8"):
         body = times % enqueued + content(headers, payload, max_attempts, timeout_us)
         assert parse(body) == Body(enqueued, headers, payload, max_attempts, timeout_us)
         is_plain = not headers and max_attempts is None and timeout_us is None
         assert plain_payload(body) == (payload if is_plain else None)
-        assert due_us(body) == enqueued + int(times.partition(b"+")[2] or 0)
+        assert due_us(body) == enqueued + int(float(times.partition(b"+")[2] or 0))
+
+
+@given(st.integers(0, 10**19) | st.integers(0, 10**6).map(lambda seconds: seconds * 10**6))
+def test_a_delay_is_as_brief_as_it_can_be(delay_us: int) -> None:
+    text = str(brief(delay_us))
+    assert due_us(b"12+%b\n" % text.encode()) == 12 + delay_us
+    assert plain_payload(b"12+%b\nx" % text.encode()) == b"x"
+    assert len(text) <= len(str(delay_us))
+
+
+def test_an_hour_is_brief() -> None:
+    assert brief(3_600_000_000) == "36e8"
+    assert brief(1_500_000) == "15e5"
+    assert brief(0) == 0
 
 
 @pytest.mark.parametrize(
@@ -34,6 +48,9 @@ def test_what_goes_in_comes_out(
         (b"12\nx", 12),
         (b"12 {}\nx", 12),
         (b"12+3\n4+5\n", 15),
+        (b"12+3e2\n", 312),
+        (b"12+3e\n", None),
+        (b"12+3e99\n", None),
         (b"1795346643813468+3600000000\n", 1795350243813468),
         (b"17953466438134683+3600000000\n", 1795350243813468),
         (b"12", None),

@@ -9,9 +9,10 @@
 --                     even if the message was claimed alone, odd if it was in company. An end that
 --                     has passed is that of a lost lease: its message is a suspect
 --   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
---   bodies      HASH  id to "enqueued+delay_us", limits such as "x5t30000000", space and headers,
+--   bodies      HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
 --                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
---                     another digit; x: attempts; t: microseconds that a handler may take
+--                     another digit; delay: microseconds, such as 36e8; x: attempts; t: microseconds
+--                     that a handler may take
 --   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
 --                     the attempts before the lease, if it has one, and how many of them are
 --                     forgiven; the due time if it is not that of the body, or nothing; at the end
@@ -91,7 +92,7 @@ end
 -- Return when a message that was retried or rescheduled by this record, or never, was due.
 local function due_of(record, body)
   if record.due then return record.due end
-  local enqueued, delay = string.match(body or '', '^(%d+)%+?(%d*)')
+  local enqueued, delay = string.match(body or '', '^(%d+)%+?([%de]*)')
   local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17, 17)
   return math.min((tonumber(whole) or 0) + (tonumber(quarters) or 0) / 4 + (tonumber(delay) or 0), MAX_SCORE)
 end
