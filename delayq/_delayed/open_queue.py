@@ -27,6 +27,7 @@ class OpenDelayedQueue:
     """An open delayed queue: stores its messages and delivers them."""
 
     kind: Literal["delayed"] = "delayed"
+    always_heard: tuple[str, ...] = ()
     unit_us: int = UNIT_US
 
     def __init__(self, keys: DelayedKeys, services: EngineContext, *, listed: bool) -> None:
@@ -64,8 +65,8 @@ class OpenDelayedQueue:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_news(self, _content: bytes) -> bool:
-        return False
+    def on_news(self, _content: bytes) -> None:
+        """Do nothing: only a reliable queue has settings on the server."""
 
     def wake(self) -> None:
         self.wakeups.wake()

@@ -48,6 +48,8 @@ class OpenQueue(Protocol):
         name: The queue's name on this client.
         channels: The channels that carry its notifications. No other queue has the first one.
         summons: The channel on which clients that rest are called.
+        always_heard: The channels that clients that rest hear as well: for changed settings and
+            cancelled messages.
         kind: The name that ``resync.lua`` has for this kind of queue.
         unit_us: The unit of the moments on its channels, in microseconds.
     """
@@ -60,6 +62,8 @@ class OpenQueue(Protocol):
     def channels(self) -> tuple[str, ...]: ...
     @property
     def summons(self) -> str: ...
+    @property
+    def always_heard(self) -> tuple[str, ...]: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -85,8 +89,8 @@ class OpenQueue(Protocol):
         """Act on a call for this number of the clients that rest."""
         ...
 
-    def on_news(self, content: bytes) -> bool:
-        """Act on a notification that only this kind of queue has, and return whether it is one."""
+    def on_news(self, content: bytes) -> None:
+        """Act on a publication on one of the channels that are always heard."""
         ...
 
     def wake(self) -> None: ...
@@ -143,7 +147,7 @@ class Scheduler:
             services = replace(services, clock=ServerClock(services.clock.local))
         made = make(services)
         self._clocks[made] = services.clock
-        for each in (*made.channels, made.summons):
+        for each in _every_channel(made):
             self._queues[each] = made
         self._listen(made, "notices")
         if self._resync is None:
@@ -154,7 +158,7 @@ class Scheduler:
         wanted = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
         for channel in {*queue.channels, queue.summons}.difference(wanted):
             self.subscriber.remove(channel)
-        for channel in wanted:
+        for channel in (*wanted, *queue.always_heard):
             self.subscriber.add(channel)
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -170,9 +174,9 @@ class Scheduler:
         last, grace = LastCalls(self.services.server, round_trip), _GRACE + 2 * round_trip
         for queue in closing:
             queue.closed = True
-            self._listen(queue, "nothing")
-            for channel in (*queue.channels, queue.summons):
+            for channel in _every_channel(queue):
                 del self._queues[channel]
+                self.subscriber.remove(channel)
             del self._clocks[queue]
             queue.close(last)
 
@@ -295,13 +299,18 @@ class Scheduler:
         if channel == queue.summons:
             queue.on_summons(parse_moment(content) or 0)
             return
+        if channel in queue.always_heard:
+            queue.on_news(content)
+            return
         if (notice := parse(content)) is not None:
             queue.on_notice(notice)
-            return
-        if queue.on_news(content):
             return
         if (moment := parse_moment(content)) is None:
             log(logging.WARNING, queue.name, "received a notification that is not a number")
             queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)
+
+
+def _every_channel(queue: OpenQueue) -> tuple[str, ...]:
+    return (*queue.channels, queue.summons, *queue.always_heard)

@@ -77,7 +77,9 @@ class ReliableKeys:
     schedules: str
     """HASH of recurring messages by name."""
     settings: str
-    """HASH of the queue's settings; that of the first partition decides."""
+    """HASH of the queue's settings, and channel that announces their changes; those of the first
+    partition decide.
+    """
     _of_scripts: dict[str, tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )

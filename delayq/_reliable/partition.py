@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.replies import Claim
 
-# Notifications about other things than due times: see configure.lua and cancel.lua.
-_SETTINGS, _CANCELLED = b"settings", b"cancelled"
+# Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
+_CANCELLED = b"cancelled"
 
 
 class Partition:
@@ -73,6 +73,10 @@ class Partition:
     @property
     def summons(self) -> str:
         return self.keys.summons
+
+    @property
+    def always_heard(self) -> tuple[str, ...]:
+        return (self.keys.settings,)
 
     @property
     def kind(self) -> Literal["reliable"]:
@@ -128,18 +132,16 @@ class Partition:
     def on_summons(self, number: int) -> None:
         self.wakeups.on_summons(number)
 
-    def on_news(self, content: bytes) -> bool:
-        if content == _SETTINGS:
-            self.queue.settings.on_change()
-            return True
+    def on_news(self, content: bytes) -> None:
         what, _, rest = content.partition(b" ")
-        token, _, id = rest.partition(b" ")  # noqa: A001
-        if what != _CANCELLED or not id:
-            return False
-        self.queue.note_cancelled((id, token))
-        for keeper in self._keepers.values():
-            keeper.lose(lambda claim: claim.name == (id, token))
-        return True
+        if what == _CANCELLED:
+            token, _, id = rest.partition(b" ")  # noqa: A001
+            self.queue.note_cancelled((id, token))
+            for keeper in self._keepers.values():
+                keeper.lose(lambda claim: claim.name == (id, token))
+        elif not self.index:
+            # The settings of the first partition decide.
+            self.queue.settings.on_change()
 
     def wake(self) -> None:
         self.wakeups.wake()

@@ -167,7 +167,7 @@ def acl_rules(
         wanted |= commands
         for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
             keys += _reliable_keys(other, names)
-            channels += (other.wake, *([other.summons] if role == "consumer" else ()))
+            channels += _reliable_channels(other, role)
     if not channels:
         raise BadInput("name at least one queue")
     if database:
@@ -220,6 +220,13 @@ def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
         every[name] = keys.named(name)
     every["call"] = keys.call(f"{_CLIENT}-{_ONE}")
     return [key for name, key in every.items() if name in names]
+
+
+def _reliable_channels(keys: ReliableKeys, role: Role) -> list[str]:
+    channels = [keys.settings, keys.wake]
+    if role == "consumer":
+        channels.append(keys.summons)
+    return channels
 
 
 def _whole(name: str, *, prefix: bool, ready: bool) -> str:

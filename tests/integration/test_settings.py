@@ -413,9 +413,7 @@ class TestStaleClients:
             keys = [*KEYS.of_script(script), KEYS.call("x")]
             with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
                 await raw.eval(script.text, len(keys), *keys, *args)
-        assert (
-            await raw.eval(CONFIGURE.text, 2, KEYS.settings, KEYS.wake, "6", "9", "a", "b") == b"7"
-        )
+        assert await raw.eval(CONFIGURE.text, 1, KEYS.settings, "6", "9", "a", "b") == b"7"
         assert {key: await raw.dump(key) for key in await raw.keys("*")} == before
 
     async def test_a_call_that_was_carried_out_answers_after_a_change_too(
@@ -487,7 +485,7 @@ class TestHearing:
         client.reliable_queue("jobs")
         client.delayed_queue("orders")
         keys = DelayedKeys.of("orders")
-        for channel in (KEYS.wake, keys.channel):
+        for channel in (KEYS.settings, keys.channel):
 
             async def is_heard(channel: str = channel) -> bool:
                 return bool(await raw.publish(channel, "settings"))

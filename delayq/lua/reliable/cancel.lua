@@ -2,7 +2,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake      CHANNEL  where the cancellation of a message that a worker has is announced:
+--   settings  CHANNEL  where the cancellation of a message that a worker has is announced:
 --                      "cancelled", the token of its lease, and its id
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
@@ -25,7 +25,7 @@ for i, id in ipairs(ids) do
   if may_go then
     -- A hint, which changes nothing if it is refused: a worker finds out when it renews the lease.
     local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
-    if token then redis.pcall('PUBLISH', wake, 'cancelled ' .. token .. ' ' .. id) end
+    if token then redis.pcall('PUBLISH', settings, 'cancelled ' .. token .. ' ' .. id) end
     delete_message(id, found.priority)
   end
 end

@@ -2,8 +2,8 @@
 -- stored meanwhile.
 --
 -- Keys:
---   settings  HASH     see include/settings.lua
---   wake      CHANNEL  where clients are told to read the settings again
+--   settings  HASH  see include/settings.lua; and CHANNEL of that name, where clients are told to
+--                   read the settings again
 -- Arguments:
 --   expected  text  the epoch of the settings that these replace; 0 if none was ever stored; empty
 --                   if nothing else was stored either
@@ -29,5 +29,5 @@ end
 redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window')
 redis.call('HSET', settings, unpack(fields))
 -- A hint: a client that does not hear it is refused, and reads the settings then.
-redis.pcall('PUBLISH', wake, 'settings')
+redis.pcall('PUBLISH', settings, epoch)
 return epoch
