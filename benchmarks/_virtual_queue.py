@@ -212,6 +212,7 @@ class VirtualClient:
         self.late: list[float] = []
         self._dead = self._calling = self._holds = False
         self._timer: Armed | None = None
+        self._listens_to: Channels = "nothing"
         self._clock = ServerClock(lambda: self._world.now)
         self.plan = WakeupPlan(
             self._clock,
@@ -219,9 +220,9 @@ class VirtualClient:
             lambda: not self._holds,
             partial(retry_delay, most=min(5.0, resync_interval)),
         )
+        self.plan.stagger.resting = True
 
     def start(self) -> None:
-        self._listen("notices")
         self._act(self.plan.demand())
         self._world.after(self._interval * self._chance.random(), self._recheck_again)
 
@@ -233,7 +234,7 @@ class VirtualClient:
         """Subscribe to another server, because the connection to this one broke."""
         self._server.subscribe(self, "nothing")
         self.place = self._chance.randrange(1, self._server.masters)
-        self._world.after(retry_delay(1, base=0.1, least=0.0), partial(self._listen, "notices"))
+        self._world.after(retry_delay(1, base=0.1, least=0.0), self._subscribe)
 
     # Channels
 
@@ -251,6 +252,13 @@ class VirtualClient:
             self._act(self.plan.on_due(moment, self._world.now))
 
     def _listen(self, to: Channels) -> None:
+        if to != self._listens_to:
+            self._listens_to = to
+            self._subscribe()
+
+    def _subscribe(self) -> None:
+        to = self._listens_to
+
         def subscribed() -> None:
             self._server.subscribe(self, to)
             self._reply(self._recheck)
@@ -266,7 +274,7 @@ class VirtualClient:
 
     def _recheck(self) -> None:
         if self._holds:
-            self.plan.forget()
+            self._act(self.plan.rest())
             return
         asked_at = self._world.now
 

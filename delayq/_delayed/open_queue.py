@@ -50,8 +50,15 @@ class OpenDelayedQueue:
     def summons(self) -> str:
         return self.keys.summons
 
+    @property
+    def resting(self) -> bool:
+        return self.wakeups.plan.resting
+
     def resync_keys(self) -> tuple[str, ...]:
-        return self.store.resync_keys if self.transfer.watches else ()
+        if self.transfer.watches:
+            return self.store.resync_keys
+        self.wakeups.rest()
+        return ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:
         self.transfer.resynced(due_us, found)

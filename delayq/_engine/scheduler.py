@@ -95,6 +95,11 @@ class OpenQueue(Protocol):
 
     def wake(self) -> None: ...
 
+    @property
+    def resting(self) -> bool:
+        """Whether it needs no notifications for now."""
+        ...
+
     def close(self, last: LastCalls) -> None:
         """Start nothing new, and write the calls that give back what reached no caller."""
         ...
@@ -149,7 +154,7 @@ class Scheduler:
         self._clocks[made] = services.clock
         for each in _every_channel(made):
             self._queues[each] = made
-        self._listen(made, "notices")
+        self._listen(made, "nothing" if made.resting else "notices")
         if self._resync is None:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made

@@ -84,6 +84,12 @@ class WakeupLoop:
     def demand(self) -> None:
         self._act(self.plan.demand())
 
+    def listen(self) -> None:
+        self._act(self.plan.listen())
+
+    def rest(self) -> None:
+        self._act(self.plan.rest())
+
     def wake(self) -> None:
         """Call the server now, or right after the call in flight."""
         self._act(self.plan.wake())

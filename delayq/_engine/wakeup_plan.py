@@ -191,7 +191,7 @@ class WakeupPlan:
     @property
     def up_to_date(self) -> bool:
         """Whether everything due has been handed out, and we will be woken for the next message."""
-        return self._confirmed == self.knowledge
+        return not self.resting and self._confirmed == self.knowledge
 
     @property
     def resting(self) -> bool:
@@ -202,11 +202,19 @@ class WakeupPlan:
 
     def demand(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
+        return () if self.up_to_date else self.wake() + self.listen()
+
+    def listen(self) -> Actions:
+        """Listen for a caller that wants messages; in a crowd, only to summons."""
         if not self.resting:
-            return () if self.up_to_date else self.wake()
-        # We may rest only because no caller has wanted messages.
-        has_room = self.stagger.has_room(demand=True)
-        return self.wake() + (self._listen() if has_room else self._changed())
+            return ()
+        return self._stop_resting() if self.stagger.has_room(demand=True) else self._changed()
+
+    def rest(self) -> Actions:
+        """Rest, because no caller wants messages. The next one has to ask the server."""
+        self.forget()
+        self.stagger.resting = True
+        return self._changed()
 
     def wake(self, due_us: float = math.inf) -> Actions:
         """Call now, for messages due by ``due_us``. By default: for whatever is due."""
@@ -261,7 +269,8 @@ class WakeupPlan:
         """
         rested = self.resting
         self.stagger.on_recheck(listeners, resters, demand=self._has_demand())
-        actions = self._changed() if self.resting != rested else ()
+        # A caller may have come or gone since we began to rest.
+        actions = self._changed() if rested or self.resting else ()
         if (rested or self.resting) and due_us == 0 and late < _PATIENCE:
             return actions
         return actions + self.on_next_due(due_us, now)
@@ -270,7 +279,7 @@ class WakeupPlan:
         """Act on a summons for this number of the clients that rest."""
         if not self._has_demand() or not self.stagger.answers(number):
             return ()
-        return self._listen() + self.wake()
+        return self._stop_resting() + self.wake()
 
     def on_next_due(self, due_us: int, now: float) -> Actions:
         """Arrange the next call, for a message due at ``due_us`` (0: now, -1: no message)."""
@@ -332,7 +341,7 @@ class WakeupPlan:
             return self._again(known)
         self.failures = 0
         self._confirmed = known if due_us else -1
-        actions = self._listen() if self._in_flight.found else ()
+        actions = self._stop_resting() if self._in_flight.found else ()
         actions += self.on_next_due(due_us, now) + self._again(known)
         if self._in_flight.came_too_late(due_us):
             self.stagger.found_nothing()
@@ -346,7 +355,7 @@ class WakeupPlan:
             self.stagger.found_nothing()
         return self._wake_in(self._retry_delay(self.failures), now)
 
-    def _listen(self) -> Actions:
+    def _stop_resting(self) -> Actions:
         if not self.resting:
             return ()
         self.stagger.resting = False

@@ -54,6 +54,8 @@ class Claims:
         self.wakeups: WakeupLoop = WakeupLoop(
             partition.name, self.run_once, services, lambda: waiters.wanted > 0
         )
+        # A client that only offers needs no notifications.
+        self.wakeups.plan.stagger.resting = True
         self.supply: Supply[Claim] = waiters.add_source(
             partition.name,
             self.wakeups.wake,

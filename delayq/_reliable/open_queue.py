@@ -263,6 +263,9 @@ class OpenReliableQueue:
             for each in self.partitions
             if insist or not (each.wakeups.plan.up_to_date or each.claims.supply.is_pending)
         ]
+        if not insist:
+            for each in self.partitions:
+                each.wakeups.listen()
         if unknown:
             self._looks.request(unknown)
 

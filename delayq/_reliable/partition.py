@@ -79,6 +79,10 @@ class Partition:
         return (self.keys.settings,)
 
     @property
+    def resting(self) -> bool:
+        return self.wakeups.plan.resting
+
+    @property
     def kind(self) -> Literal["reliable"]:
         return "reliable"
 
@@ -108,8 +112,7 @@ class Partition:
     def resync_keys(self) -> tuple[str, ...]:
         if self.queue.waiters.waiting:
             return self.keys.re_checked
-        # The re-check skips this queue now, so the next caller has to look for itself.
-        self.wakeups.plan.forget()
+        self.wakeups.rest()
         return ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:

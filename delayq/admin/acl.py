@@ -223,7 +223,9 @@ def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
 
 
 def _reliable_channels(keys: ReliableKeys, role: Role) -> list[str]:
-    channels = [keys.settings, keys.wake]
+    channels = [keys.settings]
+    if role != "dashboard":
+        channels.append(keys.wake)
     if role == "consumer":
         channels.append(keys.summons)
     return channels

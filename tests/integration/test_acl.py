@@ -106,7 +106,8 @@ async def place_of(
         async with (
             granted(server, rules) as url,
             Redis.from_url(server.url) as raw,
-            delayq.connect(server.url) as helper,
+            # Notifications alone must reach it in time.
+            delayq.connect(server.url, resync_interval=300) as helper,
             delayq.connect(url) as client,
         ):
             yield Place(client, helper, raw, warned, lose, within)

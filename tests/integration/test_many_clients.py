@@ -57,6 +57,11 @@ class Kind:
     def wakeups(self, queue: Any) -> Any:
         return (queue._open.partitions[0] if self.reliable else queue._open).wakeups
 
+    @property
+    def producers_listen(self) -> bool:
+        """Whether a client that has only offered listens: it may have to move messages."""
+        return not self.reliable
+
     def watches(self, queue: Any) -> bool:
         """Return whether the queue's client watches a ready list."""
         return not self.reliable and queue._open.transfer._watch._task is not None
@@ -220,7 +225,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
         queue = kind.open(producer)
         # This client only offers.
         kind.wakeups(queue).close()
-        await crowd.subscribed(raw, others=1)
+        await crowd.subscribed(raw, others=kind.producers_listen)
         alive = set(range(4))
         at = 0
         while len(alive) > 1:
@@ -276,6 +281,28 @@ async def test_of_a_crowd_few_listen_and_each_message_comes_once(
         crowd.check()
         # Who finds a message listens, so others may have to rest.
         await until(lambda: len(resting(crowd)) >= 8)
+
+
+async def test_clients_that_only_offer_make_no_crowd(
+    server: PrivateServer, raw: Any, four_are_a_crowd: float
+) -> None:
+    kind = Kind("reliable")
+    crowd = Crowd(kind, server.url, resync=four_are_a_crowd)
+    async with AsyncExitStack() as stack:
+        for n in range(8):
+            producer = await stack.enter_async_context(
+                delayq.connect(server.url, resync_interval=four_are_a_crowd)
+            )
+            await kind.offer(kind.open(producer), {-n: 60.0})
+        await stack.enter_async_context(crowd.of(3))
+
+        async def consumers_listen() -> bool:
+            return not resting(crowd) and await crowd.listeners(raw) == 3
+
+        await until(consumers_listen)
+        # Whatever they learn from further re-checks.
+        await asyncio.sleep(2 * four_are_a_crowd)
+        assert await consumers_listen()
 
 
 @pytest.mark.parametrize("fate", ["closed", "silent"])
@@ -421,7 +448,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
 
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
-        await crowd.subscribed(raw, others=1)
+        await crowd.subscribed(raw, others=kind.producers_listen)
         ragers: list[asyncio.Task[None]] = []
         if lost == "one client is deaf":
             # A half-open link looks like silence.

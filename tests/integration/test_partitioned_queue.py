@@ -15,11 +15,13 @@ from zlib import crc32
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from redis.asyncio import Redis
 from redis.crc import key_slot
 
 import delayq
 from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
+from delayq._engine.stagger import Stagger
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import partition_of
@@ -801,3 +803,36 @@ class TestHandles:
         assert (bare._policy.lease_us, bare._policy.max_attempts) == (77_000_000, 3)
         await bare.offer(1, 3600, id="order-1")
         assert await client.reliable_queue("jobs", max_attempts=5).cancel("order-1")
+
+
+@pytest.mark.parametrize(
+    ("others", "channel"),
+    [pytest.param(0, "wake", id="few"), pytest.param(1000, "summons", id="crowd")],
+)
+async def test_a_client_listens_to_every_partition_once_a_caller_waits(
+    jobs: ReliableQueue[int],
+    server: PrivateServer,
+    others: int,
+    channel: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # The re-check that follows would find that there is no crowd.
+    monkeypatch.setattr(Stagger, "on_recheck", lambda *_, **__: None)
+    await jobs.stats()
+    partitions = jobs._open.partitions
+    channels = [getattr(each.keys, channel) for each in partitions]
+    async with Redis.from_url(server.url) as raw:
+
+        async def listeners() -> list[int]:
+            return [count for _, count in await raw.pubsub_numsub(*channels)]
+
+        assert await listeners() == [0] * PARTITIONS
+        for each in partitions:
+            each.wakeups.plan.stagger.published(others, 0.0)
+        claiming = asyncio.create_task(jobs.claim(wait=30))
+
+        async def all_heard() -> bool:
+            return await listeners() == [1] * PARTITIONS
+
+        await until(all_heard)
+        claiming.cancel()

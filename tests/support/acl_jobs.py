@@ -97,6 +97,14 @@ async def listens(place: Place, channel: str, queue: Any) -> None:
     """Assert that the queue receives notifications, and stops receiving them once it is closed."""
     # The helper has the queue open as well.
     await place.subscribed(channel, 2)
+    await stops_listening(place, channel, queue)
+
+
+async def stops_listening(place: Place, channel: str, queue: Any) -> None:
+    """Assert that a closed queue receives no notifications.
+
+    A client that may not move messages may have stopped listening before.
+    """
     await queue.aclose()
     await place.subscribed(channel, 1)
     assert not place.warned.lines, place.warned.lines
@@ -114,7 +122,7 @@ async def delayed_producer(place: Place) -> None:
     assert await receipts[5].reschedule(3)
     await queue.offer(9, 1)
     assert await place.helper.delayed_queue(NAME).pending.size() == 7
-    await listens(place, keys.channel, queue)
+    await stops_listening(place, keys.channel, queue)
 
 
 async def delayed_consumer(place: Place) -> None:
@@ -207,7 +215,7 @@ async def delayed_dashboard(place: Place) -> None:
     await show(board)
     assert [row.payload for row in await board.page("leased", 0, 9)] == [b"4"]
     await place.raw.unlink(keys.leases, keys.leased)
-    await listens(place, keys.channel, queue)
+    await stops_listening(place, keys.channel, queue)
 
 
 async def show(board: DelayedSource | ReliableSource) -> None:
@@ -275,7 +283,7 @@ async def delayed_admin(place: Place) -> None:
     assert await queue.pending.expire(3600)
     assert await queue.pending.remove(1)
     assert await inspection.purge(place.client, NAME) > 0
-    await listens(place, keys.channel, queue)
+    await stops_listening(place, keys.channel, queue)
 
 
 async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> None:
@@ -285,7 +293,9 @@ async def wakes_a_worker(place: Place, hasten: Callable[[], Awaitable[Any]]) -> 
         await message.ack()
     await theirs.offer("soon", 60, id="hurried")
     claiming = asyncio.create_task(theirs.claim(wait=place.within))
-    await asyncio.sleep(0.02)
+    await place.subscribed(ReliableKeys.of(NAME).wake, 1)
+    # The look that follows a subscription must not find it.
+    await asyncio.sleep(0.05)
     await hasten()
     (message,) = await claiming
     await message.ack()
@@ -318,7 +328,7 @@ async def reliable_producer(place: Place) -> None:
     await theirs.offer(4, ttl=0.001)
     await asyncio.sleep(0.005)
     await queue.offer(5, delay=60)
-    await listens(place, keys.wake, queue)
+    await listens(place, keys.settings, queue)
     # The calls of this job have left nothing behind.
     await theirs.aclose()
     await place.no_key(keys.call("*"))
@@ -373,7 +383,7 @@ async def reliable_consumer(place: Place) -> None:
     await worker.run(burst=True)
     await place.client.reliable_queue(NAME).aclose()
     place.theirs()
-    await listens(place, keys.wake, place.client.reliable_queue(NAME))
+    await listens(place, keys.settings, place.client.reliable_queue(NAME))
 
 
 async def use_up(queue: ReliableQueue[Any]) -> None:
@@ -425,7 +435,7 @@ async def reliable_dashboard(place: Place) -> None:
     assert (await queue.dead.list())[0].reason == "why"
     await show(ReliableSource(place.client._open_session(), NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
-    await listens(place, keys.wake, queue)
+    await listens(place, keys.settings, queue)
 
 
 async def fill(place: Place) -> None:

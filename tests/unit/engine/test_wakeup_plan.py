@@ -506,6 +506,33 @@ class TestResting:
         assert desk.goes_first
         assert desk.at(20.1) == 2
 
+    def test_its_re_check_corrects_to_what_it_listens(self, desk: Desk) -> None:
+        self.rest(desk)
+        heard = []
+        for desk.has_demand in (False, True):
+            desk.re_check(-1, listeners=32, resters=1000)
+            heard.append(desk.listens_to)
+        assert heard == ["nothing", "summons"]
+
+    def test_a_caller_cannot_rely_on_a_client_that_rests(self, desk: Desk) -> None:
+        desk.replies.append(-1)
+        desk.wake()
+        assert desk.plan.up_to_date
+        self.rest(desk)
+        assert not desk.plan.up_to_date
+
+    def test_a_client_without_demand_can_rest_until_it_has_some(self, desk: Desk) -> None:
+        desk.has_demand = False
+        desk.due(10)
+        desk.act(desk.plan.rest())
+        heard = [desk.listens_to]
+        assert desk.at(11) == 0
+        desk.has_demand = True
+        desk.act(desk.plan.listen())
+        assert [*heard, desk.listens_to] == ["nothing", "notices"]
+        assert desk.demand() == 1
+        assert desk.plan.listen() == ()
+
     @pytest.mark.parametrize(("number", "comes"), [(1500, True), (1000, False)])
     def test_of_those_who_are_summoned_some_come(
         self, desk: Desk, number: int, comes: bool
