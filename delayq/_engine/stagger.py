@@ -192,10 +192,14 @@ class Stagger:
         long as it has demand.
         """
         if listeners < 0:
+            self.resting = False
             return
         servers = self._servers()
         if listeners > 1 or servers == 1 or self.resting:
             self._listeners = max(1, listeners * servers)
+        else:
+            # A few may listen on other servers, but not a crowd.
+            self._listeners = min(self._listeners, servers)
         self._resters = resters * servers
         if self._new and self._listeners > _CROWD:
             # Others go first already. Of few, we may be the only one that wants messages.

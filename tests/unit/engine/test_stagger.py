@@ -312,6 +312,16 @@ class TestCrowd:
         stagger.on_recheck(listeners, 0, demand=True)
         assert stagger.delay(demand=True) == 0
 
+    def test_a_server_of_several_on_which_nobody_listens_tells_that_the_crowd_has_gone(
+        self,
+    ) -> None:
+        stagger = self.client(chance=0.0, servers=3)
+        stagger.on_recheck(50, 0, demand=True)
+        assert not stagger.resting
+        assert not stagger.has_room(demand=True)
+        stagger.on_recheck(1, 0, demand=True)
+        assert stagger.has_room(demand=True)
+
     def test_one_server_of_several_cannot_tell_that_a_client_is_alone(self) -> None:
         stagger = self.client(servers=3)
         stagger.on_recheck(1, 0, demand=True)

@@ -533,6 +533,12 @@ class TestResting:
         assert desk.demand() == 1
         assert desk.plan.listen() == ()
 
+    def test_a_client_listens_if_it_may_not_know_how_many_others_do(self, desk: Desk) -> None:
+        self.rest(desk)
+        desk.re_check(us(10), listeners=-1)
+        assert desk.listens_to == "notices"
+        assert desk.at(11) == 1
+
     @pytest.mark.parametrize(("number", "comes"), [(1500, True), (1000, False)])
     def test_of_those_who_are_summoned_some_come(
         self, desk: Desk, number: int, comes: bool
