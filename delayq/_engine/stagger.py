@@ -38,6 +38,8 @@ _LONGEST = 0.25
 # their re-checks come this close together on average, in seconds.
 ENOUGH = 32
 _APART = 0.05
+# Of the listeners that suffice, the part that may want no messages while others that do rest.
+_IDLE = 0.25
 # Longer numbers make no sense: 2**53 ms in microseconds has 19 digits.
 _DIGITS = 19
 # A client that moves due messages but wants none staggers this many times as long.
@@ -127,6 +129,7 @@ class Stagger:
         self.resting: bool = False
         self._chance = chance
         self._servers = servers
+        # More clients than this are a crowd.
         self._crowd = ENOUGH + resync_interval / _APART
         # Our place among the clients that do not go first, from 0 to 1; None if we go first.
         self._place: float | None = None
@@ -204,15 +207,18 @@ class Stagger:
         if self._new and self._listeners > _CROWD:
             # Others go first already. Of few, we may be the only one that wants messages.
             self._step_back()
+        enough = self._enough(demand=demand)
         if self.resting:
-            few = self._listeners < ENOUGH / 2
+            few = self._listeners < enough / 2
             self.resting = not few and not self.has_room(demand=demand, part=0.5)
         elif (self._place is not None or not demand) and not self.has_room(demand=demand):
-            self.resting = self._chance() * self._listeners >= ENOUGH
+            self.resting = self._chance() * self._listeners >= enough
 
     def has_room(self, *, demand: bool, part: float = 1.0) -> bool:
-        """Return whether no more clients are there than may listen; or than this part of them."""
-        most = self._crowd if demand else ENOUGH
+        """Return whether all clients that want messages may listen, or would if only this part of
+        them might.
+        """
+        most = self._crowd if demand else self._enough(demand=False)
         return self._listeners + self._resters <= most * part
 
     def left_to_listeners(self, now: float) -> int | None:
@@ -230,6 +236,10 @@ class Stagger:
     def answers(self, number: int) -> bool:
         """Return whether we are one of this number of clients that are summoned."""
         return self.resting and self._chance() * self._resters < number * _SPARE
+
+    def _enough(self, *, demand: bool) -> float:
+        # Clients that want nothing make way for those that want messages and yet have to rest.
+        return ENOUGH if demand or not self._resters else ENOUGH * _IDLE
 
     def _step_back(self) -> None:
         self._new = False

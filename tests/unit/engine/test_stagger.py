@@ -256,6 +256,19 @@ class TestCrowd:
         assert (with_demand.resting, without.resting) == (False, True)
         assert without.has_room(demand=True)
 
+    def test_clients_without_demand_make_way_for_those_that_rest(self) -> None:
+        """Otherwise none of the listeners might want messages."""
+        producer = self.client()
+        producer.on_recheck(ENOUGH, 0, demand=False)
+        rests = [producer.resting]
+        producer.on_recheck(ENOUGH, 100, demand=False)
+        assert [*rests, producer.resting] == [False, True]
+        consumer = self.client()
+        consumer.on_recheck(2000, 0, demand=True)
+        producer.on_recheck(ENOUGH // 4, 100, demand=False)
+        consumer.on_recheck(ENOUGH // 4, 100, demand=True)
+        assert (producer.resting, consumer.resting) == (True, False)
+
     @pytest.mark.parametrize(
         ("listeners", "resters", "rests"),
         [
