@@ -13,9 +13,9 @@ many clients listen, as far as its publisher knows.
 
 A notice costs as many deliveries as clients listen, so in a *crowd* most of them *rest*: they
 unsubscribe, and no longer wake for due times. At each re-check, a client learns how many listen,
-and decides anew. The re-checks of those who rest come at many times a second together, and who
-finds a message that the listeners have left lying takes it, and listens from then on. When more is
-due than the listeners can take, a client *summons* as many of the others as that may need.
+and decides anew. All the clients that rest re-check many times a second together. One that finds a
+message that the listeners have left lying takes it, and listens from then on. When more is due than
+the listeners can take, a client *summons* as many of the others as that may need.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 # seconds, and up to twice that at random, so that the second client's notice stops the third.
 _TIMES = 2.0
 LEAST, MOST = 0.0025, 0.0045
-# More clients than this widen the range of staggers, up to the longest one, in seconds.
-_CROWD = 8
+# More clients than these few widen the range of staggers, up to the longest one, in seconds.
+_FEW = 8
 _LONGEST = 0.25
 # Listeners that suffice for a queue. The clients beyond these rest only if they are so many that
 # their re-checks come this close together on average, in seconds.
@@ -148,7 +148,7 @@ class Stagger:
         if self._place is None:
             return 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
-        spread = min(least * max(1.0, self._listeners / _CROWD), _LONGEST - least)
+        spread = min(least * max(1.0, self._listeners / _FEW), _LONGEST - least)
         return (least + spread * self._place) * (1 if demand else _ASIDE)
 
     def signature(self, now: float, *, demand: bool) -> str:
@@ -204,7 +204,7 @@ class Stagger:
             # A few may listen on other servers, but not a crowd.
             self._listeners = min(self._listeners, servers)
         self._resters = resters * servers
-        if self._new and self._listeners > _CROWD:
+        if self._new and self._listeners > _FEW:
             # Others go first already. Of few, we may be the only one that wants messages.
             self._step_back()
         enough = self._enough(demand=demand)

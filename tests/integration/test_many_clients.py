@@ -263,7 +263,7 @@ def resting(crowd: Crowd) -> list[int]:
 def four_are_a_crowd(monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the re-check interval with which more than four clients are a crowd."""
     monkeypatch.setattr(stagger, "ENOUGH", 2)
-    monkeypatch.setattr(stagger, "_CROWD", 2)
+    monkeypatch.setattr(stagger, "_FEW", 2)
     monkeypatch.setattr(stagger, "_APART", 0.25)
     return 0.5
 
