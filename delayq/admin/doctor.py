@@ -266,7 +266,7 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
     server = client._open_session().server
     if queue.kind == "reliable":
         keys = ReliableKeys.of(queue.name)
-        key, channel = keys.messages[0], keys.wake
+        key, channel = keys.messages[0], keys.settings if role == "dashboard" else keys.wake
     else:
         delayed = DelayedKeys.of(queue.name)
         key, channel = delayed.timeout, delayed.channel
