@@ -21,7 +21,7 @@ def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> 
 def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["acl", "dashboard", "--queue", "shop:", "--prefix", "--database", "3"]) == 0
     printed = capsys.readouterr().out.split()
-    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:wake", "+select"} <= set(printed)
+    assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:settings", "+select"} <= set(printed)
 
 
 def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture[str]) -> None:
