@@ -405,7 +405,7 @@ class TestStaleClients:
         await raw.hset(KEYS.settings, "epoch", "7")
         before = {key: await raw.dump(key) for key in await raw.keys("*")}
         for script, args in (
-            (OFFER, ("1", "0", "new", 0, 0, 0, "raise", b"\n1")),
+            (OFFER, ("1", "0", "new", 0, 0, 0, 0, "raise", b"\n1")),
             (OFFER_NEW, ("1", "0", "new", 0, b"\n1")),
             (CLAIM, ("0", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
             (CLAIM, ("8", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
@@ -420,7 +420,7 @@ class TestStaleClients:
         self, client: Client, raw: Any
     ) -> None:
         """Its first answer was lost: the repetition must not be refused."""
-        full, plain = ("a", 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
+        full, plain = ("a", 0, 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
         await offer(raw, OFFER, 7, *full)
         await client.reliable_queue("jobs").configure(max_size=1)
         assert await offer(raw, OFFER, 7, *full) == [1]
@@ -428,7 +428,7 @@ class TestStaleClients:
         assert await offer(raw, OFFER_NEW, 7, *plain) == [1]
 
     async def test_both_scripts_for_offers_know_the_calls_of_the_other(self, raw: Any) -> None:
-        full, plain = ("a", 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
+        full, plain = ("a", 0, 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
         for number, status in ((1, 1), (3, -1)):
             assert await offer(raw, OFFER_NEW, number, *plain) == status
             assert await offer(raw, OFFER, number, *full) == status
