@@ -5,6 +5,9 @@ whichever source serves them. An attempt to take from a source reserves a part o
 want, so that two attempts at a time do not take twice as much. A source that finds everything
 reserved is asked later, if anything is still wanted by then.
 
+Each call costs more than the items in it, so few sources are asked for many items each, and take
+turns. A source with a backlog can bring everything that is wanted; of others, several are asked.
+
 A caller whose items come from several sources gets them together: when it has all it wants, when
 every source has answered that was being asked at the time of its first item, or after a moment.
 """
@@ -23,6 +26,10 @@ Taken = tuple[int, Item]
 
 MOMENT = 0.05
 """How long a source that does not answer may hold up the others, in seconds."""
+
+
+# How many times as many items a source is expected to bring that had more than it was asked for.
+_GROWTH = 4
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
@@ -52,6 +59,8 @@ class Source:
         asked: Whether it was asked to begin one, and has not yet.
         look: The number of the last look, until that has found something; 0 if there is none.
         since: When the attempt or the look began, or when it was asked, in seconds.
+        brings: How many items it is expected to bring if it is asked: several times as many as it
+            brought last if it had more.
     """
 
     def __init__(self) -> None:
@@ -60,6 +69,7 @@ class Source:
         self.asked: bool = False
         self.look: int = 0
         self.since: float = 0.0
+        self.brings: int = 1
 
     @property
     def is_pending(self) -> bool:
@@ -133,7 +143,7 @@ class Line(Generic[Item]):
     def __init__(self) -> None:
         self._places: dict[Place[Item], None] = {}
         self._sources: list[Source] = []
-        # Sources that may have items, and have not been asked because everything was reserved.
+        # Sources that may have items, in the order in which they are asked for more.
         self._candidates: dict[Source, None] = {}
         self._attempts = 0
         self._policy: Any = _NONE_YET
@@ -235,8 +245,9 @@ class Line(Generic[Item]):
         """
         number, order = source.attempt, source.order
         self.over(source)
+        source.brings = 1
         if more and len(self._sources) > 1:
-            # For callers whose shares of other sources were too large.
+            source.brings = max(1, got * _GROWTH)
             self._candidates.setdefault(source)
         if not more and number:
             self._answer(source, number, order if got >= order.take else None)
@@ -248,7 +259,7 @@ class Line(Generic[Item]):
 
     def fail(self, source: Source, error: Exception) -> None:
         """Note that an attempt or a look has failed."""
-        source.asked, source.look = False, 0
+        source.asked, source.look, source.brings = False, 0, 1
         # It is asked again when its next call is due.
         self._candidates.pop(source, None)
         for place in self._places:
@@ -337,21 +348,38 @@ class Line(Generic[Item]):
 
     # Demand
 
+    def is_known(self, source: Source) -> bool:
+        """Return whether a source is being asked, or is asked as soon as more is wanted."""
+        return source.is_pending or source in self._candidates
+
     def sources_to_ask(self, now: float) -> list[Source]:
         """Return the sources that shall begin an attempt soon, for what is not reserved."""
-        if not self._candidates:
-            return []
-        if not (count := self._unreserved(now).take):
-            if not self.wanted:
-                self._candidates.clear()
-            return []
-        chosen = [source for source in self._candidates if not (source.attempt or source.asked)][
-            : max(0, count - self._asked(now))
-        ]
+        chosen: list[Source] = []
+        if not self._candidates or (left := self._uncovered(now)) <= 0:
+            return chosen
+        for source in self._candidates:
+            if not (source.attempt or source.asked):
+                chosen.append(source)
+                if (left := left - source.brings) <= 0:
+                    break
         for source in chosen:
             del self._candidates[source]
             source.asked, source.since = True, now
         return chosen
+
+    def sources_to_look_at(self, now: float) -> list[Source]:
+        """Return the sources that have to answer a caller that takes once, and that are not known
+        to have anything, if those that are do not have all that is wanted.
+        """
+        unanswered: set[Source] = set()
+        for place in self._places:
+            if place.once and place.is_open:
+                unanswered |= place.unanswered
+        if not unanswered or self._uncovered(now) <= 0:
+            return []
+        return [
+            source for source in self._sources if source in unanswered and not self.is_known(source)
+        ]
 
     def deadline(self, now: float) -> float | None:
         """Return when to settle again; None if only an event changes anything."""
@@ -367,6 +395,17 @@ class Line(Generic[Item]):
     def _is_awaited(self, source: Source, now: float) -> bool:
         """Return whether callers that have items wait for those of this source."""
         return not source.is_slow(now) if source.is_pending else source in self._candidates
+
+    def _uncovered(self, now: float) -> int:
+        """Return how much is wanted that no attempt has reserved, and no source that was asked is
+        expected to bring.
+        """
+        count = self._unreserved(now).take
+        if count:
+            for source in self._sources:
+                if source.asked and not source.is_slow(now):
+                    count -= source.brings
+        return count
 
     def _asked(self, now: float) -> int:
         """Return how many sources are about to begin."""

@@ -118,15 +118,21 @@ class Supply(Source, Generic[Item]):
     Attributes:
         waiters: The callers.
         ask: Requests an attempt.
+        look_at: Requests a look.
         returns: The items that go back to the source.
     """
 
     def __init__(
-        self, waiters: Waiters[Item], ask: Callable[[], None], returns: Returns[Item]
+        self,
+        waiters: Waiters[Item],
+        ask: Callable[[], None],
+        look_at: Callable[[], None],
+        returns: Returns[Item],
     ) -> None:
         super().__init__()
         self.waiters: Waiters[Item] = waiters
         self.ask: Callable[[], None] = ask
+        self.look_at: Callable[[], None] = look_at
         self.returns: Returns[Item] = returns
 
     def begin(self, most: int) -> Order:
@@ -220,6 +226,7 @@ class Waiters(Generic[Item]):
         name: str,
         ask: Callable[[], None],
         *,
+        look_at: Callable[[], None] = lambda: None,
         hand_back: Callable[[Sequence[Item]], HandBack],
         size: Callable[[Item], int] = lambda _: 0,
         given_back: Callable[[Sequence[Item]], object] = lambda _: None,
@@ -227,8 +234,8 @@ class Waiters(Generic[Item]):
     ) -> Supply[Item]:
         """Add a source, whose number is one higher than that of the last.
 
-        ``ask`` requests an attempt to take from it; the other arguments are those of
-        :class:`Returns`.
+        ``ask`` requests an attempt to take from it, and ``look_at``, for one of several, a look;
+        the other arguments are those of :class:`Returns`.
         """
         returns = Returns(
             name,
@@ -238,7 +245,7 @@ class Waiters(Generic[Item]):
             given_back=given_back,
             hand_out=self.hand_out,
         )
-        supply = Supply(self, ask, returns)
+        supply = Supply(self, ask, look_at, returns)
         self._supplies.append(supply)
         self.line.add(supply)
         return supply
@@ -354,9 +361,16 @@ class Waiters(Generic[Item]):
         for waiter in self.line.settle(now, more=more):
             self._resolve(waiter)  # type: ignore[arg-type]  # only waiters join
         if len(self._supplies) > 1 and self._last is None:
-            for source in self.line.sources_to_ask(now):
-                source.ask()  # type: ignore[attr-defined]  # each is a Supply
+            self.ask_supplies()
             self._set_alarm(now)
+
+    def ask_supplies(self) -> None:
+        """Ask some of several sources for what is wanted, and look at others where need be."""
+        now, line = self.now(), self.line
+        for source in line.sources_to_ask(now):
+            source.ask()  # type: ignore[attr-defined]  # each is a Supply
+        for source in line.sources_to_look_at(now):
+            source.look_at()  # type: ignore[attr-defined]
 
     def _set_alarm(self, now: float) -> None:
         """Arrange to look again when a source has held up the others for too long."""

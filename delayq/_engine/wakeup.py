@@ -54,7 +54,7 @@ class WakeupLoop:
         """Args:
         name: The queue's name, for the log.
         once: Makes one call. Returns when the next message is due, as :meth:`on_next_due` takes it,
-            or :data:`NOT_ASKED`.
+            or :data:`NOT_ASKED` or :data:`IN_TURN`.
         has_demand: Returns whether any caller here wants messages as they come due.
         """
         self._name = name

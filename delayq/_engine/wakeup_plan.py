@@ -28,6 +28,9 @@ _PATIENCE = 0.02
 
 # The reply of a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
+# The reply of a call that left messages which are due, and which a call takes that is requested in
+# this queue's turn.
+IN_TURN = -3
 
 
 def due_us(now_us: int, wait_us: int) -> int:
@@ -334,13 +337,15 @@ class WakeupPlan:
             self.stagger.published(listeners, now)
 
     def on_reply(self, due_us: int, now: float) -> Actions:
-        """End the call, with what :meth:`on_next_due` takes or :data:`NOT_ASKED`."""
+        """End the call, with what :meth:`on_next_due` takes, or :data:`NOT_ASKED` or
+        :data:`IN_TURN`.
+        """
         known = self._in_flight.knowledge
         if due_us == NOT_ASKED:
             self._confirmed = -1
             return self._again(known)
         self.failures = 0
-        self._confirmed = known if due_us else -1
+        self._confirmed = -1 if due_us in (0, IN_TURN) else known
         actions = self._stop_resting() if self._in_flight.found else ()
         actions += self.on_next_due(due_us, now) + self._again(known)
         if self._in_flight.came_too_late(due_us):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.leases import fresh_until
 from delayq._engine.wakeup import WakeupLoop
-from delayq._engine.wakeup_plan import NOT_ASKED, due_us
+from delayq._engine.wakeup_plan import IN_TURN, NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.hand_back import HandBack
@@ -59,6 +59,7 @@ class Claims:
         self.supply: Supply[Claim] = waiters.add_source(
             partition.name,
             self.wakeups.wake,
+            look_at=lambda: partition.queue.look_at([partition]),
             hand_back=self._releasing,
             given_back=self._given_back,
             services=services,
@@ -106,7 +107,8 @@ class Claims:
             ServerError: As for :meth:`RedisClient.run_once`. Callers that can wait keep waiting;
                 the others receive the error.
         """
-        settings, name = self._partition.queue.settings, self._partition.name
+        partition = self._partition
+        settings, name = partition.queue.settings, partition.name
         try:
             await self._recover()
             await self.supply.returns.arrived(_RETURN_WITHIN)
@@ -125,6 +127,9 @@ class Claims:
                 # Every message that the call examined is gone, and there are more.
                 await asyncio.sleep(0)
             self.supply.end(claims, more=wait == 0)
+            if len(partition.queue.partitions) > 1:
+                # The partitions take turns.
+                return due_us(now, wait) or IN_TURN
             return 0 if len(claims) == take and self._is_wanted else due_us(now, wait)
         except DelayqError as error:
             self.supply.fail(error)

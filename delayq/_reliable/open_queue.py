@@ -261,13 +261,18 @@ class OpenReliableQueue:
         unknown = [
             each
             for each in self.partitions
-            if insist or not (each.wakeups.plan.up_to_date or each.claims.supply.is_pending)
+            if not (each.wakeups.plan.up_to_date or self.waiters.line.is_known(each.claims.supply))
         ]
         if not insist:
             for each in self.partitions:
                 each.wakeups.listen()
         if unknown:
-            self._looks.request(unknown)
+            self.look_at(unknown)
+        self.waiters.ask_supplies()
+
+    def look_at(self, partitions: list[Partition]) -> None:
+        """Find out which of several partitions have something due."""
+        self._looks.request(partitions)
 
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""

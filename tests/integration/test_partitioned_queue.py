@@ -155,6 +155,15 @@ async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
     assert len(got) < 150
 
 
+async def test_a_backlog_takes_few_calls(client: Client, jobs: ReliableQueue[int]) -> None:
+    """Partitions with a backlog take turns, and each brings a whole batch."""
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(4000)])
+    before = client.statistics().round_trips
+    await handled(jobs, 4000)
+    # At least 40 claims and 40 calls that acknowledge; more at first, and at the end.
+    assert client.statistics().round_trips - before < 180
+
+
 async def test_order_holds_within_a_partition(jobs: ReliableQueue[int]) -> None:
     ids = [f"m{n}" for n in range(200)]
     await jobs.offer_many([Offer(n, id=name) for n, name in enumerate(ids)])

@@ -45,6 +45,9 @@ class Callers:
     def asked(self) -> list[int]:
         return [self.sources.index(each) for each in self.line.sources_to_ask(self.now)]
 
+    def to_look_at(self) -> list[int]:
+        return [self.sources.index(each) for each in self.line.sources_to_look_at(self.now)]
+
     def look(self, **due: bool) -> None:
         """Look at the sources named ``s0``, ``s1``, ..."""
         sources = [self.sources[int(name[1:])] for name in due]
@@ -329,14 +332,84 @@ class TestSeveralSources:
         callers.line.fail(callers.sources[0], ValueError())
         assert callers.asked() == []
 
-    def test_nobody_is_asked_once_nothing_is_wanted(self) -> None:
+    def test_nobody_is_asked_while_nothing_is_wanted(self) -> None:
         callers = Callers()
         place = callers.join(1)
         callers.look(s0=True, s1=True, s2=True)
         callers.line.leave(place)
         assert callers.asked() == []
         callers.join(1)
+        assert callers.asked() == [0]
+
+    def test_a_source_with_a_backlog_is_asked_for_several_times_as_much(self) -> None:
+        callers = Callers()
+        callers.join(3)
+        callers.look(s0=True, s1=True, s2=True)
+        assert callers.asked() == [0, 1, 2]
+        for source in range(3):
+            assert callers.begin(source).take == 1
+            callers.end(source, "a", more=source < 2)
+        callers.served()
+        callers.join(4)
+        assert callers.asked() == [0]
+        assert callers.begin(0).take == 4
         assert callers.asked() == []
+
+    def test_sources_with_a_backlog_take_turns(self) -> None:
+        callers = Callers()
+        callers.look(s0=True, s1=True, s2=True)
+        asked = []
+        for _ in range(6):
+            callers.join(1)
+            (source,) = callers.asked()
+            asked.append(source)
+            callers.begin(source)
+            callers.end(source, "a", more=True)
+            callers.served()
+        assert asked == [0, 1, 2, 0, 1, 2]
+
+    def test_a_source_that_had_nothing_left_is_expected_to_bring_little(self) -> None:
+        callers = Callers(2)
+        callers.join(1)
+        callers.look(s0=True)
+        callers.asked()
+        callers.begin(0)
+        callers.end(0, "a", more=True)
+        callers.served()
+        callers.join(4)
+        assert callers.asked() == [0]
+        callers.begin(0)
+        callers.end(0, "b")
+        callers.served()
+        callers.join(4)
+        callers.look(s0=True, s1=True)
+        assert callers.asked() == [0, 1]
+
+    def test_who_takes_once_makes_others_be_looked_at_if_a_backlog_is_not_enough(self) -> None:
+        callers = Callers()
+        callers.join(1)
+        callers.look(s0=True)
+        callers.asked()
+        callers.begin(0)
+        callers.end(0, "a", more=True)
+        callers.served()
+        place = callers.join(4, once=True)
+        assert callers.asked() == [0]
+        assert callers.to_look_at() == []
+        assert callers.begin(0).take == 4
+        assert callers.to_look_at() == []
+        callers.end(0)
+        assert callers.served() == []
+        assert callers.to_look_at() == [1, 2]
+        callers.look(s1=False, s2=False)
+        assert callers.served() == [place]
+
+    def test_who_waits_makes_no_source_be_looked_at(self) -> None:
+        callers = Callers()
+        callers.join(4)
+        assert callers.to_look_at() == []
+        callers.join(4, once=True)
+        assert callers.to_look_at() == [0, 1, 2]
 
 
 @st.composite
@@ -424,6 +497,8 @@ def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912
             callers.now += args[0]
         serve()
         callers.asked()
+        for source in callers.to_look_at():
+            assert not callers.sources[source].is_pending
         serve()
     with_callers = [item for place in line.places for item in of(place)]
     assert sorted([*given_to, *with_callers, *left]) == sorted(came)

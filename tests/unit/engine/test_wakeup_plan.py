@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from delayq._engine.server_clock import ServerClock
 from delayq._engine.stagger import Stagger, TransferNotice, parse
 from delayq._engine.wakeup_plan import (
+    IN_TURN,
     NOT_ASKED,
     Action,
     Actions,
@@ -396,6 +397,14 @@ class TestDemand:
         desk.plan.forget()
         assert desk.plan.on_look(-1, before, 0.0) == (Call(),)
         assert desk.plan.on_look(-1, desk.plan.knowledge, 0.0) == ()
+
+    def test_what_is_left_is_called_for_in_turn(self, desk: Desk) -> None:
+        desk.wake()
+        desk.replies.append(IN_TURN)
+        assert desk.wake() == 2
+        assert desk.at(1.0) == 2
+        assert not desk.plan.up_to_date
+        assert desk.plan.failures == 0
 
     @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
     def test_after_a_call_in_vain_it_is_out_of_date(self, desk: Desk, reply: int | None) -> None:
