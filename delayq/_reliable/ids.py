@@ -17,7 +17,8 @@ _LONGEST = 512
 
 # The digits of base64 for URLs, in ASCII order, so that ids sort like the numbers they represent.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
-_PAIRS = [a + b for a in _DIGITS for b in _DIGITS]
+ENDINGS = [a + b for a in _DIGITS for b in _DIGITS]
+"""The last two characters of an id, in order."""
 # Of the number in an id: its lower twelve bits are the last two characters.
 _UPPER_BITS = 30 - 12
 
@@ -43,22 +44,39 @@ def new_id() -> str:
     return _renew_and_take()
 
 
+def new_block() -> tuple[str, int]:
+    """Reserve the ids that begin with certain ten characters, whatever the last two are.
+
+    Returns:
+        The ten characters; and until when to use such ids, in nanoseconds since 1970.
+    """
+    with _renewing:
+        return _reserve(time.time_ns())[0], _until_ns
+
+
 def _renew_and_take() -> str:
     """Prepare the ids of this millisecond, or more of them, and return the first one."""
-    global _until_ns, _ids, _upper  # noqa: PLW0603
+    global _ids  # noqa: PLW0603
     with _renewing:
         now_ns = time.time_ns()
         # Another thread may have renewed it meanwhile.
         while now_ns >= _until_ns or (found := next(_ids, None)) is None:
-            lower = 0
-            if now_ns < _until_ns:
-                _upper += 1
-            else:
-                _until_ns = now_ns - now_ns % 1_000_000 + 1_000_000
-                _upper, lower = divmod(secrets.randbits(29), len(_PAIRS))
-            prefix = _digits((_until_ns // 1_000_000 - 1 << _UPPER_BITS) + _upper, 10)
-            _ids = map(prefix.__add__, map(_PAIRS.__getitem__, range(lower, len(_PAIRS))))
+            prefix, lower = _reserve(now_ns)
+            _ids = map(prefix.__add__, map(ENDINGS.__getitem__, range(lower, len(ENDINGS))))
         return found
+
+
+def _reserve(now_ns: int) -> tuple[str, int]:
+    """Return the first ten characters of new ids, and the number of the first ending to use."""
+    global _until_ns, _ids, _upper  # noqa: PLW0603
+    lower = 0
+    if now_ns < _until_ns:
+        _upper += 1
+    else:
+        _until_ns = now_ns - now_ns % 1_000_000 + 1_000_000
+        _upper, lower = divmod(secrets.randbits(29), len(ENDINGS))
+        _ids = iter(())
+    return _digits((_until_ns // 1_000_000 - 1 << _UPPER_BITS) + _upper, 10), lower
 
 
 def _digits(number: int, count: int) -> str:

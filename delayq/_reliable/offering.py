@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
 from delayq._reliable.bodies import brief, content
-from delayq._reliable.ids import checked_id, new_id
+from delayq._reliable.ids import checked_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
 from delayq._reliable.settings import check_limit
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
+    from delayq._reliable.id_source import IdSource
     from delayq._reliable.new_message import NewMessage
     from delayq.codecs import Codec
 
@@ -61,11 +62,13 @@ class Offer(Generic[T]):
 class OfferEncoder(Generic[T]):
     """Checks and encodes the messages offered through one queue handle."""
 
-    def __init__(self, codec: Codec[T], max_payload: int) -> None:
+    def __init__(self, codec: Codec[T], max_payload: int, ids: IdSource) -> None:
         """Args:
         codec: Encodes the values.
         max_payload: The largest encoded value allowed, bytes.
+        ids: Generates ids.
         """
+        self._ids = ids
         self._codec = codec
         self._encode = codec.encode
         self._max_payload = max_payload
@@ -88,7 +91,7 @@ class OfferEncoder(Generic[T]):
         else:
             stored = self._content(payload, headers)
         wait_us = microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
-        return plain_message((new_id(), brief(wait_us), stored))
+        return plain_message((self._ids.new_id(), brief(wait_us), stored))
 
     def message(self, offer: Offer[T]) -> NewMessage:
         """Check and encode any message. Raises as :meth:`plain`."""
@@ -137,7 +140,7 @@ class OfferEncoder(Generic[T]):
                 "unique_for needs an id: without one, every message has an id of its own"
             )
         return OptionsMessage(
-            new_id() if offer.id is None else checked_id(offer.id),
+            self._ids.new_id() if offer.id is None else checked_id(offer.id),
             priority,
             brief(wait_us),
             ttl_us,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._engine.waiters import Waiters
 from delayq._reliable.dead_letters import half_way
+from delayq._reliable.id_source import IdSource
 from delayq._reliable.ids import new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.looks import Looks
@@ -44,6 +45,7 @@ class OpenReliableQueue:
         name: The queue's name.
         partitions: The partitions that are known, in order. The first one has the queue's own keys.
         waiters: The callers that wait for messages, whichever partition they come from.
+        ids: Generates the ids of new messages.
         settings: The queue's settings on the server, as far as this client knows them.
         given: The settings that handles on this client were given, each by the first that has it.
         codec: The first codec that a handle on this client was given.
@@ -62,8 +64,9 @@ class OpenReliableQueue:
         services: EngineContext,
     ) -> None:
         self.name: str = name
-        self._keys_of = keys_of
-        self._scheduler = scheduler
+        self._open_partition: Callable[[int], Partition] = lambda place: scheduler.open(
+            keys_of(place).wake, lambda services: Partition(self, place, keys_of(place), services)
+        )
         self.services: EngineContext = services
         self.given: Settings = given
         self.codec: Codec[Any] | None = None
@@ -82,6 +85,7 @@ class OpenReliableQueue:
         )
         self.cancelled: dict[tuple[bytes, bytes], None] = {}
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
+        self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)
 
     @property
@@ -107,8 +111,7 @@ class OpenReliableQueue:
 
     def place(self, id: str) -> Partition:  # noqa: A002
         """Return the partition for a new message."""
-        # A queue that is closing opens no more partitions.
-        number = min(self.settings.stored.partitions, len(self.partitions))
+        number = self.ids.partitions
         return self.partitions[partition_of(id, number) if number > 1 else 0]
 
     def placements(self, id: str) -> list[Partition]:  # noqa: A002
@@ -213,16 +216,17 @@ class OpenReliableQueue:
         """
         chosen = new_id()
         for _ in range(10 * len(self.partitions)):
-            if not self._is_away(self.place(chosen), failed):
+            if not self.is_away(self.place(chosen), failed):
                 break
             chosen = new_id()
         return chosen
 
-    def is_away(self, failed: Container[Partition]) -> bool:
+    def are_away(self, failed: Container[Partition]) -> bool:
         """Return whether no partition is available, as far as we know."""
-        return all(self._is_away(partition, failed) for partition in self.partitions)
+        return all(self.is_away(partition, failed) for partition in self.partitions)
 
-    def _is_away(self, partition: Partition, failed: Container[Partition]) -> bool:
+    def is_away(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
+        """Return whether the server of a partition is not available, as far as we know."""
         return partition in failed or self.services.nodes.failed_lately(partition.keys.wake)
 
     # Taking
@@ -277,7 +281,8 @@ class OpenReliableQueue:
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""
         for partition in self.partitions:
-            await partition.flush()
+            if partition.settling.unanswered:
+                await partition.settling.flush()
 
     async def quiet(self, within: float) -> None:
         """Wait until no claim is in flight and everything given back has arrived, for at most
@@ -303,19 +308,15 @@ class OpenReliableQueue:
 
     def _settings_changed(self, stored: StoredSettings) -> None:
         if self.closed:
+            # It opens no more partitions.
             return
         for place in range(len(self.partitions), stored.partitions):
             self.partitions.append(self._open_partition(place))
+        self.ids.settings_changed(stored.partitions)
         for partition in self.partitions:
             partition.offers.recall()
         if self.waiters.wanted:
             self._ask(False)
-
-    def _open_partition(self, place: int) -> Partition:
-        keys = self._keys_of(place)
-        return self._scheduler.open(
-            keys.wake, lambda services: Partition(self, place, keys, services)
-        )
 
     async def depth(self) -> QueueDepth:
         """Return the number of messages in each state."""

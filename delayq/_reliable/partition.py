@@ -149,11 +149,6 @@ class Partition:
     def wake(self) -> None:
         self.wakeups.wake()
 
-    async def flush(self) -> None:
-        """Wait for the answers to all acknowledgements sent before now."""
-        if self.settling.unanswered:
-            await self.settling.flush()
-
     def stats(self) -> QueueStats:
         """Return what this client has done with the partition."""
         counters = self.counters

@@ -109,7 +109,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._declaration = Declaration(self._open, given.declared())
         self._hooks = self._open.services.hooks
         self._origins: dict[int, QueueHandle[T]] = {}
-        self._encoder: OfferEncoder[T] = OfferEncoder(self._codec, settings.max_payload or 0)
+        self._encoder: OfferEncoder[T] = OfferEncoder(
+            self._codec, settings.max_payload or 0, self._open.ids
+        )
         self._sender = Sender(
             self._open,
             self._declaration,

@@ -70,7 +70,7 @@ class Sender:
         self._waits = waits
         # The settings under which messages with a generated id are submitted at once, if known.
         self._simple: StoredSettings | None = None
-        self._direct: Commits = queue.partitions[0].offers.commits
+        self._ids = queue.ids
 
     def submit(
         self, message: NewMessage, made_up: bool, durability: str | None
@@ -87,7 +87,7 @@ class Sender:
             The future of its outcome, for :meth:`finish`.
         """
         if made_up and durability is None and self._queue.settings.stored is self._simple:
-            return self._direct.submit_now(message, len(message.content))
+            return self._ids.commits.submit_now(message, len(message.content))
         return None
 
     async def send(self, message: NewMessage, made_up: bool, durability: str | None) -> str:
@@ -98,17 +98,17 @@ class Sender:
         if not self._declaration.is_made:
             await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
-        if not queue.settings.stored.is_whole:
-            return (await self.send_many([message], [made_up], durability))[0]
         stored = settings.stored
-        if stored.is_whole and not stored.max_size and self._promise is None:
+        if not stored.max_size and self._promise is None:
             self._simple = stored
-        commits = await self._commits(queue.partitions[0].offers, durability)
+        if stored.former and not made_up:
+            return (await self.send_many([message], [made_up], durability))[0]
+        commits = await self._commits(queue.place(message.id).offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         if not made_up or settings.stored.max_size:
             await queue.flush()
-        if not settings.stored.is_whole:
-            # The queue has got other partitions meanwhile.
+        if settings.epoch != stored.epoch:
+            # The queue may have got other partitions meanwhile.
             return (await self._send_all([message], [made_up], durability))[0].id
         try:
             outcome = await commits.submit(message, len(message.content), since)
@@ -125,7 +125,11 @@ class Sender:
         """
         if outcome in _THERE:
             return message.id
-        if isinstance(outcome, DelayqError) and not isinstance(outcome, SettingsChanged):
+        if isinstance(outcome, DelayqError) and not (
+            isinstance(outcome, SettingsChanged)
+            # Partitions on other servers may be available.
+            or (made_up and isinstance(outcome, ServerUnavailable))
+        ):
             raise_for((message.id,), (outcome,))
         # Rare enough to be handled like a batch of one.
         (message,) = await self._send_all([message], [made_up], durability, [outcome])
@@ -174,15 +178,12 @@ class Sender:
             durability: Overrides the handle's own setting.
             outcomes: The outcome of each message, if they were sent before.
         """
-        queue = self._queue
         again: Sequence[int] = range(len(messages))
         if outcomes is None:
-            if queue.settings.stored.partitions > 1:
-                for place, message in enumerate(messages):
-                    if made_up[place]:
-                        messages[place] = message._replace(id=queue.new_id())
             outcomes = [None] * len(messages)
             await self._send_some(messages, made_up, again, durability, outcomes)
+            if outcomes.count(STORED) == len(outcomes):
+                return messages
         failed: set[Partition] = set()
         unconfirmed: dict[int, str] = {}
         tries = 0
@@ -231,7 +232,7 @@ class Sender:
                 failed.add(queue.place(messages[place].id))
                 unavailable.append(place)
         for place in unavailable:
-            if made_up[place] and not queue.is_away(failed):
+            if made_up[place] and not queue.are_away(failed):
                 # It is not stored there. Other partitions are on other servers.
                 messages[place] = messages[place]._replace(id=queue.new_id(failed))
                 again.append(place)
@@ -286,7 +287,8 @@ class Sender:
         parts: dict[Partition, list[tuple[int, NewMessage]]] = {}
         is_grown = bool(queue.settings.stored.former)
         for place in places:
-            partition, message = queue.place(messages[place].id), messages[place]
+            message = messages[place]
+            partition = queue.place(message.id)
             if is_grown and not made_up[place] and isinstance(message, OptionsMessage):
                 try:
                     former = await self._former_place(message)

@@ -519,8 +519,14 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
     async with delayq.connect(cluster.url) as client:
         queue: Jobs = client.reliable_queue(name, lease=LEASE)
         await queue.settings()
+
+        async def offer_later(number: int) -> str:
+            await asyncio.sleep(number / 100)
+            return await queue.offer(number, 3600)
+
         with cluster.nodes[2].paused():
-            ids = await asyncio.gather(*(queue.offer(number, 3600) for number in range(40)))
+            # Each partition gets its turn.
+            ids = await asyncio.gather(*(offer_later(number) for number in range(40)))
             failed = client._open_session().nodes.failed_lately
             assert any(failed(partition.keys.wake) for partition in queue._open.partitions)
             assert not any(failed(queue._open.place(each).keys.wake) for each in ids)

@@ -10,7 +10,6 @@ from collections import Counter
 from contextlib import AsyncExitStack
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from zlib import crc32
 
 import pytest
 from hypothesis import given
@@ -24,7 +23,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._engine.stagger import Stagger
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.placement import partition_of
+from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
 from delayq.errors import OutcomeUnknown
 from tests.support.clusters import TestCluster, admin
@@ -63,13 +62,13 @@ async def handled(jobs: ReliableQueue[int], count: int) -> list[int]:
 
 class TestRouting:
     def test_ids_decide_and_always_the_same(self) -> None:
-        assert [partition_of(name, 16) for name in ("order-1", "order-2", "ü")] == [15, 5, 5]
+        assert [partition_of(name, 16) for name in ("order-1", "order-2", "ü")] == [14, 7, 6]
 
     @given(st.text(st.characters(codec="utf-8"), min_size=1), st.integers(1, 64))
     def test_what_recurs_lies_where_its_schedule_does(self, name: str, partitions: int) -> None:
         occurrence = f"{name}@{1_700_000_000_000_000}"
         assert is_occurrence(occurrence.encode())
-        assert partition_of(occurrence, partitions) == crc32(name.encode()) % partitions
+        assert partition_of(occurrence, partitions) == home_of(name, partitions)
 
     def test_ids_spread_evenly(self) -> None:
         counts = Counter(partition_of(f"order-{n}", 16) for n in range(16_000))
@@ -140,6 +139,30 @@ async def test_messages_spread_over_all_partitions_and_come_all_once(
     assert min(stored) > 0
     assert sorted(await handled(jobs, 500)) == list(range(500))
     assert (await jobs.stats()).ready == 0
+
+
+async def test_offers_of_many_callers_share_calls(client: Client, jobs: ReliableQueue[int]) -> None:
+    await jobs.stats()
+    before = client.statistics().round_trips
+    for _ in range(3):
+        await asyncio.gather(*(jobs.offer(n) for n in range(1000)))
+    # In one partition, it would be at least 15; in all of them at random, more than 90.
+    assert client.statistics().round_trips - before < 75
+    before = client.statistics().round_trips
+    await jobs.offer_many([Offer(n) for n in range(1000)])
+    assert client.statistics().round_trips - before < 10
+    stored = [(await partition.store.depth()).ready for partition in jobs._open.partitions]
+    assert sum(stored) == 4000
+    assert max(stored) < 2 * min(stored)
+
+
+async def test_offers_one_by_one_reach_all_partitions(jobs: ReliableQueue[int]) -> None:
+    for n in range(20 * PARTITIONS):
+        if n % 20 == 0:
+            # The next turn.
+            await asyncio.sleep(0.006)
+        await jobs.offer(n)
+    assert all([(await each.store.depth()).ready for each in jobs._open.partitions])
 
 
 async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
@@ -479,7 +502,7 @@ async def test_a_worker_handles_all_partitions(
         nonlocal running, most
         running += 1
         most = max(most, running)
-        await asyncio.sleep(0.002)
+        await asyncio.sleep(0.006)
         got.append(value)
         running -= 1
 
