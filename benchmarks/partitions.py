@@ -1,71 +1,67 @@
 """Measure a partitioned queue on a cluster: ``python -m benchmarks.partitions [options]``.
 
-One process offers messages of 100 bytes, 1,000 at a time. Another then takes and acknowledges them
-in a plain loop. This is done with one queue on one master of a cluster, with a partitioned queue
-there, and with one on three masters. Runs are interleaved, and their medians are shown. "client" is
-that process's processor time, "server" that of the busiest master, "waits" how long the client's
-event loop had nothing to do, each in percent of the elapsed time. A client that never waits gains
-nothing from another master.
+One or several processes offer messages of 100 bytes, 1,000 at a time. As many then take and
+acknowledge them in a plain loop. This is done with one queue on one master of a cluster, with a
+partitioned queue there, and with one on three masters, for each number of processes. Runs are
+interleaved, and their medians are shown.
+
+"client", "servers" and "busiest" are the processor time for one message in µs: that of all clients,
+of all masters, and of the busiest of these. If they stay the same as clients are added, the rate
+grows with the number of clients until a master, or the machine, has no more time left. So
+"possible/s" is the rate where each process has a processor to itself: a second divided by the time
+that a message costs the busiest process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import os
-import selectors
-import subprocess
 import sys
 import time
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import delayq
 from benchmarks._report import Table, machine
+from benchmarks._samples import await_ready, be_sample, end_input, result, say_ready, start
 from tests.support.clusters import TestCluster, admin
-from tests.support.servers import find_kinds
+from tests.support.servers import first_kind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+MASTERS = 3
 VALUE = "x" * 98
-SHARES = (" client %", " server %", " waits %")
-COLUMNS = ("way                ", "  partitions", " offers/s", *SHARES, "   taken/s", *SHARES)
+FIGURES = ("rate", "client", "servers", "busiest", "possible")
+TIMES = (" client", " servers", " busiest", " possible/s")
+COLUMNS = ("way                 ", " clients", " offers/s", *TIMES, "  taken/s", *TIMES)
 
 
-def ticks(pid: int) -> float:
-    """Return the processor time of a process, seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text("ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def masters(count: int) -> TestCluster:
+    """Return a cluster that keeps nothing on disk."""
+    return TestCluster(first_kind(), count, options=("--appendonly", "no", "--save", ""))
 
 
-class TimedSelector(selectors.DefaultSelector):
-    """A selector that records how long the event loop had nothing to do."""
-
-    waited = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        started = time.perf_counter()
-        try:
-            return super().select(timeout)
-        finally:
-            self.waited += time.perf_counter() - started
+def server_us(cluster: TestCluster) -> list[float]:
+    """Return the processor time that each node has used so far, µs."""
+    found = []
+    for node in cluster.nodes:
+        with admin(node) as redis:
+            used = redis.info("cpu")
+        found.append((used["used_cpu_user"] + used["used_cpu_sys"]) * 1e6)
+    return found
 
 
-async def work(
-    selector: TimedSelector,
-    url: str,
-    what: str,
-    partitions: int | None,
-    count: int,
-    pids: Sequence[int],
-) -> dict[str, float]:
+async def work(url: str, what: str, partitions: int | None, count: int) -> dict[str, float]:
+    """Offer or take ``count`` messages once the input ends.
+
+    Returns the seconds that it took, and the processor time, µs.
+    """
     async with delayq.connect(url) as client:
         queue: Any = client.reliable_queue("jobs", partitions=partitions)
         await queue.stats()
-        before, waited = [ticks(pid) for pid in pids], selector.waited
+        say_ready()
+        await asyncio.to_thread(sys.stdin.read)
         started, own = time.perf_counter(), time.process_time()
         if what == "offer":
             for at in range(0, count, 1000):
@@ -78,22 +74,72 @@ async def work(
                 if not left:
                     break
             await queue.stats()
-        took = time.perf_counter() - started
-        busiest = max(ticks(pid) - then for pid, then in zip(pids, before, strict=True))
         return {
-            "rate": count / took,
-            "client": (time.process_time() - own) / took * 100,
-            "server": busiest / took * 100,
-            "waits": (selector.waited - waited) / took * 100,
+            "took": time.perf_counter() - started,
+            "client": (time.process_time() - own) * 1e6,
         }
 
 
-def measured(*args: Any) -> dict[str, float]:
-    """Run one sample in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.partitions", "--sample", json.dumps(args)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=300)
-    figures: dict[str, float] = json.loads(done.stdout)
-    return figures
+def measured(
+    cluster: TestCluster, what: str, partitions: int | None, count: int, clients: int = 1
+) -> dict[str, float]:
+    """Offer or take ``count`` messages in each of several processes that begin together.
+
+    Returns :data:`FIGURES`: messages per second, and µs per message.
+    """
+    processes = [
+        start(
+            "partitions",
+            role="work",
+            url=cluster.url,
+            what=what,
+            partitions=partitions,
+            count=count,
+        )
+        for _ in range(clients)
+    ]
+    for process in processes:
+        await_ready(process)
+    before = server_us(cluster)
+    for process in processes:
+        end_input(process)
+    found = [result(process) for process in processes]
+    spent = [now - then for now, then in zip(server_us(cluster), before, strict=True)]
+    done = count * clients
+    client, busiest = sum(one["client"] for one in found) / done, max(spent) / done
+    return {
+        "rate": done / max(one["took"] for one in found),
+        "client": client,
+        "servers": sum(spent) / done,
+        "busiest": busiest,
+        "possible": 1e6 / max(client / clients, busiest),
+    }
+
+
+def sampled(
+    cluster: TestCluster, partitions: int | None, count: int, clients: int = 1
+) -> dict[str, float]:
+    """Offer messages and take them. Returns the figures of both, as ``offer rate`` and so on."""
+    found = {
+        f"{what} {name}": figure
+        for what in ("offer", "take")
+        for name, figure in measured(cluster, what, partitions, count, clients).items()
+    }
+    for node in cluster.nodes:
+        node.flush()
+    return found
+
+
+def ways(partitions: int, clients: Sequence[int]) -> list[tuple[str, bool, int | None, int]]:
+    """Return the name of each way to measure, whether it has several masters, the number of
+    partitions, and the number of clients.
+    """
+    return [
+        ("one queue", False, None, 1),
+        (f"{partitions} on one master", False, partitions, 1),
+        *((f"{partitions} on {MASTERS} masters", True, partitions, each) for each in clients),
+        *(("one queue", False, None, each) for each in clients if each > 1),
+    ]
 
 
 def main() -> None:
@@ -105,63 +151,54 @@ def main() -> None:
         "--runs", type=int, default=5, help="number of interleaved runs; medians are reported"
     )
     parser.add_argument(
-        "--messages", type=int, default=30_000, help="number of messages in each run"
+        "--messages", type=int, default=30_000, help="number of messages of each client in a run"
     )
     parser.add_argument(
         "--partitions",
         type=int,
         default=16,
-        help="number of partitions of the queue on three masters",
+        help="number of partitions of the queue",
+    )
+    parser.add_argument(
+        "--clients",
+        type=int,
+        nargs="+",
+        default=[1, 2, 4],
+        help="numbers of client processes to compare",
     )
     parser.add_argument("--sample", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
-        selector = TimedSelector()
-        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            print(json.dumps(runner.run(work(selector, *json.loads(options.sample)))))
+        be_sample(options.sample, {"work": work})
         return
-    kinds, _ = find_kinds()
-    ways: list[tuple[str, int | None]] = [
-        ("one queue", None),
-        (f"{options.partitions} on one master", options.partitions),
-        (f"{options.partitions} on three", options.partitions),
-    ]
-    found: dict[str, dict[str, list[dict[str, float]]]] = {
-        name: {"offer": [], "take": []} for name, _ in ways
-    }
-    with TestCluster(kinds["valkey-9"], 3) as cluster, TestCluster(kinds["valkey-9"], 1) as alone:
+    measuring = ways(options.partitions, options.clients)
+    found: list[list[dict[str, float]]] = [[] for _ in measuring]
+    with masters(MASTERS) as several, masters(1) as alone:
         for _ in range(options.runs):
-            for name, partitions in ways:
-                where = cluster if name.endswith("three") else alone
-                pids = [node.pid for node in where.nodes]
-                for what in ("offer", "take"):
-                    found[name][what].append(
-                        measured(where.url, what, partitions, options.messages, pids)
-                    )
-                for node in where.nodes:
-                    node.flush()
+            for runs, (_, is_spread, partitions, clients) in zip(found, measuring, strict=True):
+                cluster = several if is_spread else alone
+                runs.append(sampled(cluster, partitions, options.messages, clients))
         with admin(alone.nodes[0]) as redis:
             about = {
                 "machine": machine(redis),
                 "what": (
-                    f"{options.messages:,} messages of 100 bytes; one process; medians of"
-                    f" {options.runs} interleaved runs"
+                    f"{options.messages:,} messages of 100 bytes for each client; medians of"
+                    f" {options.runs} interleaved runs; times in µs per message"
                 ),
             }
     table = Table(about, COLUMNS, as_json=options.json)
-    for name, partitions in ways:
-        row: dict[str, Any] = {"way": name, "partitions": partitions}
-        cells = [name, str(partitions or "-")]
-        for what, samples in found[name].items():
-            for each in ("rate", "client", "server", "waits"):
-                row[f"{what}_{each}"] = median(one[each] for one in samples)
-            cells += [
-                f"{row[f'{what}_rate']:,.0f}",
-                f"{row[f'{what}_client']:.0f}",
-                f"{row[f'{what}_server']:.0f}",
-                f"{row[f'{what}_waits']:.0f}",
-            ]
-        table.add(row, *cells)
+    for runs, (way, _, partitions, clients) in zip(found, measuring, strict=True):
+        figures = {
+            f"{what} {name}": median(run[f"{what} {name}"] for run in runs)
+            for what in ("offer", "take")
+            for name in FIGURES
+        }
+        cells = [
+            f"{figure:,.0f}" if name.endswith(("rate", "possible")) else f"{figure:.1f}"
+            for name, figure in figures.items()
+        ]
+        row = {"way": way, "partitions": partitions, "clients": clients} | figures
+        table.add(row, way, str(clients), *cells)
     table.end()
 
 
