@@ -29,7 +29,7 @@ MOMENT = 0.05
 
 
 # How many times as many items a source is expected to bring that had more than it was asked for.
-_GROWTH = 4
+_GROWTH = 8
 
 
 def shares(count: int, wants: Sequence[int]) -> list[int]:
@@ -323,18 +323,17 @@ class Line(Generic[Item]):
 
     def settle(self, now: float, *, more: bool = False) -> list[Place[Item]]:
         """Return the callers to serve now: with their items, an error, or nothing."""
-        served = []
-        awaited = (
-            [source for source in self._sources if self._is_awaited(source, now)]
-            if len(self._sources) > 1
-            else ()
-        )
+        served: list[Place[Item]] = []
+        # Found when it is needed.
+        awaited: Sequence[Source] | None = () if len(self._sources) == 1 else None
         for place in self._places:
             if not place.is_open:
                 continue
             if len(place.items) >= place.want:
                 served.append(place)
             elif place.items:
+                if awaited is None:
+                    awaited = [source for source in self._sources if self._is_awaited(source, now)]
                 if place.gathers is None:
                     place.gathers, place.until = set(awaited), now + MOMENT
                 place.gathers.intersection_update(awaited)
@@ -348,15 +347,27 @@ class Line(Generic[Item]):
 
     # Demand
 
-    def is_known(self, source: Source) -> bool:
-        """Return whether a source is being asked, or is asked as soon as more is wanted."""
-        return source.is_pending or source in self._candidates
+    def unknown_sources(self) -> list[int]:
+        """Return the numbers of the sources that are not being asked, and that are not asked either
+        as soon as more is wanted.
+        """
+        candidates = self._candidates
+        return [
+            number
+            for number, source in enumerate(self._sources)
+            if source not in candidates and not source.is_pending
+        ]
 
-    def sources_to_ask(self, now: float) -> list[Source]:
-        """Return the sources that shall begin an attempt soon, for what is not reserved."""
+    def next_sources(self, now: float) -> tuple[list[Source], list[Source]]:
+        """Return the sources that shall begin an attempt soon, for what is not reserved, and those
+        to look at.
+
+        Those have to answer a caller that takes once, and are not known to have anything, while the
+        ones that are known do not have all that is wanted.
+        """
         chosen: list[Source] = []
-        if not self._candidates or (left := self._uncovered(now)) <= 0:
-            return chosen
+        if not self._places or (left := self._uncovered(now)) <= 0:
+            return chosen, []
         for source in self._candidates:
             if not (source.attempt or source.asked):
                 chosen.append(source)
@@ -365,20 +376,17 @@ class Line(Generic[Item]):
         for source in chosen:
             del self._candidates[source]
             source.asked, source.since = True, now
-        return chosen
+        return chosen, self._unanswered() if left > 0 else []
 
-    def sources_to_look_at(self, now: float) -> list[Source]:
-        """Return the sources that have to answer a caller that takes once, and that are not known
-        to have anything, if those that are do not have all that is wanted.
-        """
+    def _unanswered(self) -> list[Source]:
         unanswered: set[Source] = set()
         for place in self._places:
             if place.once and place.is_open:
                 unanswered |= place.unanswered
-        if not unanswered or self._uncovered(now) <= 0:
-            return []
         return [
-            source for source in self._sources if source in unanswered and not self.is_known(source)
+            self._sources[number]
+            for number in (self.unknown_sources() if unanswered else ())
+            if self._sources[number] in unanswered
         ]
 
     def deadline(self, now: float) -> float | None:
@@ -415,12 +423,14 @@ class Line(Generic[Item]):
         """Return how much is wanted and not reserved, for the first policy of which there is
         any.
         """
+        if not self._places:
+            return _NOTHING
         wanted = self._wanted_by_policy() if self.mixed else {self._policy: self.wanted}
         for other in self._sources:
-            order = other.order
+            take, policy = other.order
             # A server that does not answer must not keep the others from serving.
-            if other is not source and order.policy in wanted and not other.is_slow(now):
-                wanted[order.policy] -= order.take
+            if take and other is not source and policy in wanted and not other.is_slow(now):
+                wanted[policy] -= take
         return next((Order(take, policy) for policy, take in wanted.items() if take > 0), _NOTHING)
 
     def _wanted_by_policy(self) -> dict[Any, int]:

@@ -219,7 +219,8 @@ class Waiters(Generic[Item]):
         self._readers: dict[Reader[Item], None] = {}
         # Set when the queue is closed.
         self._last: LastCalls | None = None
-        self._alarm: Timeout | None = None
+        # When to look again whether a source holds up the others.
+        self._alarm: tuple[float, Timeout] | None = None
 
     def add_source(
         self,
@@ -366,21 +367,28 @@ class Waiters(Generic[Item]):
 
     def ask_supplies(self) -> None:
         """Ask some of several sources for what is wanted, and look at others where need be."""
-        now, line = self.now(), self.line
-        for source in line.sources_to_ask(now):
+        to_ask, to_look_at = self.line.next_sources(self.now())
+        for source in to_ask:
             source.ask()  # type: ignore[attr-defined]  # each is a Supply
-        for source in line.sources_to_look_at(now):
+        for source in to_look_at:
             source.look_at()  # type: ignore[attr-defined]
 
     def _set_alarm(self, now: float) -> None:
         """Arrange to look again when a source has held up the others for too long."""
+        if (moment := self.line.deadline(now)) is None:
+            return
         if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
-        if (moment := self.line.deadline(now)) is not None:
-            self._alarm = self._services.timer.new_timeout(
-                lambda _: self.settle(), max(0.0, moment - now)
-            )
+            at, timeout = self._alarm
+            # One that rings too early does no harm, and setting it anew each time would cost more.
+            if at <= moment:
+                return
+            timeout.cancel()
+        timeout = self._services.timer.new_timeout(self._ring, max(0.0, moment - now))
+        self._alarm = moment, timeout
+
+    def _ring(self, _: Timeout) -> None:
+        self._alarm = None
+        self.settle()
 
     @property
     def _waiters(self) -> list[_Waiter[Item]]:
@@ -463,7 +471,7 @@ class Waiters(Generic[Item]):
         """End every waiting call, and write those that give back what reached no caller."""
         self._last = last
         if self._alarm is not None:
-            self._alarm.cancel()
+            self._alarm[1].cancel()
         back: list[Taken[Item]] = []
         for waiter in self._waiters:
             self._leave(waiter)

@@ -263,9 +263,9 @@ class OpenReliableQueue:
                 wakeups.demand()
             return
         unknown = [
-            each
-            for each in self.partitions
-            if not (each.wakeups.plan.up_to_date or self.waiters.line.is_known(each.claims.supply))
+            partition
+            for number in self.waiters.line.unknown_sources()
+            if not (partition := self.partitions[number]).wakeups.plan.up_to_date
         ]
         if not insist:
             for each in self.partitions:

@@ -42,11 +42,16 @@ class Callers:
             self.line.leave(place)
         return places
 
+    def next(self) -> tuple[list[int], list[int]]:
+        """Return the sources to ask and those to look at."""
+        to_ask, to_look_at = self.line.next_sources(self.now)
+        return [*map(self.sources.index, to_ask)], [*map(self.sources.index, to_look_at)]
+
     def asked(self) -> list[int]:
-        return [self.sources.index(each) for each in self.line.sources_to_ask(self.now)]
+        return self.next()[0]
 
     def to_look_at(self) -> list[int]:
-        return [self.sources.index(each) for each in self.line.sources_to_look_at(self.now)]
+        return self.next()[1]
 
     def look(self, **due: bool) -> None:
         """Look at the sources named ``s0``, ``s1``, ..."""
@@ -496,7 +501,6 @@ def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912
         elif kind == "wait":
             callers.now += args[0]
         serve()
-        callers.asked()
         for source in callers.to_look_at():
             assert not callers.sources[source].is_pending
         serve()
