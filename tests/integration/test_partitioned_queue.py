@@ -155,6 +155,16 @@ async def test_offers_of_many_callers_share_calls(client: Client) -> None:
     assert (await queue.stats()).ready == 4000
 
 
+async def test_generated_ids_find_their_messages(jobs: ReliableQueue[int]) -> None:
+    await jobs.offer(0, 3600)
+    ids = await asyncio.gather(*(jobs.offer(n, 3600) for n in range(600)))
+    ids += [await jobs.offer(n, 3600) for n in range(20)]
+    ids += await jobs.offer_many([Offer(n, delay=3600) for n in range(600)])
+    found = await asyncio.gather(*map(jobs.cancel, ids))
+    assert all(found)
+    assert len(set(ids)) == len(found)
+
+
 async def test_offers_one_by_one_reach_all_partitions(jobs: ReliableQueue[int]) -> None:
     for n in range(20 * PARTITIONS):
         if n % 20 == 0:
