@@ -75,12 +75,15 @@ class HandOuts:
         """Return a name for the next call to the queue, or for one that gives messages back."""
         return next(self._names)
 
-    async def transfer(self, take: int, lease_us: int, signature: str) -> tuple[str, Transferred]:
+    async def transfer(
+        self, take: int, lease_us: int, signature: str, timer_at: float | None
+    ) -> tuple[str, Transferred]:
         """Have the server move due messages, and hand out up to ``take`` payloads.
 
         Each is leased for ``lease_us`` microseconds; 0 takes it for good. A ``signature`` is
-        published for the other clients. Returns the call's name, and the reply, with the
-        payloads that are ours. If it raises as :meth:`RedisClient.run_once`, everything goes back.
+        published for the other clients. ``timer_at`` is :attr:`WakeupLoop.timer_at`. Returns the
+        call's name, and the reply, with the payloads that are ours. If it raises as
+        :meth:`RedisClient.run_once`, everything goes back.
         """
         call = self.new_call()
         asked_at = self._services.clock.local()
@@ -105,7 +108,7 @@ class HandOuts:
                 # Closing the queue has given them back. Late answers have to be confirmed first.
                 ours = self._last is None and (lease_us > 0 or await self._confirm_late(call))
                 reply = reply if ours else reply._replace(payloads=[])
-        self._services.clock.observe(reply.now_us, asked_at)
+        self._services.clock.observe(reply.now_us, asked_at, timer_at)
         return call, reply
 
     async def poll_pending(self, limit: int) -> tuple[HandOut, int, list[bytes]]:

@@ -156,7 +156,10 @@ class TransferTask:
 
     async def _call(self, lease_us: int, supply: Supply[Any]) -> int:
         take = supply.begin(BATCH).take
-        call, reply = await self.hand_outs.transfer(take, lease_us, self.wakeups.signature())
+        wakeups = self.wakeups
+        call, reply = await self.hand_outs.transfer(
+            take, lease_us, wakeups.signature(), wakeups.timer_at
+        )
         if reply.moved < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)

@@ -15,20 +15,23 @@ _ROUNDING = 2e-6
 # For how long a quick call counts, in seconds: in that time, the clocks drift apart by less than a
 # call takes.
 _RECENT = 10.0
+# For how long a quick wake-up counts, in seconds: one clock measures it, and it may be a rare one.
+_LONG = 100.0
 
 
 class _RecentLeast:
-    """The lowest value of the last 10 to 20 seconds."""
+    """The lowest value of the last ``span`` seconds, or up to twice as many."""
 
-    __slots__ = ("_newer", "_older", "_since", "value")
+    __slots__ = ("_newer", "_older", "_since", "_span", "value")
 
-    def __init__(self) -> None:
+    def __init__(self, span: float) -> None:
         self.value = self._newer = self._older = math.inf
         self._since = 0.0
+        self._span = span
 
     def add(self, value: float, now: float) -> None:
-        if (age := now - self._since) >= _RECENT:
-            self._older = self._newer if age < 2 * _RECENT else math.inf
+        if (age := now - self._since) >= self._span:
+            self._older = self._newer if age < 2 * self._span else math.inf
             self._newer, self._since = math.inf, now
         self._newer = min(self._newer, value)
         self.value = min(self._older, self._newer)
@@ -45,7 +48,8 @@ class ServerClock:
     The upper bound includes the travel time of the request. It is what the server's clock shows
     when a request that leaves now arrives. The lowest one, of the quickest recent request, tells
     when to call for a message: the call arrives when the message is due, and not before, unless it
-    is quicker than all recent ones.
+    is quicker than all recent ones. If a timer starts the call, the time that passes until the
+    request leaves counts in the same way.
     """
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -54,10 +58,14 @@ class ServerClock:
         self._offset: float | None = None
         self._seen_at = 0.0
         # By how much the server's clock is ahead of ours when the quickest request arrives.
-        self._on_arrival = _RecentLeast()
+        self._on_arrival = _RecentLeast(_RECENT)
+        # The shortest time from the moment for which a timer was set until its request left.
+        self._after_timer = _RecentLeast(_LONG)
 
-    def observe(self, server_us: int, asked_at: float) -> None:
-        """Record the time in an answer, microseconds, for a request that left at ``asked_at``."""
+    def observe(self, server_us: int, asked_at: float, timer_at: float | None = None) -> None:
+        """Record the time in an answer, microseconds, for a request that left at ``asked_at``,
+        because of a timer that was set for ``timer_at``, if there was one.
+        """
         arrived = self.local()
         # The server truncates its time to microseconds.
         lowest, highest = server_us / 1_000_000 - arrived, (server_us + 1) / 1_000_000 - asked_at
@@ -67,8 +75,10 @@ class ServerClock:
             self._offset, self._seen_at = lowest, arrived
         if lowest > self._on_arrival.value + _ROUNDING:
             # The clocks have drifted apart, or one of them was set.
-            self._on_arrival = _RecentLeast()
+            self._on_arrival = _RecentLeast(_RECENT)
         self._on_arrival.add(server_us / 1_000_000 - asked_at, arrived)
+        if timer_at is not None:
+            self._after_timer.add(asked_at - timer_at, arrived)
 
     def seconds_until(self, due_us: int) -> float:
         """Return the seconds until ``due_us``; 0 if that has passed, or before any answer."""
@@ -92,3 +102,12 @@ class ServerClock:
         if self._offset is None:
             return 0.0
         return due_us / 1_000_000 - self._on_arrival.value - now
+
+    def seconds_until_timer(self, now: float, due_us: float) -> float:
+        """Return the seconds from ``now`` until a timer has to fire, so that the call that it
+        starts arrives at ``due_us``.
+
+        Negative if that has passed; 0 before any answer.
+        """
+        lag = self._after_timer.value
+        return self.seconds_until_call(now, due_us) - (lag if lag < math.inf else 0.0)

@@ -41,6 +41,8 @@ class WakeupLoop:
 
     Attributes:
         plan: Decides when to call.
+        timer_at: The moment for which the timer was set that led to the call in flight, in local
+            seconds; None if something else led to it.
         errors: Number of calls that have failed so far.
     """
 
@@ -77,6 +79,7 @@ class WakeupLoop:
             has_demand,
             partial(retry_delay, most=services.retry_most),
         )
+        self.timer_at: float | None = None
         self.errors: int = 0
 
     # Events, as :class:`WakeupPlan` takes them
@@ -172,13 +175,18 @@ class WakeupLoop:
         # The new timer comes first, so that there is one at any moment.
         try:
             timeout = self._timer.new_timeout(
-                lambda _: self._act(self.plan.on_timer(wakeup)), wakeup.wake_at - self._now()
+                lambda _: self._fired(wakeup), wakeup.wake_at - self._now()
             )
         except BaseException:
             self.plan.on_timer_refused(wakeup)
             raise
         self._cancel_timer()
         self._timeout = timeout
+
+    def _fired(self, wakeup: Armed) -> None:
+        if self._task is None:
+            self.timer_at = wakeup.wake_at
+        self._act(self.plan.on_timer(wakeup))
 
     def _cancel_timer(self) -> None:
         timeout, self._timeout = self._timeout, None
@@ -188,9 +196,11 @@ class WakeupLoop:
     async def _run(self) -> None:
         try:
             while self.plan.begin_call():
-                self._act(await self._call())
+                actions = await self._call()
+                self.timer_at = None
+                self._act(actions)
         finally:
-            self._task = None
+            self._task = self.timer_at = None
 
     async def _call(self) -> Actions:
         try:

@@ -243,8 +243,7 @@ class WakeupPlan:
         if due_us < self._handed_out_us:
             # The announcement is late, or the server's clock was set back.
             return self.wake() if self._handed_out_us - due_us > _LATE_US else ()
-        wait = self._wait(due_us, now)
-        return self._wake_in(wait, now, due_us) if wait > 0 else self.wake(due_us)
+        return self._call_at(due_us, now)
 
     def on_notice(self, notice: TransferNotice, now: float) -> Actions:
         """Act on a notice: another client was first."""
@@ -287,7 +286,7 @@ class WakeupPlan:
     def on_next_due(self, due_us: int, now: float) -> Actions:
         """Arrange the next call, for a message due at ``due_us`` (0: now, -1: no message)."""
         if due_us > 0:
-            return self._wake_in(self._wait(due_us, now), now, due_us)
+            return self._call_at(due_us, now)
         return self.wake() if due_us == 0 else ()
 
     def forget(self) -> None:
@@ -381,10 +380,14 @@ class WakeupPlan:
         """Call again if a reply may be out of date while callers rely on it."""
         return self.wake() if known != self.knowledge and self._has_demand() else ()
 
-    def _wait(self, due_us: int, now: float) -> float:
-        return max(0.0, self._clock.seconds_until_call(now, due_us)) + self.stagger.delay(
-            demand=self._has_demand()
-        )
+    def _call_at(self, due_us: int, now: float) -> Actions:
+        """Arrange a call that arrives when it is ``due_us``, after our stagger."""
+        stagger, clock = self.stagger.delay(demand=self._has_demand()), self._clock
+        if not (stagger or self.resting) and clock.seconds_until_call(now, due_us) <= 0:
+            # A timer would only take time.
+            return self.wake(due_us)
+        wait = max(0.0, clock.seconds_until_timer(now, due_us))
+        return self._wake_in(wait + stagger, now, due_us)
 
     def _wake_in(self, seconds: float, now: float, due_us: float = math.inf) -> Actions:
         # Has no effect if an earlier wake-up is armed already. Those who rest only repeat calls.

@@ -196,7 +196,7 @@ class Claims:
                 has_company=self.has_some_out,
             )
             now = reply.now_us
-            clock.observe(now, asked_at)
+            clock.observe(now, asked_at, self.wakeups.timer_at)
             fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
             claims = reply.claims(fresh, policy, self._partition.index)
             self._is_unsure = False

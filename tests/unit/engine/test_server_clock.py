@@ -84,10 +84,19 @@ class Server:
 
     def call(self, there: float, back: float) -> float:
         """Make a call, and return the time by the server's clock at which it arrived, seconds."""
+        return self._call(there, back, None)
+
+    def call_after_timer(self, lag: float, there: float, back: float) -> float:
+        """Make a call ``lag`` seconds after the moment for which a timer is set."""
+        timer_at = self.now
+        self.now += lag
+        return self._call(there, back, timer_at)
+
+    def _call(self, there: float, back: float, timer_at: float | None) -> float:
         asked = self.now
         arrived_us = math.floor((self.now + there + self.ahead) * 1e6)
         self.now += there + back
-        self.clock.observe(arrived_us, asked)
+        self.clock.observe(arrived_us, asked, timer_at)
         return arrived_us / 1e6
 
     def wait_for(self, due: float) -> float:
@@ -135,3 +144,29 @@ def test_a_clock_that_is_set_counts_from_the_next_answer(step: float) -> None:
     server.ahead += step
     server.call(0.002, 0.001)
     assert server.wait_for(server.now + step + 5) == pytest.approx(5 - 0.002)
+
+
+@given(
+    lags=st.lists(st.floats(0, 0.1), min_size=1, max_size=20),
+    slower=st.floats(0, 1),
+)
+def test_the_time_from_a_timer_to_its_call_counts_like_the_way_to_the_server(
+    lags: list[float], slower: float
+) -> None:
+    server = Server()
+    for lag in lags:
+        server.call_after_timer(lag, 0.003, 0.001)
+    # A call without a timer has no such time.
+    server.call(0.003, 0.001)
+    due = server.now + 5
+    server.now += server.clock.seconds_until_timer(server.now, round(due * 1e6))
+    came = server.call_after_timer(min(lags) + slower, 0.003, 0)
+    assert -3e-6 <= came - due <= slower + 3e-6
+
+
+def test_without_calls_after_timers_a_timer_fires_when_the_call_shall_leave() -> None:
+    server = Server()
+    assert server.clock.seconds_until_timer(0.0, 10**15) == 0
+    server.call(0.002, 0.001)
+    due_us = round((server.now + 5) * 1e6)
+    assert server.clock.seconds_until_timer(server.now, due_us) == server.wait_for(due_us / 1e6)

@@ -107,6 +107,23 @@ async def test_one_timer_is_set_for_the_earliest_moment(desk: Desk) -> None:
     assert (desk.calls, desk.timer.pending_timeouts) == (1, 1)
 
 
+async def test_it_tells_for_when_the_timer_was_set_that_led_to_a_call(desk: Desk) -> None:
+    desk.loop.on_due(desk.us(10))
+    desk.time.advance(10.01)
+    await desk.reply()
+    assert desk.in_flight == 1
+    assert desk.loop.timer_at == pytest.approx(10)
+    desk.loop.wake()
+    await desk.reply(-1)
+    assert (desk.in_flight, desk.loop.timer_at) == (1, None), "no timer led to the second call"
+    desk.loop.on_due(desk.us(20))
+    desk.time.advance(10)
+    await desk.reply(-1)
+    assert (desk.in_flight, desk.loop.timer_at) == (1, None), "the third one had to wait"
+    await desk.reply(-1)
+    assert desk.in_flight == 0
+
+
 async def test_closing_cancels_the_timer_and_keeps_the_call_in_flight(desk: Desk) -> None:
     desk.loop.on_due(desk.us(10))
     desk.loop.wake()

@@ -174,6 +174,13 @@ class TestActions:
         assert plan.close() == (Cancel(),)
         assert plan.close() == ()
 
+    def test_a_message_that_is_due_when_a_call_arrives_needs_no_timer(self, desk: Desk) -> None:
+        desk.wake()
+        desk.replies.extend([us(0), us(1)])
+        assert desk.wake() == 3
+        assert desk.timer is not None
+        assert desk.timer.wake_at == pytest.approx(1)
+
     def test_a_stale_reply_does_not_put_off_a_wake_up(self, desk: Desk) -> None:
         desk.due(10)
         assert desk.plan.on_reply(us(50), desk.now) == ()
