@@ -388,14 +388,15 @@ class RedisClient:
             if isinstance(answer, Exception):
                 on_reply(answer)
 
-        for command, handler in [*((other, answered) for other in others), (last, on_reply)]:
-            self.round_trips += 1
-            try:
-                if asking:
-                    wire.tell("ASKING")
-                wire.call(command, handler)
-            except OSError as error:
-                on_reply(error)
+        calls: list[tuple[tuple[str, ...], Callable[[Any], object] | None]]
+        calls = [*((other, answered) for other in others), (last, on_reply)]
+        self.round_trips += len(calls)
+        if asking:
+            calls = [each for call in calls for each in ((("ASKING",), None), call)]
+        try:
+            wire.call_all(calls)
+        except OSError as error:
+            on_reply(error)
 
     async def acquire(self, connections: ConnectionPool, until: float | None = None) -> Connection:
         try:

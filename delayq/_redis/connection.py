@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 from hiredis import ProtocolError, Reader, pack_command
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -239,6 +239,18 @@ class Connection(asyncio.Protocol):
         self._asked.append(_Question(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST))
         self._keep_watch()
         self._transport.write(packed)
+
+    def call_all(
+        self, calls: Iterable[tuple[Sequence[Any], Callable[[Any], object] | None]]
+    ) -> None:
+        """Send commands in one piece, each as :meth:`call` does."""
+        self._check()
+        sent_at, packed = self._loop.time(), []
+        for command, on_reply in calls:
+            packed.append(pack_command(tuple(command)))
+            self._asked.append(_Question(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
+        self._keep_watch()
+        self._transport.write(b"".join(packed))
 
     def when_answered(self, then: Callable[[], object]) -> None:
         """Call ``then`` when all answers outstanding now have come, and be abandoned until then."""
