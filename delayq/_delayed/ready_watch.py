@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import about
@@ -37,17 +38,16 @@ class ReadyWatch:
     ) -> None:
         """Call ``found`` when the list has an item; to learn of more, call :meth:`start` again."""
         self._store = store
-        self._nodes = services.nodes
-        self._timer = services.timer
-        self._background = services.background
+        self._services = services
         self._found = found
-        self._retry_most = services.retry_most
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
         self._link: DedicatedConnection | None = None
         self._blocked = False
         # How many times the watch has reported an item.
         self._reports = 0
+        # Until when the watch goes on although no caller waits; infinite while one does.
+        self._until = math.inf
         self._linger: Timeout | None = None
 
     @property
@@ -57,10 +57,12 @@ class ReadyWatch:
 
     def start(self) -> None:
         """Watch the list, because it is empty and a caller is waiting."""
-        self._stay()
+        self._until = math.inf
         self._missing.set()
         if self._task is None:
-            self._task = self._background.spawn(self._run(), f"ready watch {self._store.keys.name}")
+            self._task = self._services.background.spawn(
+                self._run(), f"ready watch {self._store.keys.name}"
+            )
 
     def overlooked(self) -> None:
         """Replace the connection unless it reports an item that the server says is in the list."""
@@ -72,24 +74,33 @@ class ReadyWatch:
             if link and self._blocked and (link, reports) == (self._link, self._reports):
                 link.cut()
 
-        self._timer.new_timeout(check, _REPORTS_WITHIN)
+        self._services.timer.new_timeout(check, _REPORTS_WITHIN)
 
     def idle(self) -> None:
         """Stop in a while, because no caller is waiting any more."""
-        if self._task is not None and self._linger is None:
-            self._linger = self._timer.new_timeout(lambda _: self.close(), LINGER)
+        if self._task is None or self._until < math.inf:
+            return
+        self._until = self._services.clock.local() + LINGER
+        # It stays set when a caller comes: loops wait anew for each message.
+        if self._linger is None:
+            self._linger = self._services.timer.new_timeout(self._lingered, LINGER)
 
     def close(self) -> None:
         """Stop now. The list stays as it is."""
-        self._stay()
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
         if self._task is not None:
             self._task.cancel()
             self._task = None
 
-    def _stay(self) -> None:
-        if self._linger is not None:
-            self._linger.cancel()
-            self._linger = None
+    def _lingered(self, _: Timeout) -> None:
+        self._linger = None
+        left = self._until - self._services.clock.local()
+        if left <= 0:
+            self.close()
+        elif left < math.inf:
+            self._linger = self._services.timer.new_timeout(self._lingered, left)
 
     async def _run(self) -> None:
         keys = self._store.keys
@@ -98,7 +109,8 @@ class ReadyWatch:
             text = "queue %r: watching the ready list failed: %s"
             _log.warning(text, keys.name, error, extra=about(keys.name))
 
-        await keep_linked(self._nodes, keys.ready, self._watch, interrupted, self._retry_most)
+        nodes, most = self._services.nodes, self._services.retry_most
+        await keep_linked(nodes, keys.ready, self._watch, interrupted, most)
 
     async def _watch(self, link: DedicatedConnection) -> None:
         self._link = link
