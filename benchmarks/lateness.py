@@ -3,7 +3,8 @@
 
 Lateness runs from a message's due time to the first line of its handler, in ms, by the clock of one
 machine. "spread": 2,000 messages, offered beforehand, are due at random within 10 s. "steady": a
-producer process offers 10,000 a second, each due a second later, for 5 s. The floor is the best
+producer process offers 10,000 a second, each due a second later, for 5 s, to a consumer that waits
+for them; a reliable queue's messages are handled in ``async with`` blocks. The floor is the best
 anyone can do: one timer, one script that takes due messages, no queue; with the event loop's own
 timer, and with a timerfd. Every sample is a process of its own. Samples are interleaved, and the
 medians of the runs are shown.
@@ -23,7 +24,16 @@ import delayq
 from benchmarks._by_hand import on_time
 from benchmarks._moves import add_server_option, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, VERMILION, Table, machine, plotter, save
-from benchmarks._samples import LOOPS, medians, quantile, result, run_in, start
+from benchmarks._samples import (
+    LOOPS,
+    await_ready,
+    medians,
+    quantile,
+    result,
+    run_in,
+    say_ready,
+    start,
+)
 
 SPREAD, SPREAD_S, LEAD_S = 2000, 10.0, 0.5
 STEADY, STEADY_S, STEADY_DELAY_S, PACE_S = 10_000, 5.0, 1.0, 0.01
@@ -90,7 +100,7 @@ async def produce(url: str, way: str, seconds: float) -> list[float]:
 
 
 async def consume(url: str, way: str, seconds: float) -> list[float]:
-    """Take what is produced.
+    """Take what is produced from when this says that it is ready.
 
     Return the latenesses in ms; for a delayed queue, the arrival times, seconds since the epoch.
     """
@@ -98,6 +108,8 @@ async def consume(url: str, way: str, seconds: float) -> list[float]:
     async with delayq.connect(url) as client:
         if way == "DelayedQueue":
             queue: delayq.DelayedQueue[int] = client.delayed_queue("steady")
+            await queue.poll(timeout=0)
+            say_ready()
             at, left = [0.0] * count, count
             async for number in queue:
                 at[number] = time.time()
@@ -106,14 +118,14 @@ async def consume(url: str, way: str, seconds: float) -> list[float]:
                     break
             return at
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("steady")
-        late, acks = [], set[asyncio.Task[None]]()
+        await jobs.claim(1)
+        say_ready()
+        late = list[float]()
         async for message in jobs:
-            late.append((time.time() - message.due_at.timestamp()) * 1000)
-            acks.add(task := asyncio.create_task(message.ack()))
-            task.add_done_callback(acks.discard)
+            async with message:
+                late.append((time.time() - message.due_at.timestamp()) * 1000)
             if len(late) == count:
                 break
-        await asyncio.gather(*acks)
         return late
 
 
@@ -144,6 +156,7 @@ def run_sample(
         role = "floor" if way.startswith("floor") else "spread"
         return figures(result(start("lateness", role=role, **given)))
     consumer = start("lateness", role="consume", **given)
+    await_ready(consumer)
     producer = start("lateness", role="produce", **given)
     due, came = result(producer), result(consumer)
     return figures(
