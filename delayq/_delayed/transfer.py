@@ -165,7 +165,10 @@ class TransferTask:
         self._count(reply)
         if reply.payloads and lease_us in self._supplies:
             self._supplies[lease_us] = self._supplies.pop(lease_us)
-        supply.end(self.leases.made(call, reply, lease_us) if lease_us else reply.payloads)
+        supply.end(
+            self.leases.made(call, reply, lease_us) if lease_us else reply.payloads,
+            left=reply.left > 0 or reply.wait_us == 0,
+        )
         self._emptied = not reply.left
         if reply.moved:
             self.wakeups.transferred(reply.listeners)

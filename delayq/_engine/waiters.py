@@ -120,6 +120,7 @@ class Supply(Source, Generic[Item]):
         ask: Requests an attempt.
         look_at: Requests a look.
         returns: The items that go back to the source.
+        has_more: Whether items were left when the last attempt ended.
     """
 
     def __init__(
@@ -134,14 +135,18 @@ class Supply(Source, Generic[Item]):
         self.ask: Callable[[], None] = ask
         self.look_at: Callable[[], None] = look_at
         self.returns: Returns[Item] = returns
+        self.has_more: bool = False
 
     def begin(self, most: int) -> Order:
         """Begin an attempt to take up to ``most`` items. Return how many to take."""
         self.returns.attempt_begins()
         return self.waiters.line.begin(self, self.waiters.now(), most)
 
-    def end(self, items: Collection[Item], *, more: bool = False) -> None:
-        """Report the items that the attempt brought, and whether more are to come at once."""
+    def end(self, items: Collection[Item], *, left: bool, more: bool = False) -> None:
+        """Report the items that the attempt brought, whether some were left, and whether more are
+        to come at once.
+        """
+        self.has_more = left
         line = self.waiters.line
         line.end(self, len(items), more=more)
         self.put(line.number(items), more=more)
@@ -402,15 +407,15 @@ class Waiters(Generic[Item]):
         """Yield batches until the queue closes: one to 100 items, as many as the reader handles in
         a moment.
 
-        If batches are large and come back full, the next one is fetched while the current one is
-        handled. The reader empties each batch. Items that it leaves there when it goes, or when the
-        queue closes, go back.
+        If batches are large, come back full and leave more, the next one is fetched while the
+        current one is handled. The reader empties each batch. Items that it leaves there when it
+        goes, or when the queue closes, go back.
         """
         reader = reader or Reader()
         with self.at_hand(reader) as ahead:
             while await self._fill(reader, policy):
                 count, started = len(ahead), self.now()
-                if reader.fetching is None and fetches_more(reader.batch, count, reader.batch):
+                if reader.fetching is None and self._fetches_more(reader, count, reader.batch):
                     reader.fetching = self._join(reader.batch, 0, policy)
                     # A reader that never awaits would keep the call from being sent.
                     for _ in range(_TURNS_TO_LEAVE):
@@ -419,6 +424,11 @@ class Waiters(Generic[Item]):
                 yield ahead
                 took = self.now() - started - ahead.waited
                 reader.batch = next_batch(reader.batch, count, took)
+
+    def _fetches_more(self, reader: Reader[Item], got: int, wanted: int) -> bool:
+        return fetches_more(reader.batch, got, wanted) and any(
+            supply.has_more for supply in self._supplies
+        )
 
     def abandon(self, reader: Reader[Item]) -> None:
         """Give back what a reader holds whose loop was left, if the event loop still runs."""
@@ -499,7 +509,7 @@ class Waiters(Generic[Item]):
             # Not a copy: until the caller has run, a close can still take the items out.
             waiter.future.set_result(waiter.items)
             reader = waiter.reader
-            if reader is not None and fetches_more(reader.batch, len(waiter.items), waiter.want):
+            if reader is not None and self._fetches_more(reader, len(waiter.items), waiter.want):
                 # The loop will handle these at once, so its next batch is called for right away.
                 reader.fetching = self._join(reader.batch, 0, waiter.policy)
 

@@ -126,11 +126,10 @@ class Claims:
                     break
                 # Every message that the call examined is gone, and there are more.
                 await asyncio.sleep(0)
-            self.supply.end(claims, more=wait == 0)
-            if len(partition.queue.partitions) > 1:
-                # The partitions take turns.
-                return due_us(now, wait) or IN_TURN
-            return 0 if len(claims) == take and self._is_wanted else due_us(now, wait)
+            self.supply.end(claims, left=wait == 0, more=wait == 0)
+            # Partitions take turns.
+            turn = IN_TURN if len(partition.queue.partitions) > 1 else 0
+            return due_us(now, wait) or turn
         except DelayqError as error:
             self.supply.fail(error)
             raise

@@ -289,7 +289,7 @@ class Callers:
         class Services:
             background = self.background
             server = None
-            timer = None
+            timer = SimpleNamespace(new_timeout=lambda *_: SimpleNamespace(cancel=lambda: None))
 
         services: Any = Services()
         self.waiters: Waiters[int] = Waiters(services, ask=lambda _insist: None)
@@ -297,9 +297,9 @@ class Callers:
             "jobs", lambda: None, hand_back=self._hand_back
         )
 
-    def answer(self, items: Sequence[int]) -> None:
+    def answer(self, items: Sequence[int], *, left: bool = False) -> None:
         self.supply.begin(100)
-        self.supply.end(items)
+        self.supply.end(items, left=left)
         self.supply.over()
 
     def _hand_back(self, items: Sequence[int]) -> Any:
@@ -317,6 +317,19 @@ async def callers() -> AsyncIterator[Callers]:
     callers = Callers()
     yield callers
     await callers.background.aclose()
+
+
+@pytest.mark.parametrize("left", [False, True])
+async def test_the_next_batch_is_fetched_if_some_were_left(callers: Callers, left: bool) -> None:
+    batches = callers.waiters.batches()
+    for size in (1, 4, 16, 64):
+        batch = asyncio.ensure_future(anext(batches))
+        await turns(3)
+        assert callers.waiters.wanted == size
+        callers.answer(range(size), left=left)
+        (await batch).clear()
+    assert callers.waiters.wanted == (64 if left else 0)
+    await batches.aclose()
 
 
 @pytest.mark.parametrize("goes_on", [False, True], ids=["and is left", "and goes on"])

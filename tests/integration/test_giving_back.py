@@ -72,8 +72,8 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     written: list[HandBack] = []
     ending: list[Any] = []
 
-    def end_and_close(self: Supply[Any], items: Any, *, more: bool = False) -> None:
-        end(self, items := list(items), more=more)
+    def end_and_close(self: Supply[Any], items: Any, **found: Any) -> None:
+        end(self, items := list(items), **found)
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
 
