@@ -2,7 +2,7 @@
 file, or into a directory.
 
 They are narrow, with large letters, so that you can read them on a phone, and have a background of
-their own, for light and dark pages.
+their own, which is light or dark as the reader prefers.
 """
 
 from __future__ import annotations
@@ -22,6 +22,28 @@ ORANGE = ("#b3590a", "#fdecd8")
 RED = ("#b3261e", "#fbe1df")
 GREY = ("#7a8494", "#eef0f4")
 Colour = tuple[str, str]
+# What becomes of each colour where the reader prefers dark pages.
+DARK = {
+    INK: "#e8ebf0",
+    FAINT: "#a3adba",
+    BLUE[0]: "#7ab4f0",
+    BLUE[1]: "#17304a",
+    GREEN[0]: "#6cc492",
+    GREEN[1]: "#153524",
+    ORANGE[0]: "#f0a35c",
+    ORANGE[1]: "#412a12",
+    RED[0]: "#f28b82",
+    RED[1]: "#4a1c19",
+    GREY[0]: "#8a94a3",
+    GREY[1]: "#262d38",
+    "#fcfcfe": "#161b22",
+    "#ffffff": "#0f141a",
+    "#fffaf3": "#221b12",
+    "#f4f8fd": "#121d2a",
+    "#f3f5f8": "#1f2630",
+    "#e1e5ec": "#2f3742",
+    "#ccd2dc": "#3a4350",
+}
 
 
 class Picture:
@@ -33,6 +55,12 @@ class Picture:
         self._parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{SANS}">',
             f"<title>{escape(title)}</title>",
+            "<style>@media (prefers-color-scheme: dark) {",
+            *(
+                f'[fill="{light}"]{{fill:{dark}}}[stroke="{light}"]{{stroke:{dark}}}'
+                for light, dark in DARK.items()
+            ),
+            "}</style>",
             "<defs>",
         ]
         for line in dict.fromkeys(
