@@ -145,7 +145,7 @@ PEERS = (
         "docket",
         "add_many",
         (1_000, 2_000),
-        "concurrency 100, intervals of 10 ms, execution_ttl 0",
+        "concurrency 50, intervals of 10 ms, execution_ttl 0",
     ),
     Peer(
         "BullMQ Python",

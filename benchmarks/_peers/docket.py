@@ -50,8 +50,9 @@ def handle(url: str, best: bool, notes: Notes) -> None:
         # Keeping the state of finished tasks costs time and memory.
         ttl = {"execution_ttl": timedelta(0)} if best else {}
         fast = timedelta(milliseconds=10)
+        # With a concurrency of 100, a worker that starts on a backlog leaves some messages behind.
         settings = (
-            {"concurrency": 100, "minimum_check_interval": fast, "scheduling_resolution": fast}
+            {"concurrency": 50, "minimum_check_interval": fast, "scheduling_resolution": fast}
             if best
             else {}
         )
