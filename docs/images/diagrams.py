@@ -179,6 +179,11 @@ class Picture:
             f' stroke-width="{width:g}"{dashed} fill="none"/>'
         )
 
+    def bar(self, x: float, y: float, width: float, height: float, colour: str) -> None:
+        self._parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" fill="{colour}"/>'
+        )
+
     def dot(self, x: float, y: float, colour: str, radius: float = 4.5) -> None:
         self._parts.append(f'<circle cx="{x:g}" cy="{y:g}" r="{radius:g}" fill="{colour}"/>')
 

@@ -50,9 +50,10 @@ def test_every_local_link_leads_somewhere() -> None:
     assert missing == []
 
 
-def test_the_diagrams_are_as_they_are_drawn(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ["diagrams.py", "plots.py"])
+def test_the_pictures_are_as_they_are_drawn(program: str, tmp_path: Path) -> None:
     images = ROOT / "docs" / "images"
-    subprocess.run([sys.executable, images / "diagrams.py", tmp_path], check=True, timeout=60)
+    subprocess.run([sys.executable, images / program, tmp_path], check=True, timeout=60)
     drawn = {path.name: path.read_text("utf-8") for path in tmp_path.iterdir()}
     assert drawn
     assert drawn == {name: (images / name).read_text("utf-8") for name in drawn}
