@@ -144,7 +144,7 @@ PEERS = (
         ("pydocket==0.27.0",),
         "docket",
         "add_many",
-        (1_000, 2_000),
+        (100, 2_000),
         "concurrency 50, intervals of 10 ms, execution_ttl 0",
     ),
     Peer(
