@@ -100,3 +100,11 @@ class Backoff:
             delay = math.exp(min(exponent, math.log(_MOST)))
         delay = min(delay, self.max)
         return min(delay * (1 + self.jitter * (2 * chance() - 1)), self.max)
+
+
+def check_backoff(backoff: object) -> None:
+    """Raise :class:`~delayq.BadInput` unless it is a :class:`Backoff`."""
+    if not isinstance(backoff, Backoff):
+        raise BadInput(
+            f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {backoff!r}"
+        )

@@ -20,7 +20,8 @@ from delayq._durations import Duration, check_count, check_flag, moment_us, seco
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.settings import UNSET, Settings
+from delayq._reliable.settings import Settings
+from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.errors import (
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
     from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
     from delayq._reliable.open_queue import OpenReliableQueue
-    from delayq._reliable.settings import Expired, Unset, WhenFull
+    from delayq._reliable.settings import Expired, WhenFull
+    from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer

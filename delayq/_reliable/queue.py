@@ -27,7 +27,8 @@ from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
-from delayq._reliable.settings import DEFAULTS, RETRIES, UNSET, declare
+from delayq._reliable.settings import DEFAULTS, RETRIES, declare
+from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
 from delayq.errors import (
     BadDelay,
@@ -60,8 +61,9 @@ if TYPE_CHECKING:
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
-    from delayq._reliable.settings import Expired, QueueSettings, Settings, Unset
+    from delayq._reliable.settings import Expired, QueueSettings, Settings
     from delayq._reliable.store import ReliableStore
+    from delayq._unset import Unset
     from delayq.codecs import Codec
 
 T = TypeVar("T")

@@ -13,13 +13,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from enum import Enum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
-from delayq.backoff import Backoff
+from delayq._unset import UNSET, Unset
+from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,17 +29,6 @@ if TYPE_CHECKING:
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
 
-
-class Unset(Enum):
-    """The default of settings for which None means "no limit"."""
-
-    UNSET = "unset"
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-UNSET: Final = Unset.UNSET
 
 _SHORTEST_LEASE_US = 1_000
 
@@ -121,10 +110,8 @@ class Settings:
                 " starts"
             )
         check_limit("max_attempts", self.max_attempts)
-        if self.backoff is not None and not isinstance(self.backoff, Backoff):
-            raise BadInput(
-                f"backoff must be a delayq.Backoff, such as Backoff.fixed(5), not {self.backoff!r}"
-            )
+        if self.backoff is not None:
+            check_backoff(self.backoff)
         if self.max_payload is not None:
             check_max_payload(self.max_payload)
         if self.durability is not None:

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
+from delayq._functions import name_of
 from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, BadName, ConfigurationError
 from delayq.worker._retries import OnError, checked
-from delayq.worker._signatures import HandlerPlan, name_of, plan_handler
+from delayq.worker._signatures import HandlerPlan, plan_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

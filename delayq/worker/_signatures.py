@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import sys
 import typing
 from collections import abc
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from delayq._functions import (
+    INJECTED,
+    NOTHING,
+    annotation_of,
+    is_generator,
+    is_kind,
+    name_of,
+    parameters_of,
+    show,
+)
 from delayq._reliable.message import Message
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
-
-NOTHING: Any = inspect.Parameter.empty
-"""The annotation of a parameter that has none."""
+    from collections.abc import Callable, Collection, Iterable
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STREAMS = (
@@ -63,19 +67,6 @@ class HandlerPlan:
     is_async: bool
 
 
-def name_of(function: Any) -> str:
-    """Return the name by which errors refer to a function."""
-    function = _plain(function)
-    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
-
-
-def is_async(function: Any) -> bool:
-    """Return whether a function, or the one that it wraps, is a coroutine function."""
-    return callable(function) and any(
-        _is(inspect.iscoroutinefunction, one) for one in (function, _plain(function))
-    )
-
-
 def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
     """Decide how a handler is called, for whose parameters there are ``known`` types.
 
@@ -83,12 +74,12 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
         ConfigurationError: The handler takes no value, a parameter cannot be filled, or an
             annotation cannot be read.
     """
-    if not callable(handler) or _is_generator(handler):
+    if not callable(handler) or is_generator(handler):
         raise ConfigurationError(
             f"{name_of(handler)} is not a handler: it must be a function, sync or async, that does"
             " not yield"
         )
-    parameters = _parameters(handler)
+    parameters = parameters_of(handler)
     if not parameters or parameters[0].kind in (
         inspect.Parameter.KEYWORD_ONLY,
         inspect.Parameter.VAR_KEYWORD,
@@ -105,14 +96,16 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
             f" {show(kind)}"
         )
     value = _of_message(kind) if takes_message else kind
-    injected = _injected(handler, others, known)
+    injected = plan_injected(handler, others, known)
     for parameter in injected:
         if parameter.content not in (NOTHING, Any, value):
             raise ConfigurationError(
                 f"{name_of(handler)} takes a {show(value)}, but a message of"
                 f" {show(parameter.content)}"
             )
-    return HandlerPlan(value, takes_message, injected, _is(inspect.iscoroutinefunction, handler))
+    return HandlerPlan(
+        value, takes_message, injected, is_kind(inspect.iscoroutinefunction, handler)
+    )
 
 
 @dataclass(frozen=True)
@@ -150,7 +143,7 @@ def plan_dependency(
             f"{name_of(function)} is not a dependency: it must be a function, sync or async, that"
             " returns or yields the object"
         )
-    yields = _is_generator(function)
+    yields = is_generator(function)
     kind = annotation_of(function, "return")
     if yields and typing.get_origin(kind) in _STREAMS:
         kind = typing.get_args(kind)[0]
@@ -160,58 +153,32 @@ def plan_dependency(
         raise ConfigurationError(
             f"{name_of(function)}: its return annotation must name the type of the dependency"
         )
-    takes = _injected(function, _parameters(function), known)
+    takes = plan_injected(function, parameters_of(function), known)
     if once and any(one.kind is Message for one in takes):
         raise ConfigurationError(
             f"{name_of(function)} is called only once, so it cannot take a message"
         )
-    is_async = _is(inspect.iscoroutinefunction, function) or _is(
+    is_async = is_kind(inspect.iscoroutinefunction, function) or is_kind(
         inspect.isasyncgenfunction, function
     )
     return Dependency(kind, function, is_async, yields, takes, once)
 
 
-def annotation_of(function: Callable[..., Any], name: str) -> Any:
-    """Return the annotation of one parameter, or of ``return``, even if it is a string and others
-    cannot be read.
+def plan_injected(
+    function: Callable[..., Any], parameters: Iterable[inspect.Parameter], known: Collection[Any]
+) -> tuple[Injected, ...]:
+    """Decide how these parameters are filled, for which there are ``known`` types.
 
     Raises:
-        ConfigurationError: It names something that does not exist where the function is defined.
+        ConfigurationError: One cannot be filled and has no default, or its annotation cannot be
+            read.
     """
-    plain = _plain(function)
-    annotations = getattr(plain, "__annotations__", {})
-    if name not in annotations:
-        return NOTHING
-    module = sys.modules.get(getattr(plain, "__module__", ""), None)
-    names = getattr(plain, "__globals__", None) or vars(module or typing)
-    found = {**names, **_closure(plain)}
-    try:
-        hints = typing.get_type_hints(
-            SimpleNamespace(__annotations__={name: annotations[name]}), found, include_extras=True
-        )
-    except (NameError, TypeError, SyntaxError, AttributeError) as error:
-        raise ConfigurationError(
-            f"{name_of(function)}: the annotation of {name!r} cannot be read: {error}; the names in"
-            " it must exist in the module"
-        ) from error
-    return None if hints[name] is type(None) else hints[name]
-
-
-def show(kind: Any) -> str:
-    """Return a type as you would write it."""
-    plain = isinstance(kind, type) and typing.get_origin(kind) is None
-    return kind.__qualname__ if plain else str(kind)
-
-
-def _injected(
-    function: Callable[..., Any], parameters: list[inspect.Parameter], known: Collection[Any]
-) -> tuple[Injected, ...]:
     result = []
     for parameter in parameters:
         if parameter.kind in _VARIABLE:
             continue
         kind = annotation_of(function, parameter.name)
-        has_default = parameter.default is not inspect.Parameter.empty
+        has_default = all(parameter.default is not each for each in (NOTHING, INJECTED))
         by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if by_name and _is_message(kind):
             result.append(Injected(parameter.name, Message, _of_message(kind)))
@@ -227,50 +194,6 @@ def _injected(
                 " registered before, or give a default"
             )
     return tuple(result)
-
-
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
-    try:
-        return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(
-            f"{name_of(function)}: its parameters cannot be read: {error}"
-        ) from error
-
-
-def _plain(function: Any) -> Any:
-    """Return the function inside a partial, a method, a wrapper, or an object with ``__call__``."""
-    while True:
-        if isinstance(function, functools.partial):
-            function = function.func
-        elif hasattr(function, "__wrapped__"):
-            function = function.__wrapped__
-        elif inspect.ismethod(function):
-            function = function.__func__
-        elif callable(function) and not (inspect.isroutine(function) or inspect.isclass(function)):
-            return getattr(type(function), "__call__")  # noqa: B004, B009 - from the class, where it is the plain function
-        else:
-            return function
-
-
-def _closure(function: Any) -> dict[str, Any]:
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    cells = getattr(function, "__closure__", None) or ()
-    result = {}
-    for name, cell in zip(names, cells, strict=True):
-        try:
-            result[name] = cell.cell_contents
-        except ValueError:  # not assigned yet
-            continue
-    return result
-
-
-def _is(test: Callable[[Any], bool], function: Any) -> bool:
-    return test(function) or test(getattr(function, "__call__", None))  # noqa: B004 - this examines the bound method itself
-
-
-def _is_generator(function: Any) -> bool:
-    return _is(inspect.isgeneratorfunction, function) or _is(inspect.isasyncgenfunction, function)
 
 
 def _is_message(kind: Any) -> bool:

@@ -9,8 +9,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
+from delayq._functions import is_async, name_of, show
 from delayq._reliable.message import Message
-from delayq._reliable.settings import UNSET, Settings
+from delayq._reliable.settings import Settings
+from delayq._unset import UNSET
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._dependencies import Scope
@@ -18,7 +20,7 @@ from delayq.worker._handling import Handling, Source
 from delayq.worker._listener import check_count, check_settings, listen
 from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
-from delayq.worker._signatures import is_async, name_of, plan_dependency, show
+from delayq.worker._signatures import plan_dependency
 from delayq.worker._slots import Feed
 from delayq.worker._threads import Threads
 
@@ -29,7 +31,8 @@ if TYPE_CHECKING:
     from typing import Self
 
     from delayq._reliable.queue import ReliableQueue
-    from delayq._reliable.settings import Expired, Unset, WhenFull
+    from delayq._reliable.settings import Expired, WhenFull
+    from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.worker._handling import Middleware

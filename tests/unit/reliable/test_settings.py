@@ -17,12 +17,12 @@ from delayq._reliable.settings import (
     FIELDS,
     LAYOUT,
     UNDECLARED,
-    UNSET,
     Policy,
     Settings,
     StoredSettings,
     declare,
 )
+from delayq._unset import UNSET
 
 INVALID: dict[str, list[Any]] = {
     "lease": [0.0001, -1],
