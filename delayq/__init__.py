@@ -4,6 +4,7 @@ import typing
 
 from delayq import _on_demand
 from delayq.errors import (
+    BadArguments,
     BadDelay,
     BadInput,
     BadName,
@@ -27,6 +28,7 @@ from delayq.errors import (
     TimerError,
     TimerFull,
     TimerStopped,
+    UnknownTask,
 )
 
 if typing.TYPE_CHECKING:
@@ -45,10 +47,12 @@ if typing.TYPE_CHECKING:
     from delayq.client import Client, connect
     from delayq.codecs import JsonCodec, StringCodec
     from delayq.stats import ClientStats, QueueDepth, QueueStats
+    from delayq.tasks import Task, Tasks
     from delayq.worker import Worker
 
 __all__ = [
     "Backoff",
+    "BadArguments",
     "BadDelay",
     "BadInput",
     "BadName",
@@ -89,10 +93,13 @@ __all__ = [
     "ServerUnavailable",
     "Snooze",
     "StringCodec",
+    "Task",
+    "Tasks",
     "Timeout",
     "TimerError",
     "TimerFull",
     "TimerStopped",
+    "UnknownTask",
     "Worker",
     "connect",
     "dashboard",
@@ -121,6 +128,8 @@ _HOMES = {
     "Schedule": "_reliable.schedules",
     "Snooze": "_reliable.message",
     "StringCodec": "codecs",
+    "Task": "tasks",
+    "Tasks": "tasks",
     "Timeout": "_timer.wheel",
     "Worker": "worker",
     "connect": "client",
@@ -131,6 +140,7 @@ _HOMES = {
     "codecs": ".",
     "instrumentation": ".",
     "stats": ".",
+    "tasks": ".",
 }
 
 if not typing.TYPE_CHECKING:

@@ -36,7 +36,7 @@ from delayq.instrumentation import Hooks
 from delayq.stats import ClientStats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
     from delayq.stats import QueueDepth, QueueStats
+    from delayq.tasks import Tasks
 
 T = TypeVar("T")
 
@@ -71,6 +72,7 @@ def connect(
     resync_interval: Duration = 5.0,
     max_connections: int = _CONNECTIONS,
     name_mapper: Callable[[str], str] | None = None,
+    tasks: Iterable[Tasks] = (),
 ) -> Client:
     """Create a client, to be opened with ``async with``.
 
@@ -90,6 +92,7 @@ def connect(
             connection for each queue that has a waiting consumer.
         name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a
             Redisson client: ``"prod:{}".format`` puts a prefix before each name.
+        tasks: Tasks to bind to the client while it is open: offers of them go through it.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
@@ -114,7 +117,11 @@ def connect(
         )
         address = "embedded:"
     return Client(
-        address, seconds(resync_interval, "resync_interval"), max_connections, name_mapper
+        address,
+        seconds(resync_interval, "resync_interval"),
+        max_connections,
+        name_mapper,
+        tuple(tasks),
     )
 
 
@@ -132,6 +139,7 @@ class Client:
         resync_interval: float,
         max_connections: int,
         name_mapper: Callable[[str], str] | None,
+        tasks: Sequence[Tasks],
     ) -> None:
         if resync_interval < _LEAST_RESYNC:
             raise BadInput(
@@ -148,6 +156,7 @@ class Client:
         self._resync_interval = resync_interval
         self._max_connections = max_connections
         self._name_mapper = name_mapper
+        self._tasks = tasks
         self._embedded: EmbeddedServer | None = None
         if isinstance(address, str) and address.startswith("embedded:"):
             from delayq._embedded import server as embedded  # noqa: PLC0415 - likewise
@@ -171,6 +180,7 @@ class Client:
         Raises:
             ServerUnavailable, ServerRefused: The server does not answer, or denies access.
             EmbeddedServerError: The private server did not start.
+            ConfigurationError: No codec knows the type of a task's argument.
             Closed: The client has been opened before.
         """
         if self._session is not None or self._closed:
@@ -187,6 +197,8 @@ class Client:
                 self._address, self._max_connections, self._resync_interval, self._hooks
             )
             await session.server.open()
+            for each in self._tasks:
+                each.bind(self)
         except BaseException:
             await self.aclose()
             raise
@@ -463,6 +475,8 @@ class Client:
         if session is not None and not session.server.is_inherited:
             session.check_loop()
         self._closed = True
+        for each in self._tasks:
+            each.unbind(self)
         if session is not None and session.server.is_inherited:
             # After a fork: everything that is open belongs to the parent process.
             self._session = None

@@ -4,12 +4,14 @@
 
     DelayqError
     ├── BadInput (ValueError)            an argument is invalid; nothing was written
+    │   ├── BadArguments (TypeError)     a task's function does not take these arguments
     │   ├── BadDelay                     negative, NaN, infinite, too far away, or a naive datetime
     │   ├── BadName                      empty, or its keys would not share one cluster slot
     │   └── PayloadTooLarge              encoded value over the queue's max_payload
     ├── CodecError
     │   ├── EncodeError (ValueError)     the codec cannot encode this value; nothing was written
     │   └── DecodeError                  bytes from the server that are not in this codec's format
+    │       └── UnknownTask              a call of a task that is not registered here
     ├── ConfigurationError               no address, an unknown scheme, a missing extra
     │   └── EmbeddedServerError          the private server did not start
     ├── Closed                           the client or queue is closed, or not open yet
@@ -40,6 +42,10 @@ class DelayqError(Exception):
 
 class BadInput(DelayqError, ValueError):
     """An argument is invalid. Nothing was written."""
+
+
+class BadArguments(BadInput, TypeError):
+    """The function of a task does not take these arguments. Nothing was written."""
 
 
 class BadDelay(BadInput):
@@ -100,6 +106,24 @@ class DecodeError(CodecError):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.codec!r}, {len(self.payload)} bytes)"
+
+
+class UnknownTask(DecodeError):
+    """A message calls a task that is not registered here.
+
+    Attributes:
+        task: The name of the task.
+    """
+
+    def __init__(self, task: str, payload: bytes) -> None:
+        super().__init__("TaskCodec", payload)
+        self.task = task
+
+    def __str__(self) -> str:
+        return (
+            f"no task is registered as {self.task!r}: register one, or add the name to the aliases"
+            " of the task that has replaced it"
+        )
 
 
 class ConfigurationError(DelayqError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, TypedDict, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
 from delayq._reliable.bodies import brief, content
@@ -57,6 +57,19 @@ class Offer(Generic[T]):
     timeout: Duration | None = None
     unique_for: Duration | None = None
     on_duplicate: OnDuplicate = "raise"
+
+
+class OfferOptions(TypedDict, total=False):
+    """The arguments of :meth:`ReliableQueue.offer`, apart from the value."""
+
+    delay: Duration | None
+    at: datetime | None
+    id: str | None
+    headers: Mapping[str, str] | None
+    priority: int
+    ttl: Duration | None
+    on_duplicate: OnDuplicate
+    durability: str | None
 
 
 class OfferEncoder(Generic[T]):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
@@ -77,6 +77,21 @@ class Policy:
 
     lease_us: int
     max_attempts: int
+
+
+class SettingsOptions(TypedDict, total=False):
+    """The arguments of :meth:`delayq.Client.reliable_queue`, apart from the name and the codec."""
+
+    lease: Duration | None
+    max_attempts: int | Unset | None
+    backoff: Backoff | None
+    dedup_window: Duration | None
+    expired: Expired | None
+    max_size: int | Unset | None
+    when_full: WhenFull | None
+    max_payload: int | None
+    durability: str | None
+    partitions: int | None
 
 
 @dataclass(frozen=True)

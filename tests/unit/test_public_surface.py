@@ -18,7 +18,7 @@ from delayq.admin import migrate
 from tests.support.programs import output_of
 
 # The modules that need no import of their own.
-MODULES = ("backoff", "client", "codecs", "errors", "instrumentation", "stats")
+MODULES = ("backoff", "client", "codecs", "errors", "instrumentation", "stats", "tasks")
 
 
 def test_every_public_name_exists_and_is_listed() -> None:

@@ -1,0 +1,404 @@
+"""Functions as tasks, and the queue through which they are called."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from datetime import UTC
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+
+from delayq._durations import Duration, check_count, seconds
+from delayq._functions import is_generator, name_of
+from delayq._unset import UNSET
+from delayq.backoff import check_backoff
+from delayq.errors import BadArguments, BadInput, BadName, ConfigurationError
+from delayq.tasks._arguments import Arguments
+from delayq.tasks._calls import Call, TaskCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, tzinfo
+    from typing import Unpack
+
+    from delayq._reliable.message import Reject, RetryAfter
+    from delayq._reliable.offering import Offer, OfferOptions
+    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.settings import SettingsOptions
+    from delayq._unset import Unset
+    from delayq.backoff import Backoff
+    from delayq.tasks._doors import AnyClient, Door
+
+    OnError = Mapping[type[BaseException], Backoff | RetryAfter | Reject | type[Reject]]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """How a worker treats the calls of one task.
+
+    Attributes:
+        max_attempts: The number of attempts after which a call becomes a dead letter; None for no
+            limit, UNSET for the queue's.
+        backoff: How long a failed call waits for its next attempt; None for the queue's.
+        timeout: How long a call may take, in seconds.
+        on_error: How to treat errors, by class.
+    """
+
+    max_attempts: int | Unset | None
+    backoff: Backoff | None
+    timeout: float | None
+    on_error: OnError | None
+
+
+class Offering(Generic[P]):
+    """A task, and the options with which calls of it are offered."""
+
+    def __init__(
+        self, tasks: Tasks, name: str, arguments: Arguments, options: Mapping[str, Any]
+    ) -> None:
+        self._tasks = tasks
+        self.name: str = name
+        self.arguments: Arguments = arguments
+        self._options: Mapping[str, Any] = options
+
+    def options(self, **options: Unpack[OfferOptions]) -> Offering[P]:
+        """Return the task with options for its calls: those of :meth:`delayq.ReliableQueue.offer`.
+
+        ::
+
+            await send_mail.options(delay=30, id="mail-7").offer("ada@example.org")
+
+        Raises:
+            BadInput: There is no such option.
+        """
+        from delayq._reliable.offering import OfferOptions  # noqa: PLC0415 - registering a task needs less
+
+        known = OfferOptions.__annotations__
+        if unknown := [name for name in options if name not in known]:
+            raise BadInput(f"offer() has no option {unknown[0]!r}, only {', '.join(known)}")
+        return Offering(self._tasks, self.name, self.arguments, {**self._options, **options})
+
+    async def offer(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Offer a call with these arguments, as :meth:`delayq.ReliableQueue.offer` does.
+
+        Returns:
+            The message's id.
+
+        Raises:
+            BadArguments: The function does not take these arguments. Nothing was written.
+            ConfigurationError: The tasks are not bound to a client.
+        """
+        call = Call(self.name, self.arguments.named(args, kwargs))
+        return await self._tasks.queue.offer(call, **self._options)
+
+    def offer_sync(self, *args: P.args, **kwargs: P.kwargs) -> str:
+        """Offer a call from code that is not async, and wait for it.
+
+        It goes through the client of :mod:`delayq.sync` that the tasks are bound to, or through an
+        async client whose event loop runs in another thread: a task that is not async can offer
+        further calls like this. Otherwise as :meth:`offer`.
+        """
+        call = Call(self.name, self.arguments.named(args, kwargs))
+        return self._tasks._door(sync=True).offer_sync(call, self._options)  # noqa: SLF001 - they belong together
+
+    def to_offer(self, *args: P.args, **kwargs: P.kwargs) -> Offer[Call]:
+        """Return a call with these arguments, for :meth:`Tasks.offer_many` and
+        :meth:`Tasks.schedule`.
+
+        Raises:
+            BadArguments: The function does not take these arguments.
+            BadInput: ``durability`` is among the options: it is one of ``offer_many``.
+        """
+        from delayq._reliable.offering import Offer  # noqa: PLC0415 - as above
+
+        if "durability" in self._options:
+            raise BadInput("durability is not an option of a single call: pass it to offer_many()")
+        return Offer(Call(self.name, self.arguments.named(args, kwargs)), **self._options)
+
+
+class Task(Offering[P], Generic[P, R_co]):
+    """A function that workers call when a message says so.
+
+    Create one with :meth:`Tasks.task`. Calling the task itself calls the function here and now.
+
+    Attributes:
+        name: The name by which messages refer to it.
+        aliases: Other names that are accepted in messages.
+        function: The function.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        function: Callable[P, R_co],
+        name: str,
+        aliases: tuple[str, ...],
+        treatment: Treatment,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        super().__init__(tasks, name, Arguments(function), {})
+        self.aliases: tuple[str, ...] = aliases
+        self.function: Callable[P, R_co] = function
+        self.treatment: Treatment = treatment
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
+        """Call the function here and now.
+
+        Raises:
+            BadArguments: A parameter that a worker would fill is missing.
+        """
+        if self.arguments.injected and (missing := self.arguments.unfilled(args, kwargs)):
+            raise BadArguments(
+                f"{name_of(self.function)}() is not called by a worker: pass {missing[0]}=..."
+            )
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name!r} of queue {self._tasks.name!r}>"
+
+
+class Tasks:
+    """Functions that are called through a reliable queue.
+
+    ::
+
+        tasks = delayq.Tasks("mails")
+
+        @tasks.task(max_attempts=5)
+        async def send_mail(to: str, subject: str = "hi") -> None: ...
+
+        async with delayq.connect(tasks=[tasks]):
+            await send_mail.offer("ada@example.org", subject="later")
+
+    A worker calls the functions once :meth:`delayq.Worker.include` has been called with the tasks.
+
+    Attributes:
+        name: The queue's name.
+        settings: The queue's settings that were given.
+    """
+
+    def __init__(self, queue: str, **settings: Unpack[SettingsOptions]) -> None:
+        """Create tasks. This needs no client.
+
+        Args:
+            queue: The queue's name.
+            **settings: As for :meth:`delayq.Client.reliable_queue`, except for the codec. Both
+                producers and workers use them. ``max_attempts`` and ``backoff`` apply to the tasks
+                that have none of their own.
+
+        Raises:
+            BadName, BadInput: The name or a setting is invalid.
+        """
+        if not isinstance(queue, str) or not queue:
+            raise BadName(f"a queue's name must be a non-empty str, not {queue!r}")
+        if settings:
+            from delayq._reliable.settings import Settings  # noqa: PLC0415 - not needed without any
+
+            Settings(**settings).check()
+        self.name: str = queue
+        self.settings: SettingsOptions = settings
+        # By their names and aliases.
+        self._tasks: dict[str, Task[Any, Any]] = {}
+        self._codec = TaskCodec(self._tasks)
+        self._doors: list[tuple[object, Door]] = []
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    @overload
+    def task(
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Backoff | None = None,
+        timeout: Duration | None = None,
+        on_error: OnError | None = None,
+    ) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+    def task(
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        aliases: Iterable[str] = (),
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Backoff | None = None,
+        timeout: Duration | None = None,
+        on_error: OnError | None = None,
+    ) -> Any:
+        """Register a function as a task.
+
+        A function that is not a coroutine function runs in a thread of the worker. A parameter
+        whose default is :data:`delayq.tasks.INJECTED` is filled by the worker, by its type:
+        :class:`~delayq.Message`, :class:`~delayq.Client`, :class:`~delayq.Worker`, or that of a
+        :meth:`dependency <delayq.Worker.dependency>`.
+
+        Args:
+            function: The function, when used without parentheses.
+            name: The name by which messages refer to it; the function's own name by default,
+                without its module, so that the function can be moved.
+            aliases: Former names, under which messages may still wait.
+            max_attempts: The number of attempts after which a call becomes a dead letter, instead
+                of the queue's; None for no limit.
+            backoff: How long a failed call waits for its next attempt, instead of the queue's.
+            timeout: How long a call may take, in seconds or as a timedelta. After that it is
+                cancelled, and tried again.
+            on_error: How to treat errors, as for :meth:`delayq.Worker.listener`.
+
+        Raises:
+            BadInput: A setting is invalid.
+            ConfigurationError: There is a task of that name already, or it is not a function.
+        """
+        treatment = _treatment(max_attempts, backoff, timeout, on_error)
+        others = (aliases,) if isinstance(aliases, str) else tuple(aliases)
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            if not callable(function) or is_generator(function):
+                raise ConfigurationError(
+                    f"{name_of(function)} cannot be a task: it must be a function, sync or async,"
+                    " that does not yield"
+                )
+            called = getattr(function, "__name__", None) if name is None else name
+            task = Task(self, function, _checked(called), others, treatment)
+            for each in (task.name, *map(_checked, others)):
+                if each in self._tasks:
+                    other = name_of(self._tasks[each].function)
+                    raise ConfigurationError(
+                        f"queue {self.name!r} already has a task {each!r}: {other}; give"
+                        f" {name_of(function)} another name"
+                    )
+            self._tasks.update(dict.fromkeys((task.name, *others), task))
+            return task
+
+        return register if function is None else register(function)
+
+    def bind(self, client: AnyClient) -> None:
+        """Offer through this client from now on, until :meth:`unbind`.
+
+        ``delayq.connect(tasks=[...])`` calls both. The client that was bound last is used.
+
+        Args:
+            client: A :class:`delayq.Client` that is open, or a client of :mod:`delayq.sync`.
+
+        Raises:
+            ConfigurationError: The type of an argument is not known to any codec.
+        """
+        from delayq.tasks._doors import AsyncDoor, SyncDoor  # noqa: PLC0415 - a client has loaded what they need
+
+        for task in self._tasks.values():
+            task.arguments.check()
+        kind = AsyncDoor if hasattr(client, "__aenter__") else SyncDoor
+        self._doors.append((client, kind(client, self.name, self._codec, self.settings)))
+
+    def unbind(self, client: object) -> None:
+        """Offer through the client that was bound before. Does nothing if it is not bound."""
+        for bound in reversed(self._doors):
+            if bound[0] is client:
+                self._doors.remove(bound)
+                return
+
+    @property
+    def queue(self) -> ReliableQueue[Call]:
+        """The queue, on the client that the tasks are bound to: to cancel, list or count calls.
+
+        Raises:
+            ConfigurationError: The tasks are not bound to a client.
+            Closed: The client is not open.
+        """
+        return self._door().queue()
+
+    async def offer_many(
+        self, offers: Iterable[Offer[Call]], *, durability: str | None = None
+    ) -> list[str]:
+        """Offer many calls in few round trips, also of different tasks.
+
+        ::
+
+            await tasks.offer_many([send_mail.to_offer(each) for each in addresses])
+
+        Arguments, result and errors are those of :meth:`delayq.ReliableQueue.offer_many`.
+        """
+        return await self.queue.offer_many(offers, durability=durability)
+
+    async def schedule(
+        self,
+        name: str,
+        offer: Offer[Call],
+        *,
+        cron: str | None = None,
+        every: Duration | None = None,
+        timezone: str | tzinfo = UTC,
+        version: int = 0,
+    ) -> datetime:
+        """Schedule a recurring call, as :meth:`delayq.ReliableQueue.schedule` does.
+
+        ::
+
+            await tasks.schedule("nightly", report.to_offer("sales"), cron="0 3 * * *")
+
+        Args:
+            name: The schedule's name.
+            offer: The call, from :meth:`Task.to_offer`, with the options ``headers``, ``priority``
+                and ``ttl`` at most.
+            cron: When the call is due; or ``every``.
+            every: The period between calls: seconds or a timedelta.
+            timezone: The time zone in which ``cron`` is evaluated.
+            version: Among different definitions, the highest version wins.
+
+        Returns:
+            When the next call is due, by the server's clock (UTC).
+        """
+        if (offer.delay, offer.at, offer.id) != (None, None, None):
+            raise BadInput("a schedule decides when its calls are due, and their ids")
+        return await self.queue.schedule(
+            name,
+            cron=cron,
+            every=every,
+            value=offer.value,
+            timezone=timezone,
+            headers=offer.headers,
+            priority=offer.priority,
+            ttl=offer.ttl,
+            version=version,
+        )
+
+    def __repr__(self) -> str:
+        names = sorted({task.name for task in self._tasks.values()})
+        return f"<Tasks of queue {self.name!r}: {', '.join(names) or 'none'}>"
+
+    def _door(self, *, sync: bool = False) -> Door:
+        for _, door in reversed(self._doors):
+            if sync or not door.is_sync:
+                return door
+        raise ConfigurationError(
+            f"the tasks of queue {self.name!r} are not bound to a client: open one with"
+            f" delayq{'.sync' * sync}.connect(tasks=[...]), or call bind(client)"
+        )
+
+
+def _treatment(
+    max_attempts: int | Unset | None,
+    backoff: Backoff | None,
+    timeout: Duration | None,
+    on_error: OnError | None,
+) -> Treatment:
+    if max_attempts is not UNSET:
+        check_count(max_attempts, "max_attempts", 1)
+    if backoff is not None:
+        check_backoff(backoff)
+    limit = None if timeout is None else seconds(timeout, "timeout")
+    if limit == 0:
+        raise BadInput("timeout must be more than 0")
+    return Treatment(max_attempts, backoff, limit, on_error)
+
+
+def _checked(name: object) -> str:
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise BadInput(f"a task needs a name, a str that can be printed, not {name!r}")
+    return name

@@ -1,0 +1,193 @@
+"""Registering functions as tasks, and calling them: no client is there yet."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator  # noqa: TC003 - tasks read annotations
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import BadArguments, BadInput, BadName, ConfigurationError, Tasks
+from delayq._reliable.offering import OfferOptions
+from delayq._reliable.settings import Settings, SettingsOptions
+from delayq.tasks import INJECTED
+from tests.support.programs import output_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Db:
+    pass
+
+
+@pytest.fixture
+def tasks() -> Tasks:
+    return Tasks("mails")
+
+
+async def send_mail(to: str, subject: str = "hi") -> str:
+    """Send a mail."""
+    return f"{subject}, {to}"
+
+
+async def test_calling_a_task_calls_its_function(tasks: Tasks) -> None:
+    task = tasks.task(send_mail)
+    assert await task("ada", subject="hello") == "hello, ada"
+    assert tasks.task(name="twice")(lambda n: 2 * n)(21) == 42
+
+
+async def test_a_task_looks_like_its_function(tasks: Tasks) -> None:
+    task = tasks.task(max_attempts=5)(send_mail)
+    assert (task.__name__, task.__doc__) == ("send_mail", "Send a mail.")  # type: ignore[attr-defined]
+    assert inspect.signature(task) == inspect.signature(send_mail)
+    assert task.function is send_mail
+    assert repr(task) == "<Task 'send_mail' of queue 'mails'>"
+    assert repr(tasks) == "<Tasks of queue 'mails': send_mail>"
+    assert repr(Tasks("empty")) == "<Tasks of queue 'empty': none>"
+
+
+def test_a_task_has_the_name_of_its_function_or_the_given_one(tasks: Tasks) -> None:
+    def inner() -> None: ...
+
+    assert tasks.task(inner).name == "inner", "neither module nor class: functions may move"
+    assert tasks.task(name="another")(inner).name == "another"
+
+
+def test_two_tasks_cannot_have_one_name(tasks: Tasks) -> None:
+    tasks.task(name="send", aliases=["mail"])(send_mail)
+    for name, aliases in (("send", []), ("mail", []), ("new", ["send"])):
+        with pytest.raises(
+            ConfigurationError, match=r"already has a task '(send|mail)': send_mail"
+        ):
+            tasks.task(name=name, aliases=aliases)(send_mail)
+    Tasks("others").task(name="send")(send_mail)
+
+
+@pytest.mark.parametrize("name", ["", "two\nlines", 7, None])
+def test_a_name_is_text(tasks: Tasks, name: Any) -> None:
+    with pytest.raises(BadInput, match="a task needs a name"):
+        tasks.task(aliases=[name])(send_mail)
+
+
+def test_a_partial_function_needs_a_name(tasks: Tasks) -> None:
+    to_ada = functools.partial(send_mail, "ada")
+    with pytest.raises(BadInput, match="a task needs a name"):
+        tasks.task(to_ada)
+    assert tasks.task(name="to_ada")(to_ada).name == "to_ada"
+
+
+def test_a_generator_is_no_task(tasks: Tasks) -> None:
+    def many() -> Iterator[int]:
+        yield 1
+
+    with pytest.raises(ConfigurationError, match="does not yield"):
+        tasks.task(many)
+    with pytest.raises(ConfigurationError, match="must be a function"):
+        tasks.task(name="five")(5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"max_attempts": 0}, {"max_attempts": True}, {"timeout": 0}, {"timeout": -1}, {"backoff": 5}],
+    ids=str,
+)
+def test_settings_are_checked_at_once(tasks: Tasks, settings: dict[str, Any]) -> None:
+    with pytest.raises(BadInput):
+        tasks.task(**settings)
+
+
+def test_the_queue_is_checked_at_once() -> None:
+    for name in ("", None):
+        with pytest.raises(BadName):
+            Tasks(name)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="lease must be"):
+        Tasks("mails", lease=0)
+    with pytest.raises(TypeError, match="leese"):
+        Tasks("mails", leese=5)  # type: ignore[call-arg]
+    assert Tasks("mails", lease=timedelta(minutes=1)).settings == {"lease": timedelta(minutes=1)}
+
+
+def test_what_queues_and_offers_take_has_types_here_too() -> None:
+    assert [*SettingsOptions.__annotations__] == [*vars(Settings())]
+    offer = inspect.signature(delayq.ReliableQueue.offer).parameters
+    assert [*OfferOptions.__annotations__] == [*offer][2:]
+
+
+def test_an_unknown_option_is_refused_at_once(tasks: Tasks) -> None:
+    with pytest.raises(BadInput, match="no option 'dely', only delay, at, id"):
+        tasks.task(send_mail).options(dely=3)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("call", "reason"),
+    [
+        (lambda task: task.to_offer(), r"send_mail\(\): missing a required argument: 'to'"),
+        (lambda task: task.to_offer("a", "b", "c"), "too many positional arguments"),
+        (lambda task: task.to_offer("a", title="b"), "unexpected keyword argument 'title'"),
+    ],
+)
+def test_a_call_that_does_not_fit_is_refused(
+    tasks: Tasks, call: Callable[[Any], Any], reason: str
+) -> None:
+    with pytest.raises(BadArguments, match=reason) as caught:
+        call(tasks.task(send_mail))
+    assert isinstance(caught.value, TypeError), "as when the function is called"
+
+
+def test_only_a_worker_fills_what_is_injected(tasks: Tasks) -> None:
+    @tasks.task
+    def store(value: int, db: Db = INJECTED) -> Db:
+        return db
+
+    assert store.to_offer(1).value.arguments == {"value": 1}
+    with pytest.raises(BadArguments, match="the worker fills 'db'"):
+        store.to_offer(1, db=Db())
+    with pytest.raises(BadArguments, match="not called by a worker: pass db="):
+        store(1)
+    assert isinstance(store(1, Db()), Db)
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        store()  # type: ignore[call-arg]
+
+
+def test_what_is_injected_has_a_name(tasks: Tasks) -> None:
+    def store(db: Db = INJECTED, /) -> None: ...
+
+    with pytest.raises(ConfigurationError, match="positional-only"):
+        tasks.task(store)
+
+
+async def test_tasks_without_a_client_say_how_to_bind_them(tasks: Tasks) -> None:
+    task = tasks.task(send_mail)
+    advice = r"'mails' are not bound to a client: open one with delayq.connect\(tasks=\[...\]\)"
+    for offering in (task.offer("ada"), tasks.offer_many([task.to_offer("ada")])):
+        with pytest.raises(ConfigurationError, match=advice):
+            await offering
+    with pytest.raises(ConfigurationError, match=r"delayq.sync.connect\(tasks="):
+        task.offer_sync("ada")
+
+
+def test_options_add_up(tasks: Tasks) -> None:
+    task = tasks.task(send_mail)
+    offer = task.options(delay=3, id="a").options(delay=5).to_offer("ada")
+    assert (offer.delay, offer.id, offer.value.task) == (5, "a", "send_mail")
+    assert task.to_offer("ada").delay is None
+    with pytest.raises(BadInput, match="durability is not an option of a single call"):
+        task.options(durability="fsync").to_offer("ada")
+
+
+def test_registering_tasks_loads_next_to_nothing() -> None:
+    """A web application starts as quickly as before."""
+    program = """
+import sys
+from delayq import Tasks
+@Tasks("mails").task(max_attempts=5, timeout=30)
+async def send_mail(to: str) -> None: ...
+print(*sorted({name.partition(".")[0] for name in sys.modules} & {
+    "anyio", "asyncio", "redis", "msgspec", "pydantic", "ssl", "logging"}))
+"""
+    assert output_of("-c", program) == ""

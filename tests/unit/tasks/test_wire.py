@@ -1,0 +1,266 @@
+"""The form of calls in messages, and how they are read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import msgspec
+import pydantic
+import pytest
+
+from delayq import (
+    BadArguments,
+    BadInput,
+    ConfigurationError,
+    DecodeError,
+    EncodeError,
+    Tasks,
+    UnknownTask,
+)
+from delayq.tasks import Call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq import Task
+
+
+@dataclass
+class Order:
+    id: int
+    item: str = "book"
+
+
+class Model(pydantic.BaseModel):
+    made_by: str = pydantic.Field(alias="madeBy")
+
+
+class Struct(msgspec.Struct):
+    id: int
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Unknown:
+    pass
+
+
+@pytest.fixture
+def tasks() -> Tasks:
+    return Tasks("mails")
+
+
+def sent(task: Task[..., Any], *args: Any, **kwargs: Any) -> bytes:
+    """Return a call as it is stored."""
+    return task._tasks._codec.encode(task.to_offer(*args, **kwargs).value)
+
+
+def received(tasks: Tasks, value: Any) -> Any:
+    """Return a call as a worker reads it."""
+    return tasks._codec.decode(value if isinstance(value, bytes) else json.dumps(value).encode())
+
+
+def carry_out(tasks: Tasks, payload: bytes) -> Any:
+    call = received(tasks, payload)
+    return tasks._tasks[call.task].arguments.call(call.arguments, {})
+
+
+def test_a_call_is_a_json_object_with_named_arguments(tasks: Tasks) -> None:
+    @tasks.task
+    def send_mail(to: str, subject: str = "hi") -> None: ...
+
+    assert sent(send_mail, "ada", subject="later") == (
+        b'{"task":"send_mail","args":{"to":"ada","subject":"later"}}'
+    )
+    assert sent(send_mail, "ada") == b'{"task":"send_mail","args":{"to":"ada"}}', (
+        "the default is the function's when it is called"
+    )
+
+
+def test_any_language_can_call_a_task(tasks: Tasks) -> None:
+    @tasks.task(name="send mail")
+    def send_mail(to: str = "all") -> None: ...
+
+    wanted = Call("send mail", {"to": "ada"})
+    assert received(tasks, b'{ "args": {"to": "ada"}, "task": "send mail", "by": 1}') == wanted
+    assert received(tasks, {"task": "send mail"}) == Call("send mail", {})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (Order(1), Order),
+        (Model(madeBy="ada"), Model),
+        (Struct(2), Struct),
+        (UUID(int=3), UUID),
+        (datetime(2030, 1, 1, tzinfo=UTC), datetime),
+        (Decimal("1.50"), Decimal),
+        (Colour.RED, Colour),
+        ([Order(1), None], list[Order | None]),
+        ((1, "a"), tuple[int, str]),
+        ({Colour.RED: {1, 2}}, dict[Colour, set[int]]),
+        ({"any": ["thing", 1]}, Any),
+        (None, None),
+        (3.0, float),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_arguments_arrive_with_their_types(tasks: Tasks, value: Any, kind: Any) -> None:
+    def echo(value: Any) -> Any:
+        return value
+
+    echo.__annotations__["value"] = kind
+    found = carry_out(tasks, sent(tasks.task(echo), value))
+    assert found == value
+    assert type(found) is type(value)
+
+
+def positional(a: int, /, b: int = 2, *, c: int = 3) -> Any:
+    return a, b, c
+
+
+def variable(a: int, b: int = 2, *rest: int, **named: int) -> Any:
+    return a, b, rest, named
+
+
+def plain(a, b=2):  # type: ignore[no-untyped-def]
+    return a, b
+
+
+def nothing() -> Any:
+    return ()
+
+
+def private(_a: int, self: int, model_config: int = 0) -> Any:  # names that a class could refuse
+    return _a, self, model_config
+
+
+@pytest.mark.parametrize(
+    ("function", "args", "kwargs", "result"),
+    [
+        (positional, (1,), {}, (1, 2, 3)),
+        (positional, (1, 5), {"c": 6}, (1, 5, 6)),
+        (positional, (1,), {"b": 7}, (1, 7, 3)),
+        (variable, (1,), {}, (1, 2, (), {})),
+        (variable, (1, 5, 6, 7), {"x": 8}, (1, 5, (6, 7), {"x": 8})),
+        (variable, (), {"a": 1, "named": 8}, (1, 2, (), {"named": 8})),
+        (plain, ("x", [1]), {}, ("x", [1])),
+        (nothing, (), {}, ()),
+        (private, (1, 2), {}, (1, 2, 0)),
+    ],
+)
+@pytest.mark.parametrize("library", ["msgspec", "pydantic", "json"])
+def test_functions_of_all_signatures_are_called_as_the_caller_wrote(
+    tasks: Tasks,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    result: Any,
+    library: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without(monkeypatch, *{"msgspec", "pydantic"} - {library})
+    assert carry_out(tasks, sent(tasks.task(function), *args, **kwargs)) == result
+
+
+def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
+    """Make typed values be read without these libraries."""
+    from delayq.codecs import typed
+
+    def import_module(name: str) -> None:
+        if name in libraries:
+            raise ImportError(name)
+
+    monkeypatch.setattr(typed, "import_module", import_module)
+
+
+@pytest.mark.parametrize("library", ["msgspec", "pydantic", "json"])
+def test_an_argument_of_another_type_is_refused_before_it_is_sent(
+    tasks: Tasks, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(monkeypatch, *{"msgspec", "pydantic"} - {library})
+
+    @tasks.task
+    def close(order: Order, numbers: list[int] | None = None) -> None: ...
+
+    wrong: list[Any] = [("secret",), (Order("secret"),), (Order(1), ["secret"])]  # type: ignore[arg-type]
+    for args in wrong:
+        with pytest.raises(BadArguments, match=r"close\(\): .*(order|numbers)") as caught:
+            sent(close, *args)
+        assert "secret" not in str(caught.value), "values may be private"
+
+
+def test_an_argument_that_json_cannot_hold_is_named(tasks: Tasks) -> None:
+    @tasks.task
+    def send(to: str, extra: Any) -> None: ...
+
+    with pytest.raises(EncodeError, match=r"send\(\), 'extra': .*Unknown, which JSON cannot hold"):
+        sent(send, "ada", [Unknown()])
+
+
+def test_an_unknown_task_says_what_to_do(tasks: Tasks) -> None:
+    with pytest.raises(UnknownTask, match="no task is registered as 'gone': register one") as error:
+        received(tasks, {"task": "gone", "args": {}})
+    assert error.value.task == "gone"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({}, r"send\(\): .*to"),
+        ({"to": 7}, r"send\(\): .*to"),
+        ({"to": "ada", "cc": "bob"}, r"send\(\) has no argument 'cc'"),
+        (["ada"], r"send\(\): the arguments are not an object"),
+    ],
+)
+def test_received_arguments_that_do_not_fit_are_refused(
+    tasks: Tasks, arguments: Any, reason: str
+) -> None:
+    @tasks.task
+    def send(to: str) -> None: ...
+
+    with pytest.raises(BadArguments, match=reason):
+        received(tasks, {"task": "send", "args": arguments})
+
+
+@pytest.mark.parametrize("value", [1, [], {}, {"task": None}, b"no JSON"], ids=str)
+def test_other_messages_are_no_calls(tasks: Tasks, value: Any) -> None:
+    with pytest.raises(DecodeError):
+        received(tasks, value)
+
+
+def test_a_former_name_still_calls_the_task(tasks: Tasks) -> None:
+    @tasks.task(name="send_mail", aliases=["mail"])
+    def send(to: str) -> None: ...
+
+    assert received(tasks, {"task": "mail", "args": {"to": "ada"}}) == Call(
+        "send_mail", {"to": "ada"}
+    )
+
+
+def test_only_calls_of_these_tasks_can_be_offered(tasks: Tasks) -> None:
+    for value in ({"task": "send"}, Call("gone", {})):
+        with pytest.raises(BadInput):
+            tasks._codec.encode(value)  # type: ignore[arg-type]
+
+
+def test_a_type_that_no_codec_knows_is_told(tasks: Tasks) -> None:
+    @tasks.task
+    def send(to: Unknown) -> None: ...
+
+    with pytest.raises(
+        ConfigurationError, match=r"send\(\), 'to': .*Unknown.* give it the default"
+    ):
+        send.arguments.check()
+
+
+def test_the_text_of_a_call_shows_no_argument() -> None:
+    assert repr(Call("send", {"to": "ada"})) == "Call(task='send')"
