@@ -8,9 +8,10 @@ _log = logging.getLogger("delayq")
 
 
 def about(
-    queue: str, message: str | None = None, attempt: int | None = None
+    queue: str, message: str | None = None, attempt: int | None = None, task: str | None = None
 ) -> dict[str, str | int]:
-    """Return the ``extra`` of a record: ``queue``, and ``message_id`` and ``attempt`` if known.
+    """Return the ``extra`` of a record: ``queue``, and ``message_id``, ``attempt`` and ``task`` if
+    known.
 
     Never a payload.
     """
@@ -19,6 +20,8 @@ def about(
         facts["message_id"] = message
     if attempt is not None:
         facts["attempt"] = attempt
+    if task is not None:
+        facts["task"] = task
     return facts
 
 
@@ -29,8 +32,9 @@ def log(
     *args: object,
     message: str | None = None,
     attempt: int | None = None,
+    task: str | None = None,
     error: BaseException | None = None,
 ) -> None:
     """Log ``text``, behind the queue's name, with these fields and the traceback of ``error``."""
-    extra = about(queue, message, attempt)
+    extra = about(queue, message, attempt, task)
     _log.log(level, f"queue %r: {text}", queue, *args, exc_info=error, extra=extra, stacklevel=2)

@@ -13,11 +13,19 @@ from logging import ERROR, INFO, WARNING
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from delayq import tasks
 from delayq._engine.leases import HANDLED_TWICE, Batch
 from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, Snooze, instruction_of, is_instruction
-from delayq.errors import DecodeError, DelayqError, LeaseLost, MessageCancelled
+from delayq.errors import (
+    BadArguments,
+    DecodeError,
+    DelayqError,
+    LeaseLost,
+    MessageCancelled,
+    UnknownTask,
+)
 from delayq.worker._dependencies import Scope
 from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
@@ -36,12 +44,12 @@ if TYPE_CHECKING:
     Claimed = Taken[Claim]
     Middleware = Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
 
-UNDECODABLE = "undecodable"
 # Maximum number of messages that one call claims from a partition.
 _BATCH = 100
 # How long to wait for the next message if the system cannot provide a thread, in seconds.
 _NO_THREAD_PAUSE = 1.0
-_HERE = str(Path(__file__).parent)
+# The packages that call handlers.
+_CALLERS = (str(Path(__file__).parent), str(Path(tasks.__file__).parent))
 
 
 class Source:
@@ -107,10 +115,8 @@ class Handling:
         self._made = made
         self.threads: Threads = threads
         self._is_cancelled = is_cancelled
-        handler = listener.handler
-        self._is_bare = inspect.iscoroutinefunction(handler) and not (
-            middleware or listener.plan.injected
-        )
+        plan = listener.plan
+        self._is_bare = plan.is_async and not (middleware or plan.injected)
 
     async def handle(self, message: Message[Any]) -> None:
         """Handle a message and settle it.
@@ -142,6 +148,15 @@ class Handling:
         except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
             self._log_unsettled(message, error)
 
+    async def bury(self, message: Message[Any], reason: str, error: str) -> None:
+        """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
+        try:
+            async with message:
+                self._log(ERROR, message, "became a dead letter: %s", error)
+                await message.bury(reason, error)
+        except Exception as failure:  # noqa: BLE001 - as above
+            self._log_unsettled(message, failure)
+
     def _log_unsettled(self, message: Message[Any], error: Exception) -> None:
         if isinstance(error, MessageCancelled):
             self._log(INFO, message, "was cancelled")
@@ -157,10 +172,10 @@ class Handling:
 
     async def _bury_undecodable(self, message: Message[Any], error: BaseException) -> None:
         """Make a message a dead letter: no later attempt could read it either."""
-        reason = _reason(error)
-        self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", reason)
+        reason, text = _why(error)
+        self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
         _tell(message, error)
-        await message.bury(UNDECODABLE, reason)
+        await message.bury(reason, text)
 
     def _log(
         self,
@@ -170,14 +185,16 @@ class Handling:
         *args: object,
         error: BaseException | None = None,
     ) -> None:
+        task = self._listener.task
         log(
             level,
             self._queue,
-            f"message %r {text}",
-            message.id,
+            f"message %r {text}" if task is None else f"message %r, a call of %r, {text}",
+            *((message.id,) if task is None else (message.id, task)),
             *args,
             message=message.id,
             attempt=message.attempt,
+            task=task,
             error=error,
         )
 
@@ -304,13 +321,18 @@ def _tell(message: Message[Any], failure: BaseException) -> None:
 def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the worker's own frames at its top."""
     below = trace
-    while below is not None and below.tb_frame.f_code.co_filename.startswith(_HERE):
+    while below is not None and below.tb_frame.f_code.co_filename.startswith(_CALLERS):
         below = below.tb_next
     return below or trace
 
 
-def _reason(error: BaseException) -> str:
-    """Return the reason why a payload cannot be decoded."""
+def _why(error: BaseException) -> tuple[str, str]:
+    """Return the reason of a dead letter whose payload cannot be decoded, and what is wrong."""
+    cause = error.__cause__
+    if isinstance(error, UnknownTask):
+        return "unknown task", str(error)
+    if isinstance(cause, BadArguments):
+        return "bad arguments", str(cause)
     if not isinstance(error, DecodeError):
-        return describe(error)
-    return f"{error}: {describe(error.__cause__)}" if error.__cause__ else str(error)
+        return "undecodable", describe(error)
+    return "undecodable", f"{error}: {describe(cause)}" if cause else str(error)

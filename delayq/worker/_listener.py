@@ -52,12 +52,14 @@ class Listener:
         plan: How the handler is called.
         codec: The queue's codec, which comes from the type that the handler takes if none was
             given.
+        task: The name of the task that it calls, if it calls one.
     """
 
     settings: ListenerSettings
     handler: Callable[..., Any]
     plan: HandlerPlan
     codec: Codec[Any]
+    task: str | None = None
 
 
 def listen(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq.worker._handling import Claimed, Handling, Source
+    from delayq.worker._tasks import TaskHandling
 
 # Maximum number of messages that a feed claims ahead of free slots.
 _MOST_AHEAD = 200
@@ -44,9 +45,9 @@ class Feed:
         empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
 
-    def __init__(self, source: Source, handling: Handling, concurrency: int) -> None:
+    def __init__(self, source: Source, handling: Handling | TaskHandling, concurrency: int) -> None:
         self.source: Source = source
-        self.handling: Handling = handling
+        self.handling: Handling | TaskHandling = handling
         self.concurrency: int = concurrency
         self.places: int = concurrency
         self.buffer: deque[Claimed] = deque()

@@ -22,10 +22,19 @@ from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
 from delayq.worker._signatures import plan_dependency
 from delayq.worker._slots import Feed
+from delayq.worker._tasks import Included, TaskHandling
 from delayq.worker._threads import Threads
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+    from collections.abc import (
+        AsyncIterator,
+        Awaitable,
+        Callable,
+        Coroutine,
+        Iterator,
+        Mapping,
+        Sequence,
+    )
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Self
@@ -35,6 +44,7 @@ if TYPE_CHECKING:
     from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
+    from delayq.tasks import Tasks
     from delayq.worker._handling import Middleware
     from delayq.worker._listener import Listener
     from delayq.worker._retries import OnError
@@ -100,6 +110,7 @@ class Worker:
         self._listeners: dict[str, Listener] = {}
         self._makers: dict[Any, Dependency] = {}
         self._middleware: list[Middleware] = []
+        self._included: dict[str, Included] = {}
         self._client: Client | None = None
         self._stop: _Stop | None = None
         self._background: asyncio.Task[None] | None = None
@@ -208,6 +219,11 @@ class Worker:
 
         def register(handler: F) -> F:
             self._check_idle()
+            if queue in self._included:
+                raise ConfigurationError(
+                    f"queue {queue!r} has tasks, so it can have no listener: {name_of(handler)}"
+                    " needs a queue of its own"
+                )
             if queue in self._listeners:
                 other = name_of(self._listeners[queue].handler)
                 raise ConfigurationError(
@@ -218,6 +234,39 @@ class Worker:
             return handler
 
         return register
+
+    def include(self, tasks: Tasks, *, concurrency: int | None = None) -> None:
+        """Call these tasks when messages of their queue say so.
+
+        Tasks of one queue that were created apart can be included one after the other. Register a
+        dependency before the tasks that ask for it are included. While the worker runs, the tasks
+        are bound to its client.
+
+        Args:
+            tasks: The tasks. Those that are registered with it later are called as well.
+            concurrency: Number of calls from this queue that run at a time; None for as many as the
+                worker runs.
+
+        Raises:
+            BadInput: A setting is invalid.
+            ConfigurationError: The queue has a listener, two tasks have the same name, different
+                settings are given for the queue, a parameter cannot be filled, an annotation cannot
+                be read, or no codec knows the type of an argument.
+        """
+        self._check_idle()
+        if concurrency is not None:
+            check_count("concurrency", concurrency)
+        name = tasks.name
+        if name in self._listeners:
+            other = name_of(self._listeners[name].handler)
+            raise ConfigurationError(
+                f"queue {name!r} has a listener, {other}, so it can have no tasks"
+            )
+        before = self._included.get(name, Included(name))
+        included = Included(name, (*before.groups, tasks), concurrency or before.concurrency)
+        included.settings()
+        included.listeners(self._known())
+        self._included[name] = included
 
     @overload
     def dependency(self, function: F, /) -> F: ...
@@ -373,9 +422,15 @@ class Worker:
             await task
 
     def __repr__(self) -> str:
-        return f"<Worker of {', '.join(map(repr, self._listeners)) or 'nothing'}>"
+        return f"<Worker of {', '.join(map(repr, self._queues())) or 'nothing'}>"
 
     # Internals
+
+    def _queues(self) -> list[str]:
+        return [*self._listeners, *self._included]
+
+    def _tasks(self) -> list[Tasks]:
+        return [tasks for included in self._included.values() for tasks in included.groups]
 
     def _known(self) -> set[Any]:
         return {Client, Worker, *self._makers}
@@ -386,8 +441,8 @@ class Worker:
 
     def _begin(self) -> _Stop:
         self._check_idle()
-        if not self._listeners:
-            raise ConfigurationError("the worker has no listener")
+        if not self._queues():
+            raise ConfigurationError("the worker has no listener and no tasks")
         self._stop = _Stop(self._shutdown_timeout)
         return self._stop
 
@@ -401,12 +456,15 @@ class Worker:
     ) -> None:
         try:
             async with stop.cancellable(), AsyncExitStack() as stack:
-                self._client = await self._opened(stack)
+                self._client = client = await self._opened(stack)
+                for tasks in self._tasks():
+                    tasks.bind(client)
+                    stack.callback(tasks.unbind, client)
                 # First in, last out: a dependency may use anything that a lifespan has set up.
                 for lifespan in (around, self._lifespan):
                     if lifespan is not None:
                         await stack.enter_async_context(lifespan(self))
-                made: dict[Any, Any] = {Client: self._client, Worker: self}
+                made: dict[Any, Any] = {Client: client, Worker: self}
                 scope = Scope(self._makers, made, stack)
                 for kind in [kind for kind, maker in self._makers.items() if maker.once]:
                     await scope.get(kind)
@@ -431,7 +489,7 @@ class Worker:
                 started()
             _log.info(
                 "the worker handles %s, up to %d messages at a time",
-                ", ".join(f"queue {name!r}" for name in self._listeners),
+                ", ".join(f"queue {name!r}" for name in self._queues()),
                 self._concurrency,
             )
             await stop.asked.wait()
@@ -448,28 +506,66 @@ class Worker:
         return await stack.enter_async_context(client) if client.is_new else client
 
     def _feeds(self, stop: _Stop, made: dict[Any, Any], stack: AsyncExitStack) -> list[Feed]:
-        assert self._client is not None
         feeds = []
         for name, listener in self._listeners.items():
             given = listener.settings
-            settings = {
-                field: getattr(given.settings, field) for field in Settings.__dataclass_fields__
-            }
-            queue: ReliableQueue[Any] = self._client.reliable_queue(
-                name, codec=listener.codec, **settings
-            )
+            queue = self._opened_queue(name, listener.codec, vars(given.settings))
             if given.codec is None:
                 # The codec is for this handler: producers on this client may offer any JSON.
                 queue.keep_codec()
-            # No more than the worker's own concurrency ever run.
-            concurrency = min(given.concurrency, self._concurrency)
-            threads = Threads(name, concurrency)
-            stack.callback(threads.close)
-            handling = Handling(
-                listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
-            )
+            concurrency, threads = self._places(name, given.concurrency, stack)
+            handling = self._handling(listener, made, threads, stop)
             feeds.append(Feed(Source(queue, concurrency), handling, concurrency))
+        for name, included in self._included.items():
+            feeds.append(self._feed_of_tasks(name, included, stop, made, stack))
         return feeds
+
+    def _feed_of_tasks(
+        self,
+        name: str,
+        included: Included,
+        stop: _Stop,
+        made: dict[Any, Any],
+        stack: AsyncExitStack,
+    ) -> Feed:
+        queue = self._opened_queue(name, included.codec(), included.settings())
+        queue.keep_codec()
+        concurrency, threads = self._places(name, included.concurrency, stack)
+        handlings = {
+            task: self._handling(listener, made, threads, stop)
+            for task, listener in included.listeners(self._known()).items()
+        }
+        if not handlings:
+            raise ConfigurationError(
+                f"queue {name!r} is included, but has no task: import the modules that register"
+                " them"
+            )
+        treatments = {task.name: task.treatment for task in included.tasks().values()}
+        unreadable = self._handling(included.unreadable(), made, threads, stop)
+        handling = TaskHandling(queue, handlings, unreadable, treatments, threads)
+        return Feed(Source(queue, concurrency), handling, concurrency)
+
+    def _opened_queue(
+        self, name: str, codec: Codec[Any], settings: Mapping[str, Any]
+    ) -> ReliableQueue[Any]:
+        return self.client.reliable_queue(name, codec=codec, **settings)
+
+    def _places(
+        self, name: str, concurrency: int | None, stack: AsyncExitStack
+    ) -> tuple[int, Threads]:
+        """Return how many handlers of a queue run at a time, and their threads."""
+        # No more than the worker's own concurrency ever run.
+        most = min(concurrency or self._concurrency, self._concurrency)
+        threads = Threads(name, most)
+        stack.callback(threads.close)
+        return most, threads
+
+    def _handling(
+        self, listener: Listener, made: dict[Any, Any], threads: Threads, stop: _Stop
+    ) -> Handling:
+        return Handling(
+            listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
+        )
 
 
 def _check_lifespan(lifespan: object) -> None:

@@ -1,0 +1,169 @@
+"""Calls the tasks of a queue: finds the task of each message, and treats it as that task says."""
+# ruff: noqa: SLF001 - the worker and the queue are one library
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from inspect import iscoroutinefunction
+from typing import TYPE_CHECKING, Any
+
+from delayq._functions import is_kind, name_of
+from delayq._reliable.settings import Settings
+from delayq._unset import UNSET
+from delayq.codecs import JsonCodec
+from delayq.errors import ConfigurationError, DecodeError
+from delayq.tasks._calls import Call, TaskCodec
+from delayq.worker._listener import Listener, ListenerSettings
+from delayq.worker._retries import checked
+from delayq.worker._signatures import HandlerPlan, plan_injected
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Coroutine, Mapping
+
+    from delayq._reliable.message import Message, QueueHandle
+    from delayq._reliable.queue import ReliableQueue
+    from delayq.tasks import Task, Tasks
+    from delayq.tasks._tasks import Treatment
+    from delayq.worker._handling import Handling
+    from delayq.worker._threads import Threads
+
+SPENT = "it had no attempt left: its last one ended with its worker, or its lease was lost"
+"""The error of a dead letter whose last attempt ended without a result."""
+
+
+@dataclass(frozen=True)
+class Included:
+    """The tasks of one queue that a worker calls.
+
+    Attributes:
+        queue: The queue's name.
+        groups: The tasks. Tasks may be registered later.
+        concurrency: Maximum number of calls at a time; None for the worker's.
+    """
+
+    queue: str
+    groups: tuple[Tasks, ...] = ()
+    concurrency: int | None = None
+
+    def tasks(self) -> dict[str, Task[Any, Any]]:
+        """Return the tasks by their names and aliases.
+
+        Raises:
+            ConfigurationError: Two have the same name.
+        """
+        found: dict[str, Task[Any, Any]] = {}
+        for group in self.groups:
+            for name, task in group._tasks.items():
+                if name in found:
+                    raise ConfigurationError(
+                        f"queue {self.queue!r} has two tasks {name!r}:"
+                        f" {name_of(found[name].function)} and {name_of(task.function)}"
+                    )
+                found[name] = task
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the queue.
+
+        Raises:
+            ConfigurationError: Two groups have different ones.
+        """
+        found: dict[str, Any] = {}
+        for group in self.groups:
+            for name, value in group.settings.items():
+                if found.setdefault(name, value) != value:
+                    raise ConfigurationError(
+                        f"tasks of queue {self.queue!r} have different settings for {name}:"
+                        f" {found[name]!r} and {value!r}"
+                    )
+        return found
+
+    def codec(self) -> TaskCodec:
+        """Return the codec of the calls."""
+        return TaskCodec(self.tasks())
+
+    def unreadable(self) -> Listener:
+        """Return the listener for messages that cannot be read, whose handler is never called."""
+        settings = ListenerSettings(self.queue, None, Settings(), 1, None, {})
+        return Listener(settings, _start, HandlerPlan(Call, False, (), True), JsonCodec())
+
+    def listeners(self, known: Collection[Any]) -> dict[str, Listener]:
+        """Return how the tasks are called, by name, whose parameters may have ``known`` types.
+
+        Raises:
+            BadInput, ConfigurationError: A parameter cannot be filled, no codec knows the type of
+                an argument, or ``on_error`` is invalid.
+        """
+        return {task.name: self._listener(task, known) for task in self.tasks().values()}
+
+    def _listener(self, task: Task[Any, Any], known: Collection[Any]) -> Listener:
+        arguments, treatment = task.arguments, task.treatment
+        arguments.check()
+        settings = ListenerSettings(
+            self.queue, None, Settings(), 1, treatment.timeout, checked(treatment.on_error)
+        )
+        injected = plan_injected(task.function, arguments.injected, known)
+        plan = HandlerPlan(Call, False, injected, is_kind(iscoroutinefunction, task.function))
+        return Listener(settings, partial(_start, task), plan, JsonCodec(), task.name)
+
+
+class TaskHandling:
+    """Handles the messages of one queue, each as its task says."""
+
+    def __init__(
+        self,
+        queue: ReliableQueue[Call],
+        handlings: Mapping[str, Handling],
+        unreadable: Handling,
+        treatments: Mapping[str, Treatment],
+        threads: Threads,
+    ) -> None:
+        """Args:
+        queue: The queue, whose handle gives up a message only after the most attempts that any
+            of the tasks has.
+        handlings: How calls are handled, by the name of the task.
+        unreadable: How messages are handled that are no calls of these tasks.
+        treatments: The retries of the tasks, by name.
+        threads: Runs the functions that are not coroutine functions.
+        """
+        self._handlings = handlings
+        self._unreadable = unreadable
+        self._treatments = treatments
+        self.threads: Threads = threads
+        policy = queue._policy
+        # 0 for no limit.
+        self._most_attempts = {
+            name: policy.max_attempts if each.max_attempts is UNSET else each.max_attempts or 0
+            for name, each in treatments.items()
+        }
+        limits = self._most_attempts.values()
+        queue._policy = replace(policy, max_attempts=max(limits) if all(limits) else 0)
+        # What the messages of a task in a partition share.
+        self._origins: dict[tuple[str, int], QueueHandle[Call]] = {}
+
+    def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:
+        """Handle a message and settle it, as :meth:`Handling.handle` does."""
+        try:
+            name = message.value.task
+        except DecodeError:
+            return self._unreadable.handle(message)
+        message._origin = origin = self._origin(name, message._origin)
+        handling = self._handlings[name]
+        if origin.max_attempts and message.attempt - message._claim.forgiven > origin.max_attempts:
+            return handling.bury(message, "attempts", SPENT)
+        return handling.handle(message)
+
+    def _origin(self, name: str, shared: QueueHandle[Call]) -> QueueHandle[Call]:
+        key = name, shared.partition.index
+        if key not in self._origins:
+            self._origins[key] = replace(
+                shared,
+                max_attempts=self._most_attempts[name],
+                backoff=self._treatments[name].backoff or shared.backoff,
+            )
+        return self._origins[key]
+
+
+def _start(task: Task[Any, Any], call: Call, **injected: Any) -> Any:
+    return task.arguments.call(call.arguments, injected)
