@@ -16,11 +16,23 @@ forgotten, and consumers that wait for messages get them at once. Moments that t
 
 - :func:`running`: a client on a private server; :mod:`delayq.testing.pytest_plugin`: fixtures.
 - :func:`advance` and :class:`Clock` move time; :func:`settled` waits until work is finished.
+- :func:`eager` runs tasks where they are offered, and :func:`recorded` records them instead.
 - :class:`ManualClock` and :class:`ManualLoop` are for :class:`~delayq.HashedWheelTimer`, and need
   no server.
 """
 
 from delayq.testing.manual import ManualClock, ManualHandle, ManualLoop
+from delayq.testing.tasks import eager, recorded
 from delayq.testing.time_travel import Clock, advance, running, settled
 
-__all__ = ["Clock", "ManualClock", "ManualHandle", "ManualLoop", "advance", "running", "settled"]
+__all__ = [
+    "Clock",
+    "ManualClock",
+    "ManualHandle",
+    "ManualLoop",
+    "advance",
+    "eager",
+    "recorded",
+    "running",
+    "settled",
+]

@@ -27,11 +27,12 @@ from delayq.client import Client, connect
 from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Iterable
     from datetime import datetime
 
     from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
+    from delayq.tasks import Tasks
 
 Target = Client | DelayedQueue[Any] | ReliableQueue[Any]
 Keys = DelayedKeys | ReliableKeys
@@ -53,6 +54,7 @@ async def running(
     *,
     resync_interval: Duration = 5.0,
     name_mapper: Callable[[str], str] | None = None,
+    tasks: Iterable[Tasks] = (),
 ) -> AsyncIterator[Client]:
     """Provide a client on a private, empty server.
 
@@ -61,6 +63,7 @@ async def running(
             stopped afterwards, which takes a tenth of a second.
         resync_interval: As for :func:`delayq.connect`.
         name_mapper: As for :func:`delayq.connect`.
+        tasks: As for :func:`delayq.connect`.
 
     Raises:
         EmbeddedServerError: It did not start, or ``delayq[embedded]`` is not installed.
@@ -76,7 +79,7 @@ async def running(
         await to_thread.run_sync(own.start)
     try:
         async with connect(
-            own.url, resync_interval=resync_interval, name_mapper=name_mapper
+            own.url, resync_interval=resync_interval, name_mapper=name_mapper, tasks=tasks
         ) as client:
             await _session(client).server.flush()
             _private.add(client)

@@ -1,0 +1,158 @@
+"""Tasks in tests: run at once, or recorded."""
+# ruff: noqa: SLF001 - what stands in for a queue has to know how the tasks reach one
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_origin
+
+from anyio import to_thread
+
+from delayq._functions import annotation_of, is_kind, name_of, show
+from delayq._reliable.offering import Offer, OfferEncoder
+from delayq._reliable.settings import DEFAULTS
+from delayq.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+
+    from delayq.tasks import Call, Task, Tasks
+
+
+@contextmanager
+def recorded(*tasks: Tasks) -> Iterator[list[Offer[Call]]]:
+    """Record the calls of these tasks that are offered in the block. Nothing is sent or called.
+
+    They are checked, written as JSON, and read again, as on their way to a worker.
+
+    Returns:
+        The calls, with their options: ``[offer.value.task, offer.value.arguments, offer.delay]``.
+    """
+    with _replaced(tasks, None) as offers:
+        yield offers
+
+
+@contextmanager
+def eager(
+    *tasks: Tasks, provide: Mapping[Any, object] | None = None
+) -> Iterator[list[Offer[Call]]]:
+    """Run the calls of these tasks that are offered in the block, at once, whatever their delay.
+
+    ``offer()`` and ``offer_many()`` return when the functions have returned, and raise their
+    errors; there are no retries. Scheduled calls are only recorded. Arguments are checked, written
+    as JSON, and read again, as on their way to a worker.
+
+    Args:
+        *tasks: The tasks. They need not be bound to a client.
+        provide: The objects for the parameters that a worker would fill, by type.
+
+    Returns:
+        The calls, as :func:`recorded`.
+    """
+    with _replaced(tasks, provide or {}) as offers:
+        yield offers
+
+
+@contextmanager
+def _replaced(
+    groups: Iterable[Tasks], provided: Mapping[Any, object] | None
+) -> Iterator[list[Offer[Call]]]:
+    offers: list[Offer[Call]] = []
+    with ExitStack() as stack:
+        for tasks in groups:
+            door = tasks, _Recorder(tasks, offers, provided)
+            tasks._doors.append(door)
+            stack.callback(tasks._doors.remove, door)
+        yield offers
+
+
+class _Recorder:
+    """Takes the place of a client and its queue."""
+
+    is_sync = False
+
+    def __init__(
+        self, tasks: Tasks, offers: list[Offer[Call]], provided: Mapping[Any, object] | None
+    ) -> None:
+        self._tasks = tasks
+        self._offers = offers
+        self._provided = provided
+        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.max_payload or 0)
+
+    def queue(self) -> Any:
+        return self
+
+    async def offer(self, call: Call, *, durability: str | None = None, **options: Any) -> str:
+        (id_,) = await self.offer_many([Offer(call, **options)], durability=durability)
+        return id_
+
+    async def offer_many(
+        self, offers: Iterable[Offer[Call]], *, durability: str | None = None
+    ) -> list[str]:
+        del durability
+        recorded = self._recorded(list(offers))
+        for _, call in recorded:
+            if self._provided is not None:
+                run, is_coroutine = self._prepared(call, self._provided)
+                result = run() if is_coroutine else await to_thread.run_sync(run)
+                if inspect.isawaitable(result):
+                    await result
+        return [id_ for id_, _ in recorded]
+
+    def offer_sync(self, call: Call, options: Mapping[str, Any]) -> str:
+        kept = {name: value for name, value in options.items() if name != "durability"}
+        ((id_, call),) = self._recorded([Offer(call, **kept)])
+        if self._provided is not None:
+            run, _ = self._prepared(call, self._provided)
+            if inspect.isawaitable(result := run()):
+                asyncio.run(_awaited(result))
+        return id_
+
+    async def schedule(self, name: str, *, value: Call, **options: Any) -> datetime:
+        del name
+        kept = {each: options[each] for each in ("headers", "priority", "ttl")}
+        self._recorded([Offer(value, **kept)])
+        return datetime.now(UTC)
+
+    def _recorded(self, offers: Sequence[Offer[Call]]) -> list[tuple[str, Call]]:
+        """Record offers, and return their ids, and the calls as a worker reads them."""
+        messages = self._encoder.messages(offers)
+        codec = self._tasks._codec
+        calls = [codec.decode(codec.encode(offer.value)) for offer in offers]
+        self._offers += [
+            replace(offer, value=call) for offer, call in zip(offers, calls, strict=True)
+        ]
+        return [(message.id, call) for message, call in zip(messages, calls, strict=True)]
+
+    def _prepared(
+        self, call: Call, provided: Mapping[Any, object]
+    ) -> tuple[Callable[[], Any], bool]:
+        """Return what makes a call, and whether that returns a coroutine."""
+        task = self._tasks._tasks[call.task]
+        injected = {
+            each.name: _provided(task, each.name, provided) for each in task.arguments.injected
+        }
+        return (
+            partial(task.arguments.call, call.arguments, injected),
+            is_kind(inspect.iscoroutinefunction, task.function),
+        )
+
+
+def _provided(task: Task[Any, Any], parameter: str, provided: Mapping[Any, object]) -> object:
+    kind = annotation_of(task.function, parameter)
+    for each in (kind, get_origin(kind)):
+        if each in provided:
+            return provided[each]
+    raise ConfigurationError(
+        f"{name_of(task.function)}() asks for a {show(kind)}: pass eager(...,"
+        f" provide={{{show(kind)}: ...}})"
+    )
+
+
+async def _awaited(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable

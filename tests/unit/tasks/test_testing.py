@@ -1,0 +1,153 @@
+"""Tasks in tests: run at once, or recorded, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from delayq import BadDelay, BadInput, ConfigurationError, Message, Tasks
+from delayq.tasks import INJECTED, Call
+from delayq.testing import eager, recorded
+
+tasks = Tasks("mails")
+done: list[Any] = []
+
+
+@dataclass
+class Order:
+    id: int
+
+
+class Db:
+    pass
+
+
+@pytest.fixture(autouse=True)
+def nothing_done() -> None:
+    done.clear()
+
+
+@tasks.task
+async def close(order: Order) -> None:
+    done.append(order)
+
+
+@tasks.task
+def count(to: int, db: Db = INJECTED) -> None:
+    done.append(db)
+    if to:
+        count.offer_sync(to - 1)
+
+
+@tasks.task
+async def fails() -> None:
+    raise KeyError("no")
+
+
+@tasks.task
+async def chain(n: int) -> None:
+    done.append(n)
+    if n:
+        await chain.options(delay=3600).offer(n - 1)
+
+
+@tasks.task
+def chain_in_thread(n: int) -> None:
+    chain.offer_sync(n)
+
+
+async def test_recorded_calls_are_not_made() -> None:
+    with recorded(tasks) as offers:
+        assert await close.options(delay=3600, id="a", durability="fsync").offer(Order(1)) == "a"
+        close.options(priority=2, durability="fsync").offer_sync(Order(2))
+        await tasks.offer_many([chain.to_offer(3)])
+        await tasks.schedule("daily", chain.options(ttl=60).to_offer(4), every=60)
+    assert done == []
+    assert [(each.value, each.delay, each.id, each.priority, each.ttl) for each in offers] == [
+        (Call("close", {"order": Order(1)}), 3600, "a", 0, None),
+        (Call("close", {"order": Order(2)}), None, None, 2, None),
+        (Call("chain", {"n": 3}), None, None, 0, None),
+        (Call("chain", {"n": 4}), None, None, 0, 60),
+    ]
+    with pytest.raises(ConfigurationError, match="not bound"):
+        await close.offer(Order(1))
+
+
+async def test_eager_calls_are_made_at_once_whatever_their_delay() -> None:
+    with eager(tasks) as offers:
+        assert await close.options(delay=3600, id="a").offer(Order(1)) == "a"
+        assert done == [Order(1)]
+        await tasks.offer_many([close.to_offer(Order(2)), close.to_offer(Order(3))])
+        await tasks.schedule("daily", close.to_offer(Order(4)), every=60)
+    assert done == [Order(1), Order(2), Order(3)]
+    assert len(offers) == 4
+
+
+async def test_arguments_take_the_way_through_json() -> None:
+    order = Order(1)
+    with eager(tasks):
+        await close.offer(order)
+    assert done == [order]
+    assert done[0] is not order
+
+
+async def test_eager_calls_raise_what_the_function_raises() -> None:
+    with eager(tasks), pytest.raises(KeyError, match="no"):
+        await fails.offer()
+
+
+async def test_eager_calls_may_offer_more() -> None:
+    with eager(tasks) as offers:
+        await chain.offer(2)
+        await chain_in_thread.offer(1)
+    assert done == [2, 1, 0, 1, 0]
+    assert len(offers) == 6
+
+
+def test_eager_calls_need_no_event_loop() -> None:
+    with eager(tasks):
+        chain.offer_sync(1)
+    assert done == [1, 0]
+
+
+async def test_what_a_worker_fills_is_provided() -> None:
+    db = Db()
+    with eager(tasks, provide={Db: db}):
+        await count.offer(1)
+    assert done == [db, db]
+    with eager(tasks), pytest.raises(ConfigurationError, match=r"count\(\) asks for a Db: pass"):
+        await count.offer(1)
+
+
+async def test_a_generic_type_is_provided_by_its_class() -> None:
+    more = Tasks("more")
+
+    @more.task
+    async def look(message: Message[Call] = INJECTED) -> None:
+        done.append(message)
+
+    with eager(more, provide={Message: "the message"}):
+        await look.offer()
+    assert done == ["the message"]
+
+
+async def test_what_a_queue_refuses_is_refused_here() -> None:
+    with recorded(tasks) as offers:
+        with pytest.raises(BadDelay):
+            await chain.options(delay=-1).offer(1)
+        with pytest.raises(BadInput):
+            await chain.options(priority=10).offer(1)
+        with pytest.raises(BadInput):
+            await tasks.offer_many([chain.to_offer(1), chain.options(id="").to_offer(1)])
+    assert offers == []
+
+
+async def test_several_groups_of_tasks_are_replaced_together() -> None:
+    others = Tasks("others")
+    other = others.task(name="other")(lambda: done.append("other"))
+    with eager(tasks, others) as offers:
+        await asyncio.gather(other.offer(), chain.offer(0))
+    assert {each.value.task for each in offers} == {"chain", "other"}
