@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from delayq._reliable.message import Message, RetryAfter, Snooze
 from delayq.errors import DecodeError
 from delayq.instrumentation import Observer, OfferEvent
+from delayq.tasks import Call
 
 try:
     from opentelemetry import propagate, trace
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 # Attributes specific to delayq, named as the conventions require.
 _DELAY = "messaging.delayq.message.delay"
 _ATTEMPT = "messaging.delayq.message.delivery_attempt"
+_TASK = "messaging.delayq.task"
 
 
 def instrument(client: Client, tracer_provider: TracerProvider | None = None) -> Tracing:
@@ -83,6 +85,8 @@ class Tracing(Observer):
         attributes = _attributes(queue, "process")
         attributes["messaging.message.id"] = message.id
         attributes[_ATTEMPT] = message.attempt
+        if (task := _task_of(message)) is not None:
+            attributes[_TASK] = task
         with self._span(f"process {queue}", SpanKind.CONSUMER, attributes, links=_links(message)):
             yield
 
@@ -117,6 +121,15 @@ def _attributes(queue: str, operation: str) -> dict[str, Any]:
         "messaging.operation.name": operation,
         "messaging.operation.type": operation,
     }
+
+
+def _task_of(message: Message[Any]) -> str | None:
+    """Return the name of the task that a message calls, if it calls one."""
+    try:
+        value = message.value
+    except DecodeError:
+        return None
+    return value.task if isinstance(value, Call) else None
 
 
 def _links(message: Message[Any]) -> list[Link]:
