@@ -6,7 +6,6 @@ Arguments are named, and those that were left out are missing.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -61,8 +60,7 @@ class TaskCodec:
         task = self._tasks.get(value.task)
         if task is None:
             raise BadInput(f"no task is registered as {value.task!r}")
-        name = json.dumps(task.name).encode()
-        return b'{"task":%b,"args":%b}' % (name, task.arguments.encode(value.arguments))
+        return b"%b%b}" % (task.head, task.arguments.encode(value.arguments))
 
     def decode(self, payload: bytes, /) -> Call:
         """Decode a call. The arguments have the types of the annotations.

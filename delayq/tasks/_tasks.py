@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
@@ -143,6 +144,8 @@ class Task(Offering[P], Generic[P, R_co]):
         self.aliases: tuple[str, ...] = aliases
         self.function: Callable[P, R_co] = function
         self.treatment: Treatment = treatment
+        # What each of its messages begins with.
+        self.head: bytes = b'{"task":%b,"args":' % json.dumps(name).encode()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function here and now.
