@@ -132,6 +132,24 @@ async def test_a_worker_closes_orders_and_tries_again(own_server: PrivateServer)
     assert {f"order {number} is closed" for number in (1, 2, 3)} <= said
 
 
+async def test_tasks_are_called_and_tried_again(own_server: PrivateServer) -> None:
+    async with program(own_server, EXAMPLES / "tasks.py") as example:
+        printed = await example.end()
+    assert "a call of 'welcome', failed in attempt 1" in printed
+    assert "sent 'Hello' to ada@example.org" in printed
+    assert "thumbnail of user 7, 200 wide" in printed
+
+
+async def test_the_command_runs_tasks(own_server: PrivateServer) -> None:
+    call = {"task": "thumbnail", "args": {"user": 8, "width": 64}}
+    async with delayq.connect(own_server.url) as client:
+        await client.reliable_queue("users").offer(call)
+    command = ("-m", "delayq", "worker", "tasks:worker", "--burst")
+    async with program(own_server, *command, PYTHONPATH=f"{ROOT}:{EXAMPLES}") as worker:
+        printed = await worker.end()
+    assert "thumbnail of user 8, 64 wide" in printed
+
+
 @asynccontextmanager
 async def serving(
     server: PrivateServer, folder: Path, app: str, **variables: str
