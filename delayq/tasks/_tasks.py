@@ -144,7 +144,7 @@ class Task(Offering[P], Generic[P, R_co]):
         self.aliases: tuple[str, ...] = aliases
         self.function: Callable[P, R_co] = function
         self.treatment: Treatment = treatment
-        # What each of its messages begins with.
+        # Each of its messages begins with this.
         self.head: bytes = b'{"task":%b,"args":' % json.dumps(name).encode()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co:

@@ -123,7 +123,7 @@ class TaskHandling:
         queue: The queue, whose handle gives up a message only after the most attempts that any
             of the tasks has.
         handlings: How calls are handled, by the name of the task.
-        unreadable: How messages are handled that are no calls of these tasks.
+        unreadable: How the other messages are handled.
         treatments: The retries of the tasks, by name.
         threads: Runs the functions that are not coroutine functions.
         """
@@ -139,7 +139,7 @@ class TaskHandling:
         }
         limits = self._most_attempts.values()
         queue._policy = replace(policy, max_attempts=max(limits) if all(limits) else 0)
-        # What the messages of a task in a partition share.
+        # By task and partition: their messages share one.
         self._origins: dict[tuple[str, int], QueueHandle[Call]] = {}
 
     def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:

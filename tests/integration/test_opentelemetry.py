@@ -112,6 +112,19 @@ async def test_request_offer_handler_are_linked(client: Client, traces: Traces, 
     assert not trace.get_current_span().get_span_context().is_valid
 
 
+async def test_the_task_of_a_message_is_named(client: Client, traces: Traces) -> None:
+    tasks = delayq.Tasks("mails")
+    tasks.bind(client)
+    send = tasks.task(name="send_mail")(lambda: None)
+    worker = delayq.Worker(client)
+    worker.include(tasks)
+    await send.offer()
+    await client.reliable_queue("mails").offer({"task": "gone"})
+    await worker.run(burst=True)
+    named = [attributes(span).get("delayq.task") for span in traces.named("process mails")]
+    assert named == ["send_mail", None]
+
+
 async def test_a_loop_is_traced_and_leaves_nothing_behind(traces: Traces, jobs: Jobs) -> None:
     await jobs.offer_many([Offer(number, headers={"mine": "kept"}) for number in range(3)])
     seen = 0

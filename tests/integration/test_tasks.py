@@ -52,7 +52,7 @@ class Db:
 
 
 class Log(list[Any]):
-    """What tasks have done, in order."""
+    """The things that tasks have done, in order."""
 
     def __call__(self, *facts: Any) -> None:
         self.append(facts if len(facts) > 1 else facts[0])
