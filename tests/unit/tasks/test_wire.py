@@ -13,6 +13,8 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from delayq import (
     BadArguments,
@@ -169,6 +171,27 @@ def test_functions_of_all_signatures_are_called_as_the_caller_wrote(
 ) -> None:
     without(monkeypatch, *{"msgspec", "pydantic"} - {library})
     assert carry_out(tasks, sent(tasks.task(function), *args, **kwargs)) == result
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text('ab\u00e9"\\', max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("kl", max_size=2), inner),
+    max_leaves=5,
+)
+
+
+def every_kind(a: Any, /, b: Any = 2, *rest: Any, c: Any = "c", **named: Any) -> Any:
+    return a, b, rest, c, named
+
+
+@given(
+    args=st.lists(VALUES, min_size=1, max_size=4),
+    kwargs=st.dictionaries(st.sampled_from(["c", "x", "rest", "named", "a"]), VALUES),
+)
+def test_any_call_arrives_as_it_was_made(args: list[Any], kwargs: dict[str, Any]) -> None:
+    tasks = Tasks("mails")
+    payload = sent(tasks.task(every_kind), *args, **kwargs)
+    assert carry_out(tasks, payload) == every_kind(*args, **kwargs)
 
 
 def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
