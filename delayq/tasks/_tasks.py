@@ -203,6 +203,12 @@ class Tasks:
             Settings(**settings).check()
         self.name: str = queue
         self.settings: SettingsOptions = settings
+        # Each task has its own retries, and other handles must not inherit them.
+        self._shared: dict[str, Any] = {
+            name: value
+            for name, value in settings.items()
+            if name not in ("max_attempts", "backoff")
+        }
         # By their names and aliases.
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._codec = TaskCodec(self._tasks)
@@ -247,9 +253,10 @@ class Tasks:
             name: The name by which messages refer to it; the function's own name by default,
                 without its module, so that the function can be moved.
             aliases: Former names, under which messages may still wait.
-            max_attempts: The number of attempts after which a call becomes a dead letter, instead
-                of the queue's; None for no limit.
-            backoff: How long a failed call waits for its next attempt, instead of the queue's.
+            max_attempts: The number of attempts after which a call becomes a dead letter; None for
+                no limit. By default as given to :class:`Tasks`, or 10.
+            backoff: How long a failed call waits for its next attempt. By default as given to
+                :class:`Tasks`, or 1 s, then twice as long each time, up to 5 minutes.
             timeout: How long a call may take, in seconds or as a timedelta. After that it is
                 cancelled, and tried again.
             on_error: How to treat errors, as for :meth:`delayq.Worker.listener`.
@@ -258,7 +265,12 @@ class Tasks:
             BadInput: A setting is invalid.
             ConfigurationError: There is a task of that name already, or it is not a function.
         """
-        treatment = _treatment(max_attempts, backoff, timeout, on_error)
+        treatment = _treatment(
+            self.settings.get("max_attempts", UNSET) if max_attempts is UNSET else max_attempts,
+            backoff or self.settings.get("backoff"),
+            timeout,
+            on_error,
+        )
         others = (aliases,) if isinstance(aliases, str) else tuple(aliases)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
@@ -297,7 +309,7 @@ class Tasks:
         for task in self._tasks.values():
             task.arguments.check()
         kind = AsyncDoor if hasattr(client, "__aenter__") else SyncDoor
-        self._doors.append((client, kind(client, self.name, self._codec, self.settings)))
+        self._doors.append((client, kind(client, self.name, self._codec, self._shared)))
 
     def unbind(self, client: object) -> None:
         """Offer through the client that was bound before. Does nothing if it is not bound."""

@@ -64,14 +64,14 @@ class Included:
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the queue.
+        """Return the settings of the queue, without those that each task has for itself.
 
         Raises:
             ConfigurationError: Two groups have different ones.
         """
         found: dict[str, Any] = {}
         for group in self.groups:
-            for name, value in group.settings.items():
+            for name, value in group._shared.items():
                 if found.setdefault(name, value) != value:
                     raise ConfigurationError(
                         f"tasks of queue {self.queue!r} have different settings for {name}:"

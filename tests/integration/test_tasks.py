@@ -382,6 +382,24 @@ async def test_each_task_has_its_own_backoff(tasks: Tasks, client: Client, worke
     assert timedelta(seconds=50) < waiting["usual"] <= timedelta(minutes=1)
 
 
+async def test_tasks_without_retries_of_their_own_have_those_of_their_group(
+    client: Client, worker: Worker
+) -> None:
+    hasty, patient = Tasks("mails", max_attempts=1), Tasks("mails", backoff=Backoff.fixed(3600))
+
+    def fails() -> None:
+        raise KeyError
+
+    for name, group in (("hasty", hasty), ("patient", patient)):
+        group.bind(client)
+        await group.task(name=name)(fails).options(id=name).offer()
+    await work_off(worker, hasty, patient)
+    assert [each.id for each in await hasty.queue.dead.list()] == ["hasty"]
+    (waiting,) = await hasty.queue.list("delayed")
+    assert waiting.id == "patient"
+    assert waiting.due_at - await client.server_time() > timedelta(minutes=50)
+
+
 async def test_a_message_that_its_handler_settles_obeys_the_task(
     tasks: Tasks, worker: Worker
 ) -> None:
