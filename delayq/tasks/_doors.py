@@ -4,16 +4,20 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Coroutine, Mapping
 
     from delayq._reliable.queue import ReliableQueue
     from delayq.codecs.protocol import Codec
     from delayq.tasks._calls import Call
+
+    Work = Callable[[ReliableQueue[Call]], Coroutine[Any, Any, "R"]]
+
+R = TypeVar("R")
 
 
 class AnyClient(Protocol):
@@ -28,7 +32,7 @@ class Door(Protocol):
     """Leads calls to a queue.
 
     Attributes:
-        is_sync: Whether only :meth:`offer_sync` works.
+        is_sync: Whether only :meth:`run` works.
     """
 
     is_sync: bool
@@ -36,19 +40,23 @@ class Door(Protocol):
     def queue(self) -> ReliableQueue[Call]:
         """Return the queue."""
 
-    def offer_sync(self, call: Call, options: Mapping[str, Any]) -> str:
-        """Offer a call, wait for it in this thread, and return the id of its message."""
+    def run(self, work: Work[R]) -> R:
+        """Call the queue from a thread without an event loop, and return the result."""
 
 
 class AsyncDoor:
-    """Leads through a :class:`delayq.Client`."""
+    """Leads through a :class:`delayq.Client`.
+
+    Attributes:
+        client: The client.
+    """
 
     is_sync = False
 
     def __init__(
-        self, client: AnyClient, name: str, codec: Codec[Call], settings: Mapping[str, Any]
+        self, client: Any, name: str, codec: Codec[Call], settings: Mapping[str, Any]
     ) -> None:
-        self._client = client
+        self.client: Any = client
         self._name = name
         self._codec = codec
         self._settings = settings
@@ -57,7 +65,7 @@ class AsyncDoor:
 
     def queue(self) -> ReliableQueue[Call]:
         if self._queue is None or self._queue._first.closed:
-            queue: ReliableQueue[Call] = self._client.reliable_queue(
+            queue: ReliableQueue[Call] = self.client.reliable_queue(
                 self._name, codec=self._codec, **self._settings
             )
             # Other handles show its messages as JSON.
@@ -65,7 +73,7 @@ class AsyncDoor:
             self._queue, self._loop = queue, queue._open.loop
         return self._queue
 
-    def offer_sync(self, call: Call, options: Mapping[str, Any]) -> str:
+    def run(self, work: Work[R]) -> R:
         if asyncio._get_running_loop() is not None:
             raise ConfigurationError(
                 "offer_sync() would block the event loop: write await ... .offer() here"
@@ -76,25 +84,33 @@ class AsyncDoor:
                 " another thread"
             )
 
-        async def offer() -> str:
-            return await self.queue().offer(call, **options)
+        async def act() -> R:
+            return await work(self.queue())
 
-        return asyncio.run_coroutine_threadsafe(offer(), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result()
 
 
 class SyncDoor:
-    """Leads through a client that blocks its thread."""
+    """Leads through a client of :mod:`delayq.sync`, whose ``run`` provides an async one."""
 
     is_sync = True
 
     def __init__(
-        self, client: AnyClient, name: str, codec: Codec[Call], settings: Mapping[str, Any]
+        self, client: Any, name: str, codec: Codec[Call], settings: Mapping[str, Any]
     ) -> None:
-        self._queue = client.reliable_queue(name, codec=codec, **settings)
+        self._client = client
+        self._facts = name, codec, settings
+        self._door: AsyncDoor | None = None
 
     def queue(self) -> ReliableQueue[Call]:
         raise NotImplementedError
 
-    def offer_sync(self, call: Call, options: Mapping[str, Any]) -> str:
-        stored: str = self._queue.offer(call, **options)
-        return stored
+    def run(self, work: Work[R]) -> R:
+        async def act(client: Any) -> R:
+            # After a fork, it is another one.
+            if self._door is None or self._door.client is not client:
+                self._door = AsyncDoor(client, *self._facts)
+            return await work(self._door.queue())
+
+        result: R = self._client.run(act)
+        return result

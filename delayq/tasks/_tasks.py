@@ -103,7 +103,8 @@ class Offering(Generic[P]):
         further calls like this. Otherwise as :meth:`offer`.
         """
         call = Call(self.name, self.arguments.named(args, kwargs))
-        return self._tasks._door(sync=True).offer_sync(call, self._options)  # noqa: SLF001 - they belong together
+        door = self._tasks._door(sync=True)  # noqa: SLF001 - they belong together
+        return door.run(lambda queue: queue.offer(call, **self._options))
 
     def to_offer(self, *args: P.args, **kwargs: P.kwargs) -> Offer[Call]:
         """Return a call with these arguments, for :meth:`Tasks.offer_many` and
@@ -340,6 +341,15 @@ class Tasks:
         Arguments, result and errors are those of :meth:`delayq.ReliableQueue.offer_many`.
         """
         return await self.queue.offer_many(offers, durability=durability)
+
+    def offer_many_sync(
+        self, offers: Iterable[Offer[Call]], *, durability: str | None = None
+    ) -> list[str]:
+        """Offer many calls from code that is not async, as :meth:`Task.offer_sync` offers one."""
+        some = [*offers]
+        return self._door(sync=True).run(
+            lambda queue: queue.offer_many(some, durability=durability)
+        )
 
     async def schedule(
         self,

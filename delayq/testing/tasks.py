@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, get_origin
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from anyio import to_thread
 
@@ -19,9 +21,11 @@ from delayq._reliable.settings import DEFAULTS
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
     from delayq.tasks import Call, Task, Tasks
+
+R = TypeVar("R")
 
 
 @contextmanager
@@ -104,14 +108,12 @@ class _Recorder:
                     await result
         return [id_ for id_, _ in recorded]
 
-    def offer_sync(self, call: Call, options: Mapping[str, Any]) -> str:
-        kept = {name: value for name, value in options.items() if name != "durability"}
-        ((id_, call),) = self._recorded([Offer(call, **kept)])
-        if self._provided is not None:
-            run, _ = self._prepared(call, self._provided)
-            if inspect.isawaitable(result := run()):
-                asyncio.run(_awaited(result))
-        return id_
+    def run(self, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
+        if asyncio._get_running_loop() is None:
+            return asyncio.run(work(self))
+        # One loop cannot run inside another.
+        with ThreadPoolExecutor(1) as thread:
+            return thread.submit(copy_context().run, asyncio.run, work(self)).result()
 
     async def schedule(self, name: str, *, value: Call, **options: Any) -> datetime:
         del name
@@ -152,7 +154,3 @@ def _provided(task: Task[Any, Any], parameter: str, provided: Mapping[Any, objec
         f"{name_of(task.function)}() asks for a {show(kind)}: pass eager(...,"
         f" provide={{{show(kind)}: ...}})"
     )
-
-
-async def _awaited(awaitable: Awaitable[Any]) -> Any:
-    return await awaitable

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable  # noqa: TC003 - the worker reads annotations
@@ -599,7 +598,8 @@ async def test_a_worker_binds_its_own_client(server: PrivateServer, done: Log) -
     worker = Worker(server.url)
     worker.include(tasks)
     async with worker:
-        await count.offer(2)
+        call = {"task": "count", "args": {"n": 2}}
+        await worker.client.reliable_queue("mails").offer(call)
         await until(lambda: len(done) == 3)
     assert done == [2, 1, 0]
     with pytest.raises(ConfigurationError, match="not bound to a client"):
@@ -654,28 +654,31 @@ async def test_arguments_that_no_codec_knows_are_told_before_the_first_offer(
             raise AssertionError("it has opened")
 
 
-async def test_a_sync_client_can_be_bound(done: Log) -> None:
-    """Any client whose queues block, such as one of delayq.sync."""
-    codec: Any = None
-
-    class Queue:
-        def offer(self, call: Call, **options: Any) -> str:
-            done(json.loads(codec.encode(call)), options)
-            return "7"
+async def test_a_sync_client_can_be_bound(server: PrivateServer, done: Log) -> None:
+    """One that runs coroutine functions with an async client, as those of delayq.sync do."""
+    loop = asyncio.get_running_loop()
 
     class SyncClient:
-        def reliable_queue(self, name: str, **settings: Any) -> Queue:
-            nonlocal codec
-            codec = settings["codec"]
-            return Queue()
+        def reliable_queue(self, name: str) -> None: ...
+
+        def run(self, function: Callable[..., Any], *args: Any) -> Any:
+            return asyncio.run_coroutine_threadsafe(function(client, *args), loop).result()
 
     tasks = Tasks("mails")
     send = tasks.task(name="send")(lambda to: None)
     tasks.bind(SyncClient())
-    assert send.options(delay=3).offer_sync("ada") == "7"
-    assert done == [({"task": "send", "args": {"to": "ada"}}, {"delay": 3})]
-    with pytest.raises(ConfigurationError, match="not bound to a client"):
-        await send.offer("ada")
+    async with delayq.connect(server.url) as client:
+        offer = send.options(id="mail-7", delay=3).offer_sync
+        assert await asyncio.to_thread(offer, "ada") == "mail-7"
+        with pytest.raises(delayq.DuplicateMessage):
+            await asyncio.to_thread(offer, "ada")
+        offers = (send.to_offer(each) for each in ("ada", "bob"))
+        assert len(await asyncio.to_thread(tasks.offer_many_sync, offers)) == 2
+        message = await client.reliable_queue("mails").get("mail-7")
+        assert message is not None
+        assert message.value == {"task": "send", "args": {"to": "ada"}}
+        with pytest.raises(ConfigurationError, match="not bound to a client"):
+            await send.offer("ada")
 
 
 async def test_the_settings_of_the_queue_are_declared(server: PrivateServer) -> None:

@@ -110,7 +110,8 @@ async def test_eager_calls_may_offer_more() -> None:
 def test_eager_calls_need_no_event_loop() -> None:
     with eager(tasks):
         chain.offer_sync(1)
-    assert done == [1, 0]
+        tasks.offer_many_sync([chain.to_offer(0)])
+    assert done == [1, 0, 0]
 
 
 async def test_what_a_worker_fills_is_provided() -> None:

@@ -194,6 +194,12 @@ def test_any_call_arrives_as_it_was_made(args: list[Any], kwargs: dict[str, Any]
     assert carry_out(tasks, payload) == every_kind(*args, **kwargs)
 
 
+def test_another_program_may_leave_out_what_has_a_default(tasks: Tasks) -> None:
+    tasks.task(variable)
+    call = {"task": "variable", "args": {"a": 1, "rest": [3]}}
+    assert carry_out(tasks, json.dumps(call).encode()) == (1, 2, (3,), {})
+
+
 def without(monkeypatch: pytest.MonkeyPatch, *libraries: str) -> None:
     """Make typed values be read without these libraries."""
     from delayq.codecs import typed
