@@ -5,11 +5,10 @@ with the types of the annotations. Pure.
 from __future__ import annotations
 
 import inspect
-from dataclasses import field, make_dataclass
 from functools import cached_property
 from inspect import Parameter
 from types import GenericAlias
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._functions import INJECTED, NOTHING, annotation_of, name_of, parameters_of
 from delayq.codecs.json import JsonCodec
@@ -23,8 +22,16 @@ if TYPE_CHECKING:
 _JSON = JsonCodec()
 
 
-class _LeftOut:
-    """Stands for an argument that was not passed, so that the function uses its default."""
+class _Reader(NamedTuple):
+    """How an argument is read.
+
+    Attributes:
+        kind: The annotated type. Values of this very class that JSON has itself stay as they are.
+        codec: Decodes other values; None if there is nothing to check.
+    """
+
+    kind: Any
+    codec: Codec[Any] | None
 
 
 class Arguments:
@@ -49,6 +56,11 @@ class Arguments:
                 )
         injected = {each.name for each in self.injected}
         self._passed = {each.name: each for each in parameters if each.name not in injected}
+        self._required = [
+            name
+            for name, each in self._passed.items()
+            if each.default is NOTHING and each.kind not in _VARIABLE
+        ]
         self._by_name = all(
             each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
             for each in parameters
@@ -92,13 +104,17 @@ class Arguments:
             BadArguments: One is not of the annotated type: a worker could not read it.
             EncodeError: JSON has no form for one.
         """
-        try:
-            payload = _JSON.encode(named)
-        except EncodeError:
-            # One of these fails as well, and says which argument it is.
-            payload = _JSON.encode({name: self._encodable(name, named[name]) for name in named})
-        self._read(payload)
-        return payload
+        parts = []
+        for name, value in named.items():
+            try:
+                part = _JSON.encode(value)
+            except EncodeError as error:
+                raise EncodeError(f"{self._place(name)}: {error}") from None
+            reader = self._readers[name]
+            if reader.codec is not None and type(value) is not reader.kind:
+                self._read(name, reader.codec, part)
+            parts.append(b'"%b":%b' % (name.encode(), part))
+        return b"{%b}" % b",".join(parts)
 
     def decode(self, value: Any) -> dict[str, Any]:
         """Return the arguments that a JSON object holds.
@@ -108,10 +124,22 @@ class Arguments:
         """
         if type(value) is not dict:
             raise BadArguments(f"{name_of(self._function)}(): the arguments are not an object")
-        for name in value:
-            if name not in self._passed:
+        named = {}
+        for name, each in value.items():
+            reader = self._readers.get(name)
+            if reader is None:
                 raise BadArguments(f"{name_of(self._function)}() has no argument {name!r}")
-        return self._read(_JSON.encode(value))
+            named[name] = (
+                each
+                if reader.codec is None or type(each) is reader.kind
+                else self._read(name, reader.codec, _JSON.encode(each))
+            )
+        for name in self._required:
+            if name not in named:
+                raise BadArguments(
+                    f"{name_of(self._function)}(): missing a required argument: {name!r}"
+                )
+        return named
 
     def call(self, named: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
         """Call the function with these arguments."""
@@ -127,49 +155,42 @@ class Arguments:
         Raises:
             ConfigurationError: An annotation cannot be read, or no codec knows the type.
         """
-        assert self._codec is not None
+        assert self._readers is not None
 
-    def _encodable(self, name: str, value: Any) -> Any:
-        """Return an argument if JSON has a form for it. Raises EncodeError."""
+    def _read(self, name: str, codec: Codec[Any], payload: bytes) -> Any:
         try:
-            _JSON.encode(value)
-        except EncodeError as error:
-            raise EncodeError(f"{name_of(self._function)}(), {name!r}: {error}") from None
-        return value
-
-    def _read(self, payload: bytes) -> dict[str, Any]:
-        try:
-            found = vars(self._codec.decode(payload))
+            return codec.decode(payload)
         except DecodeError as error:
             reason = error.__cause__
-        else:
-            return {name: value for name, value in found.items() if value is not _LeftOut}
-        raise BadArguments(f"{name_of(self._function)}(): {reason}") from reason
+        raise BadArguments(f"{self._place(name)}: {reason}") from reason
+
+    def _place(self, name: str) -> str:
+        return f"{name_of(self._function)}(), {name!r}"
 
     @cached_property
-    def _codec(self) -> Codec[Any]:
+    def _readers(self) -> Mapping[str, _Reader]:
+        return {name: self._reader(each) for name, each in self._passed.items()}
+
+    def _reader(self, parameter: Parameter) -> _Reader:
         # Reading types needs more modules than registering a task.
+        from delayq.codecs._readers import PLAIN  # noqa: PLC0415
         from delayq.codecs.typed import codec_for  # noqa: PLC0415
 
-        fields: list[Any] = []
-        for name, each in self._passed.items():
-            is_left_out = each.default is not NOTHING or each.kind in _VARIABLE
-            default = field(default_factory=lambda: _LeftOut) if is_left_out else field()
-            fields.append((name, self._kind(each), default))
-        made = make_dataclass("Arguments", fields, kw_only=True)
+        kind = self._kind(parameter)
+        if kind is bytes:
+            raise ConfigurationError(
+                f"{self._place(parameter.name)}: JSON has no bytes: take a str, such as base64"
+            )
         try:
-            return codec_for(made)
+            codec = codec_for(kind)
         except ConfigurationError as error:
-            whole = error
-        for name, kind, _ in fields:
-            try:
-                codec_for(kind)
-            except ConfigurationError as error:
-                raise ConfigurationError(
-                    f"{name_of(self._function)}(), {name!r}: {error}; if the worker is to fill it,"
-                    " give it the default delayq.tasks.INJECTED"
-                ) from error
-        raise whole
+            raise ConfigurationError(
+                f"{self._place(parameter.name)}: {error}; if the worker is to fill it, give it the"
+                " default delayq.tasks.INJECTED"
+            ) from error
+        return _Reader(
+            kind if kind in PLAIN else NOTHING, None if isinstance(codec, JsonCodec) else codec
+        )
 
     def _kind(self, parameter: Parameter) -> Any:
         kind = annotation_of(self._function, parameter.name)

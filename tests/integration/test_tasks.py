@@ -167,7 +167,7 @@ async def test_nothing_is_stored_of_calls_that_do_not_fit(tasks: Tasks, client: 
     wrong: Any = "two"
     with pytest.raises(BadArguments, match="missing a required argument: 'b'"):
         await add.offer(1)  # type: ignore[call-arg]
-    with pytest.raises(BadArguments, match=r"add\(\): .*b"):
+    with pytest.raises(BadArguments, match=r"add\(\), 'b': it is str, not int"):
         await add.offer(1, wrong)
     with pytest.raises(BadArguments):
         await tasks.offer_many([add.to_offer(1, 2), add.to_offer(1, wrong)])
@@ -294,8 +294,16 @@ async def test_an_unknown_task_is_a_dead_letter_at_once(
 @pytest.mark.parametrize(
     ("value", "reason", "error"),
     [
-        ({"task": "add", "args": {"a": "x", "b": 1}}, "bad arguments", "add(): "),
-        ({"task": "add", "args": {"a": 1}}, "bad arguments", "add(): "),
+        (
+            {"task": "add", "args": {"a": "x", "b": 1}},
+            "bad arguments",
+            "add(), 'a': it is str, not int",
+        ),
+        (
+            {"task": "add", "args": {"a": 1}},
+            "bad arguments",
+            "add(): missing a required argument: 'b'",
+        ),
         ({"task": "add", "args": {"c": 1}}, "bad arguments", "add() has no argument 'c'"),
         ({"a": 1}, "undecodable", "TaskCodec cannot decode"),
     ],
