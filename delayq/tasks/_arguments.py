@@ -104,6 +104,7 @@ class Arguments:
             BadArguments: One is not of the annotated type: a worker could not read it.
             EncodeError: JSON has no form for one.
         """
+        self._check_names(named)
         parts = []
         for name, value in named.items():
             try:
@@ -124,21 +125,15 @@ class Arguments:
         """
         if type(value) is not dict:
             raise BadArguments(f"{name_of(self._function)}(): the arguments are not an object")
+        self._check_names(value)
         named = {}
         for name, each in value.items():
-            reader = self._readers.get(name)
-            if reader is None:
-                raise BadArguments(f"{name_of(self._function)}() has no argument {name!r}")
+            reader = self._readers[name]
             named[name] = (
                 each
                 if reader.codec is None or type(each) is reader.kind
                 else self._read(name, reader.codec, _JSON.encode(each))
             )
-        for name in self._required:
-            if name not in named:
-                raise BadArguments(
-                    f"{name_of(self._function)}(): missing a required argument: {name!r}"
-                )
         return named
 
     def call(self, named: Mapping[str, Any], injected: Mapping[str, Any]) -> Any:
@@ -156,6 +151,16 @@ class Arguments:
             ConfigurationError: An annotation cannot be read, or no codec knows the type.
         """
         assert self._readers is not None
+
+    def _check_names(self, named: Mapping[str, Any]) -> None:
+        for name in named:
+            if name not in self._passed:
+                raise BadArguments(f"{name_of(self._function)}() has no argument {name!r}")
+        for name in self._required:
+            if name not in named:
+                raise BadArguments(
+                    f"{name_of(self._function)}(): missing a required argument: {name!r}"
+                )
 
     def _read(self, name: str, codec: Codec[Any], payload: bytes) -> Any:
         try:

@@ -281,6 +281,15 @@ def test_only_calls_of_these_tasks_can_be_offered(tasks: Tasks) -> None:
             tasks._codec.encode(value)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"to": 7}, {"to": "ada", "cc": "bob"}], ids=str)
+def test_a_call_that_was_made_by_hand_is_checked_too(tasks: Tasks, arguments: Any) -> None:
+    @tasks.task
+    def send(to: str) -> None: ...
+
+    with pytest.raises(BadArguments):
+        tasks._codec.encode(Call("send", arguments))
+
+
 def test_a_type_that_no_codec_knows_is_told(tasks: Tasks) -> None:
     @tasks.task
     def send(to: Unknown) -> None: ...
