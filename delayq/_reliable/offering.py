@@ -68,6 +68,9 @@ class OfferOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     priority: int
     ttl: Duration | None
+    max_attempts: int | None
+    timeout: Duration | None
+    unique_for: Duration | None
     on_duplicate: OnDuplicate
     durability: str | None
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime, tzinfo
     from typing import Unpack
 
-    from delayq._reliable.message import Reject, RetryAfter
+    from delayq._reliable.message import Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer, OfferOptions
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import SettingsOptions
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from delayq.backoff import Backoff
     from delayq.tasks._doors import AnyClient, Door
 
-    OnError = Mapping[type[BaseException], Backoff | RetryAfter | Reject | type[Reject]]
+    OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -369,8 +369,8 @@ class Tasks:
 
         Args:
             name: The schedule's name.
-            offer: The call, from :meth:`Task.to_offer`, with the options ``headers``, ``priority``
-                and ``ttl`` at most.
+            offer: The call, from :meth:`Task.to_offer`, with the options ``headers``, ``priority``,
+                ``ttl``, ``max_attempts`` and ``timeout`` at most.
             cron: When the call is due; or ``every``.
             every: The period between calls: seconds or a timedelta.
             timezone: The time zone in which ``cron`` is evaluated.
@@ -379,7 +379,7 @@ class Tasks:
         Returns:
             When the next call is due, by the server's clock (UTC).
         """
-        if (offer.delay, offer.at, offer.id) != (None, None, None):
+        if any(each is not None for each in (offer.delay, offer.at, offer.id, offer.unique_for)):
             raise BadInput("a schedule decides when its calls are due, and their ids")
         return await self.queue.schedule(
             name,
@@ -390,6 +390,8 @@ class Tasks:
             headers=offer.headers,
             priority=offer.priority,
             ttl=offer.ttl,
+            max_attempts=offer.max_attempts,
+            timeout=offer.timeout,
             version=version,
         )
 

@@ -117,7 +117,7 @@ class _Recorder:
 
     async def schedule(self, name: str, *, value: Call, **options: Any) -> datetime:
         del name
-        kept = {each: options[each] for each in ("headers", "priority", "ttl")}
+        kept = {each: options[each] for each in options if each in Offer.__dataclass_fields__}
         self._recorded([Offer(value, **kept)])
         return datetime.now(UTC)
 

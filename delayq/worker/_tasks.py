@@ -148,9 +148,11 @@ class TaskHandling:
             name = message.value.task
         except DecodeError:
             return self._unreadable.handle(message)
-        message._origin = origin = self._origin(name, message._origin)
+        message._origin = self._origin(name, message._origin)
         handling = self._handlings[name]
-        if origin.max_attempts and message.attempt - message._claim.forgiven > origin.max_attempts:
+        # Its body need not be parsed for the limit in the first attempt.
+        most = message.max_attempts if message.attempt > 1 else None
+        if most and message.attempt - message._claim.forgiven > most:
             return handling.bury(message, "attempts", SPENT)
         return handling.handle(message)
 

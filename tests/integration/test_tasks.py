@@ -407,6 +407,35 @@ async def test_tasks_without_retries_of_their_own_have_those_of_their_group(
     assert waiting.due_at - await client.server_time() > timedelta(minutes=50)
 
 
+async def test_a_call_may_have_limits_of_its_own(
+    tasks: Tasks, client: Client, worker: Worker
+) -> None:
+    @tasks.task(max_attempts=2, timeout=60, backoff=Backoff.fixed(1))
+    async def hangs() -> None:
+        await asyncio.sleep(600)
+
+    for id_, limit in (("one", 1), ("three", 3)):
+        await hangs.options(id=id_, max_attempts=limit, timeout=0.01).offer()
+    worker.include(tasks)
+    for _ in range(5):
+        await worker.run(burst=True)
+        await advance(client, 2)
+    dead = {each.id: (each.reason, each.attempt) for each in await tasks.queue.dead.list()}
+    assert dead == {"one": ("attempts", 1), "three": ("attempts", 3)}
+
+
+async def test_a_task_can_be_snoozed(tasks: Tasks, worker: Worker, done: Log) -> None:
+    @tasks.task(max_attempts=1)
+    async def wait(message: Message[Call] = INJECTED) -> None:
+        done(message.attempt)
+        raise delayq.Snooze(3600)
+
+    await wait.offer()
+    await work_off(worker, tasks)
+    assert done == [1]
+    assert await depths(tasks.queue) == (1, 0, 0, 0)
+
+
 async def test_a_message_that_its_handler_settles_obeys_the_task(
     tasks: Tasks, worker: Worker
 ) -> None:
