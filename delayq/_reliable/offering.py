@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict, TypeVar
 
 from delayq._durations import Duration, delay_us, microseconds
 from delayq._reliable.bodies import brief, content
@@ -20,10 +20,9 @@ from delayq.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from delayq._reliable.id_source import IdSource
     from delayq._reliable.new_message import NewMessage
     from delayq.codecs import Codec
 
@@ -75,10 +74,17 @@ class OfferOptions(TypedDict, total=False):
     durability: str | None
 
 
+class HasIds(Protocol):
+    """Generates ids."""
+
+    @property
+    def new_id(self) -> Callable[[], str]: ...
+
+
 class OfferEncoder(Generic[T]):
     """Checks and encodes the messages offered through one queue handle."""
 
-    def __init__(self, codec: Codec[T], max_payload: int, ids: IdSource) -> None:
+    def __init__(self, codec: Codec[T], max_payload: int, ids: HasIds) -> None:
         """Args:
         codec: Encodes the values.
         max_payload: The largest encoded value allowed, bytes.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 from anyio import to_thread
 
 from delayq._functions import annotation_of, is_kind, name_of, show
+from delayq._reliable.ids import new_id
 from delayq._reliable.offering import Offer, OfferEncoder
 from delayq._reliable.settings import DEFAULTS
 from delayq.errors import ConfigurationError
@@ -79,6 +80,7 @@ class _Recorder:
     """Takes the place of a client and its queue."""
 
     is_sync = False
+    new_id = staticmethod(new_id)
 
     def __init__(
         self, tasks: Tasks, offers: list[Offer[Call]], provided: Mapping[Any, object] | None
@@ -86,7 +88,7 @@ class _Recorder:
         self._tasks = tasks
         self._offers = offers
         self._provided = provided
-        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.max_payload or 0)
+        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.max_payload or 0, self)
 
     def queue(self) -> Any:
         return self
