@@ -101,6 +101,7 @@ class Dead:
     id: str
     value: int
     priority: int
+    max_attempts: int
     attempts: int
     reason: str
     error: str
@@ -271,8 +272,8 @@ class Model:
             self.names += 1
             name = f"{key}\0{self.names:016}"
         # Messages that die in one call die at the same moment, and the server sorts them by name.
-        facts = (message.value, message.priority, message.attempts, reason, error or "")
-        self.dead[name] = Dead(name, key, *facts, self.after(0))
+        facts = (message.value, message.priority, message.max_attempts, message.attempts, reason)
+        self.dead[name] = Dead(name, key, *facts, error or "", self.after(0))
 
 
 class ReliableMachine(RuleBasedStateMachine):
@@ -707,7 +708,8 @@ class ReliableMachine(RuleBasedStateMachine):
         for place, key in enumerate(free):
             letter = model.dead.pop(first[key].name)
             model.set_aside(key)
-            model.live[key] = Live(key, letter.value, letter.priority, model.after(0, place), None)
+            due, most = model.after(0, place), letter.max_attempts
+            model.live[key] = Live(key, letter.value, letter.priority, due, None, most)
 
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data(), everything=st.booleans())
