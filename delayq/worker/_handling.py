@@ -118,6 +118,9 @@ class Handling:
         plan = listener.plan
         self._is_bare = plan.is_async and not (middleware or plan.injected)
 
+    def hurry(self) -> None:
+        """Wait for no further messages, because none will come."""
+
     async def handle(self, message: Message[Any]) -> None:
         """Handle a message and settle it.
 
@@ -136,7 +139,7 @@ class Handling:
                     if timeout is None:
                         await self._start(message, value)
                     else:
-                        await self._within_timeout(message, value, timeout)
+                        await self._within(timeout, self._start(message, value))
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
@@ -174,7 +177,7 @@ class Handling:
         """Make a message a dead letter: no later attempt could read it either."""
         reason, text = _why(error)
         self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
-        _tell(message, error)
+        tell(message, error)
         await message.bury(reason, text)
 
     def _log(
@@ -198,10 +201,10 @@ class Handling:
             error=error,
         )
 
-    async def _within_timeout(self, message: Message[Any], value: Any, seconds: float) -> None:
+    async def _within(self, seconds: float, call: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(seconds) as limit:
-                await self._start(message, value)
+                await call
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -254,15 +257,19 @@ class Handling:
         await call()
 
     async def _call(self, message: Message[Any], value: Any) -> None:
+        first = message if self._plan.takes_message else value
+        await self._call_handler(first, {Message: message, **self._made})
+
+    async def _call_handler(self, first: Any, made: dict[Any, Any]) -> None:
+        """Call the handler with its first argument, and fill the others from what was ``made``."""
         plan, handler = self._plan, self._listener.handler
-        first = message if plan.takes_message else value
         if not plan.injected:
             await (handler(first) if plan.is_async else self._in_thread(partial(handler, first)))
             return
         failure: BaseException | None = None
         async with AsyncExitStack() as stack:
             try:
-                scope = Scope(self._makers, {Message: message, **self._made}, stack)
+                scope = Scope(self._makers, made, stack)
                 arguments = await scope.fill(plan.injected)
                 await (
                     handler(first, **arguments)
@@ -289,17 +296,22 @@ class Handling:
         if message._value is None:
             await self._bury_undecodable(message, error)
             return
-        _tell(message, error)
-        error.__traceback__ = _below_the_worker(error.__traceback__)
-        what = decide_retry(error, self._listener.settings.on_error)
+        tell(message, error)
+        error.__traceback__ = below_the_worker(error.__traceback__)
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
             text = "was answered in attempt %d with %s: %s"
             self._log(INFO, message, text, message.attempt, type(said).__name__, said)
         else:
             self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
+        await self._retry(message, error)
+
+    async def _retry(self, message: Message[Any], error: BaseException) -> None:
+        """Do what the error, or the listener, says about a message whose handler has failed."""
         if message._settled and not message._lost:
             return
+        what = decide_retry(error, self._listener.settings.on_error)
+        said = instruction_of(error) if is_instruction(error) else None
         if isinstance(what, Bury):
             await message.bury(what.reason, error if said is None else "")
         elif isinstance(what.delay, Snooze):
@@ -312,13 +324,13 @@ class Handling:
             )
 
 
-def _tell(message: Message[Any], failure: BaseException) -> None:
+def tell(message: Message[Any], failure: BaseException) -> None:
     """Report a failure to the observers, because it does not leave the message's block."""
     if (observation := message._observation) is not None:
         observation.error = failure
 
 
-def _below_the_worker(trace: TracebackType | None) -> TracebackType | None:
+def below_the_worker(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the worker's own frames at its top."""
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename.startswith(_CALLERS):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Settings
     from delayq.codecs import Codec
 
+# How long a batch waits for more messages, in seconds, unless the listener says otherwise.
+_LINGER = 0.1
+
 
 @dataclass(frozen=True)
 class ListenerSettings:
@@ -32,6 +35,8 @@ class ListenerSettings:
         concurrency: Maximum number of handlers at a time.
         timeout: How long a handler may take, in seconds.
         on_error: How to treat errors.
+        batch: The largest number of messages that a handler takes at a time; None if it takes one.
+        linger: How long a batch that is not full waits for more messages, in seconds.
     """
 
     queue: str
@@ -40,6 +45,8 @@ class ListenerSettings:
     concurrency: int
     timeout: float | None
     on_error: OnError
+    batch: int | None = None
+    linger: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +78,7 @@ def listen(
         ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no codec
             knows the type.
     """
-    plan = plan_handler(handler, known)
+    plan = plan_handler(handler, known, in_batches=settings.batch is not None)
     try:
         codec = codec_for(plan.value) if settings.codec is None else settings.codec
     except ConfigurationError as error:
@@ -87,6 +94,8 @@ def check_settings(
     concurrency: int,
     timeout: Duration | None,
     on_error: OnError | None,
+    batch: int | None = None,
+    linger: Duration | None = None,
 ) -> ListenerSettings:
     """Check everything that can be checked before the handler is known.
 
@@ -107,7 +116,20 @@ def check_settings(
     limit = None if timeout is None else seconds(timeout, "timeout")
     if limit == 0:
         raise BadInput("timeout must be more than 0")
-    return ListenerSettings(queue, codec, settings, concurrency, limit, checked(on_error))
+    if batch is not None:
+        check_count("batch", batch)
+    elif linger is not None:
+        raise BadInput("linger is how long a batch waits for more messages: pass batch as well")
+    return ListenerSettings(
+        queue,
+        codec,
+        settings,
+        concurrency,
+        limit,
+        checked(on_error),
+        batch,
+        seconds(_LINGER if linger is None else linger, "linger"),
+    )
 
 
 def check_count(name: str, count: int) -> None:

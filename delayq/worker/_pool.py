@@ -51,7 +51,6 @@ class Pool:
         stop: Called when there is nothing more to do, with the reason if that is an error.
         """
         self._plan = SlotPlan(feeds, slots)
-        self._slots = slots
         self._burst = burst
         self._stop = stop
         # Feeds that wait for room to claim more.
@@ -84,6 +83,7 @@ class Pool:
             self._feeders.clear()
         for feed in self._plan.feeds:
             self._hand_back(feed)
+            feed.handling.hurry()
         for idle in self._idle:
             _wake(idle)
 
@@ -230,7 +230,7 @@ class Pool:
             if _wake(self._idle.pop()):
                 self._waking = True
                 return
-        if len(self._workers) < self._slots:
+        if len(self._workers) < self._plan.most:
             self._waking = True
             worker = asyncio.create_task(self._work(), name="delayq worker")
             self._workers.add(worker)

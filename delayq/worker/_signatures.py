@@ -67,8 +67,12 @@ class HandlerPlan:
     is_async: bool
 
 
-def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> HandlerPlan:
+def plan_handler(
+    handler: Callable[..., Any], known: Collection[Any], *, in_batches: bool = False
+) -> HandlerPlan:
     """Decide how a handler is called, for whose parameters there are ``known`` types.
+
+    One that takes messages ``in_batches`` gets a list of values, or of messages.
 
     Raises:
         ConfigurationError: The handler takes no value, a parameter cannot be filled, or an
@@ -89,6 +93,8 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
         )
     first, *others = parameters
     kind = annotation_of(handler, first.name)
+    if in_batches:
+        kind = _item_of(handler, kind)
     takes_message = _is_message(kind)
     if not takes_message and _is_known(kind, known):
         raise ConfigurationError(
@@ -98,6 +104,11 @@ def plan_handler(handler: Callable[..., Any], known: Collection[Any]) -> Handler
     value = _of_message(kind) if takes_message else kind
     injected = plan_injected(handler, others, known)
     for parameter in injected:
+        if in_batches and parameter.kind is Message:
+            raise ConfigurationError(
+                f"{name_of(handler)} takes batches, so {parameter.name!r} cannot be the message:"
+                " annotate the first parameter as list[Message[...]]"
+            )
         if parameter.content not in (NOTHING, Any, value):
             raise ConfigurationError(
                 f"{name_of(handler)} takes a {show(value)}, but a message of"
@@ -194,6 +205,18 @@ def plan_injected(
                 " registered before, or give a default"
             )
     return tuple(result)
+
+
+def _item_of(handler: Callable[..., Any], kind: Any) -> Any:
+    """Return the type of the items of a handler's first parameter, which takes a batch."""
+    if kind in (NOTHING, Any, list):
+        return NOTHING
+    if typing.get_origin(kind) in (list, abc.Sequence, abc.Collection, abc.Iterable):
+        return typing.get_args(kind)[0]
+    raise ConfigurationError(
+        f"{name_of(handler)} takes batches: annotate its first parameter as list[...], not as"
+        f" {show(kind)}"
+    )
 
 
 def _is_message(kind: Any) -> bool:

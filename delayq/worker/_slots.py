@@ -4,7 +4,8 @@ has claimed for them. Pure.
 A *feed* is a listener at work. A fixed number of *slots*, one for each handler that may run, take
 from the feeds in turn, so a flood in one holds up another by one message at most. Each feed claims
 as many messages as there are free slots, plus as many as will be begun within a moment. If there
-are several feeds, each holds one more, so that its turn finds one.
+are several feeds, each holds one more, so that its turn finds one. A feed whose messages are
+handled in batches has slots of its own.
 
 Messages that arrive when no slot will be free soon, because other feeds have taken them, go back to
 the server, and so do those that have waited a second while nothing moved. No attempt is counted. A
@@ -36,6 +37,7 @@ class Feed:
         source: Claims its messages.
         handling: Handles them.
         concurrency: Maximum number of its handlers that run.
+        has_own_slots: Whether these need no slots of the worker.
         places: The same, without those whose place is taken by a thread that hangs.
         buffer: The messages that are claimed and not begun.
         running: Number of its handlers that are running.
@@ -45,10 +47,18 @@ class Feed:
         empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
 
-    def __init__(self, source: Source, handling: Handling | TaskHandling, concurrency: int) -> None:
+    def __init__(
+        self,
+        source: Source,
+        handling: Handling | TaskHandling,
+        concurrency: int,
+        *,
+        has_own_slots: bool = False,
+    ) -> None:
         self.source: Source = source
         self.handling: Handling | TaskHandling = handling
         self.concurrency: int = concurrency
+        self.has_own_slots: bool = has_own_slots
         self.places: int = concurrency
         self.buffer: deque[Claimed] = deque()
         self.running: int = 0
@@ -68,6 +78,7 @@ class SlotPlan:
 
     Attributes:
         feeds: The feeds.
+        most: Maximum number of handlers that run.
         in_line: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
         running: Number of handlers that are running.
@@ -77,6 +88,9 @@ class SlotPlan:
     def __init__(self, feeds: Sequence[Feed], slots: int) -> None:
         self.feeds: tuple[Feed, ...] = tuple(feeds)
         self._slots = slots
+        self.most: int = slots + sum(feed.concurrency for feed in feeds if feed.has_own_slots)
+        # The handlers that take up these slots.
+        self._using_slots = 0
         self.in_line: deque[Feed] = deque()
         self.reserved: dict[Feed, None] = {}
         # Feeds whose messages went back, and no slot has been free since.
@@ -86,10 +100,12 @@ class SlotPlan:
 
     def room(self, feed: Feed) -> int:
         """Return how many messages a feed may claim now, or how many too many it has, negative."""
-        unused = self._slots - self.running
-        if feed not in self.reserved:
-            unused -= len(self.reserved)
-        free = min(feed.places - feed.running, unused)
+        free = feed.places - feed.running
+        if not feed.has_own_slots:
+            unused = self._slots - self._using_slots
+            if feed not in self.reserved:
+                unused -= len(self.reserved)
+            free = min(free, unused)
         return max(0, free) + self._ahead(feed) - len(feed.buffer)
 
     def has_room(self, feed: Feed) -> bool:
@@ -104,7 +120,8 @@ class SlotPlan:
         least = 1 if len(self.feeds) > 1 and not feed.is_full else 0
         if feed.took is None:
             return least
-        return max(least, begun_soon(min(feed.places, self._slots), feed.took, _MOST_AHEAD))
+        slots = feed.places if feed.has_own_slots else min(feed.places, self._slots)
+        return max(least, begun_soon(slots, feed.took, _MOST_AHEAD))
 
     def add(self, feed: Feed, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """Add messages that a feed has claimed, and return those for which there is no room."""
@@ -125,7 +142,7 @@ class SlotPlan:
         """
         self._parked.add(feed)
         feed.took = None
-        if len(self.feeds) > 1 and not feed.is_full:
+        if len(self.feeds) > 1 and not feed.is_full and not feed.has_own_slots:
             self.reserved[feed] = None
 
     def unreserve(self, feed: Feed) -> None:
@@ -152,12 +169,12 @@ class SlotPlan:
 
         The last free slots are kept for feeds that have one reserved.
         """
-        free = self._slots - self.running
+        free = self._slots - self._using_slots
         for _ in range(len(self.in_line)):
             feed = self.in_line.popleft()
             if not feed.buffer or feed.running >= feed.places:
                 feed.in_line = False
-            elif feed in self.reserved or free > len(self.reserved):
+            elif feed.has_own_slots or feed in self.reserved or free > len(self.reserved):
                 feed.in_line = False
                 return feed
             else:
@@ -170,6 +187,8 @@ class SlotPlan:
         feed.running += 1
         feed.begun += 1
         self.running += 1
+        if not feed.has_own_slots:
+            self._using_slots += 1
         if self.reserved:
             self.unreserve(feed)
         # In turn: the feed is behind the others now.
@@ -180,6 +199,8 @@ class SlotPlan:
         """Free the slot of a message that took ``took`` seconds."""
         feed.running -= 1
         self.running -= 1
+        if not feed.has_own_slots:
+            self._using_slots -= 1
         self.finished += 1
         feed.took = moving_mean(feed.took, took)
         if not feed.in_line:

@@ -142,6 +142,9 @@ class TaskHandling:
         # By task and partition: their messages share one.
         self._origins: dict[tuple[str, int], QueueHandle[Call]] = {}
 
+    def hurry(self) -> None:
+        """As :meth:`Handling.hurry`."""
+
     def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:
         """Handle a message and settle it, as :meth:`Handling.handle` does."""
         try:

@@ -15,6 +15,7 @@ from delayq._reliable.settings import Settings
 from delayq._unset import UNSET
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
+from delayq.worker._batches import BatchHandling
 from delayq.worker._dependencies import Scope
 from delayq.worker._handling import Handling, Source
 from delayq.worker._listener import check_count, check_settings, listen
@@ -148,6 +149,8 @@ class Worker:
         timeout: Duration | None = None,
         codec: Codec[Any] | None = None,
         on_error: OnError | None = None,
+        batch: int | None = None,
+        linger: Duration | None = None,
         lease: Duration | None = None,
         max_attempts: int | Unset | None = UNSET,
         backoff: Backoff | None = None,
@@ -180,6 +183,10 @@ class Worker:
                 :class:`~delayq.Backoff` or a :class:`~delayq.RetryAfter` tries again, a
                 :class:`~delayq.Snooze` does so without counting the attempt, and
                 :class:`~delayq.Reject` never does.
+            batch: The function takes a list of up to this many values, or messages, at a time. By
+                default, one such call runs at a time.
+            linger: How long a batch that is not full waits for more messages, in seconds or as a
+                timedelta; 0.1 s by default.
             lease: As for :meth:`delayq.Client.reliable_queue`, like all arguments below.
             max_attempts: Number of attempts after which a message becomes a dead letter; None for
                 no limit.
@@ -212,9 +219,13 @@ class Worker:
                 max_payload,
                 partitions=partitions,
             ),
-            concurrency=self._concurrency if concurrency is None else concurrency,
+            concurrency=(
+                (self._concurrency if batch is None else 1) if concurrency is None else concurrency
+            ),
             timeout=timeout,
             on_error=on_error,
+            batch=batch,
+            linger=linger,
         )
 
         def register(handler: F) -> F:
@@ -230,7 +241,9 @@ class Worker:
                     f"queue {queue!r} already has a listener: {other}; {name_of(handler)} would be"
                     " a second one"
                 )
-            self._listeners[queue] = listen(checked, handler, self._known())
+            self._listeners[queue] = listen(
+                checked, handler, self._known() if batch is None else self._known_to_batches()
+            )
             return handler
 
         return register
@@ -435,6 +448,15 @@ class Worker:
     def _known(self) -> set[Any]:
         return {Client, Worker, *self._makers}
 
+    def _known_to_batches(self) -> set[Any]:
+        """Return the types that can be made without a message."""
+        need: set[Any] = {Message}
+        # A dependency is registered after those that it asks for.
+        for kind, maker in self._makers.items():
+            if any(parameter.kind in need for parameter in maker.takes):
+                need.add(kind)
+        return self._known() - need
+
     def _check_idle(self) -> None:
         if self._stop is not None:
             raise ConfigurationError("the worker is already running")
@@ -515,7 +537,11 @@ class Worker:
                 queue.keep_codec()
             concurrency, threads = self._places(name, given.concurrency, stack)
             handling = self._handling(listener, made, threads, stop)
-            feeds.append(Feed(Source(queue, concurrency), handling, concurrency))
+            if isinstance(handling, BatchHandling):
+                handling.gather(concurrency)
+                concurrency = handling.places
+            own = given.batch is not None
+            feeds.append(Feed(Source(queue, concurrency), handling, concurrency, has_own_slots=own))
         for name, included in self._included.items():
             feeds.append(self._feed_of_tasks(name, included, stop, made, stack))
         return feeds
@@ -563,9 +589,8 @@ class Worker:
     def _handling(
         self, listener: Listener, made: dict[Any, Any], threads: Threads, stop: _Stop
     ) -> Handling:
-        return Handling(
-            listener, self._middleware, self._makers, made, threads, stop.cancels_handlers
-        )
+        kind = Handling if listener.settings.batch is None else BatchHandling
+        return kind(listener, self._middleware, self._makers, made, threads, stop.cancels_handlers)
 
 
 def _check_lifespan(lifespan: object) -> None:

@@ -81,3 +81,19 @@ def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long(com
         plan.unreserve(rare)
         plan.line_up(flood)
         assert begin(plan) is flood
+
+
+def test_a_feed_with_slots_of_its_own_takes_none_of_the_others() -> None:
+    shared = Feed(UNUSED, UNUSED, 1)
+    own = Feed(UNUSED, UNUSED, 3, has_own_slots=True)
+    plan = SlotPlan([shared, own], 1)
+    assert plan.most == 4
+    fill(plan, own, 3)
+    assert [begin(plan) for _ in range(3)] == [own] * 3
+    assert plan.next() is None
+    assert fill(plan, shared, 1) == 0
+    assert begin(plan) is shared
+    assert fill(plan, own, 1) == 1
+    plan.end(own, 1.0)
+    assert fill(plan, own, 1) == 0
+    assert begin(plan) is own

@@ -1,0 +1,207 @@
+"""Gathers messages into batches, for listeners that handle many at a time.
+
+Each message of a batch is handled like any other: it holds its own lease, and settles itself. Only
+its handler is shared. So the batch that fails is retried message by message, as the attempts and
+the backoff of each one say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from logging import ERROR, INFO
+from typing import TYPE_CHECKING, Any
+
+from delayq._logging import log
+from delayq._reliable.message import instruction_of, is_instruction
+from delayq.worker._handling import Handling, below_the_worker, tell
+from delayq.worker._threads import NotBegun
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from delayq._reliable.message import Message
+
+
+class BatchFailed(Exception):
+    """The handler of a batch has failed: raised for each of its messages.
+
+    Attributes:
+        error: What the handler has raised.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error: BaseException = error
+
+
+@dataclass(eq=False)
+class _Member:
+    """A message that is in a batch, or waits for one.
+
+    Attributes:
+        message: The message.
+        until: When its batch begins at the latest, even if it is not full, in loop time.
+        outcome: The outcome of its batch.
+        batch: Its batch, once that has begun.
+    """
+
+    message: Message[Any]
+    until: float
+    outcome: asyncio.Future[None]
+    batch: _Batch | None = None
+
+
+@dataclass(eq=False)
+class _Batch:
+    members: Sequence[_Member]
+    task: asyncio.Task[None] = field(init=False)
+
+
+class Batches:
+    """Gathers messages into batches, and calls a function for each batch."""
+
+    def __init__(
+        self,
+        handle: Callable[[list[Message[Any]]], Awaitable[None]],
+        *,
+        size: int,
+        linger: float,
+        concurrency: int,
+    ) -> None:
+        """Args:
+        handle: Handles a batch.
+        size: The largest number of messages in one.
+        linger: How long a message waits for others, in seconds.
+        concurrency: Number of batches at a time.
+        """
+        self._handle = handle
+        self._size = size
+        self._linger = linger
+        self._concurrency = concurrency
+        self._waiting: deque[_Member] = deque()
+        self._running: set[_Batch] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def hurry(self) -> None:
+        """Begin with the messages that wait for others, because no others will come."""
+        self._linger = 0.0
+        for member in self._waiting:
+            member.until = 0.0
+        self._begin()
+
+    async def join(self, message: Message[Any]) -> None:
+        """Have a message handled in a batch, and wait for the end of that.
+
+        If this is cancelled, the batch goes on for its other messages.
+
+        Raises:
+            BatchFailed: The handler has raised an error.
+        """
+        loop = asyncio.get_running_loop()
+        member = _Member(message, loop.time() + self._linger, loop.create_future())
+        self._waiting.append(member)
+        self._begin()
+        try:
+            await member.outcome
+        except asyncio.CancelledError:
+            batch = member.batch
+            if batch is None:
+                self._waiting.remove(member)
+            elif all(each.outcome.cancelled() for each in batch.members):
+                batch.task.cancel()
+                await asyncio.wait((batch.task,))
+            raise
+
+    def _begin(self) -> None:
+        """Begin the batches that are full, or have waited for long enough."""
+        loop = asyncio.get_running_loop()
+        while self._waiting and len(self._running) < self._concurrency:
+            first = self._waiting[0]
+            if len(self._waiting) < self._size and loop.time() < first.until:
+                if self._timer is None:
+                    self._timer = loop.call_at(first.until, self._timer_rang)
+                return
+            count = min(self._size, len(self._waiting))
+            batch = _Batch([self._waiting.popleft() for _ in range(count)])
+            for member in batch.members:
+                member.batch = batch
+            self._running.add(batch)
+            batch.task = loop.create_task(self._run(batch), name="delayq batch")
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _timer_rang(self) -> None:
+        self._timer = None
+        self._begin()
+
+    async def _run(self, batch: _Batch) -> None:
+        failure: BaseException | None = None
+        try:
+            await self._handle([member.message for member in batch.members])
+        except BaseException as error:
+            failure = error
+            if isinstance(error, KeyboardInterrupt):
+                raise
+        finally:
+            for member in batch.members:
+                if member.outcome.done():
+                    continue
+                if failure is None:
+                    member.outcome.set_result(None)
+                else:
+                    member.outcome.set_exception(BatchFailed(failure))
+            self._running.discard(batch)
+            self._begin()
+
+
+class BatchHandling(Handling):
+    """Handles the messages of a listener that takes batches."""
+
+    def gather(self, concurrency: int) -> None:
+        """Begin to gather batches, of which this many are handled at a time."""
+        settings = self._listener.settings
+        assert settings.batch is not None
+        self._batches = Batches(
+            self._handle, size=settings.batch, linger=settings.linger, concurrency=concurrency
+        )
+        # One batch gathers while the others are handled.
+        self.places: int = settings.batch * (concurrency + 1)
+        # The limit is that of a batch, not that of a message, which waits for others.
+        self._limit, self._timeout = self._timeout, None
+        self._is_bare = False
+
+    def hurry(self) -> None:
+        self._batches.hurry()
+
+    async def _call(self, message: Message[Any], value: Any) -> None:
+        del value  # the message has it
+        await self._batches.join(message)
+
+    async def _handle(self, messages: list[Message[Any]]) -> None:
+        takes_messages = self._plan.takes_message
+        first = messages if takes_messages else [message.value for message in messages]
+        call = self._call_handler(first, {**self._made})
+        try:
+            await (call if self._limit is None else self._within(self._limit, call))
+        except BaseException as error:
+            error.__traceback__ = below_the_worker(error.__traceback__)
+            said = instruction_of(error) if is_instruction(error) else None
+            count = len(messages)
+            if said is not None:
+                text = "a batch of %d messages was answered with %s: %s"
+                log(INFO, self._queue, text, count, type(said).__name__, said)
+            elif not isinstance(error, NotBegun):
+                log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
+            raise
+
+    async def _failed(self, message: Message[Any], error: BaseException) -> None:
+        if not isinstance(error, BatchFailed):
+            await super()._failed(message, error)
+        elif isinstance(error.error, NotBegun):
+            await self._put_off(message, error.error)
+        else:
+            tell(message, error.error)
+            await self._retry(message, error.error)

@@ -1,0 +1,394 @@
+"""Listeners that take many messages at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
+from tests.support.reliable import Jobs, depths, get
+from tests.support.waiting import until
+from tests.support.workers import SETTINGS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.support.servers import PrivateServer
+
+NONE = (0, 0, 0, 0)
+# Longer than any test takes.
+LONG = 60.0
+
+
+@dataclass
+class Event:
+    id: int
+
+
+@pytest.fixture
+async def jobs(client: Client) -> Jobs:
+    return client.reliable_queue("jobs", **SETTINGS)
+
+
+@pytest.fixture
+def worker(client: Client) -> Worker:
+    return Worker(client, concurrency=2, shutdown_timeout=5)
+
+
+def batches(worker: Worker, **options: Any) -> Callable[[Any], Any]:
+    return worker.listener("jobs", **{"batch": 10, "linger": LONG} | SETTINGS | options)
+
+
+class Gathered:
+    """A handler that records its batches."""
+
+    def __init__(self) -> None:
+        self.seen: list[list[int]] = []
+
+    async def __call__(self, values: list[int]) -> None:
+        self.seen.append(values)
+
+
+async def offer(jobs: Jobs, count: int, first: int = 0) -> None:
+    await jobs.offer_many([Offer(n, id=str(n)) for n in range(first, first + count)])
+
+
+async def test_a_full_batch_is_handled_at_once(worker: Worker, jobs: Jobs) -> None:
+    gathered = Gathered()
+    batches(worker)(gathered)
+    await offer(jobs, 30)
+    async with worker:
+        await until(lambda: len(gathered.seen) == 3)
+    assert sorted(itertools.chain(*gathered.seen)) == [*range(30)]
+    assert [len(batch) for batch in gathered.seen] == [10, 10, 10]
+    assert await depths(jobs) == NONE
+
+
+async def test_a_batch_that_is_not_full_waits_for_others_only_so_long(
+    worker: Worker, jobs: Jobs
+) -> None:
+    gathered = Gathered()
+    batches(worker, linger=0.05)(gathered)
+    async with worker:
+        await offer(jobs, 3)
+        await until(lambda: sum(map(len, gathered.seen)) == 3)
+        # The next batch waits anew.
+        await offer(jobs, 1, first=3)
+        await until(lambda: gathered.seen[-1] == [3])
+    assert await depths(jobs) == NONE
+
+
+async def test_a_worker_that_stops_handles_what_it_has_gathered(worker: Worker, jobs: Jobs) -> None:
+    gathered = Gathered()
+    batches(worker)(gathered)
+    await offer(jobs, 3)
+    async with worker:
+        await until(lambda: _at_work(worker) == 3)
+        assert gathered.seen == []
+    assert sorted(gathered.seen[0]) == [0, 1, 2]
+    assert await depths(jobs) == NONE
+
+
+async def test_one_batch_gathers_while_the_other_is_handled(worker: Worker, jobs: Jobs) -> None:
+    inside: list[int] = []
+    go_on = asyncio.Event()
+
+    @batches(worker, batch=5)
+    async def handle(values: list[int]) -> None:
+        inside.append(len(values))
+        await go_on.wait()
+
+    await offer(jobs, 30)
+    async with worker:
+        await until(lambda: _at_work(worker) == 10)
+        assert inside == [5]
+        go_on.set()
+        await until(lambda: sum(inside) == 30)
+    assert max(inside) == 5
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_so_many_batches_are_handled_at_a_time(
+    client: Client, jobs: Jobs, concurrency: int
+) -> None:
+    worker = Worker(client, concurrency=5)
+    inside = most = 0
+
+    @batches(worker, batch=2, concurrency=concurrency)
+    async def handle(values: list[int]) -> None:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        await asyncio.sleep(0.01)
+        inside -= 1
+
+    await offer(jobs, 40)
+    await worker.run(burst=True)
+    assert most == concurrency
+
+
+async def test_batches_do_not_take_the_slots_of_other_listeners(client: Client, jobs: Jobs) -> None:
+    worker = Worker(client, concurrency=1)
+    go_on = asyncio.Event()
+    seen: list[str] = []
+
+    @batches(worker)
+    async def handle(values: list[int]) -> None:
+        await go_on.wait()
+
+    @worker.listener("others")
+    async def other(value: str) -> None:
+        seen.append(value)
+
+    await offer(jobs, 20)
+    async with worker:
+        await until(lambda: _at_work(worker) == 20)
+        await client.reliable_queue("others").offer("x")
+        await until(lambda: seen == ["x"])
+        go_on.set()
+
+
+async def test_a_batch_that_fails_is_retried_message_by_message(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @batches(worker, batch=3, linger=0.05, max_attempts=2, backoff=Backoff.fixed(0))
+    async def handle(values: list[int]) -> None:
+        if 1 in values:
+            raise ZeroDivisionError("divided")
+
+    await offer(jobs, 2)
+    await jobs.offer(2, id="2", max_attempts=1)
+    await worker.run(burst=True)
+    letters = {letter.id: letter.attempt for letter in await jobs.dead.list()}
+    assert letters == {"0": 2, "1": 2, "2": 1}
+    failures = [record for record in caplog.records if "batch of 3" in record.message]
+    assert [record.levelname for record in failures] == ["ERROR"]
+    assert "ZeroDivisionError" in caplog.text
+
+
+async def test_each_message_may_be_settled_by_itself(worker: Worker, jobs: Jobs) -> None:
+    @batches(worker, batch=4)
+    async def handle(messages: list[Message[int]]) -> None:
+        for message in messages:
+            if message.value == 0:
+                await message.ack()
+            if message.value == 1:
+                await message.bury("no good")
+        raise Snooze(3600)
+
+    await offer(jobs, 4)
+    await worker.run(burst=True)
+    assert await depths(jobs) == (2, 0, 0, 1)
+    assert (await get(jobs, "2")).attempt == 0
+
+
+async def test_an_answer_is_for_all_messages_that_are_left(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delayq")
+
+    @batches(worker, batch=3)
+    async def handle(values: list[int]) -> None:
+        raise Reject("none of them")
+
+    await offer(jobs, 3)
+    await worker.run(burst=True)
+    assert [letter.reason for letter in await jobs.dead.list()] == ["none of them"] * 3
+    assert "batch of 3 messages was answered with Reject" in caplog.text
+
+
+async def test_a_message_that_cannot_be_decoded_harms_no_other(worker: Worker, jobs: Jobs) -> None:
+    seen: list[list[Event]] = []
+
+    @batches(worker, batch=2)
+    async def handle(events: list[Event]) -> None:
+        seen.append(events)
+
+    await jobs.offer_many([Offer({"id": 1}), Offer("nonsense"), Offer({"id": 2})])
+    async with worker:
+        await until(lambda: bool(seen))
+    assert sorted(event.id for event in seen[0]) == [1, 2]
+    (letter,) = await jobs.dead.list()
+    assert letter.reason == "undecodable"
+
+
+async def test_leases_are_kept_while_messages_wait_and_while_they_are_handled(
+    client: Client,
+) -> None:
+    worker, handled = Worker(client), asyncio.Event()
+
+    @worker.listener("jobs", batch=2, linger=LONG, lease=0.3)
+    async def handle(values: list[int]) -> None:
+        await asyncio.sleep(0.5)
+        handled.set()
+
+    jobs = client.reliable_queue("jobs", lease=0.3)
+    await jobs.offer(1)
+    async with worker:
+        await until(lambda: _at_work(worker) == 1)
+        await asyncio.sleep(0.5)
+        await jobs.offer(2)
+        await handled.wait()
+    assert await depths(jobs) == NONE
+
+
+async def test_a_message_that_is_cancelled_leaves_its_batch(
+    worker: Worker, jobs: Jobs, server: PrivateServer
+) -> None:
+    go_on, seen = asyncio.Event(), []
+
+    @batches(worker, batch=3)
+    async def handle(values: list[int]) -> None:
+        seen.append(values)
+        await go_on.wait()
+
+    await offer(jobs, 2)
+    async with worker:
+        await until(lambda: _at_work(worker) == 2)
+        # Before its batch begins,
+        assert await jobs.cancel("0", running=True)
+        await until(lambda: _at_work(worker) == 1)
+        await offer(jobs, 2, first=2)
+        await until(lambda: bool(seen))
+        assert sorted(seen[0]) == [1, 2, 3]
+        # and while it is handled: that goes on for the others.
+        assert await jobs.cancel("1", running=True)
+        await until(lambda: _at_work(worker) == 2)
+        go_on.set()
+    assert await depths(jobs) == NONE
+
+
+async def test_a_batch_all_of_whose_messages_are_cancelled_is_cancelled(
+    worker: Worker, jobs: Jobs
+) -> None:
+    began, ended = asyncio.Event(), asyncio.Event()
+
+    @batches(worker, batch=2)
+    async def handle(values: list[int]) -> None:
+        began.set()
+        try:
+            await asyncio.sleep(LONG)
+        finally:
+            ended.set()
+
+    await offer(jobs, 2)
+    async with worker:
+        await began.wait()
+        assert await jobs.cancel_many(["0", "1"], running=True) == [True, True]
+        await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(client: Client) -> None:
+    worker, began = Worker(client, shutdown_timeout=0.05), asyncio.Event()
+
+    @worker.listener("jobs", batch=2, linger=LONG)
+    async def handle(values: list[int]) -> None:
+        began.set()
+        await asyncio.sleep(LONG)
+
+    jobs = client.reliable_queue("jobs")
+    await offer(jobs, 2)
+    async with worker:
+        await began.wait()
+    assert await depths(jobs) == (0, 2, 0, 0)
+    assert (await get(jobs, "0")).attempt == 0
+
+
+async def test_a_slow_batch_is_cancelled_and_its_messages_are_retried(
+    worker: Worker, jobs: Jobs
+) -> None:
+    @batches(worker, batch=2, timeout=0.05)
+    async def handle(values: list[int]) -> None:
+        await asyncio.sleep(LONG)
+
+    await offer(jobs, 2)
+    await worker.run(burst=True)
+    message = await get(jobs, "1")
+    assert (message.attempt, message.state) == (1, "delayed")
+    assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
+
+
+async def test_a_plain_function_gets_its_batches_in_a_thread(worker: Worker, jobs: Jobs) -> None:
+    threads: list[threading.Thread] = []
+
+    @batches(worker, batch=2)
+    def handle(values: list[int]) -> None:
+        threads.append(threading.current_thread())
+
+    await offer(jobs, 2)
+    await worker.run(burst=True)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
+
+
+async def test_dependencies_are_made_once_for_a_batch_and_middleware_is_run_for_each_message(
+    worker: Worker, jobs: Jobs
+) -> None:
+    made, around = [], []
+
+    class Session:
+        pass
+
+    @worker.dependency
+    def session() -> Session:
+        made.append(Session())
+        return made[-1]
+
+    @worker.middleware
+    async def note(message: Message[Any], call_next: Any) -> None:
+        around.append(message.id)
+        await call_next()
+
+    @batches(worker, batch=3)
+    async def handle(values: list[int], session: Session, client: Client) -> None:
+        assert isinstance(session, Session)
+        assert isinstance(client, Client)
+
+    await offer(jobs, 3)
+    await worker.run(burst=True)
+    assert (len(made), sorted(around)) == (1, ["0", "1", "2"])
+
+
+async def test_a_burst_handles_a_batch_that_is_not_full(worker: Worker, jobs: Jobs) -> None:
+    gathered = Gathered()
+    batches(worker, linger=0.02)(gathered)
+    await offer(jobs, 13)
+    await worker.run(burst=True)
+    assert sorted(itertools.chain(*gathered.seen)) == [*range(13)]
+    assert await depths(jobs) == NONE
+
+
+async def test_what_cannot_be_a_listener_of_batches_is_refused(worker: Worker) -> None:
+    class OfMessage:
+        pass
+
+    @worker.dependency
+    def of_message(message: Message[Any]) -> OfMessage:
+        return OfMessage()
+
+    async def one(value: int) -> None: ...
+    async def with_message(values: list[int], message: Message[int]) -> None: ...
+    async def with_dependency(values: list[int], made: OfMessage) -> None: ...
+
+    for handler, told in (
+        (one, "annotate its first parameter as list"),
+        (with_message, "cannot be the message"),
+        (with_dependency, "OfMessage"),
+    ):
+        with pytest.raises(delayq.ConfigurationError, match=told):
+            batches(worker)(handler)
+    for options in ({"batch": 0}, {"batch": True}, {"linger": -1}, {"batch": None}):
+        with pytest.raises(delayq.BadInput):
+            batches(worker, **options)
+
+
+def _at_work(worker: Worker) -> int:
+    """Return how many messages of the queue the worker has begun, and not ended."""
+    partition = worker.client.reliable_queue("jobs")._open.partitions[0]
+    return sum(keeper.held for keeper in partition._keepers.values())
