@@ -173,6 +173,13 @@ class Client:
         """Whether the client has never been opened, and still can be."""
         return self._session is None and not self._closed
 
+    @property
+    def private_server(self) -> str | None:
+        """The address of the private server that runs for this client; None if there is none."""
+        if self._embedded is None or self._session is None:
+            return None
+        return self._embedded.url
+
     async def __aenter__(self) -> Self:
         """Open the client: start the embedded server if there is one, and make a first call to the
         server.

@@ -85,6 +85,11 @@ class Receipt(Generic[T]):
     def due_at(self) -> datetime:
         return moment_us(due_us_of_stored(self._stored))
 
+    def through(self, queue: DelayedQueue[T]) -> Self:
+        """Use this handle of the queue from now on, and return the receipt."""
+        self._queue = queue
+        return self
+
     async def cancel(self) -> bool:
         """Remove the message from the queue.
 
