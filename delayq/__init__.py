@@ -32,6 +32,7 @@ from delayq.errors import (
 )
 
 if typing.TYPE_CHECKING:
+    from delayq import sync as sync  # Its names are not repeated here: they are those of others.
     from delayq._dashboard import dashboard
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
@@ -140,6 +141,7 @@ _HOMES = {
     "codecs": ".",
     "instrumentation": ".",
     "stats": ".",
+    "sync": ".",
     "tasks": ".",
 }
 

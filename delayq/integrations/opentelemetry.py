@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, TracerProvider
 
     from delayq.client import Client
+    from delayq.sync import Client as SyncClient
 
 # Attributes specific to delayq, named as the conventions require.
 _DELAY = "messaging.delayq.message.delay"
@@ -45,7 +46,9 @@ _ATTEMPT = "messaging.delayq.message.delivery_attempt"
 _TASK = "messaging.delayq.task"
 
 
-def instrument(client: Client, tracer_provider: TracerProvider | None = None) -> Tracing:
+def instrument(
+    client: Client | SyncClient, tracer_provider: TracerProvider | None = None
+) -> Tracing:
     """Trace messages offered and handled through ``client``, whether it is open or not.
 
     To stop, pass the result to ``client.unobserve``.

@@ -18,7 +18,16 @@ from delayq.admin import migrate
 from tests.support.programs import output_of
 
 # The modules that need no import of their own.
-MODULES = ("backoff", "client", "codecs", "errors", "instrumentation", "stats", "tasks")
+MODULES = (
+    "backoff",
+    "client",
+    "codecs",
+    "errors",
+    "instrumentation",
+    "stats",
+    "sync",
+    "tasks",
+)
 
 
 def test_every_public_name_exists_and_is_listed() -> None:

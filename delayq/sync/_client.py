@@ -1,0 +1,345 @@
+"""connect() and the client for code that is not asynchronous."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+
+from delayq import client as asynchronous
+from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.queue import MAX_PAYLOAD
+from delayq._durations import Duration, check_flag, check_max_payload
+from delayq._engine import durability as durabilities
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.settings import UNSET, Settings
+from delayq.codecs import JsonCodec
+from delayq.codecs.protocol import check_codec
+from delayq.sync._delayed import DelayedQueue
+from delayq.sync._link import Link
+from delayq.sync._reliable import ReliableQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Coroutine
+    from datetime import datetime
+    from typing import Self
+
+    from redis.asyncio import Redis, RedisCluster
+
+    from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
+    from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
+    from delayq._reliable.settings import Expired, Unset, WhenFull
+    from delayq.backoff import Backoff
+    from delayq.codecs import Codec
+    from delayq.errors import ServerError
+    from delayq.instrumentation import Observer
+    from delayq.stats import ClientStats, QueueDepth, QueueStats
+    from delayq.sync._opened import Opened
+
+T = TypeVar("T")
+Q = TypeVar("Q")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+def connect(
+    address: str | Redis | RedisCluster | None = None,
+    *,
+    resync_interval: Duration = 5.0,
+    max_connections: int = 4,
+    name_mapper: Callable[[str], str] | None = None,
+) -> Client:
+    """Create a client for code that is not asynchronous.
+
+    It connects in a ``with`` statement, or with its first call: so it may be a global variable of a
+    module, and be created before the process forks.
+
+    Args:
+        address: As for :func:`delayq.connect`, like the other arguments.
+        resync_interval: The longest a lost notification can delay a message: seconds or a
+            timedelta.
+        max_connections: The number of connections that carry calls to each server.
+        name_mapper: Maps a queue's name to its name on the server.
+
+    Raises:
+        ConfigurationError: There is no address, or it cannot be parsed.
+        BadInput: ``resync_interval`` or ``max_connections`` is invalid.
+    """
+    return Client(
+        partial(
+            asynchronous.connect,
+            resync_interval=resync_interval,
+            max_connections=max_connections,
+            name_mapper=name_mapper,
+        ),
+        address,
+        name_mapper,
+    )
+
+
+class Client:
+    """A connection to one server, and the queues on it, for code that is not asynchronous.
+
+    Create one with :func:`delayq.sync.connect`, as many as you like: all clients of a process share
+    one thread, in which an event loop does their work. Any number of threads may use a client at a
+    time. After a fork, the child uses it over connections of its own.
+
+    Each method does what the method of :class:`delayq.Client` with the same name does, and raises
+    the same errors. If an exception is raised in a thread that waits for a call, such as
+    ``KeyboardInterrupt``, the call is cancelled, and a note on the exception tells what became of
+    it.
+    """
+
+    def __init__(
+        self,
+        new_client: Callable[[str | Redis | RedisCluster | None], asynchronous.Client],
+        address: str | Redis | RedisCluster | None,
+        name_mapper: Callable[[str], str] | None,
+    ) -> None:
+        self._name_mapper = name_mapper
+        self._link = Link(new_client, address)
+
+    def __enter__(self) -> Self:
+        """Open the client now: make a first call to the server.
+
+        Raises:
+            ServerUnavailable, ServerRefused: The server does not answer, or denies access.
+            EmbeddedServerError: The private server did not start.
+            Closed: The client has been closed.
+        """
+        self.run(_do_nothing)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @overload
+    def delayed_queue(
+        self, name: str, *, max_payload: int = ..., ordered_list: bool = ..., durability: str = ...
+    ) -> DelayedQueue[Any]: ...
+    @overload
+    def delayed_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[T],
+        max_payload: int = ...,
+        ordered_list: bool = ...,
+        durability: str = ...,
+    ) -> DelayedQueue[T]: ...
+    def delayed_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[Any] | None = None,
+        max_payload: int = MAX_PAYLOAD,
+        ordered_list: bool = True,
+        durability: str = "memory",
+    ) -> DelayedQueue[Any]:
+        """Declare a queue, which the next call opens.
+
+        Args:
+            name: As for :meth:`delayq.Client.delayed_queue`, like the other arguments.
+            codec: Converts values to bytes and back.
+            max_payload: The largest encoded value allowed, bytes.
+            ordered_list: Whether pending messages are also kept in offer order.
+            durability: How safe an offer must be before it returns.
+
+        Raises:
+            BadName, BadInput: As for :meth:`delayq.Client.delayed_queue`.
+            Closed: The client is closed.
+        """
+        self._link.check_open()
+        check_flag(ordered_list, "ordered_list")
+        check_codec(codec)
+        check_max_payload(max_payload)
+        durabilities.parse(durability)
+        DelayedKeys.of(name, self._name_mapper)
+
+        def open_on(client: asynchronous.Client) -> AsyncDelayedQueue[Any]:
+            return client.delayed_queue(
+                name,
+                codec=JsonCodec() if codec is None else codec,
+                max_payload=max_payload,
+                ordered_list=ordered_list,
+                durability=durability,
+            )
+
+        return DelayedQueue(name, self._link.declare(open_on))
+
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: None = None,
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
+        partitions: int | None = ...,
+    ) -> ReliableQueue[Any]: ...
+    @overload
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[T],
+        lease: Duration | None = ...,
+        max_attempts: int | Unset | None = ...,
+        backoff: Backoff | None = ...,
+        dedup_window: Duration | None = ...,
+        expired: Expired | None = ...,
+        max_size: int | Unset | None = ...,
+        when_full: WhenFull | None = ...,
+        max_payload: int | None = ...,
+        durability: str | None = ...,
+        partitions: int | None = ...,
+    ) -> ReliableQueue[T]: ...
+    def reliable_queue(
+        self,
+        name: str,
+        *,
+        codec: Codec[Any] | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | Unset | None = UNSET,
+        backoff: Backoff | None = None,
+        dedup_window: Duration | None = None,
+        expired: Expired | None = None,
+        max_size: int | Unset | None = UNSET,
+        when_full: WhenFull | None = None,
+        max_payload: int | None = None,
+        durability: str | None = None,
+        partitions: int | None = None,
+    ) -> ReliableQueue[Any]:
+        """Declare a queue, which the next call opens.
+
+        Args:
+            name: As for :meth:`delayq.Client.reliable_queue`, like the other arguments. All
+                settings may be left out.
+            codec: Converts values to bytes and back.
+            lease: How long a worker holds a message.
+            max_attempts: The number of attempts after which a message becomes a dead letter.
+            backoff: How long a failed message waits for its next attempt.
+            dedup_window: How long the id of a handled message still counts as taken.
+            expired: How to treat a message past its ``ttl``.
+            max_size: The largest number of live messages the queue may hold.
+            when_full: How to treat an offer beyond ``max_size``.
+            max_payload: The largest encoded value allowed, bytes.
+            durability: How safe an offer must be before it returns.
+            partitions: The number of cluster slots to spread the queue over.
+
+        Raises:
+            BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
+            Closed: The client is closed.
+        """
+        self._link.check_open()
+        settings = Settings(
+            lease,
+            max_attempts,
+            backoff,
+            dedup_window,
+            expired,
+            max_size,
+            when_full,
+            max_payload,
+            durability,
+            partitions,
+        )
+        settings.check()
+        check_codec(codec)
+        ReliableKeys.of(name, self._name_mapper)
+
+        def open_on(client: asynchronous.Client) -> AsyncReliableQueue[Any]:
+            return client.reliable_queue(name, codec=codec, **vars(settings))
+
+        return ReliableQueue(name, self._link.declare(open_on))
+
+    def run(
+        self,
+        function: Callable[Concatenate[asynchronous.Client, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run a coroutine function with an asynchronous client, and return its result.
+
+        The client is the one that does the work of this one. The function runs in its event loop,
+        and in a copy of the caller's context.
+
+        Args:
+            function: Called with a :class:`delayq.Client`, which stays open.
+            args: Further arguments.
+            kwargs: Further arguments.
+
+        Raises:
+            ServerUnavailable, ServerRefused, EmbeddedServerError: As on opening the client.
+            Closed: The client is closed.
+            ConfigurationError: The caller is in the thread that does the clients' work.
+        """
+
+        async def work(_: Opened, client: asynchronous.Client) -> R:
+            return await function(client, *args, **kwargs)
+
+        return self._link.run(work)
+
+    def server_time(self) -> datetime:
+        """Return the time on the server's clock (UTC), which decides when a message is due."""
+        return self.run(asynchronous.Client.server_time)
+
+    def statistics(self) -> ClientStats:
+        """Return what the client holds and has done so far, in this process."""
+
+        async def read(client: asynchronous.Client) -> ClientStats:
+            return client.statistics()
+
+        return self.run(read)
+
+    def queue_statistics(self) -> list[QueueStats]:
+        """Return what the client has done with each open queue, in this process."""
+
+        async def read(client: asynchronous.Client) -> list[QueueStats]:
+            return client.queue_statistics()
+
+        return self.run(read)
+
+    def queue_depths(
+        self, *, without: Container[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], QueueDepth | ServerError]:
+        """Return how many messages each open queue holds, by the queue's kind and name.
+
+        Args:
+            without: Queues to leave out, about which the server is not asked.
+        """
+        return self.run(asynchronous.Client.queue_depths, without=without)
+
+    def observe(self, observer: Observer) -> None:
+        """Notify ``observer`` of what happens to messages, from the next call on.
+
+        It is called in the thread that does the clients' work, in a copy of the caller's context.
+        """
+        self._link.observers.append(observer)
+
+    def unobserve(self, observer: Observer) -> None:
+        """Stop notifying ``observer``, from the next call on. Does nothing if it is unknown."""
+        link = self._link
+        link.observers = [each for each in link.observers if each is not observer]
+
+    def close(self) -> None:
+        """Close every queue and connection of this process, as :meth:`delayq.Client.aclose` does.
+
+        Later calls raise :class:`~delayq.Closed`. Closing twice does nothing. A client that is not
+        closed is closed when the interpreter exits.
+        """
+        self._link.close()
+
+    def __repr__(self) -> str:
+        return f"<delayq.sync.Client {'closed' if self._link.closed else 'open'}>"
+
+
+async def _do_nothing(_: asynchronous.Client) -> None:
+    """Let the client be opened."""

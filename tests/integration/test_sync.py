@@ -1,0 +1,505 @@
+"""Synchronous clients: in scripts, in threads, in notebooks, and when they are interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+import delayq
+from delayq import sync
+from delayq.codecs import StringCodec
+from delayq.instrumentation import Observer
+from delayq.integrations.opentelemetry import instrument
+from tests.support.programs import output_of, run_python
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tests.support.servers import PrivateServer
+
+SOON = 3600.0
+
+
+@pytest.fixture
+def client(server: PrivateServer) -> Iterator[sync.Client]:
+    with sync.connect(server.url) as client:
+        yield client
+
+
+def in_threads(count: int, call: Any, *, each: int = 1) -> list[Any]:
+    """Call a function from threads that begin together, and return all results."""
+    together = threading.Barrier(count)
+
+    def calls(number: int) -> list[Any]:
+        together.wait()
+        return [call(number) for _ in range(each)]
+
+    with ThreadPoolExecutor(count) as pool:
+        return [result for some in pool.map(calls, range(count)) for result in some]
+
+
+# The queues
+
+
+def test_a_reliable_queue_is_used_as_an_asynchronous_one(client: sync.Client) -> None:
+    mails = client.reliable_queue("mails")
+    first = mails.offer({"to": "ada"}, delay=SOON)
+    others = mails.offer_many([delayq.Offer(1), delayq.Offer(2, id="two")])
+    assert others[1] == "two"
+    with pytest.raises(delayq.DuplicateMessage) as caught:
+        mails.offer(3, id="two")
+    assert caught.value.ids == ("two",)
+
+    found = mails.get(first)
+    assert found is not None
+    assert found.value == {"to": "ada"}
+    assert mails.reschedule(first, at=datetime.now(UTC))
+    assert mails.get("none") is None
+    assert [message.value for message in mails.peek(3)][1:] == [2, {"to": "ada"}]
+    assert [message.value for message in mails.list("ready", offset=1, limit=1)] == [2]
+    assert mails.cancel(first)
+    assert not mails.cancel(first)
+    assert (mails.stats().ready, mails.stats().delayed) == (2, 0)
+
+    mails.pause()
+    assert mails.stats().paused
+    assert mails.resume()
+    assert mails.configure(max_size=2).max_size == mails.settings().max_size == 2
+    with pytest.raises(delayq.QueueFull):
+        mails.offer(4)
+    steps: list[tuple[int, int]] = []
+    assert mails.purge(progress=lambda *step: steps.append(step)) == 2
+    assert steps
+
+
+def test_dead_letters_and_schedules(client: sync.Client) -> None:
+    mails = client.reliable_queue("mails")
+
+    async def fail(client: delayq.Client, reason: str) -> None:
+        for message in await client.reliable_queue("mails").claim(2):
+            await message.bury(reason)
+
+    first, second = mails.offer_many([delayq.Offer(1), delayq.Offer(2)])
+    client.run(fail, reason="in a test")
+    assert [(letter.value, letter.reason) for letter in mails.dead.list()] == [
+        (1, "in a test"),
+        (2, "in a test"),
+    ]
+    assert mails.dead.redrive(each for each in [first]) == 1
+    assert mails.dead.purge([second]) == 1
+    assert mails.dead.size() == 0
+
+    next_at = mails.schedule("report", every=SOON, value="daily")
+    assert [(each.name, each.next_at) for each in mails.schedules()] == [("report", next_at)]
+    assert mails.unschedule("report")
+
+
+def test_a_delayed_queue_is_used_as_an_asynchronous_one(client: sync.Client) -> None:
+    orders = client.delayed_queue("orders")
+    receipt = orders.offer("a", delay=SOON)
+    others = orders.offer_many((value, SOON * 2) for value in "bc")
+    assert [value for value, _ in orders.pending.entries()] == ["a", "b", "c"]
+    before = receipt.due_at
+    assert receipt.reschedule(SOON * 3)
+    assert receipt.due_at > before
+    assert len(receipt.id) == 16
+    assert others[0].cancel()
+    assert not others[0].cancel()
+    assert orders.pending.contains("c")
+    assert orders.pending.poll_last_and_offer_first_to("orders") == "c"
+    assert orders.ready.read_all() == ["c"]
+    assert orders.ready.clear()
+    assert orders.pending.retain_all([])
+    assert (orders.pending.size(), orders.ready.size(), orders.ready.leased()) == (0, 0, 0)
+
+
+def test_the_receipts_in_an_error_are_synchronous(client: sync.Client) -> None:
+    with pytest.raises(delayq.NotDurable) as caught:
+        client.delayed_queue("orders").offer("a", delay=SOON, durability="replicas:1")
+    (receipt,) = caught.value.stored
+    assert receipt.cancel() is True
+
+
+def test_a_client_tells_what_it_does(client: sync.Client) -> None:
+    mails = client.reliable_queue("mails")
+    mails.offer(1)
+    assert abs((client.server_time() - datetime.now(UTC)).total_seconds()) < 60
+    assert client.statistics().queues == 1
+    assert [each.name for each in client.queue_statistics()] == ["mails"]
+    assert [*client.queue_depths()] == [("reliable", "mails")]
+    assert client.queue_depths(without=[("reliable", "mails")]) == {}
+
+
+def test_values_of_a_generator_are_made_in_the_thread_that_offers(client: sync.Client) -> None:
+    threads: list[int] = []
+
+    def offers() -> Iterator[delayq.Offer[int]]:
+        threads.append(threading.get_ident())
+        yield delayq.Offer(1)
+
+    client.reliable_queue("mails").offer_many(offers())
+    assert threads == [threading.get_ident()]
+
+
+def test_ids_that_are_no_list_are_refused(client: sync.Client) -> None:
+    bad: Any
+    for bad in ("mails", 3):
+        with pytest.raises(delayq.BadInput, match="ids must be a list"):
+            client.reliable_queue("mails").dead.redrive(bad)
+
+
+def test_a_queue_inherits_from_those_declared_before_it(client: sync.Client) -> None:
+    declared = client.reliable_queue("mails", codec=StringCodec(), max_payload=4)
+    inherits = client.reliable_queue("mails")
+    message = inherits.get(inherits.offer("abcd"))
+    assert message is not None
+    assert message.value == "abcd"
+    with pytest.raises(delayq.PayloadTooLarge):
+        inherits.offer("abcde")
+    assert declared.stats().ready == 1
+
+
+def test_a_queue_that_contradicts_another_one_fails_by_itself(client: sync.Client) -> None:
+    first = client.delayed_queue("orders")
+    other = client.delayed_queue("orders", ordered_list=False)
+    first.offer(1)
+    for _ in range(2):
+        with pytest.raises(delayq.ConfigurationError, match="ordered_list"):
+            other.offer(2)
+    assert first.offer(3, delay=SOON).cancel()
+
+
+# Opening and closing
+
+
+def test_a_client_connects_with_its_first_call(own_server: PrivateServer) -> None:
+    own_server.stop()
+    client = sync.connect(own_server.url)
+    mails = client.reliable_queue("mails")
+    with pytest.raises(delayq.ServerUnavailable):
+        mails.offer(1)
+    own_server.start()
+    assert mails.offer(1)
+    client.close()
+
+
+def test_threads_that_make_the_first_call_share_a_client(server: PrivateServer) -> None:
+    with sync.connect(server.url) as client:
+        mails = client.reliable_queue("mails")
+        in_threads(16, lambda _: mails.offer(1))
+        assert client.statistics().connections_opened <= 4
+        assert mails.stats().ready == 16
+
+
+def test_a_closed_client_says_so(server: PrivateServer) -> None:
+    client = sync.connect(server.url)
+    client.close()
+    with pytest.raises(delayq.Closed), client:
+        pass
+    with sync.connect(server.url) as client, sync.connect(server.url) as other:
+        mails = client.reliable_queue("mails")
+        assert mails.offer(1)
+        client.close()
+        client.close()
+        for call in (
+            lambda: mails.offer(1),
+            lambda: client.reliable_queue("x"),
+            client.server_time,
+        ):
+            with pytest.raises(delayq.Closed, match="the client is closed"):
+                call()
+        assert other.reliable_queue("mails").stats().ready == 1
+        assert repr(client) == "<delayq.sync.Client closed>"
+
+
+def test_a_queue_can_be_closed_by_itself(client: sync.Client) -> None:
+    with client.reliable_queue("mails") as mails, client.delayed_queue("orders") as orders:
+        mails.offer(1)
+        orders.offer(1)
+    with pytest.raises(delayq.Closed, match="the queue is closed"):
+        mails.offer(1)
+    with pytest.raises(delayq.Closed, match="the queue is closed"):
+        orders.offer(1)
+    assert client.reliable_queue("mails").stats().ready == 1
+    assert "mails" in repr(mails)
+
+
+def connections(server: PrivateServer) -> int:
+    return server.call("CLIENT", "LIST").count(b"name=delayq")
+
+
+def test_a_client_that_is_dropped_is_closed(server: PrivateServer) -> None:
+    queues = [sync.connect(server.url).reliable_queue("mails")]
+    gc.collect()
+    queues[0].offer(1)
+    assert connections(server)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        queues.clear()
+    end = time.monotonic() + 5
+    while connections(server) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not connections(server)
+
+
+# Threads, loops and contexts
+
+
+def test_offers_of_threads_share_calls(client: sync.Client) -> None:
+    mails = client.reliable_queue("mails")
+    mails.offer(0)
+    before = client.statistics().round_trips
+    ids = in_threads(32, mails.offer, each=20)
+    assert len({*ids}) == 640
+    assert client.statistics().round_trips - before < 640 / 3
+
+
+async def test_a_thread_whose_own_loop_runs_may_call(server: PrivateServer) -> None:
+    """As in a notebook."""
+    with sync.connect(server.url) as client:
+        mails = client.reliable_queue("mails")
+        assert mails.offer(1)
+        assert asyncio.get_running_loop().is_running()
+        async with delayq.connect(server.url) as other:
+            (message,) = await other.reliable_queue("mails").claim()
+            await message.ack()
+        assert mails.stats().leased == 0
+
+
+def test_a_call_in_the_thread_that_does_the_work_is_refused(client: sync.Client) -> None:
+    mails = client.reliable_queue("mails")
+    mails.offer(1)
+    with pytest.raises(delayq.ConfigurationError, match="would wait for itself"):
+        mails.purge(progress=lambda *_: print(mails.stats()))
+    assert mails.stats().ready == 0
+
+
+class Contexts(Observer):
+    """Records the value of a variable in each call that offers."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def sending(self, sending: object) -> None:
+        self.seen.append(REQUEST.get())
+
+
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
+
+
+def test_an_observer_sees_the_context_of_the_caller(client: sync.Client) -> None:
+    contexts = Contexts()
+    client.observe(contexts)
+    mails = client.reliable_queue("mails")
+
+    def offer(number: int) -> None:
+        REQUEST.set(f"request {number}")
+        mails.offer(number)
+
+    in_threads(8, offer)
+    assert sorted(contexts.seen) == [f"request {number}" for number in range(8)]
+    client.unobserve(contexts)
+    mails.offer(8)
+    assert len(contexts.seen) == 8
+
+
+def test_an_offer_belongs_to_the_current_span(client: sync.Client) -> None:
+    spans = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(spans))
+    instrument(client, provider)
+    mails = client.reliable_queue("mails")
+    with provider.get_tracer("test").start_as_current_span("request") as request:
+        id = mails.offer(1)  # noqa: A001
+    (offer, _) = spans.get_finished_spans()
+    assert offer.parent is not None
+    assert offer.parent.span_id == request.get_span_context().span_id
+    message = mails.get(id)
+    assert message is not None
+    assert f"{request.get_span_context().trace_id:032x}" in message.headers["traceparent"]
+
+
+def test_an_error_leads_to_the_line_that_called(client: sync.Client) -> None:
+    with pytest.raises(delayq.EncodeError) as caught:
+        client.reliable_queue("mails").offer(object())
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert frames[0].line == 'client.reliable_queue("mails").offer(object())'
+    assert frames[-1].filename.endswith("codecs/json.py")
+
+
+# Interruptions, and the end of the interpreter
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import delayq
+
+class Late(Exception): pass
+
+def raise_late(*_):
+    raise Late
+
+signal.signal(signal.SIGALRM, raise_late)
+client = delayq.sync.connect(sys.argv[1])
+mails = client.reliable_queue("mails")
+mails.offer(0)
+server = int(sys.argv[2])
+def interrupted(call):
+    os.kill(server, signal.SIGSTOP)
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    try:
+        call()
+    except Late as late:
+        print(*late.__notes__)
+    else:
+        print("not interrupted")
+    finally:
+        os.kill(server, signal.SIGCONT)
+"""
+
+NOTE = (
+    "delayq: the call was interrupted. If it had been sent to the server, it is carried out all the"
+    " same; otherwise"
+)
+
+
+def test_an_interrupted_call_tells_what_became_of_it(own_server: PrivateServer) -> None:
+    program = f"""{INTERRUPTED}
+interrupted(lambda: mails.offer(1))
+while mails.stats().ready < 2:
+    time.sleep(0.01)
+async def finishes(client):
+    try:
+        await client.server_time()
+    except BaseException:
+        return 1
+async def fails(client):
+    try:
+        await client.server_time()
+    except BaseException:
+        raise ValueError("for a reason")
+interrupted(lambda: client.run(finishes))
+interrupted(lambda: client.run(fails))
+print(mails.stats().ready)
+"""
+    assert output_of("-c", program, own_server.url, str(own_server.pid)).splitlines() == [
+        f"{NOTE} it is not",
+        "delayq: the interrupted call had been carried out",
+        "delayq: the interrupted call had failed: ValueError('for a reason')",
+        "2",
+    ]
+
+
+def exits(program: str, server: PrivateServer, *, within: float = 5.0) -> str:
+    """Run a program that leaves its client open. Return what it prints: nothing to stderr."""
+    given = (server.url, str(server.pid) if server.is_running() else "0")
+    begin = "import atexit, os, signal, sys, threading, time, delayq"
+    program = f"{begin}\nstarted = time.monotonic()\n{program}"
+    began = time.monotonic()
+    done = run_python("-W", "error", "-c", program, *given)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert time.monotonic() - began < within + 5.0
+    return done.stdout.strip()
+
+
+OPEN = """
+import asyncio
+async def wait(_): await asyncio.sleep(60)
+client = delayq.sync.connect(sys.argv[1])
+mails, orders = client.reliable_queue("mails"), client.delayed_queue("orders")
+mails.offer(1)
+orders.offer(1)
+"""
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "",
+        "sys.exit()",
+        "client.close()",
+        "del client, mails.dead",
+        "atexit.register(lambda: mails.offer(2))",
+        "threading.Thread(target=lambda: (time.sleep(0.3), mails.offer(2))).start()",
+        # Blocked when the interpreter exits.
+        "threading.Thread(target=client.run, args=[wait], daemon=True).start(); time.sleep(0.1)",
+    ],
+    ids=["ends", "exits", "closes", "drops", "last call", "thread", "daemon"],
+)
+def test_the_interpreter_exits_in_silence(server: PrivateServer, end: str) -> None:
+    exits(f"{OPEN}\n{end}", server)
+    assert not connections(server)
+
+
+def test_a_call_after_the_end_says_so(server: PrivateServer) -> None:
+    program = f"""
+def offer():
+    try:
+        mails.offer(2)
+    except delayq.Closed as error:
+        print(error)
+atexit.register(offer)
+{OPEN}
+"""
+    assert exits(program, server) == (
+        "the interpreter is exiting, and has closed its synchronous clients"
+    )
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_the_interpreter_exits_without_its_server(own_server: PrivateServer, how: str) -> None:
+    silent = "import logging; logging.getLogger('delayq').addHandler(logging.NullHandler())"
+    exits(f"{silent}\n{OPEN}\nos.kill(int(sys.argv[2]), signal.{how})", own_server)
+
+
+def test_the_interpreter_exits_while_a_client_connects(own_server: PrivateServer) -> None:
+    program = """
+os.kill(int(sys.argv[2]), signal.SIGSTOP)
+client = delayq.sync.connect(sys.argv[1])
+threading.Thread(target=client.server_time, daemon=True).start()
+time.sleep(0.5)
+"""
+    exits(program, own_server)
+
+
+def test_a_private_server_ends_with_the_interpreter() -> None:
+    program = """
+import delayq
+client = delayq.sync.connect("embedded:")
+client.reliable_queue("mails").offer(1)
+print(client.run(lambda client: path(client)))
+"""
+    program = program.replace(
+        "client = ", "async def path(client): return client.private_server\nclient = ", 1
+    )
+    done = run_python("-W", "error", "-c", program)
+    assert (done.returncode, done.stderr) == (0, "")
+    path = done.stdout.strip().removeprefix("unix://")
+    end = time.monotonic() + 10
+    while os.path.exists(path) and time.monotonic() < end:  # noqa: PTH110
+        time.sleep(0.02)
+    assert not os.path.exists(path)  # noqa: PTH110
+
+
+def test_importing_delayq_does_not_load_it() -> None:
+    program = """
+import sys, delayq
+print("delayq.sync" in sys.modules)
+print(delayq.sync.connect.__name__, "delayq.sync" in sys.modules)
+import threading
+client = delayq.sync.connect("redis://127.0.0.1:1")
+client.reliable_queue("mails")
+print(threading.active_count())
+"""
+    assert output_of("-c", program).splitlines() == ["False", "connect True", "1"]

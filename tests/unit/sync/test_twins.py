@@ -1,0 +1,234 @@
+"""Each synchronous class has the methods of its asynchronous twin, and passes on every argument."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from typing import TYPE_CHECKING, Any, assert_type, get_overloads
+
+import pytest
+
+import delayq
+from delayq import sync
+from delayq._delayed.pending import Pending
+from delayq._delayed.ready import Ready
+from delayq.codecs import StringCodec
+from delayq.sync._link import Link
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+TWINS: dict[type, type] = {
+    sync.Client: delayq.Client,
+    sync.ReliableQueue: delayq.ReliableQueue,
+    sync.DelayedQueue: delayq.DelayedQueue,
+    sync.DeadLetters: delayq.DeadLetters,
+    sync.Receipt: delayq.Receipt,
+    sync.Pending: Pending,
+    sync.Ready: Ready,
+}
+# Messages are taken by a worker, or by asynchronous code, which gives them back if it is cancelled.
+TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
+# For the library itself, or under another name.
+OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
+ONLY_SYNCHRONOUS = {"close", "run"}
+# How to reach each class's twin from its queue.
+PATHS = {sync.DeadLetters: "dead", sync.Pending: "pending", sync.Ready: "ready"}
+
+
+def methods(owner: type) -> dict[str, Any]:
+    """Return the public methods and properties of a class, by name."""
+    found = inspect.getmembers(owner, lambda each: inspect.isfunction(each) or is_property(each))
+    return {name: value for name, value in found if not name.startswith("_")}
+
+
+def is_property(value: object) -> bool:
+    return isinstance(value, property)
+
+
+def form(function: Callable[..., Any]) -> tuple[list[Any], Any]:
+    """Return the parameters of a function, with defaults and annotations, and what it returns."""
+    signature = inspect.signature(function)
+    return [*signature.parameters.values()], signature.return_annotation
+
+
+def every_method(*owners: type) -> Iterator[Any]:
+    for owner in owners or TWINS:
+        for name, method in methods(owner).items():
+            if not is_property(method) and name not in ONLY_SYNCHRONOUS:
+                yield pytest.param(owner, name, id=f"{owner.__name__}.{name}")
+
+
+@pytest.mark.parametrize("owner", TWINS, ids=lambda owner: owner.__name__)
+def test_each_class_has_the_methods_of_its_twin(owner: type) -> None:
+    missing = methods(TWINS[owner]).keys() - methods(owner).keys() - TAKING - OTHERS
+    assert not missing, f"add {missing} to delayq.sync.{owner.__name__}"
+    assert methods(owner).keys() - methods(TWINS[owner]).keys() <= ONLY_SYNCHRONOUS
+
+
+@pytest.mark.parametrize(("owner", "name"), [*every_method()])
+def test_each_method_has_the_form_of_its_twin(owner: type, name: str) -> None:
+    method, twin = getattr(owner, name), getattr(TWINS[owner], name)
+    assert form(method) == form(twin), f"change delayq.sync.{owner.__name__}.{name} as well"
+    assert [*map(form, get_overloads(method))] == [*map(form, get_overloads(twin))]
+    assert not inspect.iscoroutinefunction(method)
+    assert method.__doc__
+
+
+def test_connecting_has_the_form_of_its_twin() -> None:
+    assert form(sync.connect) == form(delayq.connect)
+
+
+def test_annotations_mean_the_same_on_both_sides() -> None:
+    """They are compared as text, so the same name must not stand for two types."""
+    same = {name for name in sync.__all__ if name in delayq.__all__}
+    assert same == {owner.__name__ for owner in TWINS if owner.__name__ in delayq.__all__} | {
+        "connect"
+    }
+
+
+async def greet(_: delayq.Client, times: int) -> str:
+    return "hello" * times
+
+
+def types(client: sync.Client) -> None:
+    """Show the types that users get. mypy checks it, and that it refuses what is ignored."""
+    texts = client.reliable_queue("texts", codec=StringCodec())
+    assert_type(texts, sync.ReliableQueue[str])
+    assert_type(texts.offer("a text"), str)
+    assert_type(texts.get("id"), delayq.Message[str] | None)
+    assert_type(texts.dead.list(), list[delayq.DeadLetter[str]])
+    texts.offer(3)  # type: ignore[arg-type]
+    texts.offer("a text", on_duplicate="keep")  # type: ignore[arg-type]
+    texts.offer_many([delayq.Offer(3)])  # type: ignore[arg-type]
+    orders = client.delayed_queue("orders", codec=StringCodec())
+    assert_type(orders.offer("an order", 3), sync.Receipt[str])
+    assert_type(orders.pending.peek(), str | None)
+    orders.offer_many([(3, 3)])  # type: ignore[list-item]
+    assert_type(client.reliable_queue("any"), sync.ReliableQueue[Any])
+    assert_type(client.run(greet, 3), str)
+    client.run(greet, "3")  # type: ignore[arg-type]
+
+
+class Recorder:
+    """Records a call of any method, at any depth."""
+
+    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str) -> None:
+        self._calls = calls
+        self._path = path
+
+    def __getattr__(self, name: str) -> Recorder:
+        return Recorder(self._calls, f"{self._path}.{name}".lstrip("."))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls.append((self._path, args, kwargs))
+        return self._done()
+
+    async def _done(self) -> tuple[()]:
+        return ()
+
+
+class RecordingDoor:
+    """Stands for a queue that is open, and returns an empty tuple from each call."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def run(self, call: Callable[[Any], Any]) -> Any:
+        return asyncio.run(call(Recorder(self.calls, "")))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"), [*every_method(sync.ReliableQueue, sync.DelayedQueue, *PATHS)]
+)
+def test_each_method_passes_on_every_argument(owner: type, name: str) -> None:
+    door = RecordingDoor()
+    handle = owner("mails", door) if owner not in PATHS else owner(door)
+    parameters = [*inspect.signature(getattr(handle, name)).parameters.values()]
+    given = {each.name: [object()] for each in parameters}
+    getattr(handle, name)(**given)
+    ((path, args, kwargs),) = door.calls
+    assert path == ".".join(filter(None, (PATHS.get(owner), name)))
+    twin = inspect.signature(getattr(TWINS[owner], name))
+    assert dict(twin.bind(None, *args, **kwargs).arguments) == {"self": None, **given}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "reliable_queue": {
+        "codec": StringCodec(),
+        "lease": 5.0,
+        "max_attempts": 3,
+        "backoff": delayq.Backoff.fixed(5),
+        "dedup_window": 60.0,
+        "expired": "dead",
+        "max_size": 7,
+        "when_full": "wait",
+        "max_payload": 1000,
+        "durability": "fsync",
+        "partitions": 2,
+    },
+    "delayed_queue": {
+        "codec": StringCodec(),
+        "max_payload": 1000,
+        "ordered_list": False,
+        "durability": "fsync",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_queue_is_opened_with_every_setting_that_was_given(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SETTINGS[kind]
+    names = {*inspect.signature(getattr(sync.Client, kind)).parameters} - {"self", "name"}
+    assert settings.keys() == names, "try the new setting here as well"
+    declared: list[Callable[[Any], Any]] = []
+    monkeypatch.setattr(Link, "declare", lambda _, open_on: declared.append(open_on))
+    getattr(sync.connect("redis://127.0.0.1:1"), kind)("mails", **settings)
+    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+    client: Any = Recorder(calls, "")
+    opening = declared[0](client)
+    opening.close()
+    assert calls == [(kind, ("mails",), settings)]
+
+
+def test_a_client_is_opened_with_every_setting_that_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: dict[str, Any] = {"resync_interval": 2.0, "max_connections": 2, "name_mapper": str}
+    made: list[Any] = []
+    monkeypatch.setattr(
+        delayq.client, "connect", lambda *args, **kwargs: made.append((args, kwargs))
+    )
+    sync.connect("redis://127.0.0.1:1", **given)
+    assert {*inspect.signature(sync.connect).parameters} == {"address", *given}
+    assert made == [(("redis://127.0.0.1:1",), given)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "settings"),
+    [
+        ("reliable_queue", "", {}),
+        ("reliable_queue", "mails", {"lease": 0}),
+        ("reliable_queue", "mails", {"codec": StringCodec}),
+        ("delayed_queue", "", {}),
+        ("delayed_queue", "mails", {"durability": "some"}),
+        ("delayed_queue", "mails", {"max_payload": -1}),
+        ("delayed_queue", "mails", {"ordered_list": 1}),
+        ("delayed_queue", "mails", {"codec": 3}),
+    ],
+)
+def test_a_bad_setting_is_refused_where_it_is_written(
+    kind: str, name: str, settings: dict[str, Any]
+) -> None:
+    client = sync.connect("redis://127.0.0.1:1")
+    with pytest.raises(delayq.BadInput):
+        getattr(client, kind)(name, **settings)
+
+
+def test_a_bad_address_is_refused_at_once() -> None:
+    with pytest.raises(delayq.ConfigurationError):
+        sync.connect("http://127.0.0.1")
+    with pytest.raises(delayq.BadInput):
+        sync.connect("redis://127.0.0.1", max_connections=0)
