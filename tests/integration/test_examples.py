@@ -176,6 +176,21 @@ async def test_every_framework_does_its_work(own_server: PrivateServer, name: st
     assert "Traceback" not in printed
 
 
+async def test_views_that_are_not_asynchronous_offer(own_server: PrivateServer) -> None:
+    folder, port = EXAMPLES / "web", str(free_port())
+    command = ("-m", "delayq", "worker", "wsgi_django:worker")
+    async with (
+        program(own_server, folder / "wsgi_django.py", PORT=port) as app,
+        program(own_server, *command, PYTHONPATH=f"{ROOT}:{folder}") as worker,
+        httpx.AsyncClient(timeout=PATIENCE, trust_env=False) as browser,
+    ):
+        await app.line_with("serving on")
+        reply = await browser.post(f"http://127.0.0.1:{port}/mails", params={"to": "ada"})
+        assert reply.status_code == 202, reply.text
+        await worker.line_with("sent to ada")
+        await worker.stop()
+
+
 async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
     async with serving(own_server, EXAMPLES / "monitoring", "monitored:app") as (app, browser):
         await browser.post("/mails", params={"to": "ada"})
