@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
+
+from sphinx.addnodes import pending_xref
 
 ROOT = Path(__file__).parents[1]
 # Of this tree, whatever is installed.
@@ -41,3 +44,20 @@ intersphinx_mapping: dict[str, tuple[str, None]] = {}
 # Pages are also read in the repository, where some links lead to files beside docs/. A test looks
 # after those.
 suppress_warnings = ["myst.xref_missing"]
+
+
+def _say_which(_: Any, page: Any) -> None:
+    """Let a name that delayq and delayq.sync have in common mean the one of delayq, except in the
+    other.
+    """
+    for reference in page.findall(pending_xref):
+        if reference.get("py:module") != "delayq.sync" and reference["reftarget"] in _IN_BOTH:
+            reference["reftarget"] = f"delayq.{reference['reftarget']}"
+
+
+_IN_BOTH = {"Client", "DeadLetters", "DelayedQueue", "Receipt", "ReliableQueue"}
+
+
+def setup(app: Any) -> None:
+    """Have each page processed after it was read."""
+    app.connect("doctree-read", _say_which)
