@@ -11,7 +11,8 @@ from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import Duration, check_flag, check_max_payload
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.settings import UNSET, Settings
+from delayq._reliable.settings import Settings
+from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.sync._delayed import DelayedQueue
@@ -19,7 +20,7 @@ from delayq.sync._link import Link
 from delayq.sync._reliable import ReliableQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Coroutine
+    from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
     from datetime import datetime
     from typing import Self
 
@@ -27,13 +28,15 @@ if TYPE_CHECKING:
 
     from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
-    from delayq._reliable.settings import Expired, Unset, WhenFull
+    from delayq._reliable.settings import Expired, WhenFull
+    from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.errors import ServerError
     from delayq.instrumentation import Observer
     from delayq.stats import ClientStats, QueueDepth, QueueStats
     from delayq.sync._opened import Opened
+    from delayq.tasks import Tasks
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -47,6 +50,7 @@ def connect(
     resync_interval: Duration = 5.0,
     max_connections: int = 4,
     name_mapper: Callable[[str], str] | None = None,
+    tasks: Iterable[Tasks] = (),
 ) -> Client:
     """Create a client for code that is not asynchronous.
 
@@ -59,6 +63,7 @@ def connect(
             timedelta.
         max_connections: The number of connections that carry calls to each server.
         name_mapper: Maps a queue's name to its name on the server.
+        tasks: Tasks to bind to the client until it is closed: ``offer_sync`` goes through it.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
@@ -73,6 +78,7 @@ def connect(
         ),
         address,
         name_mapper,
+        tuple(tasks),
     )
 
 
@@ -94,9 +100,13 @@ class Client:
         new_client: Callable[[str | Redis | RedisCluster | None], asynchronous.Client],
         address: str | Redis | RedisCluster | None,
         name_mapper: Callable[[str], str] | None,
+        tasks: Sequence[Tasks],
     ) -> None:
         self._name_mapper = name_mapper
         self._link = Link(new_client, address)
+        self._tasks = tasks
+        for each in tasks:
+            each.bind(self)
 
     def __enter__(self) -> Self:
         """Open the client now: make a first call to the server.
@@ -335,6 +345,8 @@ class Client:
         Later calls raise :class:`~delayq.Closed`. Closing twice does nothing. A client that is not
         closed is closed when the interpreter exits.
         """
+        for each in self._tasks:
+            each.unbind(self)
         self._link.close()
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from delayq._reliable.settings import UNSET
+from delayq._unset import UNSET
 from delayq.sync._link import here
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq._reliable.replies import State
     from delayq._reliable.schedules import Schedule
-    from delayq._reliable.settings import Expired, QueueSettings, Unset
+    from delayq._reliable.settings import Expired, QueueSettings
+    from delayq._unset import Unset
     from delayq.stats import QueueDepth
     from delayq.sync._link import Door
 
@@ -100,6 +101,9 @@ class ReliableQueue(Generic[T]):
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
+        unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
         durability: str | None = None,
     ) -> str:
@@ -116,6 +120,9 @@ class ReliableQueue(Generic[T]):
                 headers=headers,
                 priority=priority,
                 ttl=ttl,
+                max_attempts=max_attempts,
+                timeout=timeout,
+                unique_for=unique_for,
                 on_duplicate=on_duplicate,
                 durability=durability,
             )
@@ -128,9 +135,16 @@ class ReliableQueue(Generic[T]):
 
     # By id
 
-    def cancel(self, id: str) -> bool:  # noqa: A002
-        """Remove a message unless a worker has it, and return whether it was there."""
-        return self._door.run(lambda queue: queue.cancel(id))
+    def cancel(self, id: str, *, running: bool = False) -> bool:  # noqa: A002
+        """Remove a message unless a worker has it and ``running`` is false. Return whether it was
+        there.
+        """
+        return self._door.run(lambda queue: queue.cancel(id, running=running))
+
+    def cancel_many(self, ids: Iterable[str], *, running: bool = False) -> list[bool]:
+        """Remove messages in few round trips. Return which of them were there."""
+        some = here(ids)
+        return self._door.run(lambda queue: queue.cancel_many(some, running=running))
 
     def reschedule(
         self,
@@ -144,6 +158,17 @@ class ReliableQueue(Generic[T]):
         Return whether it was there.
         """
         return self._door.run(lambda queue: queue.reschedule(id, delay, at=at))
+
+    def reschedule_many(
+        self,
+        ids: Iterable[str],
+        delay: Duration | None = None,
+        *,
+        at: datetime | None = None,
+    ) -> list[bool]:
+        """Reschedule messages in few round trips. Return which of them were there."""
+        some = here(ids)
+        return self._door.run(lambda queue: queue.reschedule_many(some, delay, at=at))
 
     def get(self, id: str) -> Message[T] | None:  # noqa: A002
         """Return a live message to look at; None if there is no message with that id."""
@@ -162,6 +187,8 @@ class ReliableQueue(Generic[T]):
         headers: Mapping[str, str] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        max_attempts: int | None = None,
+        timeout: Duration | None = None,
         version: int = 0,
     ) -> datetime:
         """Schedule a recurring message, and return when the next occurrence is due."""
@@ -175,6 +202,8 @@ class ReliableQueue(Generic[T]):
                 headers=headers,
                 priority=priority,
                 ttl=ttl,
+                max_attempts=max_attempts,
+                timeout=timeout,
                 version=version,
             )
         )

@@ -503,3 +503,29 @@ client.reliable_queue("mails")
 print(threading.active_count())
 """
     assert output_of("-c", program).splitlines() == ["False", "connect True", "1"]
+
+
+def test_tasks_are_offered_through_a_client_until_it_is_closed(server: PrivateServer) -> None:
+    tasks = delayq.Tasks("mails")
+
+    @tasks.task
+    def send(to: str) -> None: ...
+
+    with sync.connect(server.url, tasks=[tasks]) as client:
+        assert send.options(id="a", delay=SOON).offer_sync("ada") == "a"
+        in_threads(4, lambda number: send.offer_sync(str(number)))
+        assert len(tasks.offer_many_sync([send.to_offer("bob")])) == 1
+        message = client.reliable_queue("mails").get("a")
+        assert message is not None
+        assert message.value == {"task": "send", "args": {"to": "ada"}}
+        assert client.reliable_queue("mails").stats().ready == 5
+    with pytest.raises(delayq.ConfigurationError, match="not bound to a client"):
+        send.offer_sync("ada")
+
+
+def test_many_messages_are_cancelled_and_rescheduled(client: sync.Client) -> None:
+    queue = client.reliable_queue("mails")
+    ids = queue.offer_many([delayq.Offer(n, delay=SOON) for n in range(3)])
+    assert queue.reschedule_many(iter(ids), 0) == [True] * 3
+    assert queue.stats().ready == 3
+    assert queue.cancel_many([*ids, "none"], running=True) == [True] * 3 + [False]

@@ -202,7 +202,8 @@ def test_a_client_is_opened_with_every_setting_that_was_given(
         delayq.client, "connect", lambda *args, **kwargs: made.append((args, kwargs))
     )
     sync.connect("redis://127.0.0.1:1", **given)
-    assert {*inspect.signature(sync.connect).parameters} == {"address", *given}
+    # It binds the tasks itself.
+    assert {*inspect.signature(sync.connect).parameters} == {"address", "tasks", *given}
     assert made == [(("redis://127.0.0.1:1",), given)]
 
 
