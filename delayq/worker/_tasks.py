@@ -170,5 +170,5 @@ class TaskHandling:
         return self._origins[key]
 
 
-def _start(task: Task[Any, Any], call: Call, **injected: Any) -> Any:
+def _start(task: Task[Any, Any], call: Call, /, **injected: Any) -> Any:
     return task.arguments.call(call.arguments, injected)

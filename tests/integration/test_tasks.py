@@ -225,6 +225,18 @@ async def test_a_task_is_given_what_it_asks_for(tasks: Tasks, client: Client, do
     assert (db, worker) in done
 
 
+async def test_what_is_injected_may_have_any_name(
+    client: Client, tasks: Tasks, worker: Worker, done: Log
+) -> None:
+    @tasks.task
+    async def note(task: Message[Call] = INJECTED, call: Client = INJECTED) -> None:
+        done(task.attempt, call)
+
+    await note.offer()
+    await work_off(worker, tasks)
+    assert done == [(1, client)]
+
+
 async def test_what_nothing_fills_is_told_when_tasks_are_included(
     tasks: Tasks, worker: Worker
 ) -> None:
