@@ -94,7 +94,7 @@ class Batches:
     async def join(self, message: Message[Any]) -> None:
         """Have a message handled in a batch, and wait for the end of that.
 
-        If this is cancelled, the batch goes on for its other messages.
+        If this is cancelled before the batch ends, the batch goes on for its other messages.
 
         Raises:
             BatchFailed: The handler has raised an error.
@@ -107,6 +107,9 @@ class Batches:
             await member.outcome
         except asyncio.CancelledError:
             batch = member.batch
+            if not member.outcome.cancelled():
+                # The batch has ended, so it is too late.
+                return member.outcome.result()
             if batch is None:
                 self._waiting.remove(member)
             elif all(each.outcome.cancelled() for each in batch.members):

@@ -6,12 +6,13 @@ import asyncio
 import itertools
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
+from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS
@@ -282,6 +283,18 @@ async def test_a_batch_all_of_whose_messages_are_cancelled_is_cancelled(
         await began.wait()
         assert await jobs.cancel_many(["0", "1"], running=True) == [True, True]
         await asyncio.wait_for(ended.wait(), 10)
+
+
+async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_then() -> None:
+    members: list[asyncio.Task[None]] = []
+
+    async def handle(messages: list[Message[Any]]) -> None:
+        # This arrives before the members have heard of the end.
+        asyncio.get_running_loop().call_soon(lambda: [each.cancel() for each in members])
+
+    joined = Batches(handle, size=2, linger=LONG, concurrency=1)
+    members += [asyncio.create_task(joined.join(cast("Any", n))) for n in range(2)]
+    assert await asyncio.gather(*members, return_exceptions=True) == [None, None]
 
 
 async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(client: Client) -> None:
