@@ -144,20 +144,19 @@ class Batches:
         failure: BaseException | None = None
         try:
             await self._handle([member.message for member in batch.members])
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - any error is for the messages
             failure = error
-            if isinstance(error, KeyboardInterrupt):
-                raise
-        finally:
-            for member in batch.members:
-                if member.outcome.done():
-                    continue
-                if failure is None:
-                    member.outcome.set_result(None)
-                else:
-                    member.outcome.set_exception(BatchFailed(failure))
-            self._running.discard(batch)
-            self._begin()
+        left = [member.outcome for member in batch.members if not member.outcome.done()]
+        for each in left:
+            if failure is None:
+                each.set_result(None)
+            elif each is left[0] and isinstance(failure, KeyboardInterrupt):
+                # One of the messages ends the worker, once the message was given back.
+                each.set_exception(failure)
+            else:
+                each.set_exception(BatchFailed(failure))
+        self._running.discard(batch)
+        self._begin()
 
 
 class BatchHandling(Handling):
@@ -185,7 +184,8 @@ class BatchHandling(Handling):
 
     async def _handle(self, messages: list[Message[Any]]) -> None:
         takes_messages = self._plan.takes_message
-        first = messages if takes_messages else [message.value for message in messages]
+        # The list is the handler's own.
+        first = [each if takes_messages else each.value for each in messages]
         call = self._call_handler(first, {**self._made})
         try:
             await (call if self._limit is None else self._within(self._limit, call))
@@ -196,7 +196,13 @@ class BatchHandling(Handling):
             if said is not None:
                 text = "a batch of %d messages was answered with %s: %s"
                 log(INFO, self._queue, text, count, type(said).__name__, said)
-            elif not isinstance(error, NotBegun):
+            elif not (
+                isinstance(error, NotBegun | KeyboardInterrupt)
+                # The worker ends, or has lost all of these messages.
+                or (
+                    isinstance(error, asyncio.CancelledError) and all(map(self._must_end, messages))
+                )
+            ):
                 log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
             raise
 
@@ -205,6 +211,8 @@ class BatchHandling(Handling):
             await super()._failed(message, error)
         elif isinstance(error.error, NotBegun):
             await self._put_off(message, error.error)
+        elif isinstance(error.error, KeyboardInterrupt):
+            await message.release()
         else:
             tell(message, error.error)
             await self._retry(message, error.error)

@@ -297,7 +297,34 @@ async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_
     assert await asyncio.gather(*members, return_exceptions=True) == [None, None]
 
 
-async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(client: Client) -> None:
+def test_an_interrupt_in_a_batch_ends_the_worker_and_costs_no_attempt(
+    server: PrivateServer,
+) -> None:
+    async def work() -> None:
+        async with delayq.connect(server.url) as client:
+            worker = Worker(client)
+
+            @batches(worker, batch=2)
+            async def handle(values: list[int]) -> None:
+                raise KeyboardInterrupt
+
+            await offer(client.reliable_queue("jobs", **SETTINGS), 2)
+            await worker.run()
+
+    async def left() -> list[tuple[int, str]]:
+        async with delayq.connect(server.url) as client:
+            jobs = client.reliable_queue("jobs", **SETTINGS)
+            found = [await get(jobs, str(n)) for n in range(2)]
+            return [(message.attempt, message.state) for message in found]
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(work())
+    assert asyncio.run(left()) == [(0, "ready")] * 2
+
+
+async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
     worker, began = Worker(client, shutdown_timeout=0.05), asyncio.Event()
 
     @worker.listener("jobs", batch=2, linger=LONG)
@@ -311,6 +338,7 @@ async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(client: C
         await began.wait()
     assert await depths(jobs) == (0, 2, 0, 0)
     assert (await get(jobs, "0")).attempt == 0
+    assert "failed" not in caplog.text
 
 
 async def test_a_slow_batch_is_cancelled_and_its_messages_are_retried(
