@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from logging import ERROR, INFO
 from typing import TYPE_CHECKING, Any
@@ -83,6 +84,8 @@ class Batches:
         self._waiting: deque[_Member] = deque()
         self._running: set[_Batch] = set()
         self._timer: asyncio.TimerHandle | None = None
+        # Each batch has a copy, so that it sees no variable that a message or a batch has set.
+        self._context = copy_context()
 
     def hurry(self) -> None:
         """Begin with the messages that wait for others, because no others will come."""
@@ -131,7 +134,9 @@ class Batches:
             for member in batch.members:
                 member.batch = batch
             self._running.add(batch)
-            batch.task = loop.create_task(self._run(batch), name="delayq batch")
+            batch.task = loop.create_task(
+                self._run(batch), name="delayq batch", context=self._context.copy()
+            )
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

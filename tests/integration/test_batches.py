@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -403,6 +404,28 @@ async def test_a_burst_handles_a_batch_that_is_not_full(worker: Worker, jobs: Jo
     await worker.run(burst=True)
     assert sorted(itertools.chain(*gathered.seen)) == [*range(13)]
     assert await depths(jobs) == NONE
+
+
+async def test_variables_of_a_message_or_a_batch_do_not_reach_the_next_batch(
+    worker: Worker, jobs: Jobs
+) -> None:
+    request: ContextVar[str] = ContextVar("request", default="none")
+    seen: list[str] = []
+
+    @worker.middleware
+    async def name_it(message: Message[Any], call_next: Any) -> None:
+        request.set(message.id)
+        await call_next()
+
+    @batches(worker, batch=2)
+    async def handle(values: list[int]) -> None:
+        seen.append(request.get())
+        request.set("batch")
+        await asyncio.sleep(0.01)
+
+    await offer(jobs, 6)
+    await worker.run(burst=True)
+    assert seen == ["none"] * 3
 
 
 async def test_what_cannot_be_a_listener_of_batches_is_refused(worker: Worker) -> None:
