@@ -4,6 +4,7 @@ Each message of a batch is handled like any other: it holds its own lease, and s
 its handler is shared. So the batch that fails is retried message by message, as the attempts and
 the backoff of each one say.
 """
+# ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
 
@@ -45,12 +46,14 @@ class _Member:
         message: The message.
         until: When its batch begins at the latest, even if it is not full, in loop time.
         outcome: The outcome of its batch.
+        begun: Called when its batch begins.
         batch: Its batch, once that has begun.
     """
 
     message: Message[Any]
     until: float
     outcome: asyncio.Future[None]
+    begun: Callable[[], None] | None
     batch: _Batch | None = None
 
 
@@ -94,8 +97,9 @@ class Batches:
             member.until = 0.0
         self._begin()
 
-    async def join(self, message: Message[Any]) -> None:
-        """Have a message handled in a batch, and wait for the end of that.
+    async def join(self, message: Message[Any], begun: Callable[[], None] | None = None) -> None:
+        """Have a message handled in a batch, and wait for the end of that. Call ``begun`` when the
+        batch begins.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
@@ -103,7 +107,7 @@ class Batches:
             BatchFailed: The handler has raised an error.
         """
         loop = asyncio.get_running_loop()
-        member = _Member(message, loop.time() + self._linger, loop.create_future())
+        member = _Member(message, loop.time() + self._linger, loop.create_future(), begun)
         self._waiting.append(member)
         self._begin()
         try:
@@ -133,6 +137,8 @@ class Batches:
             batch = _Batch([self._waiting.popleft() for _ in range(count)])
             for member in batch.members:
                 member.batch = batch
+                if member.begun is not None:
+                    member.begun()
             self._running.add(batch)
             batch.task = loop.create_task(
                 self._run(batch), name="delayq batch", context=self._context.copy()
@@ -185,7 +191,19 @@ class BatchHandling(Handling):
 
     async def _call(self, message: Message[Any], value: Any) -> None:
         del value  # the message has it
-        await self._batches.join(message)
+        # Decoding has parsed the body if there is anything of its own in it.
+        own = None if message._parsed is None else message.timeout
+        if own is None:
+            await self._batches.join(message)
+            return
+        # The time in which it waits for others, or for another batch, does not count.
+        limit, now = asyncio.timeout(None), asyncio.get_running_loop().time
+        joined = self._batches.join(message, lambda: limit.reschedule(now() + own))
+        await self._within(own, joined, limit)
+
+    def _limit_of(self, message: Message[Any]) -> float | None:
+        del message  # its limit begins with its batch
+        return None
 
     async def _handle(self, messages: list[Message[Any]]) -> None:
         takes_messages = self._plan.takes_message
@@ -203,10 +221,8 @@ class BatchHandling(Handling):
                 log(INFO, self._queue, text, count, type(said).__name__, said)
             elif not (
                 isinstance(error, NotBegun | KeyboardInterrupt)
-                # The worker ends, or has lost all of these messages.
-                or (
-                    isinstance(error, asyncio.CancelledError) and all(map(self._must_end, messages))
-                )
+                # All of its messages have left it, or the worker ends.
+                or (isinstance(error, asyncio.CancelledError) and _is_cancelled())
             ):
                 log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
             raise
@@ -221,3 +237,9 @@ class BatchHandling(Handling):
         else:
             tell(message, error.error)
             await self._retry(message, error.error)
+
+
+def _is_cancelled() -> bool:
+    """Return whether the current task is being cancelled."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

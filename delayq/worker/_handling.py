@@ -134,8 +134,8 @@ class Handling:
                 try:
                     # Decoding tells whether the message has anything of its own.
                     value, timeout = message.value, self._timeout
-                    if message._parsed is not None and message.timeout is not None:
-                        timeout = message.timeout
+                    if message._parsed is not None:
+                        timeout = self._limit_of(message)
                     if timeout is None:
                         await self._start(message, value)
                     else:
@@ -201,9 +201,18 @@ class Handling:
             error=error,
         )
 
-    async def _within(self, seconds: float, call: Awaitable[None]) -> None:
+    def _limit_of(self, message: Message[Any]) -> float | None:
+        """Return how long handling a message may take, which may have a limit of its own."""
+        own = message.timeout
+        return self._timeout if own is None else own
+
+    async def _within(
+        self, seconds: float, call: Awaitable[None], limit: asyncio.Timeout | None = None
+    ) -> None:
+        """Await a call for at most ``seconds``; if ``limit`` is given, that decides when."""
+        limit = asyncio.timeout(seconds) if limit is None else limit
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with limit:
                 await call
         except TimeoutError as error:
             if not limit.expired():

@@ -356,6 +356,33 @@ async def test_a_slow_batch_is_cancelled_and_its_messages_are_retried(
     assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
 
 
+async def test_the_timeout_of_a_message_begins_with_its_batch_and_concerns_no_other(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[list[int]] = []
+
+    @batches(worker, batch=2, linger=0.2)
+    async def handle(values: list[int]) -> None:
+        seen.append(values)
+        if 3 in values:
+            await asyncio.sleep(LONG)
+        if 1 in values:
+            await asyncio.sleep(0.3)
+
+    # One that waits for others, one whose batch takes longer, and one that is alone then.
+    for n in range(4):
+        await jobs.offer(n, id=str(n), timeout=LONG if n == 2 else 0.1, delay=0.3 * (n > 2))
+        if n == 0:
+            async with worker:
+                await until(lambda: seen == [[0]])
+    async with worker:
+        await until(lambda: len(seen) == 3)
+        await until(lambda: _at_work(worker) == 0)
+    assert seen[1:] == [[1, 2], [3]]
+    assert {each.id: each.attempt for each in await jobs.list("delayed")} == {"1": 1, "3": 1}
+    assert "batch of" not in caplog.text
+
+
 async def test_a_plain_function_gets_its_batches_in_a_thread(worker: Worker, jobs: Jobs) -> None:
     threads: list[threading.Thread] = []
 
