@@ -90,6 +90,18 @@ class Batches:
         # Each batch has a copy, so that it sees no variable that a message or a batch has set.
         self._context = copy_context()
 
+    def set_concurrency(self, concurrency: int) -> None:
+        """Change the number of batches at a time. With none, the messages that wait are given up.
+
+        They raise :class:`NotBegun`.
+        """
+        self._concurrency = concurrency
+        while not concurrency and self._waiting:
+            member = self._waiting.popleft()
+            if not member.outcome.done():
+                member.outcome.set_exception(NotBegun("all threads of the listener hang"))
+        self._begin()
+
     def hurry(self) -> None:
         """Begin with the messages that wait for others, because no others will come."""
         self._linger = 0.0
@@ -105,6 +117,7 @@ class Batches:
 
         Raises:
             BatchFailed: The handler has raised an error.
+            NotBegun: There was no thread for the handler.
         """
         loop = asyncio.get_running_loop()
         member = _Member(message, loop.time() + self._linger, loop.create_future(), begun)
@@ -161,6 +174,8 @@ class Batches:
         for each in left:
             if failure is None:
                 each.set_result(None)
+            elif isinstance(failure, NotBegun):
+                each.set_exception(NotBegun(*failure.args))
             elif each is left[0] and isinstance(failure, KeyboardInterrupt):
                 # One of the messages ends the worker, once the message was given back.
                 each.set_exception(failure)
@@ -177,17 +192,23 @@ class BatchHandling(Handling):
         """Begin to gather batches, of which this many are handled at a time."""
         settings = self._listener.settings
         assert settings.batch is not None
+        self._concurrency, self._batch = concurrency, settings.batch
         self._batches = Batches(
-            self._handle, size=settings.batch, linger=settings.linger, concurrency=concurrency
+            self._handle, size=self._batch, linger=settings.linger, concurrency=concurrency
         )
         # One batch gathers while the others are handled.
-        self.places: int = settings.batch * (concurrency + 1)
+        self.places: int = self._batch * (concurrency + 1)
         # The limit is that of a batch, not that of a message, which waits for others.
         self._limit, self._timeout = self._timeout, None
         self._is_bare = False
 
     def hurry(self) -> None:
         self._batches.hurry()
+
+    def threads_changed(self, most: int) -> int:
+        free = max(0, self._concurrency - self.threads.hanging)
+        self._batches.set_concurrency(free)
+        return min(most, self._batch * (free + 1)) if free else 0
 
     async def _call(self, message: Message[Any], value: Any) -> None:
         del value  # the message has it
@@ -230,8 +251,6 @@ class BatchHandling(Handling):
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         if not isinstance(error, BatchFailed):
             await super()._failed(message, error)
-        elif isinstance(error.error, NotBegun):
-            await self._put_off(message, error.error)
         elif isinstance(error.error, KeyboardInterrupt):
             await message.release()
         else:

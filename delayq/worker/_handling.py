@@ -121,6 +121,12 @@ class Handling:
     def hurry(self) -> None:
         """Wait for no further messages, because none will come."""
 
+    def threads_changed(self, most: int) -> int:
+        """Return how many messages may be at work, of ``most``, after the number of threads that
+        hang has changed.
+        """
+        return max(0, most - self.threads.hanging)
+
     async def handle(self, message: Message[Any]) -> None:
         """Handle a message and settle it.
 

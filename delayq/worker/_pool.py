@@ -214,7 +214,7 @@ class Pool:
 
     def _threads_changed(self, feed: Feed) -> None:
         """Adjust the feed after the number of its threads that hang has changed."""
-        self._plan.set_places(feed, max(0, feed.concurrency - feed.handling.threads.hanging))
+        self._plan.set_places(feed, feed.handling.threads_changed(feed.concurrency))
         self._feed_if_room(feed)
         self._wake_one()
 

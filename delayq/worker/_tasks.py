@@ -145,6 +145,10 @@ class TaskHandling:
     def hurry(self) -> None:
         """As :meth:`Handling.hurry`."""
 
+    def threads_changed(self, most: int) -> int:
+        """As :meth:`Handling.threads_changed`."""
+        return self._unreadable.threads_changed(most)
+
     def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:
         """Handle a message and settle it, as :meth:`Handling.handle` does."""
         try:

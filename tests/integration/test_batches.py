@@ -396,6 +396,41 @@ async def test_a_plain_function_gets_its_batches_in_a_thread(worker: Worker, job
     assert threads[0] is not threading.main_thread()
 
 
+async def test_a_batch_whose_thread_hangs_takes_a_place(worker: Worker, jobs: Jobs) -> None:
+    go_on, began = threading.Event(), []
+
+    @batches(worker, batch=2, timeout=0.05)
+    def handle(values: list[int]) -> None:
+        began.append(values)
+        go_on.wait(10)
+
+    await offer(jobs, 6)
+    await worker.run(burst=True)
+    try:
+        assert len(began) == 1
+        # The other messages went back as they were.
+        assert await depths(jobs) == (2, 4, 0, 0)
+        assert [each.attempt for each in await jobs.list("ready")] == [0] * 4
+    finally:
+        go_on.set()
+
+
+async def test_batches_go_on_when_a_thread_that_hung_returns(worker: Worker, jobs: Jobs) -> None:
+    go_on, began = threading.Event(), []
+
+    @batches(worker, batch=2, timeout=0.05)
+    def handle(values: list[int]) -> None:
+        began.append(values)
+        go_on.wait(10)
+
+    await offer(jobs, 4)
+    async with worker:
+        await until(lambda: _at_work(worker) == 0 and bool(began))
+        go_on.set()
+        await until(lambda: len(began) == 2)
+    assert await depths(jobs) == (2, 0, 0, 0)
+
+
 async def test_dependencies_are_made_once_for_a_batch_and_middleware_is_run_for_each_message(
     worker: Worker, jobs: Jobs
 ) -> None:
