@@ -131,7 +131,8 @@ class Batches:
                 # The batch has ended, so it is too late.
                 return member.outcome.result()
             if batch is None:
-                self._waiting.remove(member)
+                if member in self._waiting:
+                    self._waiting.remove(member)
             elif all(each.outcome.cancelled() for each in batch.members):
                 batch.task.cancel()
                 await asyncio.wait((batch.task,))
@@ -146,6 +147,10 @@ class Batches:
                 if self._timer is None:
                     self._timer = loop.call_at(first.until, self._timer_rang)
                 return
+            if any(each.outcome.done() for each in self._waiting):
+                # They are cancelled, and about to leave.
+                self._waiting = deque(each for each in self._waiting if not each.outcome.done())
+                continue
             count = min(self._size, len(self._waiting))
             batch = _Batch([self._waiting.popleft() for _ in range(count)])
             for member in batch.members:

@@ -298,6 +298,24 @@ async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_
     assert await asyncio.gather(*members, return_exceptions=True) == [None, None]
 
 
+async def test_no_batch_begins_with_a_message_that_is_being_cancelled() -> None:
+    seen: list[list[Any]] = []
+
+    async def handle(messages: list[Any]) -> None:
+        seen.append(messages)
+
+    joined = Batches(handle, size=2, linger=LONG, concurrency=1)
+    members = [asyncio.create_task(joined.join(cast("Any", 0)))]
+    await asyncio.sleep(0)
+    # The next one joins before the first one has left.
+    members.append(asyncio.create_task(joined.join(cast("Any", 1))))
+    members[0].cancel()
+    members.append(asyncio.create_task(joined.join(cast("Any", 2))))
+    await asyncio.wait(members, timeout=10)
+    assert members[0].cancelled()
+    assert seen == [[1, 2]]
+
+
 def test_an_interrupt_in_a_batch_ends_the_worker_and_costs_no_attempt(
     server: PrivateServer,
 ) -> None:
