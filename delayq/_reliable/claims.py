@@ -98,6 +98,11 @@ class Claims:
         elif notice.client != self.wakeups.plan.stagger.client:
             self.wakeups.plan.forget()
 
+    def cancelled(self, lease: tuple[bytes, bytes]) -> None:
+        """Act on the news that a message was cancelled, by its id and the token of its lease."""
+        if self._suspect is not None and self._suspect.name == lease:
+            self._services.suspects.over(self._suspect)
+
     async def run_once(self) -> int:
         """Make one call, if any caller wants messages.
 

@@ -142,6 +142,7 @@ class Partition:
             self.queue.note_cancelled((id, token))
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.name == (id, token))
+            self.claims.cancelled((id, token))
         elif not self.index:
             # The settings of the first partition decide.
             self.queue.settings.on_change()

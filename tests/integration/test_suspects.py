@@ -85,6 +85,19 @@ async def test_suspects_come_one_at_a_time_from_all_queues(client: Client, raw: 
     assert len(await queues[1].claim(2, wait=5)) == 1
 
 
+async def test_cancelling_a_suspect_at_work_frees_the_next_one_of_another_queue(
+    client: Client, raw: Any
+) -> None:
+    queues = [client.reliable_queue(name, lease=LEASE) for name in ("one", "two")]
+    for queue in queues:
+        await crashed(queue, Store(raw, queue.name), 2)
+    suspect = await claim_one(queues[0], 2)
+    assert await queues[1].claim(2) == []
+    assert await queues[0].cancel(suspect.id, running=True)
+    # Long before its lease would end.
+    assert len(await queues[1].claim(2, wait=5)) == 1
+
+
 async def test_settling_a_suspect_frees_the_next_one(
     server: PrivateServer, jobs: Jobs, store: Store
 ) -> None:
