@@ -323,6 +323,9 @@ class Message(Generic[T]):
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
             raise
+        except LeaseLost:
+            self._hold_on()
+            raise self._loss() from None
         except BaseException:
             self._hold_on()
             raise
@@ -508,6 +511,9 @@ class Message(Generic[T]):
         self._origin.keeper.let_go(self._claim)
         try:
             await call
+        except LeaseLost:
+            self._hold_on()
+            raise self._loss() from None
         except BaseException:
             self._hold_on()
             raise

@@ -706,6 +706,17 @@ async def test_cancelling_what_runs_ends_its_block(client: Client, jobs: Jobs) -
     assert await depths(jobs) == NONE
 
 
+@pytest.mark.parametrize("settle", ["ack", "nack", "release"])
+async def test_settling_a_cancelled_message_tells_that_it_was_cancelled(
+    jobs: Jobs, settle: str
+) -> None:
+    message = await leased(jobs, id="a")
+    assert await jobs.cancel("a", running=True)
+    await until(lambda: bool(jobs._open.cancelled))
+    with pytest.raises(delayq.MessageCancelled):
+        await getattr(message, settle)()
+
+
 async def test_a_message_that_was_claimed_ahead_and_cancelled_is_not_handed_out(
     jobs: Jobs,
 ) -> None:
