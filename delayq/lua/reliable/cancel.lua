@@ -16,6 +16,8 @@
 -- include: leases
 -- include: queue
 
+-- A key of a foreign type must fail before the first write, and before any worker is told.
+check_details()
 local now = now_us()
 local reply = {}
 for i, id in ipairs(ids) do
