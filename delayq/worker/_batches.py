@@ -260,6 +260,7 @@ class BatchHandling(Handling):
             await message.release()
         else:
             tell(message, error.error)
+            error.error.__traceback__ = below_the_worker(error.error.__traceback__)
             await self._retry(message, error.error)
 
 

@@ -174,6 +174,21 @@ async def test_a_batch_that_fails_is_retried_message_by_message(
     assert "ZeroDivisionError" in caplog.text
 
 
+async def test_the_error_of_a_batch_is_stored_without_the_frames_of_the_worker(
+    worker: Worker, jobs: Jobs
+) -> None:
+    @batches(worker, batch=2)
+    async def handle(values: list[int]) -> None:
+        raise ZeroDivisionError("divided")
+
+    await offer(jobs, 2)
+    await worker.run(burst=True)
+    for n in range(2):
+        error = (await get(jobs, str(n))).last_error or ""
+        assert "in handle" in error
+        assert "delayq/worker" not in error
+
+
 async def test_each_message_may_be_settled_by_itself(worker: Worker, jobs: Jobs) -> None:
     @batches(worker, batch=4)
     async def handle(messages: list[Message[int]]) -> None:
