@@ -167,14 +167,14 @@ class TransferTask:
             self._supplies[lease_us] = self._supplies.pop(lease_us)
         supply.end(
             self.leases.made(call, reply, lease_us) if lease_us else reply.payloads,
-            left=reply.left > 0 or reply.wait_us == 0,
+            more=reply.left > 0 or reply.wait_us == 0,
         )
         self._emptied = not reply.left
         if reply.moved:
             self.wakeups.transferred(reply.listeners)
         if reply.left:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
-        return 0 if reply.left and supply.waiters.waiting else due_us(reply.now_us, reply.wait_us)
+        return 0 if reply.left and supply.waiters.wanted else due_us(reply.now_us, reply.wait_us)
 
     def _count(self, reply: Transferred) -> None:
         """Count and log the unreadable records and the ended leases that a call found."""

@@ -215,7 +215,7 @@ class Line(Generic[Item]):
         if may_have_items:
             self._candidates.setdefault(source)
         else:
-            self._answer(source, number, None)
+            self._answer(source, number)
 
     def begin(self, source: Source, now: float, most: int) -> Order:
         """Begin an attempt to take up to ``most`` items, or nothing if everything is reserved."""
@@ -241,16 +241,17 @@ class Line(Generic[Item]):
     def end(self, source: Source, got: int, *, more: bool) -> None:
         """End an attempt that brought items, to be handed out next.
 
-        If it has ``more``, it has not answered any caller yet.
+        If it has ``more``, it has not answered any caller yet. Otherwise nothing is left, whatever
+        was ordered, and for callers of any policy.
         """
-        number, order = source.attempt, source.order
+        number = source.attempt
         self.over(source)
         source.brings = 1
         if more and len(self._sources) > 1:
             source.brings = max(1, got * _GROWTH)
             self._candidates.setdefault(source)
         if not more and number:
-            self._answer(source, number, order if got >= order.take else None)
+            self._answer(source, number)
 
     def over(self, source: Source) -> None:
         """End an attempt, whatever its outcome."""
@@ -269,19 +270,12 @@ class Line(Generic[Item]):
             if place.gathers is not None:
                 place.gathers.discard(source)
 
-    def _answer(self, source: Source, number: int, order: Order | None) -> None:
-        """Note that an attempt has answered the callers that joined before it.
-
-        If it brought all that was ordered, that is an answer only to callers of the same policy.
-        """
+    def _answer(self, source: Source, number: int) -> None:
+        """Note that an attempt or a look has answered the callers that joined before it."""
         for place in self._places:
             if place.gathers is not None:
                 place.gathers.discard(source)
-            if (
-                place.once
-                and place.joined < number
-                and (order is None or place.policy == order.policy)
-            ):
+            if place.once and place.joined < number:
                 place.unanswered.discard(source)
 
     # Items

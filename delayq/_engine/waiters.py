@@ -120,7 +120,7 @@ class Supply(Source, Generic[Item]):
         ask: Requests an attempt.
         look_at: Requests a look.
         returns: The items that go back to the source.
-        has_more: Whether items were left when the last attempt ended.
+        has_more: Whether the last attempt left items.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Supply(Source, Generic[Item]):
         self.returns.attempt_begins()
         return self.waiters.line.begin(self, self.waiters.now(), most)
 
-    def end(self, items: Collection[Item], *, left: bool, more: bool = False) -> None:
-        """Report the items that the attempt brought, whether some were left, and whether more are
-        to come at once.
+    def end(self, items: Collection[Item], *, more: bool) -> None:
+        """Report the items that the attempt brought, and whether it left more: then another attempt
+        has to follow at once while callers want some.
         """
-        self.has_more = left
+        self.has_more = more
         line = self.waiters.line
         line.end(self, len(items), more=more)
         self.put(line.number(items), more=more)

@@ -131,7 +131,7 @@ class Claims:
                     break
                 # Every message that the call examined is gone, and there are more.
                 await asyncio.sleep(0)
-            self.supply.end(claims, left=wait == 0, more=wait == 0)
+            self.supply.end(claims, more=wait == 0)
             # Partitions take turns.
             turn = IN_TURN if len(partition.queue.partitions) > 1 else 0
             return due_us(now, wait) or turn

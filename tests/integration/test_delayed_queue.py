@@ -230,6 +230,11 @@ class TestTaking:
         assert await queue.poll(0.01) is None
         assert await queue.poll(timedelta(seconds=20)) == 1
 
+    async def test_more_polls_than_one_call_serves_leave_nothing(self, queue: Orders) -> None:
+        await queue.offer_many((n, 0) for n in range(250))
+        polled = await asyncio.gather(*(queue.poll(0) for _ in range(250)))
+        assert {*polled} == {*range(250)}
+
     @pytest.mark.parametrize("timeout", [-1, math.nan, math.inf])
     async def test_poll_refuses_a_bad_timeout(self, queue: Orders, timeout: float) -> None:
         with pytest.raises(delayq.BadDelay):

@@ -299,7 +299,7 @@ class Callers:
 
     def answer(self, items: Sequence[int], *, left: bool = False) -> None:
         self.supply.begin(100)
-        self.supply.end(items, left=left)
+        self.supply.end(items, more=left)
         self.supply.over()
 
     def _hand_back(self, items: Sequence[int]) -> Any:

@@ -880,6 +880,18 @@ async def test_a_paused_queue_hands_nothing_out(server: PrivateServer, jobs: Job
         ]
 
 
+async def test_callers_of_different_leases_learn_together_that_nothing_is_left(
+    client: Client,
+) -> None:
+    some: Jobs = client.reliable_queue("jobs", lease=30)
+    others: Jobs = client.reliable_queue("jobs", lease=60)
+    assert await some.claim() == await others.claim() == []
+    await some.offer(1)
+    async with asyncio.timeout(4):
+        taken = await asyncio.gather(some.claim(), others.claim())
+    assert sorted(map(len, taken)) == [0, 1]
+
+
 # Closing
 
 

@@ -154,15 +154,16 @@ class TestPolicies:
         callers.join(1, "a")
         once = callers.join(1, "b", once=True)
         callers.begin(0)
-        callers.end(0, "x")
+        callers.end(0, "x", more=True)
         assert once not in callers.served()
         assert callers.begin(0) == (1, "b")
         callers.end(0)
         assert callers.served() == [once]
 
-    def test_nothing_is_left_for_any_policy_when_less_came_than_was_ordered(self) -> None:
+    @pytest.mark.parametrize("want", [1, 2])
+    def test_nothing_is_left_for_any_policy_whatever_was_ordered(self, want: int) -> None:
         callers = Callers(1)
-        callers.join(2, "a")
+        callers.join(want, "a")
         once = callers.join(1, "b", once=True)
         callers.begin(0)
         callers.end(0, "x")
