@@ -21,7 +21,7 @@ from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
@@ -221,9 +221,13 @@ class OpenReliableQueue:
             chosen = new_id()
         return chosen
 
-    def are_away(self, failed: Container[Partition]) -> bool:
-        """Return whether no partition is available, as far as we know."""
-        return all(self.is_away(partition, failed) for partition in self.partitions)
+    def are_away(self, failed: Collection[Partition]) -> bool:
+        """Return whether no partition for new messages is available, as far as we know."""
+        if failed and not self.services.nodes.spread:
+            # All are on one server.
+            return True
+        in_use = self.partitions[: self.ids.partitions]
+        return all(self.is_away(partition, failed) for partition in in_use)
 
     def is_away(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
         """Return whether the server of a partition is not available, as far as we know."""

@@ -18,7 +18,7 @@ from tests.support.reliable_fixtures import raw
 from tests.support.reliable_store import HOUR
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delayq import Client, ReliableQueue
     from delayq._reliable.settings import StoredSettings
@@ -223,6 +223,29 @@ class TestOffersDuringGrowth:
         with pytest.raises(delayq.NotDurable) as caught:
             await jobs.offer(1, id=name, durability="replicas:1")
         assert caught.value.stored == (name,)
+
+    @pytest.mark.parametrize("spread", [False, True], ids=["one server", "cluster"])
+    async def test_an_offer_fails_if_no_server_of_a_partition_in_use_answers(
+        self, jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch, spread: bool
+    ) -> None:
+        await jobs.configure(partitions=4)
+        # The client still has the others.
+        await jobs.configure(partitions=2)
+        tried: list[Any] = []
+
+        def fail(sent: Sequence[Any], _: Sequence[int]) -> asyncio.Future[list[Any]]:
+            tried.append(sent)
+            assert len(tried) < 10
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_result([delayq.ServerUnavailable("away")] * len(sent))
+            return failed
+
+        for partition in jobs._open.partitions:
+            monkeypatch.setattr(partition.offers.commits, "submit_many", fail)
+        monkeypatch.setattr(type(jobs._open.services.nodes), "spread", spread)
+        with pytest.raises(delayq.ServerUnavailable):
+            await jobs.offer_many([Offer(1)])
+        assert len(tried) == (2 if spread else 1)
 
 
 class TestClientsThatWereNotTold:
