@@ -107,13 +107,13 @@ class Portal:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop)
         self._thread.join(_CLOSING + _ENDING)
 
-    def pause(self) -> Callable[[], object]:
-        """Wait until the loop is between two steps, and hold it there. Return how to release it.
+    def pause(self, released: threading.Event) -> None:
+        """Wait until the loop is between two steps, and hold it there until ``released`` is set.
 
         A thread that is anywhere else may hold a lock, of a module that it imports for example. In
         a child that is forked meanwhile, nothing would ever release it.
         """
-        held, released = threading.Event(), threading.Event()
+        held = threading.Event()
 
         def hold() -> None:
             held.set()
@@ -122,7 +122,6 @@ class Portal:
         if threading.get_ident() != self._thread.ident and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(hold)
             held.wait(_PAUSE)
-        return released.set
 
     def disown(self) -> None:
         """Let go of the loop in a forked child, for the parent's sake.
@@ -231,7 +230,7 @@ class _Call(Generic[R]):
 
 _current: Portal | None = None
 _starting = threading.Lock()
-# How the thread that forks releases the loop. Several threads may fork at once.
+# What releases the loop when the thread has forked. Several threads may fork at once.
 _forking = threading.local()
 # Kept: collected, their sockets would leave the parent's event loop.
 _inherited: list[Portal] = []
@@ -265,12 +264,14 @@ def _at_exit() -> None:
 
 def _before_fork() -> None:
     if (portal := find()) is not None:
-        _forking.release = portal.pause()
+        # Noted first: a signal handler may end the wait with an exception, which Python ignores.
+        _forking.released = threading.Event()
+        portal.pause(_forking.released)
 
 
 def _after_fork_in_parent() -> None:
-    if (release := vars(_forking).pop("release", None)) is not None:
-        release()
+    if (released := vars(_forking).pop("released", None)) is not None:
+        released.set()
 
 
 def _after_fork_in_child() -> None:

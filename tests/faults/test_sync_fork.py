@@ -43,11 +43,11 @@ def fork(in_child, fork=os.fork):
 """
 
 
-def run(program: str, address: str) -> None:
+def run(program: str, address: str, prints: str = "well\n") -> None:
     # From Python 3.12 on, there is a warning for each fork of a process that has threads.
     warnings = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
     done = run_python(*warnings, "-c", f"{BEGIN}\n{program}", address)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "well\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == (0, prints, "")
 
 
 def test_a_client_that_was_not_used_before_starts_no_thread_until_then(
@@ -154,6 +154,32 @@ assert client.reliable_queue("others").stats().ready == 15
 print("well")
 """
     run(program, server.url)
+
+
+def test_a_signal_during_a_fork_leaves_the_parent_usable(server: PrivateServer) -> None:
+    program = """
+import signal
+sys.unraisablehook = lambda ignored: print(ignored.exc_value)
+
+def handle(*_):
+    raise TimeoutError("it is late")
+
+async def block(_):
+    blocks.set()
+    time.sleep(0.5)
+
+blocks = threading.Event()
+threading.Thread(target=client.run, args=[block]).start()
+blocks.wait()
+signal.signal(signal.SIGALRM, handle)
+signal.setitimer(signal.ITIMER_REAL, 0.1)
+fork(lambda: None)
+ended = threading.Thread(target=mails.offer, args=[1], daemon=True)
+ended.start()
+ended.join(10)
+print("hangs" if ended.is_alive() else "well")
+"""
+    run(program, server.url, "it is late\nwell\n")
 
 
 def test_processes_of_multiprocessing(server: PrivateServer) -> None:
