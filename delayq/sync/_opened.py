@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from delayq._redis.connection import own_copy
-from delayq.errors import DelayqError
+from delayq.errors import Closed, DelayqError
 
 if TYPE_CHECKING:
     from collections import deque
@@ -60,7 +60,7 @@ class Opened:
         """Return the client, which is opened if necessary.
 
         Raises:
-            As ``async with delayq.connect(...)``.
+            As ``async with delayq.connect(...)``; or Closed, if it is closed meanwhile.
         """
         if self._client is not None:
             return self._client
@@ -71,10 +71,16 @@ class Opened:
                 self._open(), loop=asyncio.get_running_loop(), context=Context()
             )
             self._opening.add_done_callback(self._has_opened)
+        opening = self._opening
         try:
-            return await asyncio.shield(self._opening)
+            return await asyncio.shield(opening)
         except DelayqError as error:
             raise own_copy(error) from error.__cause__
+        except asyncio.CancelledError:
+            if opening.cancelled():
+                # The caller was not interrupted: another thread is closing the client.
+                raise Closed("the client is closed") from None
+            raise
 
     def declare(self, client: Client, new: deque[Declared[Any]]) -> None:
         """Open queues that were declared, in their order."""

@@ -225,6 +225,16 @@ def test_a_closed_client_says_so(server: PrivateServer) -> None:
         assert repr(client) == "<delayq.sync.Client closed>"
 
 
+def test_a_client_may_be_closed_while_another_thread_opens_it(own_server: PrivateServer) -> None:
+    client = sync.connect(own_server.url)
+    with own_server.paused(), ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(client.server_time)
+        time.sleep(0.2)
+        client.close()
+        with pytest.raises(delayq.Closed, match="the client is closed"):
+            opening.result(5)
+
+
 def test_a_queue_can_be_closed_by_itself(client: sync.Client) -> None:
     with client.reliable_queue("mails") as mails, client.delayed_queue("orders") as orders:
         mails.offer(1)
