@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from delayq.errors import NotDurable, OutcomeUnknown
+from delayq.errors import Closed, NotDurable, OutcomeUnknown
 from delayq.sync._link import here
 
 if TYPE_CHECKING:
@@ -197,8 +197,12 @@ class DelayedQueue(Generic[T]):
         return [Receipt(self._door, each) for each in receipts]
 
     def close(self) -> None:
-        """Close the queue on this client, for every handle of that name in this process."""
-        self._door.run(lambda queue: queue.aclose())
+        """Close the queue on this client, for every handle of that name in this process.
+
+        Closing twice does nothing.
+        """
+        with suppress(Closed):
+            self._door.run(lambda queue: queue.aclose())
 
     def __enter__(self) -> Self:
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC
 from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
 from delayq._unset import UNSET
+from delayq.errors import Closed
 from delayq.sync._link import here
 
 if TYPE_CHECKING:
@@ -277,8 +279,12 @@ class ReliableQueue(Generic[T]):
     # Closing
 
     def close(self) -> None:
-        """Close the queue on this client, for every handle of that name in this process."""
-        self._door.run(lambda queue: queue.aclose())
+        """Close the queue on this client, for every handle of that name in this process.
+
+        Closing twice does nothing.
+        """
+        with suppress(Closed):
+            self._door.run(lambda queue: queue.aclose())
 
     def __enter__(self) -> Self:
         return self

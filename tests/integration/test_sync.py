@@ -214,6 +214,7 @@ def test_a_closed_client_says_so(server: PrivateServer) -> None:
         assert mails.offer(1)
         client.close()
         client.close()
+        mails.close()
         for call in (
             lambda: mails.offer(1),
             lambda: client.reliable_queue("x"),
