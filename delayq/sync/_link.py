@@ -104,14 +104,15 @@ class Link:
     def __del__(self) -> None:
         portal, opened = self._portal, self._opened
         if opened is not None and portal is not None and portal.is_usable:
+            portal.to_close.discard(opened.aclose)
+            portal.spawn(opened.aclose)
+            # At last, because it may raise an exception.
             warnings.warn(
                 "a synchronous client was not closed: use it as a context manager, or call close()",
                 ResourceWarning,
                 stacklevel=2,
                 source=self,
             )
-            portal.to_close.discard(opened.aclose)
-            portal.spawn(opened.aclose)
 
     def _open_in(self, portal: _portal.Portal) -> Opened:
         """Return what belongs to this process. Called in the portal's loop."""
