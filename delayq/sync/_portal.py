@@ -31,7 +31,7 @@ _log = logging.getLogger("delayq")
 
 # Seconds that a thread waits for the end of a call that it has cancelled.
 _END_OF_CALL = 1.0
-# Seconds that a fork waits for the loop.
+# Seconds that a fork waits for the loop, and the loop for the fork.
 _PAUSE = 1.0
 # Seconds within which everything is closed when the interpreter exits; then its loop ends.
 _CLOSING, _ENDING = 2.0, 1.0
@@ -117,7 +117,8 @@ class Portal:
 
         def hold() -> None:
             held.set()
-            released.wait()
+            # Not for ever: a signal handler may make a call before the thread has forked.
+            released.wait(_PAUSE)
 
         if threading.get_ident() != self._thread.ident and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(hold)

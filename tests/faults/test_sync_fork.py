@@ -182,6 +182,20 @@ print("hangs" if ended.is_alive() else "well")
     run(program, server.url, "it is late\nwell\n")
 
 
+def test_a_signal_handler_may_make_a_call_during_a_fork(server: PrivateServer) -> None:
+    program = """
+from delayq.sync import _portal
+mails.offer(1)
+_portal._before_fork()
+ended = threading.Thread(target=mails.offer, args=[2], daemon=True)
+ended.start()
+ended.join(10)
+print("hangs" if ended.is_alive() else "well")
+_portal._after_fork_in_parent()
+"""
+    run(program, server.url)
+
+
 def test_processes_of_multiprocessing(server: PrivateServer) -> None:
     program = """
 def serve(number):
