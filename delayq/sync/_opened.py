@@ -1,4 +1,4 @@
-"""What exists in the portal's event loop while a synchronous client is open in this process."""
+"""The asynchronous client, with its queues, that does the work of a synchronous one."""
 
 from __future__ import annotations
 

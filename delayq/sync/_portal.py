@@ -231,7 +231,7 @@ class _Call(Generic[R]):
 
 _current: Portal | None = None
 _starting = threading.Lock()
-# What releases the loop when the thread has forked. Several threads may fork at once.
+# Holds the event that releases the loop after a fork. Several threads may fork at once.
 _forking = threading.local()
 # Kept: collected, their sockets would leave the parent's event loop.
 _inherited: list[Portal] = []
