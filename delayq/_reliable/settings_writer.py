@@ -167,8 +167,8 @@ class SettingsWriter:
     async def _check_forgotten(self, partitions: Sequence[int]) -> None:
         if await self._remember(partitions):
             raise ConfigurationError(
-                f"queue {self._name!r} remembers ids of handled messages in partitions that would"
-                " go: wait until its dedup_window has passed"
+                f"queue {self._name!r} remembers ids in partitions that would go:"
+                " wait until its dedup_window and each unique_for have passed"
             )
 
     async def _are_empty(self, partitions: Sequence[int]) -> bool:
