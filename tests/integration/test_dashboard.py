@@ -709,7 +709,7 @@ async def test_partitions_are_changed_once_that_is_confirmed(
     shown = texts(await page(admin, answer.headers["location"]))
     assert "jobs reliable, 3 partitions" in shown
     assert "Settings changed." in shown
-    await jobs.offer_many([delayq.Offer(i, delay=60) for i in range(30)])
+    await jobs.offer_many([delayq.Offer(i, delay=60, id=str(i)) for i in range(30)])
     assert [(await part.store.depth()).delayed > 0 for part in jobs._open.partitions] == [True] * 3
     fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "1", "sure": "1"}
     answer = await admin.post("act", data=fields)
