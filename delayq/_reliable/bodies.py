@@ -46,6 +46,10 @@ class Body(NamedTuple):
     max_attempts: int | None
     timeout_us: int | None
 
+    def __repr__(self) -> str:
+        # Headers and payloads may be private, and tracebacks are logged.
+        return f"<Body, {len(self.payload)} bytes>"
+
 
 def brief(delay_us: int) -> int | str:
     """Return a delay in microseconds as a body has it: a short text if it is a whole number of
