@@ -520,20 +520,20 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
         queue: Jobs = client.reliable_queue(name, lease=LEASE)
         await queue.settings()
 
-        async def offer_later(number: int) -> str:
-            await asyncio.sleep(number / 100)
-            return await queue.offer(number, 3600)
-
+        failed = client._open_session().nodes.failed_lately
+        offers: list[asyncio.Task[str]] = []
         with cluster.nodes[2].paused():
-            # Each partition gets its turn.
-            ids = await asyncio.gather(*(offer_later(number) for number in range(40)))
-            failed = client._open_session().nodes.failed_lately
-            assert any(failed(partition.keys.wake) for partition in queue._open.partitions)
+            # The partitions take turns, until one of those that hang has had its own.
+            while not any(failed(partition.keys.wake) for partition in queue._open.partitions):
+                assert len(offers) < 1000
+                offers.append(asyncio.create_task(queue.offer(len(offers), 3600)))
+                await asyncio.sleep(0.01)
+            ids = await asyncio.gather(*offers)
             assert not any(failed(queue._open.place(each).keys.wake) for each in ids)
             # From now on offers go straight to the partitions that answer.
             async with asyncio.timeout(2):
                 ids += await queue.offer_many([Offer(number) for number in range(40)])
-        assert len(set(ids)) == 80
+        assert len(set(ids)) == len(offers) + 40
 
 
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])

@@ -316,7 +316,8 @@ async def reliable_producer(place: Place) -> None:
     await queue.offer(1)
     assert await place.raw.hlen(keys.named("bodies")) == 1
     await queue.offer_many([delayq.Offer(i, delay=60, priority=i % 3, ttl=600) for i in range(9)])
-    await queue.offer(2, id="a", priority=1, delay=60)
+    await queue.offer(2, id="a", priority=1, delay=60, unique_for=60)
+    assert 0 < await place.raw.pttl(keys.done) <= 60_000
     await queue.offer(3, id="a", on_duplicate="replace", delay=60)
     assert await place.raw.zscore(keys.done, "long ago") is None
     (leased,) = await theirs.claim()
