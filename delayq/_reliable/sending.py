@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine import durability as durabilities
@@ -360,12 +359,9 @@ def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> No
                 stored,
             ) from error
         raise errors[0]
-    refused = {
-        name: outcome
-        for name, outcome in zip(ids, outcomes, strict=True)
-        if outcome in (_DUPLICATE, _FULL)
-    }
+    refused = dict.fromkeys(
+        name for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)
+    )
     if refused:
-        kinds = Counter(refused.values())
-        kind = DuplicateMessage if kinds[_DUPLICATE] else QueueFull
+        kind = DuplicateMessage if _DUPLICATE in outcomes else QueueFull
         raise kind(tuple(refused), stored)

@@ -336,6 +336,16 @@ async def test_a_full_queue_refuses(client: Client) -> None:
     await queue.offer(9)
 
 
+async def test_an_id_refused_for_both_reasons_is_a_duplicate(client: Client) -> None:
+    queue = client.reliable_queue("small", max_size=1)
+    held = await leased(queue, id="again", unique_for=60)
+    await held.ack()
+    await queue.offer(2)
+    with pytest.raises(delayq.DuplicateMessage) as caught:
+        await queue.offer_many([Offer(3, id="again"), Offer(4, id="again", on_duplicate="replace")])
+    assert (caught.value.ids, caught.value.stored) == (("again",), ())
+
+
 async def test_an_offer_to_a_full_queue_may_wait_for_room(client: Client) -> None:
     queue = client.reliable_queue("small", max_size=2, when_full="wait")
     offer = asyncio.create_task(queue.offer_many(offers(6)))
