@@ -336,7 +336,8 @@ class TestStaleClients:
         jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
         offering = asyncio.gather(*(jobs.offer(n, HOUR, id=f"id {n}") for n in range(10_000)))
         changed = 0
-        while not offering.done():
+        # On a busy machine, settings that change without end could keep offers back for too long.
+        while not offering.done() and changed < 50:
             await theirs.configure(max_size=1_000_000 + changed % 2)
             changed += 1
             await asyncio.sleep(0.01)

@@ -351,7 +351,8 @@ async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(jobs: Jo
                 1 / (message.value % 10)
         except ZeroDivisionError:
             assert (await get(jobs, message.id)).state == "delayed"
-    assert (await jobs.stats()).delayed == 6
+    depth = await jobs.stats()
+    assert (depth.delayed + depth.ready, depth.leased) == (6, 0)
 
 
 async def test_blocks_in_tasks_of_their_own_settle_all_messages(jobs: Jobs) -> None:
