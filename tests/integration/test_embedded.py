@@ -804,11 +804,13 @@ def test_ctrl_c_leaves_the_server_to_an_unfinished_application(user: UserFactory
     then = """
 signal.signal(signal.SIGINT, signal.default_int_handler)
 try:
+    print("waiting", flush=True)
     sys.stdin.read()
 except KeyboardInterrupt:
     print(raw_call(server.socket_path, "INCR", "n"), flush=True)
 """
     owner = user(None, then=then)
+    assert owner.read() == b"waiting"
     # No signal from the users' terminal reaches it.
     assert os.getsid(owner.server) == owner.watchdog
     os.killpg(owner.process.pid, signal.SIGINT)
