@@ -127,6 +127,40 @@ def test_due_records_leave_both_structures_in_order(raw: Any, order: str) -> Non
     assert raw.lrange(KEYS.ordered, 0, -1) == [records[place] for place in sorted(expected[500:])]
 
 
+# The time between two offers in microseconds, by the place of the second one.
+MANY = 200_000
+PACES: dict[str, Callable[[int], int]] = {
+    "evenly": lambda _: 1000,
+    "in a burst, then a few after a minute": lambda place: 60_000_000 if place == MANY - 200 else 8,
+    "a few, then in a burst after a minute": lambda place: 60_000_000 if place == 200 else 8,
+    "in bursts": lambda place: 1 if place % 5000 else 40_000,
+    "slower and slower": lambda place: 1 + int(1.00005**place),
+    "faster and faster": lambda place: 1 + int(1.00005 ** (MANY - place)),
+}
+
+
+@pytest.mark.parametrize("pace", PACES)
+def test_no_walk_for_single_records(raw: Any, pace: str) -> None:
+    moment, records = 1_700_000_000_000_000, []
+    for place in range(MANY):
+        moment += PACES[pace](place)
+        records.append(pack((moment * 4096).to_bytes(8, "big"), b"%d" % place, 8))
+    raw.rpush(KEYS.ordered, *records)
+    # As in a list of many more records: less of it is seen at a time.
+    around = "LOOK_AROUND = 24"
+    assert around in CANCEL.text
+    text = CANCEL.text.replace(around, "LOOK_AROUND = 1")
+    everywhere = range(70, MANY, MANY // 40)
+    for going in (everywhere, range(30, 70), range(MANY - 197, MANY - 8)):
+        some = [records[place] for place in going]
+        raw.zadd(KEYS.timeout, dict.fromkeys(some, 4e12))
+        raw.config_resetstat()
+        assert raw.eval(text, 2, KEYS.timeout, KEYS.ordered, 0, *some) == len(some)
+        # One pass removes all of them.
+        assert raw.info("commandstats")["cmdstat_lrem"]["calls"] == 1
+        assert raw.lpos(KEYS.ordered, some[0]) is None
+
+
 A, B, C = (pack(record_id, b"1", 8) for record_id in (b"ABCDEFGH", b"ABCDEFGI", b"ABCDEFGJ"))
 
 

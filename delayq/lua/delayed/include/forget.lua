@@ -41,13 +41,23 @@ end
 
 -- Return the index of a record between the bounds {index, high, low}; nil if it is not found.
 local function find_index(record, high, low, from, to)
-  for round = 1, 40 do
+  local moved, reach = nil, LOOK_AROUND
+  for round = 1, 60 do
     local gap = to[1] - from[1] - 1
     if gap < 1 then return nil end
-    local share = ((high - from[2]) * 4294967296 + (low - from[3])) / ((to[2] - from[2]) * 4294967296 + (to[3] - from[3]))
-    -- By time, and in every third round by halves, because offers may have come in bursts.
-    if round % 3 == 0 or not (share >= 0 and share <= 1) then share = 0.5 end
-    local guess = from[1] + 1 + math.floor(share * (gap - 1))
+    local guess
+    if round > 2 and round % 2 == 1 then
+      -- Offers come in bursts, so two guesses by time may be off on the same side, and so may all that
+      -- follow. Go farther and farther from the last one, halfway at most: then each of these rounds
+      -- halves what is left, or brackets the record closely.
+      reach = reach * 4
+      local step = math.min(reach, math.floor(gap / 2))
+      guess = moved == 'to' and to[1] - 1 - step or from[1] + 1 + step
+    else
+      local share = ((high - from[2]) * 4294967296 + (low - from[3])) / ((to[2] - from[2]) * 4294967296 + (to[3] - from[3]))
+      if not (share >= 0 and share <= 1) then share = 0.5 end
+      guess = from[1] + 1 + math.floor(share * (gap - 1))
+    end
     -- Getting there has a cost, so look as far around as a guess at random offers is off.
     local around = math.min(LOOK_AROUND, 2 + math.ceil(math.sqrt(guess - from[1])))
     local first = math.max(from[1] + 1, guess - around)
@@ -58,9 +68,9 @@ local function find_index(record, high, low, from, to)
     local start, stop = bound_in(window, first, from, to, true), bound_in(window, first, from, to, false)
     if not start then return nil end
     if high < start[2] or (high == start[2] and low < start[3]) then
-      to = start
+      to, moved = start, 'to'
     elseif high > stop[2] or (high == stop[2] and low > stop[3]) then
-      from = stop
+      from, moved = stop, 'from'
     else
       return nil -- it belongs here, but it is missing
     end
