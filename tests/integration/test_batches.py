@@ -429,14 +429,21 @@ async def test_a_plain_function_gets_its_batches_in_a_thread(worker: Worker, job
     assert threads[0] is not threading.main_thread()
 
 
-async def test_a_batch_whose_thread_hangs_takes_a_place(worker: Worker, jobs: Jobs) -> None:
-    go_on, began = threading.Event(), []
+def hanging_batches(worker: Worker) -> tuple[list[list[int]], threading.Event]:
+    """Let the threads of batches hang. Return the batches that have begun, and what ends them."""
+    began: list[list[int]] = []
+    go_on = threading.Event()
 
     @batches(worker, batch=2, timeout=0.05)
     def handle(values: list[int]) -> None:
         began.append(values)
         go_on.wait(10)
 
+    return began, go_on
+
+
+async def test_a_batch_whose_thread_hangs_takes_a_place(worker: Worker, jobs: Jobs) -> None:
+    began, go_on = hanging_batches(worker)
     await offer(jobs, 6)
     await worker.run(burst=True)
     try:
@@ -449,13 +456,7 @@ async def test_a_batch_whose_thread_hangs_takes_a_place(worker: Worker, jobs: Jo
 
 
 async def test_batches_go_on_when_a_thread_that_hung_returns(worker: Worker, jobs: Jobs) -> None:
-    go_on, began = threading.Event(), []
-
-    @batches(worker, batch=2, timeout=0.05)
-    def handle(values: list[int]) -> None:
-        began.append(values)
-        go_on.wait(10)
-
+    began, go_on = hanging_batches(worker)
     await offer(jobs, 4)
     async with worker:
         await until(lambda: _at_work(worker) == 0 and bool(began))
