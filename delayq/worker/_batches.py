@@ -30,7 +30,7 @@ class BatchFailed(Exception):
     """The handler of a batch has failed: raised for each of its messages.
 
     Attributes:
-        error: What the handler has raised.
+        error: The exception that the handler raised.
     """
 
     def __init__(self, error: BaseException) -> None:
