@@ -19,6 +19,7 @@ from delayq.worker._slots import SlotPlan
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from delayq.worker._handling import Claimed
     from delayq.worker._slots import Feed
 
 _log = logging.getLogger("delayq")
@@ -256,23 +257,29 @@ class Pool:
                 await self._rest()
                 in_a_row, started = 0, now()
                 continue
-            claimed = plan.begin(feed)
+            claimed: Claimed | None = plan.begin(feed)
             if feed in self._waiting_for_room:
                 self._feed_if_room(feed)
-            try:
-                message = feed.source.message(claimed[1], feed.source.ahead)
-                remainder = run_to_first_wait(feed.handling.handle(message))
-                if remainder is not None:
-                    # Others handle messages while this one waits.
-                    self._wake_one()
-                    await remainder
-            finally:
-                # The next message begins as this one ends.
-                started, before = now(), started
-                plan.end(feed, started - before)
-                if self._waiting_for_room:
-                    self._feed_waiting()
-            in_a_row += 1
+            source, handle = feed.source, feed.handling.handle
+            while claimed is not None:
+                goes_on = False
+                try:
+                    message = source.message(claimed[1], source.ahead)
+                    remainder = run_to_first_wait(handle(message))
+                    if remainder is not None:
+                        # Others handle messages while this one waits.
+                        self._wake_one()
+                        await remainder
+                    in_a_row += 1
+                    goes_on = in_a_row < _IN_A_ROW and not self._closing
+                finally:
+                    # The next message begins as this one ends.
+                    started, before = now(), started
+                    claimed = plan.go_on(feed, started - before) if goes_on else None
+                    if claimed is None:
+                        plan.end(feed, started - before)
+                    if self._waiting_for_room:
+                        self._feed_waiting()
             if in_a_row == _IN_A_ROW:
                 await asyncio.sleep(0)
                 in_a_row, started = 0, now()

@@ -60,6 +60,53 @@ def test_a_feed_gets_no_more_slots_than_it_has_places() -> None:
     assert begin(plan) is feed
 
 
+def test_a_slot_goes_on_to_the_next_message_of_its_feed() -> None:
+    plan, (feed,) = plan_of(1, slots=1)
+    fill(plan, feed, 1)
+    plan.end(begin(plan), 0.001)
+    fill(plan, feed, 2)
+    begin(plan)
+    assert plan.go_on(feed, 0.001) == (1, UNUSED)
+    assert (feed.running, plan.running, feed.begun, plan.finished) == (1, 1, 3, 2)
+    assert plan.next() is None, "the only slot is in use"
+    assert plan.go_on(feed, 0.001) is None, "there is no other message"
+    plan.end(feed, 0.001)
+    assert (feed.running, plan.running, plan.finished) == (0, 0, 3)
+
+
+def test_a_slot_does_not_go_on_if_another_feed_has_a_message() -> None:
+    plan, (flood, rare) = plan_of(1, 1, slots=1)
+    fill(plan, flood, 2)
+    begin(plan)
+    fill(plan, rare, 1)
+    assert plan.go_on(flood, 0.001) is None
+    plan.end(flood, 0.001)
+    assert [begin(plan), flood.running] == [rare, 0]
+
+
+def test_a_slot_does_not_go_on_beyond_the_places_of_its_feed() -> None:
+    plan, (feed,) = plan_of(2, slots=2)
+    fill(plan, feed, 2)
+    begin(plan)
+    plan.end(begin(plan), 0.001)
+    fill(plan, feed, 2)
+    begin(plan)
+    plan.set_places(feed, 1)
+    assert plan.go_on(feed, 0.001) is None
+    plan.end(feed, 0.001)
+    assert plan.next() is None
+
+
+def test_a_slot_does_not_go_on_if_it_is_reserved_for_another_feed() -> None:
+    plan, (flood, rare) = plan_of(1, 1, slots=1)
+    fill(plan, flood, 2)
+    fill(plan, rare, 1)
+    running = begin(plan)
+    plan.take_back(rare)
+    plan.park(rare)
+    assert plan.go_on(running, 1.0) is None
+
+
 @pytest.mark.parametrize("comes", [True, False])
 def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long(comes: bool) -> None:
     plan, (flood, rare) = plan_of(1, 1, slots=1)
