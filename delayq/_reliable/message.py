@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -402,26 +403,61 @@ class Message(Generic[T]):
         await self._settle(self._origin.settling.release(self._claim))
 
     async def __aenter__(self) -> Self:
-        if self._settled:
-            self._demand_lease()
-        origin, claim = self._origin, self._claim
-        keeper = origin.keeper
-        if origin.cancelled and claim.name in origin.cancelled:
-            self._lose()
-            raise self._loss()
-        # Less than half of the lease may be left, because the message has waited here.
-        if origin.loop.time() > claim.fresh_until and await keeper.freshen([claim]):
-            self._lose()
-            raise self._loss()
+        loop = self._origin.loop
         # The loop is passed explicitly, so that current_task() need not look it up.
-        self._task = task = asyncio.current_task(origin.loop)
+        task = asyncio.current_task(loop)
         assert task is not None, "an async with block must run in a task"
+        now = loop.time()
+        while not self._begin(task, now):
+            await self._confirm_lease()
+            now = -math.inf
+        return self
+
+    def _begin(self, task: asyncio.Task[object], now: float) -> bool:
+        """Begin the block in a task at ``now``, in loop time, and return True; do nothing and
+        return False if the lease must be confirmed first.
+        """
+        origin, claim = self._origin, self._claim
+        if (
+            self._settled
+            # Less than half of the lease may be left, because the message has waited here.
+            or now > claim.fresh_until
+            or (origin.cancelled and claim.name in origin.cancelled)
+        ):
+            return False
+        self._task = task
         self._cancelled = False
         self._cancelling = task.cancelling()
-        keeper.hold(claim, self._lose)
+        origin.keeper.hold(claim, self._lose)
         if origin.hooks.handling:
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
-        return self
+        return True
+
+    async def _confirm_lease(self) -> None:
+        """Restore the full lease. Raises :class:`LeaseLost` if it is lost."""
+        self._demand_lease()
+        origin, claim = self._origin, self._claim
+        if claim.name in origin.cancelled or await origin.keeper.freshen([claim]):
+            self._lose()
+            raise self._loss()
+
+    def _end(self) -> bool:
+        """End a block that raised nothing, and return True, if nothing has to be awaited for that;
+        otherwise, :meth:`__aexit__` must follow.
+        """
+        if self._settled or self._observation is not None:
+            return False
+        origin, claim, ahead = self._origin, self._claim, self._ahead
+        origin.keeper.let_go(claim)
+        self._task = None
+        if (
+            ahead is not None
+            and (ahead or ahead.fetching)
+            and origin.settling.ack_and_forget(claim, ahead.most_unanswered)
+        ):
+            self._settled = True
+            return True
+        return False
 
     async def __aexit__(
         self,
@@ -429,22 +465,17 @@ class Message(Generic[T]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        if error is None and self._end():
+            return False
         self._origin.keeper.let_go(self._claim)
         task, self._task = self._task, None
         if self._observation is not None:
             self._end_observation(error)
         # A message whose lease is lost counts as settled.
         if error is None and not self._settled:
-            ahead = self._ahead
-            if (
-                ahead is not None
-                and (ahead or ahead.fetching)
-                and self._origin.settling.ack_and_forget(self._claim, ahead.most_unanswered)
-            ):
-                self._settled = True
-            else:
+            if not self._end():
                 # Needs no shield: the ack is carried out even if this task is cancelled.
-                await paced(ahead, self.ack())
+                await paced(self._ahead, self.ack())
             return False
         if self._lost:
             by_others = (

@@ -31,7 +31,7 @@ from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from types import TracebackType
 
     from delayq._engine.line import Taken
@@ -133,29 +133,43 @@ class Handling:
         Raises only errors that end the task: cancellation, and ``KeyboardInterrupt``.
         """
         try:
-            async with message:
-                task, failure = message._task, None
-                assert task is not None
-                cancelling = task.cancelling()
+            # As ``async with message``, whose methods are called directly where nothing waits.
+            loop = message._origin.loop
+            task = asyncio.current_task(loop)
+            assert task is not None
+            if not message._begin(task, loop.time()):
+                await message.__aenter__()
+            try:
+                cancelling, failure = message._cancelling, None
                 try:
-                    # Decoding tells whether the message has anything of its own.
-                    value, timeout = message.value, self._timeout
-                    if message._parsed is not None:
-                        timeout = self._limit_of(message)
-                    if timeout is None:
-                        await self._start(message, value)
-                    else:
-                        await self._within(timeout, self._start(message, value))
+                    await self._start(message)
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
                     failure = error
-                if task.cancelling() > cancelling and not self._must_end(message):
-                    await self._forget_cancellation(task, cancelling, message)
-                if failure is not None:
-                    await self._failed(message, failure)
+                if failure is not None or task.cancelling() > cancelling:
+                    await self._end_trouble(message, failure, task, cancelling)
+            except BaseException as error:
+                if not await message.__aexit__(type(error), error, error.__traceback__):
+                    raise
+            else:
+                if not message._end():
+                    await message.__aexit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
             self._log_unsettled(message, error)
+
+    async def _end_trouble(
+        self,
+        message: Message[Any],
+        failure: BaseException | None,
+        task: asyncio.Task[object],
+        cancelling: int,
+    ) -> None:
+        """Act on what a handler has left behind: an error, or a cancellation of its task."""
+        if task.cancelling() > cancelling and not self._must_end(message):
+            await self._forget_cancellation(task, cancelling, message)
+        if failure is not None:
+            await self._failed(message, failure)
 
     async def bury(self, message: Message[Any], reason: str, error: str) -> None:
         """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
@@ -256,14 +270,19 @@ class Handling:
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: Message[Any], value: Any) -> Coroutine[Any, Any, None]:
-        if not self._is_bare:
-            return self._around(message, value)
+    def _start(self, message: Message[Any]) -> Awaitable[None]:
+        """Decode a message, and return the call that handles it, within its time limit."""
+        # Decoding tells whether the message has anything of its own.
+        value, timeout = message.value, self._timeout
+        if message._parsed is not None:
+            timeout = self._limit_of(message)
         # The most frequent case, and the one whose speed counts.
-        coroutine: Coroutine[Any, Any, None] = self._listener.handler(
-            message if self._plan.takes_message else value
+        call: Awaitable[None] = (
+            self._listener.handler(message if self._plan.takes_message else value)
+            if self._is_bare
+            else self._around(message, value)
         )
-        return coroutine
+        return call if timeout is None else self._within(timeout, call)
 
     async def _around(self, message: Message[Any], value: Any) -> None:
         call: Callable[[], Awaitable[None]] = partial(self._call, message, value)

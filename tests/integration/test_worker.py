@@ -1010,6 +1010,29 @@ async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, 
     await worker.run(burst=True)
 
 
+async def test_a_handler_stays_in_one_task_and_its_time_limit_ends_only_its_own_block(
+    worker: Worker, jobs: Jobs
+) -> None:
+    # Those with an even number never wait, so they are handled between those that do.
+    own: list[tuple[int, bool, bool]] = []
+
+    @on_jobs(worker)
+    async def handle(value: int) -> None:
+        task, timed_out = asyncio.current_task(), False
+        assert task is not None
+        if value % 2:
+            try:
+                async with asyncio.timeout(0.01):
+                    await asyncio.Event().wait()
+            except TimeoutError:
+                timed_out = True
+        own.append((value, asyncio.current_task() is task and not task.cancelling(), timed_out))
+
+    await work_off(worker, jobs, *range(20))
+    assert sorted(own) == [(value, True, bool(value % 2)) for value in range(20)]
+    assert await depths(jobs) == NONE
+
+
 async def test_anyio_works_inside_handlers(worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
