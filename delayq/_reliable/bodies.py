@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# The most digits of a time, and the most characters of a delay, in a plain body.
+_TIME_DIGITS, _DELAY_DIGITS = 17, 20
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
     rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
     rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?[ \n]"
 )
-# Matches the part before the payload of a message with neither limits nor headers.
-_PLAIN = re.compile(rb"[0-9]{1,17}(?:\+[0-9e]{1,20})?\n")
 
 
 class Body(NamedTuple):
@@ -111,11 +111,20 @@ def due_us(body: bytes) -> int | None:
 
 
 def plain_payload(body: bytes) -> bytes | None:
-    """Return the payload of a body with neither limits nor headers, in half of the time that
+    """Return the payload of a body with neither limits nor headers, in a fraction of the time that
     :func:`parse` takes; None for any other.
     """
-    before = _PLAIN.match(body)
-    return None if before is None else body[before.end() :]
+    # Without a regular expression, whose match takes longer than all of this.
+    times, newline, payload = body.partition(b"\n")
+    enqueued, plus, delay = times.partition(b"+")
+    if (
+        newline
+        and enqueued.isdigit()
+        and len(enqueued) <= _TIME_DIGITS
+        and (not plus or (0 < len(delay) <= _DELAY_DIGITS and not delay.strip(b"0123456789e")))
+    ):
+        return payload
+    return None
 
 
 def parse_letter(letter: bytes) -> tuple[dict[str, Any], bytes]:

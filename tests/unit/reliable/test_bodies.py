@@ -36,6 +36,27 @@ def test_a_delay_is_as_brief_as_it_can_be(delay_us: int) -> None:
     assert len(text) <= len(str(delay_us))
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"12",
+        b"\nx",
+        b"+1\nx",
+        b"12+\nx",
+        b"12+1+1\nx",
+        b"12+1x\nx",
+        b"12 \nx",
+        b"1e5\nx",
+        b"-12\nx",
+        b"1" * 18 + b"\nx",
+        b"12+" + b"1" * 21 + b"\nx",
+    ],
+)
+def test_a_damaged_body_is_not_a_plain_one(body: bytes) -> None:
+    assert plain_payload(body) is None
+
+
 def test_an_hour_is_brief() -> None:
     assert brief(3_600_000_000) == "36e8"
     assert brief(1_500_000) == "15e5"
