@@ -271,6 +271,14 @@ class Message(Generic[T]):
         return (self._origin.max_attempts or None) if own is None else own
 
     @property
+    def is_last_attempt(self) -> bool:
+        """Whether the message becomes a dead letter if this attempt fails."""
+        most = self.max_attempts
+        # Attempts do not count if they were lost with a worker that another message may have
+        # killed.
+        return most is not None and self.attempt - self._claim.forgiven >= most
+
+    @property
     def timeout(self) -> float | None:
         """How long a worker lets its handler run, in seconds, if it was offered with a ``timeout``
         of its own.
@@ -347,10 +355,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         text = pack_error(error)
-        most = self.max_attempts
-        # Attempts do not count if they were lost with a worker that another message may have
-        # killed.
-        if most and self.attempt - self._claim.forgiven >= most:
+        if self.is_last_attempt:
             await self._die("attempts", text)
             return
         delay_us = microseconds(

@@ -557,6 +557,27 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
 
 
+async def test_a_message_tells_its_last_attempt(client: Client) -> None:
+    queue = client.reliable_queue("jobs", max_attempts=2, backoff=Backoff.fixed(0))
+    endless = client.reliable_queue("endless", max_attempts=None)
+    await endless.offer("endless")
+    await queue.offer("own", id="own", max_attempts=1)
+    [own] = await queue.claim(1)
+    assert own.is_last_attempt
+    await own.ack()
+
+    await queue.offer("usual")
+    [first] = await queue.claim(1)
+    assert not first.is_last_attempt
+    await first.nack(error="failed")
+    [second] = await queue.claim(1, wait=5)
+    assert second.is_last_attempt
+    await second.nack(error="failed")
+    assert (await queue.stats()).dead == 1
+    [message] = await endless.claim(1)
+    assert not message.is_last_attempt
+
+
 async def test_a_message_may_have_its_own_limit_of_attempts(client: Client, store: Store) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=3, backoff=Backoff.fixed(0))
     for most in (None, 1, 4):
