@@ -297,6 +297,34 @@ class Client:
 
         return self._link.run(work)
 
+    async def arun(
+        self,
+        function: Callable[Concatenate[asynchronous.Client, P], Coroutine[Any, Any, R]],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> R:
+        """Run a coroutine function as :meth:`run` does, for code in any other event loop.
+
+        Nothing there is blocked. For programs whose code is partly asynchronous, such as Django
+        with views of both kinds: they share one client. If the caller is cancelled, the function is
+        cancelled.
+
+        Args:
+            function: Called with a :class:`delayq.Client`, which stays open.
+            args: Further arguments.
+            kwargs: Further arguments.
+
+        Raises:
+            ServerUnavailable, ServerRefused, EmbeddedServerError: As on opening the client.
+            Closed: The client is closed.
+        """
+
+        async def work(_: Opened, client: asynchronous.Client) -> R:
+            return await function(client, *args, **kwargs)
+
+        return await self._link.await_run(work)
+
     def server_time(self) -> datetime:
         """Return the time on the server's clock (UTC), which decides when a message is due."""
         return self.run(asynchronous.Client.server_time)

@@ -78,17 +78,17 @@ class Link:
         """
         self.check_open()
         portal = _portal.start()
+        return portal.run(lambda: self._act(portal, work))
 
-        async def act() -> R:
-            opened = self._open_in(portal)
-            client = await opened.client()
-            if self._declared:
-                opened.declare(client, self._declared)
-            if opened.observers != self.observers:
-                opened.observe(client, [*self.observers])
-            return await work(opened, client)
+    async def await_run(self, work: Callable[[Opened, Client], Coroutine[Any, Any, R]]) -> R:
+        """Run work in the portal for a caller in another event loop, and return its result.
 
-        return portal.run(act)
+        Raises:
+            Closed: The client is closed, or the interpreter exits.
+        """
+        self.check_open()
+        portal = _portal.start()
+        return await portal.await_run(lambda: self._act(portal, work))
 
     def close(self) -> None:
         """Close everything in this process. Later calls raise :class:`~delayq.Closed`."""
@@ -113,6 +113,18 @@ class Link:
                 stacklevel=2,
                 source=self,
             )
+
+    async def _act(
+        self, portal: _portal.Portal, work: Callable[[Opened, Client], Coroutine[Any, Any, R]]
+    ) -> R:
+        """Do work with what is open. Called in the portal's loop."""
+        opened = self._open_in(portal)
+        client = await opened.client()
+        if self._declared:
+            opened.declare(client, self._declared)
+        if opened.observers != self.observers:
+            opened.observe(client, [*self.observers])
+        return await work(opened, client)
 
     def _open_in(self, portal: _portal.Portal) -> Opened:
         """Return what belongs to this process. Called in the portal's loop."""

@@ -82,8 +82,7 @@ class Portal:
                 " wait for itself: codecs, observers and progress callbacks run there. Call it"
                 " elsewhere"
             )
-        if self.has_ended:
-            raise Closed("the interpreter is exiting, and has closed its synchronous clients")
+        self._check_open()
         call = _Call(self, self._loop, work)
         try:
             self._loop.call_soon_threadsafe(call.start)
@@ -95,6 +94,17 @@ class Portal:
         finally:
             # The error's traceback refers to this frame, and the call to the error.
             del call
+
+    async def await_run(self, work: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Run a coroutine in the loop, in the caller's context, for a caller in another loop.
+
+        If the caller is cancelled, so is the coroutine.
+
+        Raises:
+            Closed: The interpreter is exiting.
+        """
+        self._check_open()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work(), self._loop))
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run a coroutine in the loop, without waiting for it. Does nothing after its end."""
@@ -137,6 +147,10 @@ class Portal:
         if isinstance(self._selector, getattr(selectors, "EpollSelector", ())):
             with select.epoll() as own:
                 os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
+
+    def _check_open(self) -> None:
+        if self.has_ended:
+            raise Closed("the interpreter is exiting, and has closed its synchronous clients")
 
     def _interrupt(self, call: _Call[Any], error: BaseException) -> None:
         """Cancel a call whose thread was interrupted, and note on the error what became of it."""

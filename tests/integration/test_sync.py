@@ -107,6 +107,42 @@ def test_dead_letters_and_schedules(client: sync.Client) -> None:
     assert mails.unschedule("report")
 
 
+async def test_another_event_loop_awaits_what_the_client_does(server: PrivateServer) -> None:
+    async def offer(client: delayq.Client, value: str, *, to: str) -> str:
+        return await client.reliable_queue("mails").offer(value, id=to)
+
+    client = sync.connect(server.url)
+    mails = client.reliable_queue("mails")
+    ids = await asyncio.gather(*(client.arun(offer, "ada", to=str(n)) for n in range(3)))
+    assert ids == ["0", "1", "2"]
+    with pytest.raises(delayq.DuplicateMessage):
+        await client.arun(offer, "ada", to="0")
+    assert (await asyncio.to_thread(mails.stats)).ready == 3
+    await asyncio.to_thread(client.close)
+    with pytest.raises(delayq.Closed):
+        await client.arun(offer, "ada", to="4")
+
+
+async def test_what_another_event_loop_no_longer_awaits_is_cancelled(server: PrivateServer) -> None:
+    begun, cancelled = threading.Event(), threading.Event()
+
+    async def hang(_: delayq.Client) -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    client = sync.connect(server.url)
+    waiting = asyncio.create_task(client.arun(hang))
+    assert await asyncio.to_thread(begun.wait, 30)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert await asyncio.to_thread(cancelled.wait, 30)
+    await asyncio.to_thread(client.close)
+
+
 def test_a_delayed_queue_is_used_as_an_asynchronous_one(client: sync.Client) -> None:
     orders = client.delayed_queue("orders")
     receipt = orders.offer("a", delay=SOON)

@@ -31,7 +31,7 @@ TWINS: dict[type, type] = {
 TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # For the library itself, or under another name.
 OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
-ONLY_SYNCHRONOUS = {"close", "run"}
+ONLY_SYNCHRONOUS = {"arun", "close", "run"}
 # How to reach each class's twin from its queue.
 PATHS = {sync.DeadLetters: "dead", sync.Pending: "pending", sync.Ready: "ready"}
 
