@@ -4,5 +4,6 @@
 - :mod:`delayq.integrations.opentelemetry`: traces.
 - :mod:`delayq.integrations.starlette`, :mod:`delayq.integrations.fastapi`: a client, and a worker,
   that live as long as the app.
+- :mod:`delayq.integrations.django`: a backend for Django's tasks, and its worker.
 - :mod:`delayq.integrations.asgi`: the same for any other ASGI application.
 """

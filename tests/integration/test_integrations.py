@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         ("opentelemetry", "opentelemetry", "delayq[otel]"),
         ("starlette", "starlette", "pip install starlette"),
         ("fastapi", "fastapi", "pip install fastapi"),
+        ("django", "django", "delayq[django]"),
     ],
 )
 def test_what_is_missing_is_named(module: str, library: str, remedy: str) -> None:

@@ -26,6 +26,8 @@ TESTS = [
     "tests/integration/test_contract.py",
     "tests/integration/test_delayed_queue.py",
     "tests/integration/test_dashboard.py",
+    # From Python 3.12 on.
+    "tests/integration/test_django.py",
     "tests/integration/test_tls.py",
 ]
 

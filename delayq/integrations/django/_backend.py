@@ -1,0 +1,252 @@
+"""The backend: tasks become messages of reliable queues."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from django.conf import settings
+from django.core import checks
+from django.core.exceptions import ImproperlyConfigured
+from django.tasks.backends.base import BaseTaskBackend
+from django.tasks.base import Task, TaskResult, TaskResultStatus
+from django.tasks.exceptions import InvalidTask
+from django.tasks.signals import task_enqueued
+from django.utils import timezone
+from django.utils.json import normalize_json
+
+from delayq import sync
+from delayq._reliable.keys import ReliableKeys
+from delayq.client import URL_VARIABLE, connect
+from delayq.errors import BadInput, BadName, ConfigurationError
+from delayq.integrations.django._options import Options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from delayq.client import Client
+
+# Clients by address, for all threads: Django makes a backend for each of them.
+_clients: dict[str, sync.Client] = {}
+
+_NO_ADDRESS = f"there is no address of a server, in OPTIONS['url'] or ${URL_VARIABLE}"
+_HINT = "An address is, for example, redis://127.0.0.1:6379/0"
+
+# The priority of a message whose task has none.
+_USUAL = 4
+
+
+class DelayqBackend(BaseTaskBackend):  # type: ignore[misc]
+    """A backend of Django's Tasks framework that stores tasks in reliable queues.
+
+    ``OPTIONS`` are ``url``, ``prefix``, ``timeout`` and the settings of
+    :meth:`delayq.Client.reliable_queue`.
+    """
+
+    supports_defer = True
+    supports_async_task = True
+    supports_priority = True
+    supports_get_result = False
+
+    def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
+        """Create a backend, which connects with its first call.
+
+        Args:
+            alias: Its key in ``TASKS``.
+            params: The value there. :meth:`check` checks it.
+        """
+        super().__init__(alias, params)
+        self._queues_given = params.get("QUEUES")
+
+    @cached_property
+    def delayq_options(self) -> Options:
+        """The options, which have been checked.
+
+        Raises:
+            ImproperlyConfigured: One is unknown or invalid.
+        """
+        try:
+            return Options.of(self.options)
+        except BadInput as error:
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {error}") from error
+
+    @property
+    def address(self) -> str:
+        """The address of the server.
+
+        Raises:
+            ImproperlyConfigured: There is none, or an option is unknown or invalid.
+        """
+        address = self.delayq_options.url or os.environ.get(URL_VARIABLE)
+        if not address:
+            # A private server would do for one process, but not for a worker in another one.
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {_NO_ADDRESS}. {_HINT}")
+        return address
+
+    @property
+    def client(self) -> sync.Client:
+        """The client, which all backends with the same address share in this process.
+
+        Raises:
+            ImproperlyConfigured: An option is unknown or invalid, or there is no address.
+        """
+        address = self.address
+        if (client := _clients.get(address)) is None:
+            try:
+                # Two threads may get here at once, but only one of the clients is ever opened.
+                client = _clients.setdefault(address, sync.connect(address))
+            except ConfigurationError as error:
+                raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {error}") from error
+        return client
+
+    def close(self) -> None:
+        """Close the client. A later call opens another one."""
+        if (client := _clients.pop(self.address, None)) is not None:
+            client.close()
+
+    def message_queue(self, queue_name: str) -> str:
+        """Return the name of the queue, in delayq, of tasks with this ``queue_name``."""
+        return self.delayq_options.prefix + queue_name
+
+    def validate_task(self, task: Task) -> None:
+        """Check a task as Django does, and a ``run_after`` that is a ``timedelta``.
+
+        Raises:
+            InvalidTask: It is not valid.
+        """
+        run_after = task.run_after
+        if isinstance(run_after, timedelta):
+            if run_after < timedelta(0):
+                raise InvalidTask("run_after must not be negative.")
+            # Django documents it, but takes it for a datetime in its own check.
+            replace(task, run_after=None)
+            return
+        if run_after is not None and not isinstance(run_after, datetime):
+            raise InvalidTask(f"run_after must be a datetime or a timedelta, not {run_after!r}.")
+        super().validate_task(task)
+
+    def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
+        """Store a task in its queue.
+
+        Returns:
+            The result, whose id is that of the message.
+
+        Raises:
+            InvalidTask: The backend cannot run the task.
+            TypeError, ValueError, EncodeError: An argument cannot be written as JSON.
+            ImproperlyConfigured: An option is unknown or invalid, or there is no address.
+            DelayqError: As for :meth:`delayq.ReliableQueue.offer`.
+        """
+        value, options = self._message(task, args, kwargs)
+        id = self.client.run(self._offer, task.queue_name, value, options)  # noqa: A001
+        result = self._result(task, id, value)
+        # The task is stored: an error of a receiver must not make the caller enqueue it again.
+        task_enqueued.send_robust(type(self), task_result=result)
+        return result
+
+    async def aenqueue(
+        self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> TaskResult:
+        """Store a task in its queue, as :meth:`enqueue` does."""
+        value, options = self._message(task, args, kwargs)
+        id = await self.client.arun(self._offer, task.queue_name, value, options)  # noqa: A001
+        result = self._result(task, id, value)
+        await task_enqueued.asend_robust(type(self), task_result=result)
+        return result
+
+    def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
+        """Check ``QUEUES`` and ``OPTIONS``, for ``manage.py check``."""
+        where = f"TASKS[{self.alias!r}]"
+        found = list(super().check(**kwargs))
+        try:
+            options = Options.of(self.options)
+        except BadInput as error:
+            return [*found, checks.Error(f"{where}['OPTIONS']: {error}", id="delayq.E001")]
+        address = options.url or os.environ.get(URL_VARIABLE)
+        if not address:
+            # Not an error: an image may be built where no address is known.
+            found.append(checks.Warning(f"{where}: {_NO_ADDRESS}", hint=_HINT, id="delayq.W001"))
+        else:
+            try:
+                connect(address)
+            except ConfigurationError as error:
+                found.append(checks.Error(f"{where}: {error}", hint=_HINT, id="delayq.E002"))
+        if isinstance(self._queues_given, str):
+            text = f"{where}['QUEUES'] must be a list of names, not a str"
+            return [*found, checks.Error(text, id="delayq.E003")]
+        for name in self.queues:
+            try:
+                ReliableKeys.of(options.prefix + name)
+            except (BadName, TypeError) as error:
+                text = f"{where}['QUEUES']: {name!r} cannot be a queue: {error}"
+                found.append(checks.Error(text, id="delayq.E003"))
+        return found
+
+    def _message(
+        self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the value of a task's message, and its options."""
+        self.validate_task(task)
+        func = task.func
+        found = getattr(sys.modules.get(func.__module__), func.__qualname__, None)
+        if not isinstance(found, Task):
+            raise InvalidTask(
+                f"{task.module_path!r} must be the Task itself, for a worker to find it: decorate"
+                " the function with @task."
+            )
+        value = {
+            "task": task.module_path,
+            "args": normalize_json(args),
+            "kwargs": normalize_json(kwargs),
+        }
+        if task.priority:
+            value["priority"] = task.priority
+        options: dict[str, Any] = {"priority": message_priority(task.priority)}
+        if isinstance(task.run_after, timedelta):
+            options["delay"] = task.run_after
+        elif task.run_after is not None:
+            aware = timezone.is_aware(task.run_after)
+            options["at"] = task.run_after if aware else timezone.make_aware(task.run_after)
+        return value, options
+
+    async def _offer(
+        self, client: Client, queue_name: str, value: object, options: Mapping[str, Any]
+    ) -> str:
+        queue = client.reliable_queue(
+            self.message_queue(queue_name), **self.delayq_options.settings
+        )
+        return await queue.offer(value, **options)
+
+    def _result(self, task: Task, id: str, value: Mapping[str, Any]) -> TaskResult:  # noqa: A002
+        return TaskResult(
+            task=task,
+            id=id,
+            status=TaskResultStatus.READY,
+            enqueued_at=timezone.now(),
+            started_at=None,
+            last_attempted_at=None,
+            finished_at=None,
+            args=value["args"],
+            kwargs=value["kwargs"],
+            backend=self.alias,
+            errors=[],
+            worker_ids=[],
+        )
+
+
+def message_priority(priority: int) -> int:
+    """Return a message's priority, 0 to 9, for that of a task, -100 to 100.
+
+    A task with a positive priority runs before those with 0, and one with a negative priority after
+    them; among each, there are steps of 20 or 25.
+    """
+    return _USUAL - -priority // 20 if priority > 0 else _USUAL + priority // 25
+
+
+def local_moment(moment: datetime) -> datetime:
+    """Return a moment as Django does: naive, in the local time zone, without ``USE_TZ``."""
+    return moment if settings.USE_TZ else timezone.make_naive(moment)

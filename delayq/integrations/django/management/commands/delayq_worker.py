@@ -1,0 +1,123 @@
+"""``manage.py delayq_worker``."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError
+from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, task_backends
+from django.tasks.exceptions import InvalidTaskBackend
+from django.utils import autoreload
+
+from delayq.errors import DelayqError
+from delayq.integrations.django._workers import CONCURRENCY, new_worker
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+_PROCESS = "delayq.integrations.django._process"
+
+
+class Command(BaseCommand):  # type: ignore[misc]
+    """Runs the tasks of a backend until a signal."""
+
+    help = (
+        "Run tasks that were enqueued with a DelayqBackend. SIGTERM or Ctrl-C stops the worker"
+        " gracefully: running tasks finish. A second signal cancels them."
+    )
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument(
+            "--backend",
+            default=DEFAULT_TASK_BACKEND_ALIAS,
+            choices=sorted(task_backends),
+            help="The backend's key in TASKS.",
+        )
+        parser.add_argument(
+            "--queue",
+            action="append",
+            dest="queues",
+            default=[],
+            metavar="NAME",
+            help="Run the tasks of this queue only. May be repeated.",
+        )
+        parser.add_argument(
+            "--concurrency",
+            type=int,
+            default=CONCURRENCY,
+            metavar="N",
+            help="The number of tasks that run at a time in a process; %(default)s by default.",
+        )
+        parser.add_argument(
+            "--shutdown-timeout",
+            type=float,
+            default=30.0,
+            metavar="SECONDS",
+            help="How long a stop waits for running tasks; %(default)s by default.",
+        )
+        parser.add_argument(
+            "--processes",
+            type=int,
+            default=1,
+            metavar="N",
+            help="The number of processes. More than one needs the extra `cli`.",
+        )
+        parser.add_argument("--burst", action="store_true", help="Exit when no more tasks are due.")
+        parser.add_argument(
+            "--reload",
+            action="store_true",
+            help="Restart when code changes, for development: running tasks are abandoned.",
+        )
+
+    def handle(self, *_args: str, **options: Any) -> None:
+        """Run the worker.
+
+        Raises:
+            CommandError: It could not be started.
+        """
+        arguments = {
+            "alias": options["backend"],
+            "queues": options["queues"],
+            "concurrency": options["concurrency"],
+            "shutdown_timeout": options["shutdown_timeout"],
+        }
+        if options["processes"] < 1:
+            raise CommandError("--processes must be at least 1")
+        if options["reload"] and (options["processes"] > 1 or options["burst"]):
+            raise CommandError("--reload goes with neither --processes nor --burst")
+        if options["processes"] > 1:
+            self._run_processes(arguments, options["processes"], burst=options["burst"])
+        elif options["reload"]:
+            autoreload.run_with_reloader(self._run, arguments, options["verbosity"], burst=False)
+        else:
+            self._run(arguments, options["verbosity"], burst=options["burst"])
+
+    def _run(self, arguments: dict[str, Any], verbosity: int, *, burst: bool) -> None:
+        try:
+            worker = new_worker(**arguments)
+
+            def started() -> None:
+                if verbosity:
+                    self.stdout.write(f"{worker!r} runs tasks. Quit it with Ctrl-C.")
+
+            asyncio.run(worker.run(burst=burst, started=started))
+        except (DelayqError, ImproperlyConfigured, InvalidTaskBackend) as error:
+            raise CommandError(str(error)) from error
+
+    def _run_processes(self, arguments: dict[str, Any], count: int, *, burst: bool) -> None:
+        """Become ``delayq worker``, which starts processes, and replaces those that die."""
+        if find_spec("typer") is None:
+            raise CommandError("--processes needs the extra `cli`: pip install 'delayq[cli]'")
+        # Django's --pythonpath, and the directory of manage.py, are not in the environment.
+        path = os.pathsep.join(each for each in sys.path if each)
+        os.environ.update(PYTHONPATH=path, DELAYQ_DJANGO_WORKER=json.dumps(arguments))
+        command = [sys.executable, "-m", "delayq", "worker", f"{_PROCESS}:worker"]
+        command += [f"--processes={count}", *(["--burst"] if burst else [])]
+        self.stdout.flush()
+        os.execv(sys.executable, command)  # noqa: S606 - no shell is what is wanted

@@ -1,0 +1,549 @@
+"""The backend of Django's Tasks framework, and ``manage.py delayq_worker``.
+
+There is no Django 6 for Python 3.11: there, everything here is skipped, and ``make packages`` runs
+it on the other interpreters.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+try:
+    import django
+    import django.tasks
+except ImportError:
+    pytest.skip("needs Django 6.0, and so Python 3.12", allow_module_level=True)
+
+import delayq
+from delayq.backoff import Backoff
+from tests.support.programs import run_python
+from tests.support.terminal import ROOT
+from tests.support.waiting import until
+
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.support.django_project.settings"
+django.setup()
+
+from asgiref.sync import async_to_sync  # noqa: E402
+from django.core.checks import run_checks  # noqa: E402
+from django.core.exceptions import ImproperlyConfigured  # noqa: E402
+from django.core.management import CommandError, call_command  # noqa: E402
+from django.tasks import TaskResultStatus, default_task_backend, task_backends  # noqa: E402
+from django.tasks.exceptions import InvalidTask  # noqa: E402
+from django.tasks.signals import task_enqueued, task_finished, task_started  # noqa: E402
+from django.test import override_settings  # noqa: E402
+from django.utils import timezone  # noqa: E402
+
+from delayq.integrations.django import DelayqBackend, new_worker  # noqa: E402
+from delayq.integrations.django._backend import message_priority  # noqa: E402
+from tests.support.django_project import tasks  # noqa: E402
+from tests.support.django_project.settings import BACKEND  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from tests.support.servers import PrivateServer
+
+    Configure = Callable[..., None]
+
+AT_ONCE = {"backoff": Backoff.fixed(0)}
+
+
+@pytest.fixture
+def configure(server: PrivateServer) -> Iterator[Configure]:
+    """Return a function that sets the options of the backend, and other keys of ``TASKS``."""
+    changed: list[Any] = []
+
+    def configure(alias: str = "default", queues: Any = ("default", "emails"), **more: Any) -> None:
+        options = {"url": server.url, **more}
+        changed.append(
+            override_settings(
+                TASKS={alias: {"BACKEND": BACKEND, "QUEUES": queues, "OPTIONS": options}}
+            )
+        )
+        changed[-1].enable()
+
+    configure()
+    tasks.seen.clear()
+    yield configure
+    for alias in task_backends:
+        task_backends[alias].options = {"url": server.url}
+        task_backends[alias].__dict__.pop("delayq_options", None)
+        task_backends[alias].close()
+    for each in reversed(changed):
+        each.disable()
+
+
+def work(**options: Any) -> None:
+    """Run everything that is due."""
+    asyncio.run(new_worker(**options).run(burst=True))
+
+
+def queue(name: str = "default") -> Any:
+    return default_task_backend.client.reliable_queue(name)
+
+
+@pytest.fixture
+def signals(configure: Configure) -> Iterator[list[tuple[str, Any, Any]]]:
+    """Return the signals that are sent: their names, the status and the errors of the result."""
+    sent: list[tuple[str, Any, Any]] = []
+    receivers = {}
+    for name, each in (
+        ("enqueued", task_enqueued),
+        ("started", task_started),
+        ("finished", task_finished),
+    ):
+
+        def receive(sender: Any, *, task_result: Any, name: str = name, **more: Any) -> None:
+            assert sender is DelayqBackend
+            kinds = [error.exception_class for error in task_result.errors]
+            sent.append((name, task_result.status, kinds))
+
+        each.connect(receive)
+        receivers[each] = receive
+    yield sent
+    for each, receive in receivers.items():
+        each.disconnect(receive)
+
+
+# Enqueueing
+
+
+@pytest.mark.parametrize("way", ["enqueue", "aenqueue"])
+def test_a_task_is_a_message_that_a_worker_runs(configure: Configure, way: str) -> None:
+    before = timezone.now()
+    call = tasks.note.enqueue if way == "enqueue" else async_to_sync(tasks.note.aenqueue)
+    result = call(1, (2, b"3"), key={"a": None})
+    assert result.status == TaskResultStatus.READY
+    assert before <= result.enqueued_at <= timezone.now()
+    assert (result.args, result.kwargs) == ([1, [2, "3"]], {"key": {"a": None}})
+    assert result.backend == "default"
+    message = queue().get(result.id)
+    assert message.value == {
+        "task": "tests.support.django_project.tasks.note",
+        "args": [1, [2, "3"]],
+        "kwargs": {"key": {"a": None}},
+    }
+    work()
+    assert tasks.seen == [((1, [2, "3"]), {"key": {"a": None}})]
+    assert queue().get(result.id) is None
+
+
+def test_the_backend_tells_what_it_can_do(configure: Configure) -> None:
+    assert default_task_backend.supports_defer
+    assert default_task_backend.supports_async_task
+    assert default_task_backend.supports_priority
+    assert not default_task_backend.supports_get_result
+    with pytest.raises(NotImplementedError):
+        tasks.note.get_result("1")
+
+
+def test_a_coroutine_function_runs_in_the_event_loop(configure: Configure) -> None:
+    tasks.anote.enqueue(7)
+    work()
+    assert tasks.seen == [(7, True)]
+
+
+def test_the_context_has_what_is_known(configure: Configure) -> None:
+    result = tasks.with_context.enqueue("a")
+    work()
+    ((context, value, in_main_thread),) = tasks.seen
+    assert (value, in_main_thread, context.attempt) == ("a", False, 1)
+    found = context.task_result
+    assert (found.id, found.args, found.backend) == (result.id, ["a"], "default")
+    assert found.task == tasks.with_context
+    assert abs(found.enqueued_at - result.enqueued_at) < timedelta(minutes=1)
+    assert found.started_at == found.last_attempted_at
+    assert found.worker_ids[-1].endswith(f":{os.getpid()}")
+    tasks.awith_context.enqueue()
+    work()
+    assert tasks.seen[1:] == [1]
+
+
+@pytest.mark.parametrize("when", [timedelta(hours=1), "aware", "naive"])
+def test_a_task_may_run_later(configure: Configure, when: Any) -> None:
+    due = datetime.now(UTC) + timedelta(hours=1)
+    with override_settings(USE_TZ=when != "naive", TIME_ZONE="Asia/Tokyo"):
+        if when == "aware":
+            when = due
+        elif when == "naive":
+            when = timezone.make_naive(due)
+        result = tasks.note.using(run_after=when).enqueue()
+    message = queue().get(result.id)
+    assert abs(message.due_at - due) < timedelta(minutes=1)
+    work()
+    assert tasks.seen == []
+
+
+def test_a_task_that_should_have_run_runs_now(configure: Configure) -> None:
+    tasks.note.using(run_after=datetime(2020, 1, 1, tzinfo=UTC)).enqueue()
+    work()
+    assert len(tasks.seen) == 1
+
+
+@pytest.mark.parametrize("wrong", [timedelta(seconds=-1), 5, datetime(2030, 1, 1)])  # noqa: DTZ001
+def test_a_wrong_run_after_is_refused(configure: Configure, wrong: Any) -> None:
+    with pytest.raises(InvalidTask, match="run_after"):
+        tasks.note.using(run_after=wrong)
+
+
+def test_priorities_keep_their_order() -> None:
+    found = [message_priority(each) for each in range(-100, 101)]
+    assert found == sorted(found)
+    assert set(found) == set(range(10))
+    assert [found[100 + each] for each in (-1, 0, 1)] == [3, 4, 5]
+
+
+def test_what_has_a_higher_priority_runs_first(configure: Configure) -> None:
+    for priority in (0, -50, 3, 100, -1):
+        tasks.note.using(priority=priority).enqueue(priority)
+    work(concurrency=1)
+    assert [args[0] for args, _ in tasks.seen] == [100, 3, 0, -1, -50]
+
+
+def test_a_queue_has_its_own_messages(configure: Configure) -> None:
+    configure(prefix="shop:")
+    tasks.note.using(queue_name="emails").enqueue(1)
+    tasks.note.enqueue(2)
+    assert (queue("shop:emails").stats().ready, queue("shop:default").stats().ready) == (1, 1)
+    work(queues=["emails"])
+    assert tasks.seen == [((1,), {})]
+
+
+def test_arguments_that_json_lacks_are_refused(configure: Configure) -> None:
+    with pytest.raises(TypeError):
+        tasks.note.enqueue(object())
+    with pytest.raises(delayq.EncodeError, match="NaN"):
+        tasks.note.enqueue(float("nan"))
+    with pytest.raises(TypeError):
+        async_to_sync(tasks.note.aenqueue)(datetime.now(UTC))
+    assert queue().stats().ready == 0
+
+
+def test_a_function_that_no_worker_would_find_is_refused(configure: Configure) -> None:
+    with pytest.raises(InvalidTask, match="decorate the function"):
+        tasks.renamed.enqueue()
+
+
+def test_tasks_can_enqueue_others(configure: Configure) -> None:
+    tasks.enqueue_another.enqueue("inner")
+    work()
+    work()
+    assert tasks.seen == [(("inner",), {})]
+
+
+def test_all_threads_and_loops_share_a_client(configure: Configure, server: PrivateServer) -> None:
+    def enqueue() -> None:
+        found.append(task_backends["default"].client)
+        tasks.note.enqueue()
+        async_to_sync(tasks.note.aenqueue)()
+
+    found: list[Any] = []
+    threads = [threading.Thread(target=enqueue) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert queue().stats().ready == 16
+
+
+def test_a_closed_backend_opens_another_client(configure: Configure) -> None:
+    first = default_task_backend.client
+    tasks.note.enqueue()
+    task_backends.close_all()
+    with pytest.raises(delayq.Closed):
+        first.server_time()
+    tasks.note.enqueue()
+    assert queue().stats().ready == 2
+
+
+def test_a_server_that_is_down_is_an_error_of_delayq(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+    configure(url="redis://127.0.0.1:1/0")
+    with pytest.raises(delayq.ServerUnavailable):
+        tasks.note.enqueue()
+    task_backends.close_all()
+
+
+# Failures
+
+
+@pytest.mark.parametrize("name", ["fail", "afail"])
+def test_a_task_that_fails_is_retried_and_then_a_dead_letter(
+    configure: Configure, signals: list[Any], name: str
+) -> None:
+    configure(max_attempts=2, **AT_ONCE)
+    result = getattr(tasks, name).enqueue()
+    while queue().stats().ready:
+        work()
+    assert tasks.seen == [1, 2]
+    (letter,) = queue().dead.list()
+    assert (letter.id, letter.reason, letter.error) == (
+        result.id,
+        "attempts",
+        "ValueError: it fails",
+    )
+    assert signals == [
+        ("enqueued", "READY", []),
+        ("started", "RUNNING", []),
+        ("started", "RUNNING", []),
+        ("finished", "FAILED", [ValueError]),
+    ]
+
+
+def test_a_task_that_succeeds_tells_so(configure: Configure, signals: list[Any]) -> None:
+    async_to_sync(tasks.anote.aenqueue)("value")
+    work()
+    assert signals == [
+        ("enqueued", "READY", []),
+        ("started", "RUNNING", []),
+        ("finished", "SUCCESSFUL", []),
+    ]
+
+
+def test_a_receiver_that_fails_changes_nothing(configure: Configure) -> None:
+    def broken(**_: Any) -> None:
+        raise RuntimeError("broken receiver")
+
+    every = task_enqueued, task_started, task_finished
+    for each in every:
+        each.connect(broken)
+    try:
+        tasks.note.enqueue()
+        tasks.anote.enqueue(1)
+        work()
+    finally:
+        for each in every:
+            each.disconnect(broken)
+    assert len(tasks.seen) == 2
+    assert queue().stats().dead == queue().stats().delayed == 0
+
+
+def test_a_rejected_task_is_not_retried(configure: Configure, signals: list[Any]) -> None:
+    tasks.reject.enqueue()
+    work()
+    assert [letter.reason for letter in queue().dead.list()] == ["no use"]
+    assert signals[-1] == ("finished", "FAILED", [delayq.Reject])
+
+
+def test_a_result_that_json_lacks_is_not_computed_again(
+    configure: Configure, signals: list[Any]
+) -> None:
+    tasks.no_json.enqueue()
+    work()
+    assert tasks.seen == ["no_json"]
+    (letter,) = queue().dead.list()
+    assert letter.reason.startswith("its return value is not JSON")
+    assert signals[-1] == ("finished", "FAILED", [TypeError])
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "text",
+        {"args": []},
+        {"task": 5, "args": [], "kwargs": {}},
+        {"task": "nowhere", "args": [], "kwargs": {}},
+        {"task": "nowhere.tasks.note", "args": [], "kwargs": {}},
+        {"task": "tests.support.django_project.tasks.gone", "args": [], "kwargs": {}},
+        {"task": "tests.support.django_project.tasks.plain", "args": [], "kwargs": {}},
+    ],
+)
+def test_what_is_no_task_is_a_dead_letter(configure: Configure, value: object) -> None:
+    queue().offer(value)
+    work()
+    (letter,) = queue().dead.list()
+    assert letter.reason.startswith(("unknown task", "it is not a call of a Django task"))
+
+
+def test_a_module_that_cannot_be_imported_now_is_tried_again(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needy_tasks.py").write_text("import a_module_that_is_not_installed\n")
+    queue().offer({"task": "needy_tasks.go", "args": [], "kwargs": {}})
+    work()
+    assert (queue().stats().dead, queue().stats().delayed) == (0, 1)
+
+
+# The database
+
+
+@pytest.mark.parametrize("name", ["query", "aquery"])
+def test_connections_are_closed_after_each_task(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    from django.db import connections
+
+    monkeypatch.setitem(connections.settings["default"], "NAME", str(tmp_path / "db"))
+    getattr(tasks, name).enqueue()
+    work()
+    (used,) = tasks.seen
+    assert used.settings_dict["NAME"] == str(tmp_path / "db")
+    assert used.connection is None
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("options", "ids"),
+    [
+        ({}, []),
+        ({"lease": timedelta(minutes=5), "durability": "fsync", "timeout": 60}, []),
+        ({"max_atempts": 3}, ["delayq.E001"]),
+        ({"max_attempts": 0}, ["delayq.E001"]),
+        ({"lease": "long"}, ["delayq.E001"]),
+        ({"timeout": 0}, ["delayq.E001"]),
+        ({"prefix": 5}, ["delayq.E001"]),
+        ({"url": 5}, ["delayq.E001"]),
+        ({"url": "http://example.org"}, ["delayq.E002"]),
+        ({"url": None}, ["delayq.W001"]),
+        ({"queues": "default"}, ["delayq.E003"]),
+        ({"queues": ["default", ""]}, ["delayq.E003"]),
+        ({"queues": ["default", 5]}, ["delayq.E003"]),
+    ],
+)
+def test_wrong_settings_are_found_by_the_checks(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, options: Any, ids: list[str]
+) -> None:
+    monkeypatch.delenv("DELAYQ_URL", raising=False)
+    configure(**options)
+    assert [each.id for each in run_checks()] == ids
+
+
+def test_wrong_settings_are_refused_when_they_are_used(configure: Configure) -> None:
+    configure(max_atempts=3)
+    with pytest.raises(ImproperlyConfigured, match="no option 'max_atempts', only backoff"):
+        tasks.note.enqueue()
+    with pytest.raises(ImproperlyConfigured, match="max_atempts"):
+        new_worker()
+
+
+def test_no_server_is_started_for_one_process_alone(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("DELAYQ_URL", raising=False)
+    configure(url=None)
+    with pytest.raises(ImproperlyConfigured, match="no address of a server"):
+        tasks.note.enqueue()
+    with pytest.raises(ImproperlyConfigured, match="no address of a server"):
+        new_worker()
+
+
+def test_a_worker_is_for_queues_that_there_are(configure: Configure) -> None:
+    with pytest.raises(ImproperlyConfigured, match="no queue 'mail', only default, emails"):
+        new_worker(queues=["mail"])
+    configure(queues=[])
+    with pytest.raises(ImproperlyConfigured, match="allows any name"):
+        new_worker()
+    tasks.note.using(queue_name="any").enqueue()
+    work(queues=["any"])
+    assert len(tasks.seen) == 1
+
+
+def test_another_backend_has_no_worker() -> None:
+    dummy = {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}
+    with override_settings(TASKS={"default": dummy}):
+        with pytest.raises(ImproperlyConfigured, match="is a DummyBackend"):
+            new_worker()
+        with pytest.raises(CommandError, match="is a DummyBackend"):
+            call_command("delayq_worker")
+
+
+# The command
+
+
+def worker_command(*arguments: str, url: str, cwd: Path | None = None) -> subprocess.Popen[str]:
+    """Start ``manage.py delayq_worker``."""
+    command = [sys.executable, "-m", "django", "delayq_worker", *arguments]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "DELAYQ_URL": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=cwd,
+    )
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text().split() if path.exists() else []
+
+
+def test_the_command_runs_what_is_due(
+    configure: Configure, server: PrivateServer, tmp_path: Path
+) -> None:
+    tasks.write.enqueue(str(tmp_path / "log"), "one")
+    tasks.write.using(queue_name="emails").enqueue(str(tmp_path / "log"), "two")
+    done = run_python(
+        "-m", "django", "delayq_worker", "--burst", "--queue", "default", DELAYQ_URL=server.url
+    )
+    assert done.returncode == 0, done.stderr
+    assert "<Worker of 'default'> runs tasks" in done.stdout
+    assert lines(tmp_path / "log") == ["one"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_stops_the_command_when_tasks_have_ended(
+    configure: Configure, server: PrivateServer, tmp_path: Path, number: signal.Signals
+) -> None:
+    log, go = tmp_path / "log", tmp_path / "go"
+    await tasks.write_late.aenqueue(str(log), str(go), "done")
+    with worker_command(url=server.url) as process:
+        try:
+            await until(lambda: lines(log) == ["begun"], 60)
+            process.send_signal(number)
+            await tasks.write.aenqueue(str(log), "later")
+            go.touch()
+            output = await asyncio.to_thread(process.communicate)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+    assert lines(log) == ["begun", "done"]
+    assert (await asyncio.to_thread(queue().stats)).ready == 1
+
+
+async def test_the_command_runs_several_processes(
+    configure: Configure, server: PrivateServer, tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    for number in range(4):
+        await tasks.write.aenqueue(str(log), str(number))
+    # From elsewhere: the processes import what this one does.
+    with worker_command("--processes=2", url=server.url, cwd=tmp_path) as process:
+        try:
+            await until(lambda: sorted(lines(log)) == ["0", "1", "2", "3"], 60)
+            process.terminate()
+            output = await asyncio.to_thread(process.communicate)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--processes=0"], "--processes must be at least 1"),
+        (["--reload", "--burst"], "--reload goes with neither"),
+        (["--concurrency=0"], "concurrency must be an int of at least 1"),
+        (["--queue=nowhere"], "no queue 'nowhere'"),
+    ],
+)
+def test_wrong_options_of_the_command_are_named(
+    configure: Configure, arguments: list[str], said: str
+) -> None:
+    with pytest.raises(CommandError, match=said):
+        call_command("delayq_worker", *arguments)
