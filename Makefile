@@ -68,7 +68,7 @@ house: $(VENV)/dev.stamp
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy
-	$(BIN)/pyright --pythonpath $(BIN)/python tests/unit/tasks/test_typing.py
+	$(BIN)/pyright --pythonpath $(BIN)/python tests/unit/tasks/test_typing.py tests/unit/test_typing.py
 	@# What users get: the built package, not this directory.
 	@rm -rf $(VENV)/built && $(BIN)/python -m pip install --quiet --no-deps --target $(VENV)/built .
 	PYTHONPATH=$(VENV)/built $(BIN)/pyright --verifytypes delayq --ignoreexternal --pythonpath $(BIN)/python

@@ -32,7 +32,18 @@ from delayq.errors import (
 )
 
 if typing.TYPE_CHECKING:
-    from delayq import sync as sync  # Its names are not repeated here: they are those of others.
+    # Modules: their names are not repeated here.
+    from delayq import admin as admin
+    from delayq import backoff as backoff
+    from delayq import client as client
+    from delayq import codecs as codecs
+    from delayq import errors as errors
+    from delayq import instrumentation as instrumentation
+    from delayq import stats as stats
+    from delayq import sync as sync
+    from delayq import tasks as tasks
+    from delayq import testing as testing
+    from delayq import worker as worker
     from delayq._dashboard import dashboard
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
@@ -136,6 +147,7 @@ _HOMES = {
     "connect": "client",
     "dashboard": "_dashboard",
     # Modules that are used without an import of their own.
+    "admin": ".",
     "backoff": ".",
     "client": ".",
     "codecs": ".",
@@ -143,6 +155,8 @@ _HOMES = {
     "stats": ".",
     "sync": ".",
     "tasks": ".",
+    "testing": ".",
+    "worker": ".",
 }
 
 if not typing.TYPE_CHECKING:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
+from delayq._generics import T
 from delayq.errors import LeaseLost
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from delayq._delayed.leases import Lease, Leases
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
-
-T = TypeVar("T")
 
 
 class Delivery(Generic[T]):

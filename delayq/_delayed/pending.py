@@ -6,11 +6,12 @@ Names and results match Redisson's; its defects do not.
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from delayq._delayed.records import payload_of
 from delayq._delayed.store import BATCH
 from delayq._durations import Duration, check_count, microseconds, moment_us
+from delayq._generics import T
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from delayq._delayed.keys import DelayedKeys
     from delayq._delayed.store import DelayedStore, PendingRecord
     from delayq.codecs import Codec
-
-T = TypeVar("T")
 
 
 class Pending(Generic[T]):

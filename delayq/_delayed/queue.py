@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
@@ -27,6 +27,7 @@ from delayq._durations import (
 from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
+from delayq._generics import T
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -53,7 +54,6 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq.codecs import Codec
 
-T = TypeVar("T")
 
 MAX_PAYLOAD = 512 * 1024
 """The default of ``max_payload``, bytes."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
+
+from delayq._generics import T
 
 if TYPE_CHECKING:
     from delayq._delayed.store import DelayedStore
     from delayq.codecs import Codec
 
-T = TypeVar("T")
 
 _PAGE = 1000
 

@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from delayq._durations import moment_us
+from delayq._generics import T
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.ids import checked_id
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
 
-T = TypeVar("T")
 
 _AT_A_TIME = 100
 # A second letter with the same id gets a name of its own: see lua/reliable/include/letters.lua.

@@ -6,12 +6,13 @@ import asyncio
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
+from delayq._generics import T
 from delayq._reliable.acks import demand
 from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Hooks, Observation
-
-T = TypeVar("T")
 
 
 class RetryAfter(Exception):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict
 
 from delayq._durations import Duration, delay_us, microseconds
+from delayq._generics import T
 from delayq._reliable.bodies import brief, content
 from delayq._reliable.ids import checked_id
 from delayq._reliable.keys import PRIORITIES
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from delayq._reliable.new_message import NewMessage
     from delayq.codecs import Codec
 
-T = TypeVar("T")
 
 OnDuplicate = Literal["raise", "ignore", "replace"]
 

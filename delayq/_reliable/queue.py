@@ -12,6 +12,7 @@ import anyio
 
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
+from delayq._generics import T
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.ids import checked_id
@@ -66,7 +67,6 @@ if TYPE_CHECKING:
     from delayq._unset import Unset
     from delayq.codecs import Codec
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 

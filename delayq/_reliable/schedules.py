@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, timedelta
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic
 
 from delayq._durations import Duration, moment_us
+from delayq._generics import T
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.offering import Offer
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
 
-T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 

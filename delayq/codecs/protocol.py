@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
+from delayq._generics import T
 from delayq.errors import BadInput
-
-T = TypeVar("T")
 
 
 class Codec(Protocol[T]):

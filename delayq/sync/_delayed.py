@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic
 
+from delayq._generics import T
 from delayq.errors import Closed, NotDurable, OutcomeUnknown
 from delayq.sync._link import here
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from delayq._delayed.queue import Receipt as AsyncReceipt
     from delayq._durations import Duration
     from delayq.sync._link import Door
-
-T = TypeVar("T")
 
 
 class Receipt(Generic[T]):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC
-from typing import TYPE_CHECKING, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Generic, Literal
 
+from delayq._generics import T
 from delayq._unset import UNSET
 from delayq.errors import Closed
 from delayq.sync._link import here
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from delayq._unset import Unset
     from delayq.stats import QueueDepth
     from delayq.sync._link import Door
-
-T = TypeVar("T")
 
 
 class DeadLetters(Generic[T]):

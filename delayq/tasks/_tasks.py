@@ -6,10 +6,11 @@ import functools
 import json
 from dataclasses import dataclass
 from datetime import UTC
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from delayq._durations import Duration, check_count, seconds
 from delayq._functions import is_generator, name_of
+from delayq._generics import P, R_co
 from delayq._unset import UNSET
 from delayq.backoff import check_backoff
 from delayq.errors import BadArguments, BadInput, BadName, ConfigurationError
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
 
-P = ParamSpec("P")
 R = TypeVar("R")
-R_co = TypeVar("R_co", covariant=True)
 
 
 @dataclass(frozen=True)

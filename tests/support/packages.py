@@ -153,6 +153,16 @@ def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
         or "Traceback" in said.stderr
     ):
         raise Wrong(f"delayq without the extra: {said}")
+    try_types(python, directory)
+
+
+def try_types(python: Path, directory: Path) -> None:
+    """Check a user's program against the installed wheel, as strictly as type checkers can."""
+    program = shutil.copy(ROOT / "tests/unit/test_typing.py", directory / "typed_user.py")
+    checkers = Path(sys.executable).parent
+    mypy = (checkers / "mypy", "--strict", "--python-executable", python, "--cache-dir", os.devnull)
+    run(*mypy, program, cwd=directory)
+    run(checkers / "pyright", "--pythonpath", python, program, cwd=directory)
 
 
 def try_sdist(interpreter: Path, sdist: Path, wheel: Path, directory: Path) -> None:

@@ -19,6 +19,7 @@ from tests.support.programs import output_of
 
 # The modules that need no import of their own.
 MODULES = (
+    "admin",
     "backoff",
     "client",
     "codecs",
@@ -27,6 +28,8 @@ MODULES = (
     "stats",
     "sync",
     "tasks",
+    "testing",
+    "worker",
 )
 
 
