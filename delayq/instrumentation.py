@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -65,6 +66,20 @@ class Observer:
         del queue, message
         return None
 
+    def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
+        """Observe that the handling of a message of a reliable queue has ended, ``seconds`` after
+        it began.
+
+        This costs less than :meth:`handling`.
+
+        Args:
+            queue: The queue's name.
+            seconds: The time within ``async with message``, without the acknowledgement.
+            error: The error it ended with, which may be an instruction such as
+                :class:`~delayq.RetryAfter`; None if it ended well.
+        """
+        del queue, seconds, error
+
     def delivered(self, queue: str, late: float) -> None:
         """Observe a message of a reliable queue being handed out, ``late`` seconds after it was due
         by the server's clock.
@@ -72,28 +87,39 @@ class Observer:
         del queue, late
 
 
-class Hooks:
-    """The observers of one client, by the events they observe."""
+_EVENTS = ("delivered", "handled", "handling", "sending")
 
-    __slots__ = ("delivered", "handling", "sending")
+
+class Hooks:
+    """The observers of one client, by the events they observe.
+
+    Attributes:
+        around_handling: Whether any observer wants to know when messages are handled.
+    """
+
+    __slots__ = (*_EVENTS, "around_handling")
 
     def __init__(self) -> None:
+        self.around_handling: bool = False
         self.sending: tuple[Callable[[OfferEvent], Around], ...] = ()
         self.handling: tuple[Callable[[str, Any], Around], ...] = ()
+        self.handled: tuple[Callable[[str, float, BaseException | None], object], ...] = ()
         self.delivered: tuple[Callable[[str, float], object], ...] = ()
 
     def add(self, observer: Observer) -> None:
         """Notify an observer from now on."""
-        for name in self.__slots__:
+        for name in _EVENTS:
             # A method that is not overridden is not called.
             if getattr(type(observer), name) is not getattr(Observer, name):
                 setattr(self, name, (*getattr(self, name), getattr(observer, name)))
+        self.around_handling = bool(self.handling or self.handled)
 
     def remove(self, observer: Observer) -> None:
         """Stop notifying an observer. Does nothing if it is not registered."""
-        for name in self.__slots__:
+        for name in _EVENTS:
             others = (each for each in getattr(self, name) if each.__self__ is not observer)
             setattr(self, name, tuple(others))
+        self.around_handling = bool(self.handling or self.handled)
 
     @contextmanager
     def around_sending(self, sending: OfferEvent) -> Iterator[OfferEvent]:
@@ -113,7 +139,25 @@ class Hooks:
         observation = Observation()
         for observe in self.handling:
             observation.begin(observe, queue, message)
+        if self.handled:
+            observation.started = time.perf_counter()
         return observation
+
+    def end_handling(
+        self, observation: Observation, queue: str, error: BaseException | None
+    ) -> None:
+        """Notify observers that the handling that :meth:`begin_handling` began has ended."""
+        started = observation.started
+        seconds = time.perf_counter() - started
+        error = observation.error if error is None else error
+        observation.end(error)
+        # Those that began to observe in the meantime do not know when it started.
+        if started:
+            for observe in self.handled:
+                try:
+                    observe(queue, seconds, error)
+                except Exception:  # noqa: BLE001 - the observer's error must not harm a message
+                    _log.exception("an observer raised")
 
     def tell_delivered(self, queue: str, late: float) -> None:
         """Notify observers that a message is handed out."""
@@ -129,24 +173,31 @@ class Observation:
 
     Attributes:
         error: The error with which the handling failed, if that does not reach :meth:`end`.
+        started: When the handling began, by ``time.perf_counter()``; 0 if no observer asks.
     """
 
-    __slots__ = ("_stack", "error")
+    __slots__ = ("_stack", "error", "started")
 
     def __init__(self) -> None:
-        self._stack = ExitStack()
+        # Most observers put nothing around.
+        self._stack: ExitStack | None = None
+        self.started: float = 0.0
         self.error: BaseException | None = None
 
     def begin(self, observe: Callable[..., Around], *facts: Any) -> None:
         """Enter the context manager that an observer returns, if any."""
         try:
             if (around := observe(*facts)) is not None:
+                if self._stack is None:
+                    self._stack = ExitStack()
                 self._stack.enter_context(around)
         except Exception:  # noqa: BLE001 - as above
             _log.exception("an observer raised")
 
     def end(self, error: BaseException | None) -> None:
         """Leave all context managers."""
+        if self._stack is None:
+            return
         error = self.error if error is None else error
         try:
             # An observer cannot suppress the error: its caller decides what becomes of it.

@@ -90,8 +90,7 @@ class ClientStats:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueStats:
-    """Counts of a client's work on a queue since it opened the queue, without the work of other
-    processes.
+    """A client's work on a queue since it opened the queue, without the work of other processes.
 
     Attributes:
         name: The queue's name. All its partitions count as one queue.
@@ -112,6 +111,8 @@ class QueueStats:
         quarantined: Unreadable records of a delayed queue.
         errors: Failed calls for due messages.
         waiting: Whether a consumer is waiting for a message.
+        in_flight: Messages being handled: their leases are being renewed.
+        slots: How many messages the workers of this client handle at a time, at most.
     """
 
     name: str
@@ -127,6 +128,8 @@ class QueueStats:
     quarantined: int = 0
     errors: int
     waiting: bool
+    in_flight: int = 0
+    slots: int = 0
 
     @classmethod
     def total(cls, parts: Sequence[QueueStats]) -> QueueStats:

@@ -97,6 +97,7 @@ class OpenDelayedQueue:
             quarantined=counts.quarantined,
             errors=self.wakeups.errors,
             waiting=transfer.waiting,
+            in_flight=transfer.held,
         )
 
     async def count_due(self) -> int:

@@ -79,6 +79,11 @@ class TransferTask:
         """Whether a caller waits for messages that are still to come."""
         return any(supply.waiters.waiting for supply in self._supplies.values())
 
+    @property
+    def held(self) -> int:
+        """Number of messages whose leases are being renewed."""
+        return sum(each.keeper.held for each in self._leased.values())
+
     def leased_waiters(self, lease_us: int) -> LeasedWaiters:
         """Return the callers that take under a lease of ``lease_us`` microseconds."""
         if lease_us not in self._leased:

@@ -18,6 +18,8 @@ class Counters:
         released: Messages given back untouched by their holder.
         lease_ended: Messages of a delayed queue found with their lease ended.
         quarantined: Unreadable records of a delayed queue.
+        slots: Messages that workers handle at a time now, at most. The first partition counts for
+            all, because workers take from all of them alike.
     """
 
     offered: int = 0
@@ -28,3 +30,4 @@ class Counters:
     released: int = 0
     lease_ended: int = 0
     quarantined: int = 0
+    slots: int = 0

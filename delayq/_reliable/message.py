@@ -433,7 +433,7 @@ class Message(Generic[T]):
         self._cancelled = False
         self._cancelling = task.cancelling()
         origin.keeper.hold(claim, self._lose)
-        if origin.hooks.handling:
+        if origin.hooks.around_handling:
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
         return True
 
@@ -525,7 +525,10 @@ class Message(Generic[T]):
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None
         assert observation is not None
-        observation.end(self._loss() if self._lost else error)
+        origin = self._origin
+        origin.hooks.end_handling(
+            observation, origin.partition.queue.name, self._loss() if self._lost else error
+        )
 
     async def _die(self, reason: str, error: str) -> None:
         why = {

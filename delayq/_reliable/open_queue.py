@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -21,7 +21,7 @@ from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
 
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
@@ -328,6 +328,16 @@ class OpenReliableQueue:
         return QueueDepth.total(
             await asyncio.gather(*(each.store.depth() for each in self.partitions))
         )
+
+    @contextmanager
+    def served(self, slots: int) -> Iterator[None]:
+        """Count, while the block runs, that a worker handles up to ``slots`` messages at a time."""
+        counters = self.partitions[0].counters
+        counters.slots += slots
+        try:
+            yield
+        finally:
+            counters.slots -= slots
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""

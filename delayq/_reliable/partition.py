@@ -165,6 +165,8 @@ class Partition:
             expired=self.claims.expired,
             errors=self.wakeups.errors,
             waiting=self.queue.waiters.waiting,
+            in_flight=sum(keeper.held for keeper in self._keepers.values()),
+            slots=counters.slots,
         )
 
     def close(self, last: LastCalls) -> None:

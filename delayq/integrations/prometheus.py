@@ -14,9 +14,11 @@ thread and cannot wait, returns the latest values.
 from __future__ import annotations
 
 import asyncio
+import platform
 import re
 from bisect import bisect_left
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +27,7 @@ from anyio import to_thread
 
 from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
 from delayq.instrumentation import Observer
+from delayq.integrations._failures import failure_of, type_name
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
@@ -60,6 +63,9 @@ if TYPE_CHECKING:
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 """The default of ``buckets``, seconds."""
 
+# Error types told apart for each queue: classes made at run time must not fill Prometheus.
+_MOST_ERRORS = 50
+_OTHER = "other"
 # The longest a scrape waits for the server, seconds: Prometheus gives up after 10.
 _WAIT = 3.0
 # The servers' wording, for calls and within scripts. Any other refusal may not recur.
@@ -111,7 +117,7 @@ class Metrics:
         client: The client to observe.
         interval: Seconds between counts of messages; 0: only in :meth:`render` and :meth:`refresh`.
         registry: The registry to use; prometheus_client's own if None. Each client needs its own.
-        buckets: Upper bounds of the lateness histogram, seconds, in ascending order.
+        buckets: Upper bounds of the histograms, seconds, in ascending order.
 
         Raises:
             BadInput: ``interval`` is negative, or ``buckets`` are not in ascending order.
@@ -121,7 +127,7 @@ class Metrics:
         self._client = client
         self._interval = interval
         self._registry = REGISTRY if registry is None else registry
-        self._lateness = _Lateness(buckets)
+        self._observer = _Observer(buckets)
         self._unanswered = 0
         # Queues that we may not inspect. Asking again would add a line to the server's log.
         self._refused: set[tuple[str, str]] = set()
@@ -138,7 +144,7 @@ class Metrics:
         """
         self._client.statistics()
         self._registry.register(cast("Collector", self))
-        self._client.observe(self._lateness)
+        self._client.observe(self._observer)
         try:
             await self.refresh()
         except BaseException:
@@ -177,11 +183,13 @@ class Metrics:
                 self._unanswered += 1
             else:
                 depths[key] = each
+        queues = self._client.queue_statistics()
         self._seen = (
             *_depths(depths),
-            *_counters(self._client.queue_statistics()),
-            self._lateness.metric(),
+            *_counters(queues),
+            *self._observer.metrics([each.name for each in queues if each.kind == "reliable"]),
             *_of_client(self._client.statistics(), self._unanswered),
+            _build(),
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -203,7 +211,8 @@ class Metrics:
 
     def describe(self) -> Iterable[Metric]:
         """Return metrics without values, from which the registry learns their names."""
-        return (*_depths({}), *_counters([]), _Lateness(BUCKETS).metric(), *_of_client(None, 0))
+        observed = _Observer(BUCKETS).metrics(())
+        return (*_depths({}), *_counters([]), *observed, *_of_client(None, 0), _build())
 
     async def __call__(
         self,
@@ -229,7 +238,7 @@ class Metrics:
 
     def _retire(self) -> None:
         self._registry.unregister(cast("Collector", self))
-        self._client.unobserve(self._lateness)
+        self._client.unobserve(self._observer)
 
     async def _keep_fresh(self) -> None:
         while True:
@@ -266,7 +275,7 @@ async def serve(
         host: The address to listen on; ``""`` for all. Anyone who reaches it can read queue names.
         interval: As for :class:`Metrics`, like all the following.
         registry: The registry to serve.
-        buckets: The upper bounds of the lateness histogram, seconds.
+        buckets: The upper bounds of the histograms, seconds.
 
     Raises:
         OSError: The port is taken, or the address does not belong to this machine.
@@ -284,29 +293,32 @@ async def serve(
             server.server_close()
 
 
-class _Lateness(Observer):
-    """Observes how late messages are handed out."""
+class _Histogram:
+    """Counts of seconds, by queue. prometheus_client's own takes several times as long to count."""
 
-    def __init__(self, buckets: Sequence[float]) -> None:
-        self._bounds = tuple(buckets)
-        self._names = (*map(str, map(float, buckets)), "+Inf")
+    def __init__(self, name: str, text: str, bounds: Sequence[float]) -> None:
+        self._name = name
+        self._text = text
+        self._bounds = tuple(bounds)
+        self._names = (*map(str, map(float, bounds)), "+Inf")
         self._counts: dict[str, list[int]] = {}
         self._sums: dict[str, float] = {}
 
-    def delivered(self, queue: str, late: float) -> None:
+    def observe(self, queue: str, seconds: float) -> None:
         counts = self._counts.get(queue)
         if counts is None:
-            counts = self._counts[queue] = [0] * len(self._names)
-            self._sums[queue] = 0.0
-        counts[bisect_left(self._bounds, late)] += 1
-        self._sums[queue] += late
+            counts = self._begin(queue)
+        counts[bisect_left(self._bounds, seconds)] += 1
+        self._sums[queue] += seconds
 
-    def metric(self) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(
-            "delayq_lateness_seconds",
-            "Seconds between the due time of a message of a reliable queue and its delivery.",
-            labels=["queue"],
-        )
+    def family(self, queues: Iterable[str]) -> HistogramMetricFamily:
+        """Return the counts, with those of ``queues`` even if there are none yet: Prometheus takes
+        no increase from a series that was not there before.
+        """
+        for queue in queues:
+            if queue not in self._counts:
+                self._begin(queue)
+        family = HistogramMetricFamily(self._name, self._text, labels=["queue"])
         for queue, counts in self._counts.items():
             buckets = [
                 (name, float(count))
@@ -314,6 +326,52 @@ class _Lateness(Observer):
             ]
             family.add_metric([queue], buckets=buckets, sum_value=self._sums[queue])
         return family
+
+    def _begin(self, queue: str) -> list[int]:
+        self._sums[queue] = 0.0
+        counts = self._counts[queue] = [0] * len(self._names)
+        return counts
+
+
+class _Observer(Observer):
+    """Observes how late messages are handed out, how long they are handled, and what fails."""
+
+    def __init__(self, buckets: Sequence[float]) -> None:
+        self._lateness = _Histogram(
+            "delayq_lateness_seconds",
+            "Seconds between the due time of a message of a reliable queue and its delivery.",
+            buckets,
+        )
+        self._durations = _Histogram(
+            "delayq_handling_seconds",
+            "Seconds for which a message of a reliable queue was handled, failures included.",
+            buckets,
+        )
+        self._failures: dict[str, dict[str, int]] = {}
+
+    def delivered(self, queue: str, late: float) -> None:
+        self._lateness.observe(queue, late)
+
+    def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
+        self._durations.observe(queue, seconds)
+        if error is not None and (failure := failure_of(error)) is not None:
+            counts = self._failures.setdefault(queue, {_OTHER: 0})
+            name = type_name(failure)
+            if name not in counts and len(counts) > _MOST_ERRORS:
+                name = _OTHER
+            counts[name] = counts.get(name, 0) + 1
+
+    def metrics(self, queues: Sequence[str]) -> list[Metric]:
+        """Return what was observed, and zeros for those of ``queues`` that nothing happened to."""
+        failures = CounterMetricFamily(
+            "delayq_failures",
+            "Messages whose handling failed in this process, by the class of the error.",
+            labels=["queue", "error"],
+        )
+        for queue in {**dict.fromkeys(queues), **self._failures}:
+            for name, count in self._failures.get(queue, {_OTHER: 0}).items():
+                failures.add_metric([queue, name], count)
+        return [self._lateness.family(queues), self._durations.family(queues), failures]
 
 
 def _depths(stats: dict[tuple[str, str], QueueDepth]) -> list[Metric]:
@@ -340,6 +398,14 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
         "1 while a consumer in this process waits for a message.",
         labels=_QUEUE,
     )
+    in_flight = GaugeMetricFamily(
+        "delayq_queue_in_flight", "Messages being handled in this process.", labels=_QUEUE
+    )
+    slots = GaugeMetricFamily(
+        "delayq_queue_slots",
+        "Messages that workers in this process handle at a time, at most; 0 without a worker.",
+        labels=_QUEUE,
+    )
     counters = {
         name: CounterMetricFamily(f"delayq_{name}", text, labels=_QUEUE)
         for name, text in _COUNTERS.items()
@@ -347,9 +413,11 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
     for queue in queues:
         labels = (queue.name, queue.kind)
         waiting.add_metric(labels, queue.waiting)
+        in_flight.add_metric(labels, queue.in_flight)
+        slots.add_metric(labels, queue.slots)
         for name, family in counters.items():
             family.add_metric(labels, getattr(queue, name.removeprefix("transfer_")))
-    return [*counters.values(), waiting]
+    return [*counters.values(), waiting, in_flight, slots]
 
 
 def _of_client(stats: ClientStats | None, unanswered: int) -> list[Metric]:
@@ -367,3 +435,11 @@ def _of_client(stats: ClientStats | None, unanswered: int) -> list[Metric]:
         for name, family in families.items():
             family.add_metric((), getattr(stats, name))
     return [lag, *families.values(), failed]
+
+
+def _build() -> Metric:
+    family = GaugeMetricFamily(
+        "delayq_build_info", "1, with the versions in use.", labels=["version", "python"]
+    )
+    family.add_metric([version("delayq"), platform.python_version()], 1)
+    return family

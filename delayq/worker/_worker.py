@@ -540,8 +540,9 @@ class Worker:
             if isinstance(handling, BatchHandling):
                 handling.gather(concurrency)
                 concurrency = handling.places
-            own = given.batch is not None
-            feeds.append(Feed(Source(queue, concurrency), handling, concurrency, has_own_slots=own))
+            source, own = Source(queue, concurrency), given.batch is not None
+            stack.enter_context(source.served())
+            feeds.append(Feed(source, handling, concurrency, has_own_slots=own))
         for name, included in self._included.items():
             feeds.append(self._feed_of_tasks(name, included, stop, made, stack))
         return feeds
@@ -569,7 +570,9 @@ class Worker:
         treatments = {task.name: task.treatment for task in included.tasks().values()}
         unreadable = self._handling(included.unreadable(), made, threads, stop)
         handling = TaskHandling(queue, handlings, unreadable, treatments, threads)
-        return Feed(Source(queue, concurrency), handling, concurrency)
+        source = Source(queue, concurrency)
+        stack.enter_context(source.served())
+        return Feed(source, handling, concurrency)
 
     def _opened_queue(
         self, name: str, codec: Codec[Any], settings: Mapping[str, Any]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import platform
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +37,9 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 MESSAGES = "delayq_queue_messages"
+FAILURES = "delayq_failures_total"
 ONE_READY = MESSAGES + '{kind="reliable",queue="jobs",state="ready"} 1.0'
-LABELS = ("queue", "kind", "state", "le")
+LABELS = ("queue", "kind", "state", "error", "le")
 
 
 SETTINGS: dict[str, Any] = {"lease": LEASE, "backoff": Backoff.fixed(3600), "max_attempts": 2}
@@ -109,11 +112,14 @@ async def test_depths_of_a_delayed_queue(metrics: Metrics, queue: DelayedQueue[i
     await queue.offer_many([(1, 3600), (2, 3600), (3, 0), (4, 0), (5, 0)])
     await until(queue.ready.size)
     deliveries = queue.deliveries(LEASE)
-    async for _ in deliveries:
+    async for delivery in deliveries:
         seen = depths(await samples(metrics), "orders", "delayed")
         assert seen["delayed"] == await queue.pending.size() == 2
         assert seen["ready"] == await queue.ready.size()
         assert seen["leased"] == await queue.ready.leased() > 0
+        async with delivery:
+            within = await samples(metrics)
+        assert within["delayq_queue_in_flight", "orders", "delayed"] == 1
         break
     await deliveries.aclose()  # type: ignore[attr-defined]
     seen_now = await samples(metrics)
@@ -161,6 +167,84 @@ async def test_a_worker_and_loops_count_too(client: Client, metrics: Metrics, jo
     assert stats.delayed == 1
     expected = {"delivered": 10, "acked": 9, "retried": 1}
     assert totals(seen, "jobs", *expected) == expected
+
+
+class CardDeclined(Exception):
+    """The error of a handler."""
+
+
+async def test_how_long_handlers_take_and_what_fails(metrics: Metrics, jobs: Jobs) -> None:
+    errors = [None, CardDeclined(), RetryAfter(3600), Reject("no"), KeyError("x"), KeyError("y")]
+    await jobs.offer_many([Offer(number) for number in range(len(errors))])
+    for message, error in zip(await jobs.claim(100), errors, strict=True):
+        with suppress(CardDeclined, KeyError):
+            async with message:
+                if error is not None:
+                    raise error
+    seen = await samples(metrics)
+    assert seen["delayq_handling_seconds_count", "jobs"] == len(errors)
+    assert 0 < seen["delayq_handling_seconds_sum", "jobs"] < 60
+    assert failures(seen, "jobs") == {
+        f"{__name__}.CardDeclined": 1,
+        "KeyError": 2,
+        "delayq.Reject": 1,
+        "other": 0,
+    }
+
+
+def failures(seen: Samples, queue: str) -> dict[str, float]:
+    return {key[2]: value for key, value in seen.items() if key[:2] == (FAILURES, queue)}
+
+
+async def test_a_worker_reports_what_fails_inside_it(client: Client, metrics: Metrics) -> None:
+    worker = delayq.Worker(client, concurrency=7)
+    seen_within: list[Samples] = []
+
+    @worker.listener("jobs", **SETTINGS)
+    async def handle(value: int) -> None:
+        seen_within.append(await samples(metrics))
+        raise CardDeclined
+
+    await client.reliable_queue("jobs").offer(1)
+    await worker.run(burst=True)
+    (within,) = seen_within
+    assert within["delayq_queue_in_flight", "jobs", "reliable"] == 1
+    assert within["delayq_queue_slots", "jobs", "reliable"] == 7
+    seen = await samples(metrics)
+    assert seen["delayq_queue_in_flight", "jobs", "reliable"] == 0
+    assert seen["delayq_queue_slots", "jobs", "reliable"] == 0
+    assert failures(seen, "jobs") == {f"{__name__}.CardDeclined": 1, "other": 0}
+    assert seen["delayq_handling_seconds_count", "jobs"] == 1
+
+
+async def test_many_kinds_of_errors_do_not_make_many_series(metrics: Metrics, jobs: Jobs) -> None:
+    await jobs.offer_many([Offer(number) for number in range(60)])
+    for message in await jobs.claim(100):
+        with suppress(Exception):
+            async with message:
+                raise type(f"Error{message.value}", (Exception,), {})
+    seen = failures(await samples(metrics), "jobs")
+    assert len(seen) == 51
+    assert seen["other"] == 10
+    assert sum(seen.values()) == 60
+
+
+async def test_every_metric_is_there_before_anything_happens(
+    metrics: Metrics, jobs: Jobs, queue: DelayedQueue[int]
+) -> None:
+    """Prometheus would miss the first increase of a series that begins with it."""
+    await jobs.stats()
+    seen = await samples(metrics)
+    assert names() <= {key[0] for key in seen}
+    assert seen["delayq_lateness_seconds_bucket", "jobs", "+Inf"] == 0
+    assert seen["delayq_handling_seconds_count", "jobs"] == 0
+    assert failures(seen, "jobs") == {"other": 0}
+    assert not failures(seen, "orders")
+
+
+async def test_the_versions_in_use_are_told(metrics: Metrics) -> None:
+    text = (await metrics.render())[0].decode()
+    assert f'delayq_build_info{{python="{platform.python_version()}",version="' in text
 
 
 async def test_the_client_reports_its_own_figures(
