@@ -6,6 +6,8 @@ import asyncio
 import json
 import platform
 import re
+import shutil
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 MONITORING = ROOT / "examples" / "monitoring"
 MESSAGES = "delayq_queue_messages"
 FAILURES = "delayq_failures_total"
+PROMTOOL = shutil.which("promtool")
 ONE_READY = MESSAGES + '{kind="reliable",queue="jobs",state="ready"} 1.0'
 LABELS = ("queue", "kind", "state", "error", "le")
 
@@ -398,6 +401,51 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) == len(set(ids))
+
+
+def test_the_alerts_ask_for_metrics_that_exist() -> None:
+    rules = (MONITORING / "alerts.yml").read_text()
+    used = set(re.findall(r"\bdelayq_\w+", rules))
+    assert used
+    # A text may name a histogram as a whole.
+    assert used <= names() | {family.name for family in families()} | {FAILURES}
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    assert alerts == set(
+        re.findall(r"Delayq[A-Z]\w+", (MONITORING / "alerts_test.yml").read_text())
+    )
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert alerts == set(re.findall(r"^\| `(Delayq\w+)`", page, re.MULTILINE))
+
+
+@pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not on the PATH: on Debian, apt install prometheus"
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["check", "rules", "alerts.yml"],
+        ["test", "rules", "alerts_test.yml"],
+        ["check", "config", "prometheus.yml"],
+    ],
+    ids=" ".join,
+)
+def test_prometheus_itself_accepts_the_rules(command: list[str]) -> None:
+    assert PROMTOOL is not None
+    done = subprocess.run(
+        [PROMTOOL, *command], cwd=MONITORING, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+async def test_prometheus_itself_reads_the_metrics(metrics: Metrics, jobs: Jobs) -> None:
+    if PROMTOOL is None:
+        pytest.skip("promtool is not on the PATH: on Debian, apt install prometheus")
+    await jobs.stats()
+    text, _ = await metrics.render()
+    done = subprocess.run(
+        [PROMTOOL, "check", "metrics"], input=text, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_the_documentation_lists_every_metric_and_no_other() -> None:
