@@ -180,6 +180,17 @@ class Client:
             return None
         return self._embedded.url
 
+    @property
+    def endpoint(self) -> tuple[str, int | None] | None:
+        """The server's host and port, or the path of its socket and None.
+
+        For a cluster, this is the first server of the address. None if the server is found through
+        Sentinels, or is a private one that is not running.
+        """
+        if self._embedded is not None and self._session is None:
+            return None
+        return self._address.endpoint
+
     async def __aenter__(self) -> Self:
         """Open the client: start the embedded server if there is one, and make a first call to the
         server.

@@ -84,6 +84,14 @@ class Address:
         """Whether connections to it use TLS."""
         return issubclass(self.connection_class, SSLConnection)
 
+    @property
+    def endpoint(self) -> tuple[str, int | None]:
+        """Host and port, or the path of a socket and None."""
+        path = self.options.get("path")
+        if path is not None:
+            return str(path), None
+        return str(self.options.get("host", "localhost")), int(self.options.get("port", 6379))
+
     def connection(self) -> AbstractConnection:
         """Return a new connection object that is not connected yet."""
         options = dict(self.options)
@@ -106,6 +114,11 @@ class SentinelAddress:
     service: str
     server: Address = field(repr=False)
 
+    @property
+    def endpoint(self) -> None:
+        """None: the server changes."""
+        return
+
 
 @dataclass(frozen=True, slots=True)
 class ClusterAddress:
@@ -113,6 +126,11 @@ class ClusterAddress:
 
     label: str
     seeds: tuple[Address, ...] = field(repr=False)
+
+    @property
+    def endpoint(self) -> tuple[str, int | None]:
+        """The first of the servers it was given."""
+        return self.seeds[0].endpoint
 
 
 AnyAddress = Address | SentinelAddress | ClusterAddress

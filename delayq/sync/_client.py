@@ -355,6 +355,11 @@ class Client:
         """
         return self.run(asynchronous.Client.queue_depths, without=without)
 
+    @property
+    def endpoint(self) -> tuple[str, int | None] | None:
+        """The server's host and port, or the path of its socket and None; None if unknown."""
+        return self._link.endpoint
+
     def observe(self, observer: Observer) -> None:
         """Notify ``observer`` of what happens to messages, from the next call on.
 

@@ -55,6 +55,12 @@ class Link:
         self._unopened: Client | None = new_client(address)
 
     @property
+    def endpoint(self) -> tuple[str, int | None] | None:
+        """The client's endpoint; None if it is unknown."""
+        known = self._opened or self._unopened
+        return None if known is None else known.endpoint
+
+    @property
     def closed(self) -> bool:
         return self._closed
 

@@ -56,6 +56,12 @@ class Opened:
         """The address of the client's private server; None if it has none."""
         return None if self._client is None else self._client.private_server
 
+    @property
+    def endpoint(self) -> tuple[str, int | None] | None:
+        """The client's endpoint; None if it is unknown."""
+        known = self._client or self._unopened
+        return None if known is None else known.endpoint
+
     async def client(self) -> Client:
         """Return the client, which is opened if necessary.
 

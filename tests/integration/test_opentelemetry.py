@@ -5,18 +5,25 @@ from __future__ import annotations
 import asyncio
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader, NumberDataPoint
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.semconv._incubating.attributes import messaging_attributes
+from opentelemetry.semconv._incubating.metrics import messaging_metrics
+from opentelemetry.semconv.attributes import error_attributes, server_attributes
+from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanKind, StatusCode
 
 import delayq
 from delayq import Backoff, Offer, Reject, RetryAfter
-from delayq.integrations.opentelemetry import instrument
+from delayq.integrations.opentelemetry import instrument, instrument_metrics
 from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.workers import raising
@@ -25,6 +32,14 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
+
+
+CONVENTIONAL = {
+    value
+    for module in (messaging_attributes, server_attributes, error_attributes)
+    for name, value in vars(module).items()
+    if name.isupper()
+}
 
 
 class Traces:
@@ -90,8 +105,14 @@ async def test_request_offer_handler_are_linked(client: Client, traces: Traces, 
     assert send.parent is not None
     assert send.parent.span_id == request.get_span_context().span_id
     assert send.kind is SpanKind.PRODUCER
-    shared = {"system": "delayq", "destination.name": "jobs", "message.id": id_}
-    assert all(key.startswith("messaging.") for key in send.attributes or {})
+    shared: dict[str, Any] = {"system": "delayq", "destination.name": "jobs", "message.id": id_}
+    assert all(each in CONVENTIONAL or "delayq" in each for each in send.attributes or {})
+    assert client.endpoint is not None
+    shared |= {"server.address": client.endpoint[0], "server.port": client.endpoint[1]}
+    shared = {key: value for key, value in shared.items() if value is not None}
+    scope = send.instrumentation_scope
+    assert scope is not None
+    assert scope.schema_url == Schemas.V1_44_0.value
     assert attributes(send) == shared | {
         "operation.name": "send",
         "operation.type": "send",
@@ -154,7 +175,7 @@ async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: Jobs) -> N
     ("error", "status", "kind"),
     [
         (ValueError("no"), StatusCode.ERROR, "ValueError"),
-        (Reject("no"), StatusCode.ERROR, "Reject"),
+        (Reject("no"), StatusCode.ERROR, "delayq.Reject"),
         (RetryAfter(60), StatusCode.UNSET, None),
         (asyncio.CancelledError(), StatusCode.UNSET, None),
     ],
@@ -194,7 +215,7 @@ async def test_unreadable_messages_fail_a_span(client: Client, traces: Traces, j
 
     await worker.run(burst=True)
     span = traces.one("process jobs")
-    assert attributes(span)["error.type"] == "DecodeError"
+    assert attributes(span)["error.type"] == "delayq.errors.DecodeError"
     assert links(span) == [span_id(traces.one("send jobs"))]
 
 
@@ -233,7 +254,9 @@ async def test_an_offer_that_fails_is_a_failed_span(traces: Traces, jobs: Jobs) 
     await jobs.offer(1, id="one")
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer(2, id="one")
-    assert attributes(traces.named("send jobs")[1])["error.type"] == "DuplicateMessage"
+    assert (
+        attributes(traces.named("send jobs")[1])["error.type"] == "delayq.errors.DuplicateMessage"
+    )
 
 
 async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
@@ -253,7 +276,7 @@ async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
 async def test_wrong_headers_are_refused_as_without_traces(jobs: Jobs, traces: Traces) -> None:
     with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
         await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
-    assert attributes(traces.one("send jobs"))["error.type"] == "BadInput"
+    assert attributes(traces.one("send jobs"))["error.type"] == "delayq.errors.BadInput"
 
 
 async def test_it_ends_when_told(client: Client, jobs: Jobs) -> None:
@@ -271,3 +294,110 @@ async def test_a_client_may_be_instrumented_before_it_is_open(server: PrivateSer
     async with client:
         await client.reliable_queue("jobs").offer(1)
     assert re.fullmatch("send jobs", traces.one("send jobs").name)
+
+
+Points = dict[str, list[tuple[dict[str, Any], float]]]
+
+
+def measured(reader: InMemoryMetricReader) -> Points:
+    """Return by metric the attributes, and the number of messages or calls."""
+    data = reader.get_metrics_data()
+    if data is None:
+        return {}
+    return {
+        metric.name: [
+            (
+                {
+                    key.removeprefix("messaging."): value
+                    for key, value in (point.attributes or {}).items()
+                },
+                point.value if isinstance(point, NumberDataPoint) else point.count,
+            )
+            for point in metric.data.data_points
+        ]
+        for resource in data.resource_metrics
+        for scope in resource.scope_metrics
+        for metric in scope.metrics
+    }
+
+
+async def test_metrics_follow_the_conventions_and_are_off_unless_asked_for(
+    client: Client, jobs: Jobs, traces: Traces
+) -> None:
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+    await jobs.offer(0)
+    assert measured(reader) == {}
+    measuring = instrument_metrics(client, provider)
+    await jobs.offer_many(offers(3))
+    with pytest.raises(delayq.BadInput):
+        await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
+    errors = [None, ValueError("no"), RetryAfter(3600), Reject("no")]
+    for message, error in zip(await jobs.claim(4), errors, strict=True):
+        with suppress(ValueError):
+            async with message:
+                if error is not None:
+                    raise error
+    client.unobserve(measuring)
+    await jobs.offer(5)
+
+    seen = measured(reader)
+    known = {value for name, value in vars(messaging_metrics).items() if name.isupper()}
+    assert set(seen) <= known
+    assert client.endpoint is not None
+    shared: dict[str, Any] = {"system": "delayq", "destination.name": "jobs"}
+    shared |= {"server.address": client.endpoint[0], "server.port": client.endpoint[1]}
+    shared = {key: value for key, value in shared.items() if value is not None}
+    send = shared | {"operation.name": "send"}
+    refused = {"error.type": "delayq.errors.BadInput"}
+    process = shared | {"operation.name": "process"}
+    typed = {"operation.type": "send"}
+    assert seen == {
+        "messaging.client.sent.messages": [(send, 3), (send | refused, 1)],
+        "messaging.client.operation.duration": [(send | typed, 1), (send | typed | refused, 1)],
+        "messaging.client.consumed.messages": [(shared | {"operation.name": "receive"}, 4)],
+        "messaging.process.duration": [
+            (process, 2),
+            (process | {"error.type": "ValueError"}, 1),
+            (process | {"error.type": "delayq.Reject"}, 1),
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [
+        ("redis://cache.example:7000/1", ("cache.example", 7000)),
+        ("rediss://user:secret@cache.example", ("cache.example", 6379)),
+        ("unix:///run/redis.sock", ("/run/redis.sock", None)),
+        ("redis+cluster://a.example:7001,b.example:7002", ("a.example", 7001)),
+        ("redis+sentinel://a.example:26379/main/0", None),
+        ("embedded:", None),
+    ],
+)
+def test_the_server_is_named_without_its_password(
+    address: str, endpoint: tuple[str, int | None] | None
+) -> None:
+    assert delayq.connect(address).endpoint == endpoint
+    assert delayq.sync.connect(address).endpoint == endpoint
+
+
+async def test_the_other_kinds_of_client_name_their_server_too(own_server: PrivateServer) -> None:
+    traces = Traces()
+
+    def offer() -> None:
+        with delayq.sync.connect(own_server.url) as client:
+            instrument(client, traces.provider)
+            client.reliable_queue("jobs").offer(1)
+            assert client.endpoint is not None
+            ends.append(client.endpoint[0])
+
+    ends: list[str] = []
+    await asyncio.to_thread(offer)
+    async with delayq.connect("embedded:") as client:
+        instrument(client, traces.provider)
+        await client.reliable_queue("jobs").offer(1)
+        assert client.endpoint is not None
+        ends.append(client.endpoint[0])
+    assert [attributes(span)["server.address"] for span in traces.named("send jobs")] == ends
+    assert Path(ends[1]).is_absolute(), "the path of its socket"
