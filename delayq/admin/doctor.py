@@ -83,7 +83,7 @@ async def diagnose(
             found = await inspection.queues(client)
         except ServerRefused as error:
             text = f"this user may not list them: {error}"
-            advice = "name the queues: --queue NAME, --delayed NAME"
+            advice = "name the queues: delayq doctor NAME delayed:NAME"
             yield Finding("note", "queues", text, advice)
         else:
             yield Finding("ok", "queues", f"{len(found)} found")
@@ -238,7 +238,7 @@ async def _rights(
         )
         return
     for lacking, missing_text in lacks.items():
-        kinds = " ".join(queue.option for queue in names.values())
+        kinds = " ".join(queue.argument for queue in names.values())
         level: Level = "wrong" if lacking == role else "note"
         shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
         text = f"user {user!r} cannot act as {lacking}: lacks {shown}"
@@ -283,7 +283,7 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     try:
         level, text, advice = await look(client, queue, overdue)
     except ServerRefused as error:
-        advice = f"see the rights that it needs: delayq acl dashboard {queue.option}"
+        advice = f"see the rights that it needs: delayq acl dashboard {queue.argument}"
         return Finding("wrong", check, str(error), advice)
     except DelayqError as error:
         return Finding("wrong", check, str(error))
@@ -298,7 +298,7 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[
     )
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
-        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {queue.option}"
+        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
     age = _ago(int(stats.oldest_due_age))
     if late and not stats.leased:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
@@ -307,7 +307,7 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[
         advice = "start more workers, or raise their concurrency"
         return "note", f"{text}: behind by {age}", advice
     if stats.dead:
-        return "note", text, f"delayq dead list {queue.option}"
+        return "note", text, f"delayq dead list {queue.argument}"
     return "ok", text, ""
 
 
@@ -320,7 +320,7 @@ async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[L
         text += f": due for {_ago(int(stats.oldest_due_age))}, but not moved"
         return "wrong", text, "start a consumer: no process has the queue open"
     if stats.quarantined:
-        return "note", text, f"delayq inspect {queue.option} --state quarantined"
+        return "note", text, f"delayq inspect {queue.argument} --state quarantined"
     return "ok", text, ""
 
 

@@ -11,7 +11,7 @@ import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import any_id_of, payload_of
@@ -35,6 +35,8 @@ PendingState = Literal["delayed", "ready", "leased"]
 RecordState = Literal["delayed", "ready", "leased", "quarantined"]
 PurgeState = Literal["delayed", "ready", "all"]
 
+KINDS: Final[tuple[QueueKind, ...]] = get_args(QueueKind)
+
 _ID_BYTES = 8
 
 
@@ -53,9 +55,12 @@ class FoundQueue:
     partitions: int = 1
 
     @property
-    def option(self) -> str:
-        """The command-line option that names it, for advice that users copy to a shell."""
-        return f"--{'queue' if self.kind == 'reliable' else 'delayed'} {shlex.quote(self.name)}"
+    def argument(self) -> str:
+        """The command-line argument that names it, for advice that users copy to a shell."""
+        is_plain = self.kind == "reliable" and not self.name.startswith(
+            ("-", *(f"{kind}:" for kind in KINDS))
+        )
+        return shlex.quote(self.name if is_plain else f"{self.kind}:{self.name}")
 
 
 @dataclass(frozen=True)

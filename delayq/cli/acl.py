@@ -7,18 +7,13 @@ from typing import Annotated
 import typer
 
 from delayq.admin.acl import Role, Servers, acl_rules
-from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
+from delayq.cli.options import AsJson, Queues  # noqa: TC001 - typer reads them
 from delayq.cli.output import print_json
 
 
 def acl(
     role: Annotated[Role, typer.Argument(help="The role of the user.")],
-    reliable: Annotated[
-        list[str] | None, typer.Option("--queue", help="A reliable queue. Repeatable.")
-    ] = None,
-    delayed: Annotated[
-        list[str] | None, typer.Option("--delayed", help="A delayed queue. Repeatable.")
-    ] = None,
+    queues: Queues = None,
     prefix: Annotated[
         bool, typer.Option("--prefix", help="Treat the queue names as prefixes.")
     ] = False,
@@ -39,8 +34,8 @@ def acl(
     """
     rules = acl_rules(
         role,
-        delayed=delayed or (),
-        reliable=reliable or (),
+        delayed=[queue.name for queue in queues or () if not queue.is_reliable],
+        reliable=[queue.name for queue in queues or () if queue.is_reliable],
         prefix=prefix,
         database=database,
         partitions=partitions,

@@ -100,11 +100,7 @@ def _hint(error: Exception) -> str:
     context: Any = getattr(error, "ctx", None)
     if context is None:
         return "see delayq --help"
-    path = context.command_path
-    options = [option for each in context.command.params for option in each.opts]
-    if "--queue" in options and "unexpected extra argument" in str(error):
-        return f"name the queue with an option: {path} --queue NAME; see {path} --help"
-    return f"see {path} --help"
+    return f"see {context.command_path} --help"
 
 
 def _open_what_is_closed() -> None:

@@ -12,7 +12,7 @@ import typer
 
 import delayq
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, RequiredUrl  # noqa: TC001 - typer reads them
+from delayq.cli.options import AsJson, Queues, RequiredUrl  # noqa: TC001 - typer reads them
 from delayq.cli.output import report
 from delayq.cli.running import public_part, server_of
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def dashboard(
+    queues: Queues = None,
     url: RequiredUrl = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[
@@ -40,24 +41,19 @@ def dashboard(
             help="The token for readers. Without it, anyone can read.",
         ),
     ] = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue", help='Show only this queue: "reliable:NAME" or "delayed:NAME". Repeatable.'
-        ),
-    ] = None,
     title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",
     as_json: AsJson = False,
 ) -> None:
     """Serve a web dashboard of the server's queues. Needs the extra `dashboard`.
 
-    Without a read token, anyone who can reach the port can read it. On a loopback address, it
-    answers only requests for localhost.
+    Shows all queues, or those that you name. Without a read token, anyone who can reach the port
+    can read it. On a loopback address, it answers only requests for localhost.
     """
     address = server_of(url)
     if find_spec("uvicorn") is None:
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
-    options = {"token": token, "read_token": read_token, "queues": queue, "title": title}
+    shown = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
+    options = {"token": token, "read_token": read_token, "queues": shown or None, "title": title}
     asyncio.run(_serve(address, host, port, options, as_json=as_json))
 
 

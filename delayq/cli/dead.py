@@ -12,7 +12,7 @@ from delayq.cli.options import (
     CodecName,
     Limit,
     Offset,
-    Reliable,
+    ReliableOnly,
     Target,
     Url,
     Yes,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of a reliable queue.")
 
+_DOING = "have dead letters"
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them."),
@@ -51,7 +52,7 @@ Ids = Annotated[
 
 @dead.command("list")
 def list_dead(
-    reliable: Reliable = None,
+    queue: ReliableOnly,
     limit: Limit = 20,
     offset: Offset = 0,
     long: Annotated[
@@ -66,11 +67,10 @@ def list_dead(
 
     Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(reliable, None)
     how = codec_of(codec)
 
     async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int]:
-        letters = target.reliable(client).dead
+        letters = queue.reliable(client, _DOING).dead
         return await letters.list(offset=offset, limit=limit), await letters.size()
 
     (letters, size), now = at_server_time(url, look)
@@ -98,9 +98,7 @@ def list_dead(
 
 
 @dead.command()
-def redrive(
-    ids: Ids = None, reliable: Reliable = None, url: Url = None, as_json: AsJson = False
-) -> None:
+def redrive(queue: ReliableOnly, ids: Ids = None, url: Url = None, as_json: AsJson = False) -> None:
     """Move dead letters back to the queue, due now and with all their attempts.
 
     A dead letter stays if a live message has its id. Ctrl-C stops between two steps and reports how
@@ -108,13 +106,13 @@ def redrive(
 
     Exit status: 0; 1 if none was redriven; 130 after Ctrl-C.
     """
-    _each("redriven", "redriven", ids, Target.of(reliable, None), url, as_json=as_json)
+    _each("redriven", "redriven", ids, queue, url, as_json=as_json)
 
 
 @dead.command()
 def purge(
+    queue: ReliableOnly,
     ids: Ids = None,
-    reliable: Reliable = None,
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -123,21 +121,20 @@ def purge(
 
     Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
     """
-    target = Target.of(reliable, None)
     confirm(
-        f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {target.name} for good?", yes=yes
+        f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {queue.name} for good?", yes=yes
     )
-    _each("purged", "dropped", ids, target, url, as_json=as_json)
+    _each("purged", "dropped", ids, queue, url, as_json=as_json)
 
 
 def _each(
-    name: str, words: str, ids: list[str] | None, target: Target, url: str | None, *, as_json: bool
+    name: str, words: str, ids: list[str] | None, queue: Target, url: str | None, *, as_json: bool
 ) -> None:
     """Redrive or purge dead letters, with a progress bar."""
     looked_at = 0
 
     async def act(client: Client) -> int:
-        letters = target.reliable(client).dead
+        letters = queue.reliable(client, _DOING).dead
         if ids and not any(ids):
             raise CommandFailed("an id must not be empty")
         with progress(name, shown=not as_json) as show:
@@ -152,14 +149,14 @@ def _each(
             )
 
     async def left(client: Client) -> str:
-        size = await target.reliable(client).dead.size()
+        size = await queue.reliable(client, _DOING).dead.size()
         return (
             f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to"
             " continue"
         )
 
     done = with_client(url, act, interrupted=left)
-    report({"queue": target.name, name: done}, f"{words}: {done:,}", as_json=as_json)
+    report({"queue": queue.name, name: done}, f"{words}: {done:,}", as_json=as_json)
     raise typer.Exit(0 if done else 1)
 
 

@@ -10,8 +10,7 @@ from rich.text import Text
 
 from delayq.admin.acl import Role  # noqa: TC001 - typer reads it
 from delayq.admin.doctor import diagnose
-from delayq.admin.inspect import FoundQueue
-from delayq.cli.options import AsJson, Url, duration
+from delayq.cli.options import AsJson, Queues, Url, duration
 from delayq.cli.output import print_json, say, show_fields
 from delayq.cli.running import with_client
 
@@ -25,18 +24,7 @@ _INDENT = 6
 
 
 def doctor(
-    reliable: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue", "-q", metavar="NAME", help="A reliable queue to check. Repeatable."
-        ),
-    ] = None,
-    delayed: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--delayed", "-d", metavar="NAME", help="A delayed queue to check. Repeatable."
-        ),
-    ] = None,
+    queues: Queues = None,
     role: Annotated[
         Role | None, typer.Option(help="The role that this user must have the rights for.")
     ] = None,
@@ -58,13 +46,11 @@ def doctor(
     Checks all queues, or those that you name, and changes nothing. Exit status: 0 if nothing is
     wrong; 1 if something is; 2 if the server does not answer.
     """
-    named = [FoundQueue("reliable", name) for name in reliable or ()]
-    named += [FoundQueue("delayed", name) for name in delayed or ()]
     seconds = duration(overdue, "--overdue") or 0.0
     findings: list[Finding] = []
 
     async def act(client: Client) -> None:
-        async for finding in diagnose(client, named or None, role=role, overdue=seconds):
+        async for finding in diagnose(client, queues or None, role=role, overdue=seconds):
             findings.append(finding)
             if as_json:
                 print_json(asdict(finding))

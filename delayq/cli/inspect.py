@@ -9,7 +9,7 @@ import typer
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import RecordState  # noqa: TC001 - typer reads it
 from delayq.admin.migrate import form_of
-from delayq.cli.options import AsJson, CodecName, Limit, Offset, Target, Url, codec_of
+from delayq.cli.options import AsJson, CodecName, DelayedOnly, Limit, Offset, Url, codec_of
 from delayq.cli.output import moment_text, payload_json, print_json, say, show_fields, text_of
 from delayq.cli.running import at_server_time
 from delayq.cli.shown import MessageView
@@ -28,9 +28,7 @@ _MOST = 128
 
 
 def inspect(
-    delayed: Annotated[
-        str, typer.Option("--delayed", "-d", metavar="NAME", help="The delayed queue.")
-    ],
+    queue: DelayedOnly,
     state: Annotated[RecordState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: Limit = 5,
     offset: Offset = 0,
@@ -49,11 +47,10 @@ def inspect(
 
     Exit status: 0, or 1 if there are none.
     """
-    target = Target.of(None, delayed)
     how = codec_of(codec)
 
     def look(client: Client) -> Awaitable[list[Record]]:
-        return inspection.records(client, target.name, state, offset=offset, limit=limit)
+        return inspection.records(client, queue.name, state, offset=offset, limit=limit)
 
     records, now = at_server_time(url, look)
     for place, record in enumerate(records):

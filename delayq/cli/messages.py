@@ -15,10 +15,9 @@ from delayq.cli.options import (
     At,
     CodecName,
     Delay,
-    Delayed,
     Limit,
     Offset,
-    Reliable,
+    Queue,
     RequiredUrl,
     Target,
     Url,
@@ -52,12 +51,11 @@ Id = Annotated[str, typer.Argument(metavar="ID", help="The message's id.")]
 
 
 def offer(
+    queue: Queue,
     value: Annotated[
         str,
         typer.Argument(metavar="VALUE", help="The value, as JSON; - reads it from standard input."),
     ],
-    reliable: Reliable = None,
-    delayed: Delayed = None,
     text: Annotated[
         bool,
         typer.Option("--text", help="Offer the value as a string, without parsing it as JSON."),
@@ -114,26 +112,25 @@ def offer(
 
     Exit status: 0; 1 if the id is taken; 2 if the message was not stored.
     """
-    target = Target.of(reliable, delayed)
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
     headers, ttl_s = headers_of(header), duration(ttl, "--ttl")
     timeout_s, window_s = duration(timeout, "--timeout"), duration(unique_for, "--unique-for")
-    if not target.is_reliable and any(
+    if not queue.is_reliable and any(
         one is not None
         for one in (id, headers, priority, ttl, max_attempts, timeout, unique_for, on_duplicate)
     ):
         raise CommandFailed(
             "--id, --header, --priority, --ttl, --max-attempts, --timeout, --unique-for and"
-            " --on-duplicate need a reliable queue: --queue NAME"
+            " --on-duplicate need a reliable queue"
         )
 
     async def act(client: Client) -> tuple[str, datetime | None]:
-        if not target.is_reliable:
-            receipt = await target.delayed(client).offer(payload, wait, at=moment)
+        if not queue.is_reliable:
+            receipt = await queue.delayed(client).offer(payload, wait, at=moment)
             return receipt.id, receipt.due_at
-        queue = target.reliable(client)
-        name = await queue.offer(
+        handle = queue.reliable(client)
+        name = await handle.offer(
             payload,
             wait,
             at=moment,
@@ -146,19 +143,18 @@ def offer(
             unique_for=window_s,
             on_duplicate=on_duplicate or "raise",
         )
-        return name, await _due_at(queue, name)
+        return name, await _due_at(handle, name)
 
     try:
         (name, due_at), now = at_server_time(server_of(url), act)
     except DuplicateMessage:
         tell(f"the id {id!r} is taken, and the message was not stored: see --on-duplicate")
         raise typer.Exit(1) from None
-    _report_due(target, name, due_at, now, as_json=as_json)
+    _report_due(queue, name, due_at, now, as_json=as_json)
 
 
 def peek(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
+    queue: Queue,
     limit: Limit = 10,
     codec: CodecName = "json",
     url: Url = None,
@@ -168,14 +164,14 @@ def peek(
 
     Exit status: 0, or 1 if there are none.
     """
-    target, how = Target.of(reliable, delayed), codec_of(codec)
+    how = codec_of(codec)
 
     async def look(client: Client) -> list[MessageView]:
-        if target.is_reliable:
-            messages = await target.reliable(client).peek(limit)
+        if queue.is_reliable:
+            messages = await queue.reliable(client).peek(limit)
             return [MessageView.of_message(one, how) for one in messages]
-        ready = await _page(client, target, "ready", how, 0, limit)
-        return ready + await _page(client, target, "delayed", how, 0, limit - len(ready))
+        ready = await _page(client, queue, "ready", how, 0, limit)
+        return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
 
     found, now = at_server_time(url, look)
     show_list(found, now, as_json=as_json, mixed=True)
@@ -183,8 +179,7 @@ def peek(
 
 
 def list_messages(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
+    queue: Queue,
     state: Annotated[PendingState, typer.Option(help="The state of the messages.")] = "delayed",
     limit: Limit = 100,
     offset: Offset = 0,
@@ -196,18 +191,15 @@ def list_messages(
 
     Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
     """
-    target, how = Target.of(reliable, delayed), codec_of(codec)
-    found, now = at_server_time(
-        url, lambda client: _page(client, target, state, how, offset, limit)
-    )
+    how = codec_of(codec)
+    found, now = at_server_time(url, lambda client: _page(client, queue, state, how, offset, limit))
     show_list(found, now, as_json=as_json)
     raise typer.Exit(0 if found else 1)
 
 
 def get(
+    queue: Queue,
     id: Id,  # noqa: A002
-    reliable: Reliable = None,
-    delayed: Delayed = None,
     codec: CodecName = "json",
     url: Url = None,
     as_json: AsJson = False,
@@ -218,13 +210,13 @@ def get(
 
     Exit status: 0, or 1 if there is no message with that id.
     """
-    target, how = Target.of(reliable, delayed), codec_of(codec)
+    how = codec_of(codec)
 
     async def look(client: Client) -> MessageView | None:
-        if target.is_reliable:
-            message = await target.reliable(client).get(id)
+        if queue.is_reliable:
+            message = await queue.reliable(client).get(id)
             return None if message is None else MessageView.of_message(message, how)
-        record = await inspection.find(client, target.name, id)
+        record = await inspection.find(client, queue.name, id)
         return None if record is None else MessageView.of_record(record, "delayed", how)
 
     found, now = at_server_time(url, look)
@@ -234,9 +226,8 @@ def get(
 
 
 def cancel(
+    queue: Queue,
     id: Id,  # noqa: A002
-    reliable: Reliable = None,
-    delayed: Delayed = None,
     running: Annotated[
         bool,
         typer.Option("--running", help="Cancel it even if a worker has it: its handler is ended."),
@@ -248,26 +239,24 @@ def cancel(
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
-    target = Target.of(reliable, delayed)
-    if running and not target.is_reliable:
-        raise CommandFailed("--running needs a reliable queue: --queue NAME")
+    if running and not queue.is_reliable:
+        raise CommandFailed("--running needs a reliable queue")
 
     async def act(client: Client) -> bool:
-        if target.is_reliable:
-            return await target.reliable(client).cancel(id, running=running)
-        return await inspection.cancel(client, target.name, id)
+        if queue.is_reliable:
+            return await queue.reliable(client).cancel(id, running=running)
+        return await inspection.cancel(client, queue.name, id)
 
     if not with_client(url, act):
         raise _none_of(id)
     report(
-        {"queue": target.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json
+        {"queue": queue.name, "id": id, "cancelled": True}, f"{id} is cancelled", as_json=as_json
     )
 
 
 def reschedule(
+    queue: Queue,
     id: Id,  # noqa: A002
-    reliable: Reliable = None,
-    delayed: Delayed = None,
     delay: Delay = None,
     at: At = None,
     url: Url = None,
@@ -277,28 +266,26 @@ def reschedule(
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
     """
-    target = Target.of(reliable, delayed)
     wait, moment = duration(delay), instant(at)
     if (wait is None) == (moment is None):
         raise CommandFailed("no due time given: pass --delay or --at")
 
     async def act(client: Client) -> tuple[bool, datetime | None]:
-        if not target.is_reliable:
-            due_at = await inspection.reschedule(client, target.name, id, wait, at=moment)
+        if not queue.is_reliable:
+            due_at = await inspection.reschedule(client, queue.name, id, wait, at=moment)
             return due_at is not None, due_at
-        queue = target.reliable(client)
-        moved = await queue.reschedule(id, wait, at=moment)
-        return moved, await _due_at(queue, id) if moved else None
+        handle = queue.reliable(client)
+        moved = await handle.reschedule(id, wait, at=moment)
+        return moved, await _due_at(handle, id) if moved else None
 
     (moved, due_at), now = at_server_time(url, act)
     if not moved:
         raise _none_of(id)
-    _report_due(target, id, due_at, now, as_json=as_json)
+    _report_due(queue, id, due_at, now, as_json=as_json)
 
 
 def take(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
+    queue: Queue,
     wait: Annotated[
         str,
         typer.Option(
@@ -316,22 +303,21 @@ def take(
 
     Exit status: 0, or 1 if no message was due.
     """
-    target = Target.of(reliable, delayed)
     seconds = duration(wait, "--wait") or 0.0
     how = codec_of(codec)
 
     async def act(client: Client) -> bool:
-        if not target.is_reliable:
-            payload = await target.delayed(client).poll(seconds)
+        if not queue.is_reliable:
+            payload = await queue.delayed(client).poll(seconds)
             if payload is not None:
-                _print_taken(target, payload_json(how, payload), as_json=as_json)
+                _print_taken(queue, payload_json(how, payload), as_json=as_json)
             return payload is not None
-        for message in await target.reliable(client).claim(1, seconds):
+        for message in await queue.reliable(client).claim(1, seconds):
             # A message that cannot be read or printed goes back.
             async with message:
                 value = payload_json(how, message.value)
                 facts = MessageView.of_message(message, how).facts | value
-                _print_taken(target, facts, as_json=as_json)
+                _print_taken(queue, facts, as_json=as_json)
             return True
         return False
 
@@ -341,23 +327,23 @@ def take(
 
 
 async def _page(
-    client: Client, target: Target, state: PendingState, codec: Codec[Any], offset: int, limit: int
+    client: Client, queue: Target, state: PendingState, codec: Codec[Any], offset: int, limit: int
 ) -> list[MessageView]:
-    if target.is_reliable:
-        messages = await target.reliable(client).list(state, offset=offset, limit=limit)
+    if queue.is_reliable:
+        messages = await queue.reliable(client).list(state, offset=offset, limit=limit)
         return [MessageView.of_message(one, codec) for one in messages]
-    records = await inspection.records(client, target.name, state, offset=offset, limit=limit)
+    records = await inspection.records(client, queue.name, state, offset=offset, limit=limit)
     return [MessageView.of_record(one, state, codec) for one in records]
 
 
-async def _due_at(queue: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
+async def _due_at(handle: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002
     """Return when a message is due; None if another client has it already."""
-    found = await queue.get(id)
+    found = await handle.get(id)
     return None if found is None or found.state == "leased" else found.due_at
 
 
 def _report_due(
-    target: Target,
+    queue: Target,
     id: str,  # noqa: A002
     due_at: datetime | None,
     now: datetime,
@@ -366,15 +352,15 @@ def _report_due(
 ) -> None:
     due = moment_text(due_at, now) if due_at is not None else "now"
     report(
-        {"queue": target.name, "id": id, "due_at": moment_json(due_at)},
+        {"queue": queue.name, "id": id, "due_at": moment_json(due_at)},
         f"{id}  due {due}",
         as_json=as_json,
     )
 
 
-def _print_taken(target: Target, facts: dict[str, Any], *, as_json: bool) -> None:
+def _print_taken(queue: Target, facts: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
-        print_json({"queue": target.name, **facts})
+        print_json({"queue": queue.name, **facts})
     else:
         # On one line, however long, because it may be copied or piped.
         print(clean(text_of(facts)), flush=True)

@@ -21,7 +21,7 @@ from rich.progress import (
 import delayq
 from delayq.admin.migrate import MAX_BATCH
 from delayq.admin.migrate import migrate as steps_of
-from delayq.cli.options import AsJson, RequiredUrl  # noqa: TC001 - typer reads them
+from delayq.cli.options import AsJson, DelayedOnly, RequiredUrl  # noqa: TC001 - typer reads them
 from delayq.cli.output import print_json, tell
 from delayq.cli.running import public_part, server_of, until_signalled
 
@@ -45,9 +45,7 @@ _SAY_EVERY = 5.0
 
 
 def migrate(
-    queue: Annotated[
-        str, typer.Argument(help="The name of the delayed queue, as stored on the server.")
-    ],
+    queue: DelayedOnly,
     url: RequiredUrl = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Change nothing; report what would be rewritten.")
@@ -78,7 +76,7 @@ def migrate(
         view = nullcontext(_lines())
     started = time.monotonic()
     with view as show:
-        result = _run(address, queue, dry_run, batch, show)
+        result = _run(address, queue.name, dry_run, batch, show)
     seconds = time.monotonic() - started
     if as_json:
         print_json(figures(result, public_part(address), seconds))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq import codecs
-from delayq.admin.inspect import FoundQueue
+from delayq.admin.inspect import KINDS, FoundQueue
 from delayq.cli.errors import CommandFailed
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
@@ -28,12 +28,6 @@ Url = Annotated[
 ]
 # For commands that make no sense on an empty private server.
 RequiredUrl = Annotated[str | None, typer.Option("--url", envvar=URL_VARIABLE, help="The server.")]
-Reliable = Annotated[
-    str | None, typer.Option("--queue", "-q", metavar="NAME", help="The name of a reliable queue.")
-]
-Delayed = Annotated[
-    str | None, typer.Option("--delayed", "-d", metavar="NAME", help="The name of a delayed queue.")
-]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
@@ -72,19 +66,23 @@ _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
 class Target(FoundQueue):
-    """The one queue that a command acts on."""
+    """A queue that a command acts on."""
 
     @classmethod
-    def of(cls, reliable: str | None, delayed: str | None) -> Target:
-        """Return the queue that the options name. Raises CommandFailed unless it is exactly one."""
-        if reliable is not None and delayed is None:
-            return cls("reliable", reliable)
-        if delayed is not None and reliable is None:
-            return cls("delayed", delayed)
-        raise CommandFailed(
-            "no queue given: pass --queue NAME for a reliable queue, or --delayed NAME for a"
-            " delayed one"
-        )
+    def parse(cls, text: str) -> Target:
+        """Return the queue that an argument names: a reliable one, unless it says ``delayed:``."""
+        kind, colon, name = text.partition(":")
+        if colon and kind in KINDS:
+            return cls(kind, name)
+        return cls("reliable", text)
+
+    @classmethod
+    def parse_delayed(cls, text: str) -> Target:
+        """Return the delayed queue that an argument names. Raises CommandFailed for another."""
+        kind, colon, name = text.partition(":")
+        if colon and kind == "reliable":
+            raise CommandFailed(f"this command is for delayed queues, unlike {text!r}")
+        return cls("delayed", name if colon and kind == "delayed" else text)
 
     @property
     def is_reliable(self) -> bool:
@@ -98,13 +96,44 @@ class Target(FoundQueue):
         """
         if not self.is_reliable:
             raise CommandFailed(
-                f"a delayed queue cannot {doing}: pass a reliable one with --queue NAME"
+                f"a delayed queue cannot {doing}; a reliable one is named without delayed:"
             )
         return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:
         """Return the delayed queue, of bytes."""
         return client.delayed_queue(self.name, codec=BytesCodec())
+
+
+Queue = Annotated[
+    Target,
+    typer.Argument(
+        metavar="QUEUE",
+        parser=Target.parse,
+        help="NAME or reliable:NAME for a reliable queue, delayed:NAME for a delayed one.",
+    ),
+]
+Queues = Annotated[
+    list[Target] | None,
+    typer.Argument(
+        metavar="[QUEUE]...",
+        parser=Target.parse,
+        help="NAME or reliable:NAME for a reliable queue, delayed:NAME for a delayed one.",
+    ),
+]
+# For commands that only one kind of queue has.
+ReliableOnly = Annotated[
+    Target,
+    typer.Argument(metavar="QUEUE", parser=Target.parse, help="The name of a reliable queue."),
+]
+DelayedOnly = Annotated[
+    Target,
+    typer.Argument(
+        metavar="QUEUE",
+        parser=Target.parse_delayed,
+        help="The name of a delayed queue, as stored on the server.",
+    ),
+]
 
 
 def codec_of(name: str) -> Codec[Any]:

@@ -14,7 +14,7 @@ from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Delayed, Reliable, Target, Url, Yes, duration
+from delayq.cli.options import AsJson, Queue, ReliableOnly, Url, Yes, duration
 from delayq.cli.output import (
     clean,
     console,
@@ -56,9 +56,7 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     try:
         rows = with_client(url, _all)
     except ServerRefused as error:
-        raise CommandFailed(
-            f"{error}; without +scan, name a queue: delayq stats --queue NAME"
-        ) from error
+        raise CommandFailed(f"{error}; without +scan, name a queue: delayq stats NAME") from error
     if as_json:
         for queue, stats in rows:
             print_json(
@@ -77,8 +75,7 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
 
 
 def stats(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
+    queue: Queue,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two updates.")] = 1.0,
     url: Url = None,
@@ -88,7 +85,6 @@ def stats(
 
     Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
     """
-    queue = Target.of(reliable, delayed)
     if watch:
         with_client(url, lambda client: _watch(client, queue, interval, as_json=as_json))
     else:
@@ -96,7 +92,7 @@ def stats(
 
 
 def configure(
-    queue: Annotated[str, typer.Argument(help="The name of a reliable queue.")],
+    queue: ReliableOnly,
     max_size: Annotated[
         str | None,
         typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
@@ -134,64 +130,58 @@ def configure(
         changes["max_size"] = _limit(max_size)
 
     async def act(client: Client) -> QueueSettings:
-        if not create and not await inspection.exists(client, queue):
+        handle = queue.reliable(client, "be configured")
+        if not create and not await inspection.exists(client, queue.name):
             raise CommandFailed(
-                f"there is no reliable queue {queue!r}; to give a new queue its settings before its"
-                " first message, add --create"
+                f"there is no reliable queue {queue.name!r}; to give a new queue its settings"
+                " before its first message, add --create"
             )
-        return await client.reliable_queue(queue).configure(**changes)
+        return await handle.configure(**changes)
 
     settings = with_client(url, act)
     if as_json:
-        print_json({"queue": queue, **asdict(settings)})
+        print_json({"queue": queue.name, **asdict(settings)})
     else:
         show_fields(_setting_lines(settings))
 
 
-def pause(
-    reliable: Reliable = None, delayed: Delayed = None, url: Url = None, as_json: AsJson = False
-) -> None:
+def pause(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
     """Pause a reliable queue: no process takes messages until it is resumed.
 
     Leased messages are not affected.
     """
-    target = Target.of(reliable, delayed)
 
     async def act(client: Client) -> None:
-        await target.reliable(client, "be paused").pause()
+        await queue.reliable(client, "be paused").pause()
 
     with_client(url, act)
     report(
-        {"queue": target.name, "paused": True},
-        f"{target.name} is paused; resume it with: delayq resume {target.option}",
+        {"queue": queue.name, "paused": True},
+        f"{queue.name} is paused; resume it with: delayq resume {queue.argument}",
         as_json=as_json,
     )
 
 
-def resume(
-    reliable: Reliable = None, delayed: Delayed = None, url: Url = None, as_json: AsJson = False
-) -> None:
+def resume(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
     """Resume a paused reliable queue.
 
     Exit status: 0, or 1 if it was not paused.
     """
-    target = Target.of(reliable, delayed)
 
     async def act(client: Client) -> bool:
-        return await target.reliable(client, "be paused").resume()
+        return await queue.reliable(client, "be paused").resume()
 
     there_was_one = with_client(url, act)
     report(
-        {"queue": target.name, "resumed": there_was_one},
-        f"{target.name} is resumed" if there_was_one else f"{target.name} was not paused",
+        {"queue": queue.name, "resumed": there_was_one},
+        f"{queue.name} is resumed" if there_was_one else f"{queue.name} was not paused",
         as_json=as_json,
     )
     raise typer.Exit(0 if there_was_one else 1)
 
 
 def purge(
-    reliable: Reliable = None,
-    delayed: Delayed = None,
+    queue: Queue,
     state: Annotated[PurgeState, typer.Option(help="The state of the messages.")] = "all",
     yes: Yes = False,
     url: Url = None,
@@ -204,20 +194,19 @@ def purge(
 
     Exit status: 0; 1 if you decline; 130 after Ctrl-C.
     """
-    target = Target.of(reliable, delayed)
     confirm(
-        f"Drop {'all' if state == 'all' else f'the {state}'} messages of {target.name} for good?",
+        f"Drop {'all' if state == 'all' else f'the {state}'} messages of {queue.name} for good?",
         yes=yes,
     )
 
     async def act(client: Client) -> int:
-        if not target.is_reliable:
-            return await inspection.purge(client, target.name, state)
+        if not queue.is_reliable:
+            return await inspection.purge(client, queue.name, state)
         with progress("dropped", shown=not as_json) as show:
-            return await target.reliable(client).purge(state, progress=show)
+            return await queue.reliable(client).purge(state, progress=show)
 
     async def left(client: Client) -> str:
-        now, _ = await _stats(client, target)
+        now, _ = await _stats(client, queue)
         return (
             f"{now.delayed + now.ready + now.leased:,} messages are left; run the command again to"
             " continue"
@@ -225,7 +214,7 @@ def purge(
 
     dropped = with_client(url, act, interrupted=left)
     report(
-        {"queue": target.name, "state": state, "dropped": dropped},
+        {"queue": queue.name, "state": state, "dropped": dropped},
         f"dropped: {dropped:,}",
         as_json=as_json,
     )

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAILS = ReliableKeys.of("mails")
 CLOSING = DelayedKeys.of("closing")
 SECRET = "geheim"
-BOTH_KINDS = ("--queue mails", "--delayed closing")
+BOTH_KINDS = ("mails", "delayed:closing")
 
 
 class Cli:
@@ -159,7 +159,7 @@ def test_foreign_keys_are_no_queues(cli: Cli, server: PrivateServer) -> None:
 
 
 def test_a_queue_with_foreign_keys_hides_no_other(cli: Cli, server: PrivateServer) -> None:
-    cli("offer 1 --queue good")
+    cli("offer good 1")
     server.call("SET", ReliableKeys.of("bad").dead, "x")
     status, (bad, good) = cli("queues")
     assert (status, good["queue"], good["ready"]) == (0, "good", 1)
@@ -172,10 +172,10 @@ def test_a_queue_with_foreign_keys_hides_no_other(cli: Cli, server: PrivateServe
 def test_stats_of_both_kinds(cli: Cli) -> None:
     seed(cli.url)
     for queue, names, figures in (
-        ("--queue mails", "delayed ready leased dead", (3, 1, 1, 1)),
-        ("--delayed closing", "kind delayed", ("delayed", 2)),
-        ("--queue orders", "delayed", (40,)),
-        ("--queue nobody", "ready", (0,)),
+        ("mails", "delayed ready leased dead", (3, 1, 1, 1)),
+        ("delayed:closing", "kind delayed", ("delayed", 2)),
+        ("reliable:orders", "delayed", (40,)),
+        ("nobody", "ready", (0,)),
     ):
         _, (stats,) = cli(f"stats {queue}")
         assert fields(stats, names) == figures
@@ -183,8 +183,9 @@ def test_stats_of_both_kinds(cli: Cli) -> None:
 
 def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     sync_raw.zadd(CLOSING.timeout, {pack(b"ABCDEFGH", b'"due"', 8): 1000.0})
-    for command in ("stats", "peek", "list", "inspect", f"get {b'ABCDEFGH'.hex()}"):
-        status, found = cli(f"{command} --delayed closing")
+    name = b"ABCDEFGH".hex()
+    for command in ("stats {}", "peek {}", "list {}", "inspect {}", f"get {{}} {name}"):
+        status, found = cli(command.format("delayed:closing"))
         assert (status, len(found)) == (0, 1)
     cli("queues")
     cli("doctor")
@@ -193,10 +194,10 @@ def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
 
 
 def test_pause_and_resume(cli: Cli) -> None:
-    assert cli.plain("pause --queue mails")[0] == 0
-    assert cli("stats --queue mails")[1][0]["paused"] is True
-    assert [cli.plain("resume --queue mails")[0] for _ in range(2)] == [0, 1]
-    cli.assert_refused("pause --delayed closing")
+    assert cli.plain("pause mails")[0] == 0
+    assert cli("stats mails")[1][0]["paused"] is True
+    assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
+    cli.assert_refused("pause delayed:closing")
 
 
 def test_configure(cli: Cli) -> None:
@@ -204,7 +205,7 @@ def test_configure(cli: Cli) -> None:
         cli.assert_refused(
             f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
         )
-    assert cli("stats --queue mails")[1][0]["max_size"] is None
+    assert cli("stats mails")[1][0]["max_size"] is None
     assert cli.plain("configure mails --partitions 1 --create")[1].split() == (
         ["partitions:", "1", "max", "size:", "none", "expired:", "drop", "dedup", "window:", "none"]
     )
@@ -214,13 +215,13 @@ def test_configure(cli: Cli) -> None:
         {"queue": "mails", "partitions": 1, "max_size": 2}
         | {"expired": "drop", "dedup_window": 3600.0},
     )
-    assert [cli(f"offer {n} --queue mails")[0] for n in range(3)] == [0, 0, 2]
+    assert [cli(f"offer mails {n}")[0] for n in range(3)] == [0, 0, 2]
     assert "full" in cli.error
     assert cli("configure mails --max-size none --expired dead")[0] == 0
-    assert cli("offer 2 --queue mails")[0] == 0
-    _, (stats,) = cli("stats --queue mails")
+    assert cli("offer mails 2")[0] == 0
+    _, (stats,) = cli("stats mails")
     assert fields(stats, "max_size expired dedup_window") == (None, "dead", 3600.0)
-    shown = [line.split() for line in cli.plain("stats --queue mails")[1].splitlines()]
+    shown = [line.split() for line in cli.plain("stats mails")[1].splitlines()]
     assert ["expired:", "dead"] in shown
     assert ["partitions:", "1"] in shown
     assert cli("configure mails --dedup-window none")[1][0]["dedup_window"] == 0.0
@@ -231,9 +232,9 @@ def test_configure(cli: Cli) -> None:
 
 def test_purge(cli: Cli) -> None:
     seed(cli.url)
-    _, dropped = cli("purge --queue mails --state delayed --yes")
+    _, dropped = cli("purge mails --state delayed --yes")
     assert dropped == [{"queue": "mails", "state": "delayed", "dropped": 3}]
-    for queue, count in (("--queue mails", 2), ("--queue orders", 40), ("--delayed closing", 2)):
+    for queue, count in (("mails", 2), ("orders", 40), ("delayed:closing", 2)):
         status, (dropped,) = cli(f"purge {queue} --yes")
         assert (status, dropped["dropped"]) == (0, count)
     assert [one["queue"] for one in cli("queues")[1]] == ["mails"]  # only its dead letter is left
@@ -257,7 +258,7 @@ async def test_a_purge_counts_what_is_offered_meanwhile(client: Client) -> None:
 def test_a_purge_of_a_foreign_key_drops_nothing(cli: Cli, server: PrivateServer) -> None:
     seed(cli.url)
     server.call("SET", CLOSING.ready, "x")
-    cli.assert_refused("purge --delayed closing --yes")
+    cli.assert_refused("purge delayed:closing --yes")
     assert server.call("ZCARD", CLOSING.timeout) == b":2"
 
 
@@ -266,64 +267,64 @@ def test_a_purge_of_a_foreign_key_drops_nothing(cli: Cli, server: PrivateServer)
 
 def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     options = "--delay 1h30m --id a --header k=v=w --priority 3 --ttl 2d"
-    status, (offered,) = cli(f"offer '{{\"to\": 1}}' --queue mails {options}")
+    status, (offered,) = cli(f"offer mails '{{\"to\": 1}}' {options}")
     assert (status, offered["queue"], offered["id"]) == (0, "mails", "a")
     (status, (found,)), got, peeked = (
-        cli(f"{command} --queue mails") for command in ("list", "get a", "peek")
+        cli(command) for command in ("list mails", "get mails a", "peek mails")
     )
     assert [found] == got[1] == peeked[1]
     seen = ("delayed", {"to": 1}, {"k": "v=w"}, 3, offered["due_at"])
     assert (status, *fields(found, "state value headers priority due_at")) == (0, *seen)
-    assert cli("take --queue mails") == (1, [])
-    status, (moved,) = cli("reschedule a --queue mails --delay 0")
+    assert cli("take mails") == (1, [])
+    status, (moved,) = cli("reschedule mails a --delay 0")
     assert (status, moved["id"]) == (0, "a")
-    status, (taken,) = cli("take --queue mails")
+    status, (taken,) = cli("take mails")
     assert (status, *fields(taken, "id value attempt")) == (0, "a", {"to": 1}, 1)
-    assert cli("get a --queue mails") == (1, [])
+    assert cli("get mails a") == (1, [])
 
 
 def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
-    _, (offered,) = cli("offer hello --text --delayed closing --at 2030-01-31T12:00+01:00")
+    _, (offered,) = cli("offer delayed:closing hello --text --at 2030-01-31T12:00+01:00")
     assert offered["due_at"][:19] in ("2030-01-31T11:00:00", "2030-01-31T10:59:59")
     name = offered["id"]
-    _, (found,) = cli("list --delayed closing")
+    _, (found,) = cli("list delayed:closing")
     assert fields(found, "id due_at value") == (name, offered["due_at"], "hello")
-    assert cli(f"get {name} --delayed closing")[1] == [found]
-    assert cli("take --delayed closing") == (1, [])
-    assert cli(f"reschedule {name} --delayed closing --delay 0.01")[0] == 0
-    taken = cli("take --delayed closing --wait 5s")
+    assert cli(f"get delayed:closing {name}")[1] == [found]
+    assert cli("take delayed:closing") == (1, [])
+    assert cli(f"reschedule delayed:closing {name} --delay 0.01")[0] == 0
+    taken = cli("take delayed:closing --wait 5s")
     assert taken == (0, [{"queue": "closing", "value": "hello"}])
-    assert cli(f"cancel {name} --delayed closing") == (1, [])
+    assert cli(f"cancel delayed:closing {name}") == (1, [])
 
 
 @pytest.mark.parametrize("queue", BOTH_KINDS)
 def test_cancel(cli: Cli, queue: str) -> None:
-    _, (offered,) = cli(f"offer 1 {queue} --delay 1h")
-    status, (told,) = cli(f"cancel {offered['id']} {queue}")
+    _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
+    status, (told,) = cli(f"cancel {queue} {offered['id']}")
     assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
-    assert cli(f"cancel {offered['id']} {queue}") == (1, [])
+    assert cli(f"cancel {queue} {offered['id']}") == (1, [])
     assert cli(f"list {queue}") == (1, [])
 
 
 def test_an_id_that_is_taken_is_a_one(cli: Cli) -> None:
-    assert [cli("offer 1 --queue mails --id a")[0] for _ in range(2)] == [0, 1]
+    assert [cli("offer mails 1 --id a")[0] for _ in range(2)] == [0, 1]
     told = "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"
     assert cli.error == told
-    assert cli("offer 2 --queue mails --id a --on-duplicate replace")[0] == 0
-    assert cli("get a --queue mails")[1][0]["value"] == 2
+    assert cli("offer mails 2 --id a --on-duplicate replace")[0] == 0
+    assert cli("get mails a")[1][0]["value"] == 2
 
 
 def test_a_message_may_have_limits_of_its_own(cli: Cli) -> None:
     own = "--id a --max-attempts 1 --timeout 5 --unique-for 1h"
-    assert cli(f"offer 1 --queue mails {own}")[0] == 0
-    assert cli("cancel a --queue mails")[0] == 0
-    assert cli("offer 1 --queue mails --id a")[0] == 1
+    assert cli(f"offer mails 1 {own}")[0] == 0
+    assert cli("cancel mails a")[0] == 0
+    assert cli("offer mails 1 --id a")[0] == 1
 
 
 def test_a_value_from_standard_input(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b'{"big": true}\n')))
-    assert cli("offer - --queue mails")[0] == 0
-    assert cli("peek --queue mails")[1][0]["value"] == {"big": True}
+    assert cli("offer mails -")[0] == 0
+    assert cli("peek mails")[1][0]["value"] == {"big": True}
 
 
 @pytest.mark.parametrize(
@@ -357,7 +358,7 @@ def test_what_cannot_be_decoded_is_shown_as_bytes(cli: Cli, server: PrivateServe
         _, (found,) = cli(f"peek {queue}")
         assert fields(found, "value hex") == (None, "ff00")
         assert "JsonCodec" in found["error"]
-    for queue, payload in (("--queue mails", b"\xff\x00"), ("--delayed due", b"no json")):
+    for queue, payload in (("mails", b"\xff\x00"), ("delayed:due", b"no json")):
         status, (taken,) = cli(f"take {queue} --wait 5")
         assert (status, taken["hex"]) == (0, payload.hex())
     assert server.call("LLEN", DelayedKeys.of("due").quarantine) == b":0"
@@ -365,12 +366,12 @@ def test_what_cannot_be_decoded_is_shown_as_bytes(cli: Cli, server: PrivateServe
 
 def test_lists_are_of_one_state_and_have_pages(cli: Cli) -> None:
     seed(cli.url)
-    _, (busy,) = cli("list --queue mails --state leased")
+    _, (busy,) = cli("list mails --state leased")
     assert fields(busy, "id state due_at") == ("busy", "leased", None)
     assert busy["lease_ends_at"].endswith("Z")
-    _, some = cli("list --queue mails --state delayed --limit 2 --offset 1")
+    _, some = cli("list mails --state delayed --limit 2 --offset 1")
     assert [one["id"] for one in some] == ["welcome-2", "welcome-1"]
-    assert len(cli("list --queue orders --limit 7")[1]) == 7
+    assert len(cli("list orders --limit 7")[1]) == 7
 
 
 # Dead letters
@@ -401,19 +402,19 @@ def bury(url: str, count: int) -> None:
 
 def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     bury(cli.url, 250)
-    status, found = cli("dead list --queue mails --limit 2 --offset 1")
+    status, found = cli("dead list mails --limit 2 --offset 1")
     assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
     letter = ("attempts", 3, "ValueError: no", "dead-000001")
     assert fields(found[0], "reason attempt error value") == letter
     for command, status, told in (
-        ("redrive dead-000003 nobody --queue mails", 0, {"redriven": 1}),
-        ("purge dead-000004 --queue mails --yes", 0, {"purged": 1}),
-        ("redrive --queue mails", 0, {"redriven": 248}),
-        ("purge --queue mails --yes", 1, {"purged": 0}),
+        ("redrive mails dead-000003 nobody", 0, {"redriven": 1}),
+        ("purge mails dead-000004 --yes", 0, {"purged": 1}),
+        ("redrive mails", 0, {"redriven": 248}),
+        ("purge mails --yes", 1, {"purged": 0}),
     ):
         assert cli(f"dead {command}") == (status, [{"queue": "mails"} | told])
-    assert cli("stats --queue mails")[1][0]["ready"] == 249
-    assert cli("dead list --queue mails") == (1, [])
+    assert cli("stats mails")[1][0]["ready"] == 249
+    assert cli("dead list mails") == (1, [])
 
 
 async def test_progress_is_told_of_purges_and_of_all_partitions(client: Client) -> None:
@@ -447,7 +448,7 @@ def test_inspect_shows_each_byte(cli: Cli, sync_raw: Any) -> None:
     record = pack(b"ABCDEFGH", b'{"a":1}', 8)
     sync_raw.zadd(CLOSING.timeout, {record: 1.9e12, record[1:]: 1.91e12, b"noise": 1.92e12})
     sync_raw.rpush(CLOSING.quarantine, b"junk")
-    _, (now, old, noise) = cli("inspect --delayed closing")
+    _, (now, old, noise) = cli("inspect closing")
     assert now == {
         "id": b"ABCDEFGH".hex(),
         "state": "delayed",
@@ -461,9 +462,9 @@ def test_inspect_shows_each_byte(cli: Cli, sync_raw: Any) -> None:
     }
     assert fields(old, "form id value") == ("old, 8-byte length", now["id"], {"a": 1})
     assert fields(noise, "form id value") == ("malformed", None, None)
-    _, (junk,) = cli("inspect --delayed closing --state quarantined")
+    _, (junk,) = cli("inspect closing --state quarantined")
     assert junk["raw"] == b"junk".hex()
-    status, shown = cli.plain("inspect --delayed closing --limit 1")
+    status, shown = cli.plain("inspect closing --limit 1")
     assert status == 0
     dump = "  0000  08 41 42 43 44 45 46 47  48 07 00 00 00 00 00 00  .ABCDEFGH......."
     assert dump in shown.splitlines()
@@ -481,29 +482,29 @@ def test_a_doctor_finds_nothing_wrong(cli: Cli) -> None:
 
 @pytest.mark.every_server
 def test_a_doctor_finds_what_is_stuck(cli: Cli, sync_raw: Any) -> None:
-    cli("offer 1 --queue mails")
-    cli("offer 1 --queue halted")
-    cli.plain("pause --queue halted")
+    cli("offer mails 1")
+    cli("offer halted 1")
+    cli.plain("pause halted")
     sync_raw.zadd(CLOSING.timeout, {pack(b"ABCDEFGH", b"1", 8): 1000.0})
     status, found = cli("doctor --overdue 0")
     wrong = {one["check"]: one["advice"] for one in found if one["level"] == "wrong"}
     assert status == 1
     assert set(wrong) == {"reliable mails", "reliable halted", "delayed closing"}
     assert "delayq worker" in wrong["reliable mails"]
-    assert wrong["reliable halted"] == "delayq resume --queue halted"
-    status, found = cli("doctor --queue halted --overdue 1h")
+    assert wrong["reliable halted"] == "delayq resume halted"
+    status, found = cli("doctor halted --overdue 1h")
     queues = [one["check"] for one in found if one["check"].startswith(("reliable", "delayed"))]
     assert (status, queues) == (0, ["reliable halted"])
 
 
 def test_advice_can_be_copied_to_a_shell_for_any_name(cli: Cli, sync_raw: Any) -> None:
     name = "x; touch 'y' #"
-    _, paused = cli.plain("pause --queue", name)
+    _, paused = cli.plain("pause", name)
     for advice in (paused.partition("with: ")[2], cli.check(f"reliable {name}")["advice"]):
-        assert shlex.split(advice) == ["delayq", "resume", "--queue", name]
+        assert shlex.split(advice) == ["delayq", "resume", name]
     sync_raw.rpush(DelayedKeys.of(name).quarantine, b"junk")
-    _, (*_, broken) = cli("doctor --delayed", name)
-    assert shlex.split(broken["advice"])[:4] == ["delayq", "inspect", "--delayed", name]
+    _, (*_, broken) = cli("doctor", f"delayed:{name}")
+    assert shlex.split(broken["advice"])[:3] == ["delayq", "inspect", f"delayed:{name}"]
 
 
 @pytest.mark.every_server
@@ -525,18 +526,18 @@ def test_a_doctor_knows_what_a_user_lacks(
     rules = [*acl_rules("dashboard", reliable=["mails"]), "+acl|dryrun", "+acl|whoami", "+command"]
     own_server.call("ACL", "SETUSER", "dash", "on", f">{SECRET}", *rules)
     cli = Cli(own_server.url.replace("unix://", f"unix://dash:{SECRET}@"), capsys)
-    assert cli.check("reliable mails", "doctor --queue mails --role consumer")["level"] == "ok"
-    rights = cli.check("rights", "doctor --queue mails --role consumer")
+    assert cli.check("reliable mails", "doctor mails --role consumer")["level"] == "ok"
+    rights = cli.check("rights", "doctor mails --role consumer")
     assert rights["level"] == "wrong"
     assert "'dash' cannot act as consumer: lacks +" in rights["text"]
-    assert rights["advice"] == "see: delayq acl consumer --queue mails"
-    status, found = cli("doctor --queue mails --role dashboard")
+    assert rights["advice"] == "see: delayq acl consumer mails"
+    status, found = cli("doctor mails --role dashboard")
     assert status == 0
     assert SECRET not in json.dumps(found)
     # A user who may not even list keys is advised to name queues.
     assert cli.check("queues")["level"] == "note"
     # A queue that this user has no rights to.
-    assert cli.check("reliable others", "doctor --queue others")["level"] == "wrong"
+    assert cli.check("reliable others", "doctor others")["level"] == "wrong"
 
 
 @pytest.mark.parametrize(
@@ -562,27 +563,32 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("stats", "no queue given"),
-        ("stats --queue a --delayed b", "no queue given"),
-        ("stats --queue ''", "non-empty"),
-        ("offer { --queue a", "not JSON"),
-        ("offer 1 --queue a --delay soon", "--delay must be a duration"),
-        ("offer 1 --queue a --delay -1", "negative"),
-        ("offer 1 --queue a --delay nan", "finite"),
-        ("offer 1 --queue a --at 2030-01-01T00:00", "timezone"),
-        ("offer 1 --queue a --at noon", "--at must be a time"),
-        ("offer 1 --queue a --at 2030-01-01T00:00Z --delay 1", "not both"),
-        ("offer 1 --queue a --header x", "NAME=VALUE"),
-        ("offer 1 --queue a --on-duplicate x", "--on-duplicate"),
-        ("offer 1 --queue a --codec x", "--codec must be one of"),
-        ("offer 1 --delayed a --id x", "need a reliable queue"),
-        ("list --queue a --state dead", "--state"),
-        ("get zz --delayed a", "16 hexadecimal digits"),
-        ("reschedule x --queue a", "no due time given"),
-        ("purge --queue a", "--yes"),
-        ("dead list --queue a --limit 0", "--limit"),
-        ("dead purge --queue a", "--yes"),
-        ("inspect --delayed a --state x", "--state"),
+        ("stats", "missing argument 'QUEUE'"),
+        ("offer a", "missing argument 'VALUE'"),
+        ("stats a b", "unexpected extra argument"),
+        ("stats ''", "non-empty"),
+        ("stats delayed:", "non-empty"),
+        ("dead list delayed:a", "a delayed queue cannot have dead letters"),
+        ("configure delayed:a", "a delayed queue cannot be configured"),
+        ("inspect reliable:a", "for delayed queues"),
+        ("offer a {", "not JSON"),
+        ("offer a 1 --delay soon", "--delay must be a duration"),
+        ("offer a 1 --delay -1", "negative"),
+        ("offer a 1 --delay nan", "finite"),
+        ("offer a 1 --at 2030-01-01T00:00", "timezone"),
+        ("offer a 1 --at noon", "--at must be a time"),
+        ("offer a 1 --at 2030-01-01T00:00Z --delay 1", "not both"),
+        ("offer a 1 --header x", "NAME=VALUE"),
+        ("offer a 1 --on-duplicate x", "--on-duplicate"),
+        ("offer a 1 --codec x", "--codec must be one of"),
+        ("offer delayed:a 1 --id x", "need a reliable queue"),
+        ("list a --state dead", "--state"),
+        ("get delayed:a zz", "16 hexadecimal digits"),
+        ("reschedule a x", "no due time given"),
+        ("purge a", "--yes"),
+        ("dead list a --limit 0", "--limit"),
+        ("dead purge a", "--yes"),
+        ("inspect a --state x", "--state"),
         ("doctor --role king", "--role"),
         ("bench --kind x", "--kind"),
         ("nonsense", "nonsense"),
@@ -608,7 +614,7 @@ def test_no_secret_is_in_an_error(
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.02)
     cli = Cli(url, capsys)
-    for line in ("queues", "take --queue a", "doctor", "offer 1 --delayed a", "bench"):
+    for line in ("queues", "take a", "doctor", "offer delayed:a 1", "bench"):
         cli.assert_refused(line)
         assert SECRET not in cli.error
 
@@ -634,5 +640,5 @@ def test_a_cluster_has_its_queues_on_all_masters(cluster: TestCluster, cli: Cli)
     assert [one["queue"] for one in cli("queues")[1]] == ["closing", "mails", "orders"]
     # A URL that names a single server of the cluster is pointed out.
     cli.url = cluster.nodes[0].url
-    alone = cli.check("cluster", "doctor --queue nobody")
+    alone = cli.check("cluster", "doctor nobody")
     assert fields(alone, "level advice") == ("wrong", "use redis+cluster://host:port")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import socket
 from typing import TYPE_CHECKING
 
@@ -10,8 +11,9 @@ import redis
 
 import delayq
 from delayq._reliable.keys import ReliableKeys
+from delayq.admin.inspect import FoundQueue
 from delayq.cli.app import run
-from delayq.cli.options import duration, instant
+from delayq.cli.options import Target, duration, instant
 from tests.support.programs import run_delayq
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["offer", "1", "-q", "jobs"]) == 2
+    assert run(["offer", "jobs", "1"]) == 2
     assert "--url or set $DELAYQ_URL" in told(capsys)
 
 
@@ -98,9 +100,21 @@ def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
 
 
 @pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])
-def test_a_missing_option_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([command, "mails"]) == 2
-    assert f"delayq {command} --queue NAME" in told(capsys)
+def test_a_missing_queue_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command]) == 2
+    assert f"Missing argument 'QUEUE'. (see delayq {command} --help)" in told(capsys)
+
+
+@pytest.mark.parametrize("name", ["mails", "delayed:mails", "reliable:x", "-x", "a b", "x:y"])
+def test_the_argument_of_each_queue_names_it(name: str) -> None:
+    for queue in (FoundQueue("reliable", name), FoundQueue("delayed", name)):
+        (argument,) = shlex.split(queue.argument)
+        assert not argument.startswith("-")
+        parsed = Target.parse(argument)
+        assert (parsed.kind, parsed.name) == (queue.kind, name)
+    delayed = FoundQueue("delayed", name)
+    parsed = Target.parse_delayed(shlex.split(delayed.argument)[0])
+    assert (parsed.kind, parsed.name) == ("delayed", name)
 
 
 def test_a_used_port_is_one_line(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +135,7 @@ def test_damaged_letters_hide_none(
         raw.zadd(keys.dead, {"fine": 1, "damaged": 2})
         raw.hset(keys.dead_messages, mapping={"fine": letter, "damaged": "garbage"})
     for more in ([], ["--long"], ["--json"]):
-        assert run(["dead", "list", "-q", "jobs", "--url", server.url, *more]) == 0
+        assert run(["dead", "list", "jobs", "--url", server.url, *more]) == 0
         shown = capsys.readouterr().out
         assert "fine" in shown
         assert "damaged" in shown

@@ -91,37 +91,37 @@ SCREENS = (
         ),
     ),
     Case(
-        "stats --queue mails",
+        "stats mails",
         ("ready:        1", "delayed:      3", "paused:       no", "max size:     none"),
     ),
-    Case("stats --delayed closing", ("delayed:    2", "next due:")),
-    Case("stats --queue mails --watch --interval 0.1", ("mails",), status=130, stop="Ctrl-C to"),
-    Case("peek --queue mails", ("id         state    due", "priority  value", "…")),
-    Case("peek --delayed closing", ("state    due", "delayed", "…")),
-    Case("list --queue mails", ("welcome-3", "in 28h", "…")),
-    Case("list --queue mails --state leased", ("lease ends", "busy")),
-    Case("list --delayed closing", ("in 50m", "…")),
-    Case("list --queue orders --limit 3", ("in 8m",)),
-    Case("get welcome-2 --queue mails", ("header tenant: acme", "value:         {")),
+    Case("stats delayed:closing", ("delayed:    2", "next due:")),
+    Case("stats mails --watch --interval 0.1", ("mails",), status=130, stop="Ctrl-C to"),
+    Case("peek mails", ("id         state    due", "priority  value", "…")),
+    Case("peek delayed:closing", ("state    due", "delayed", "…")),
+    Case("list mails", ("welcome-3", "in 28h", "…")),
+    Case("list mails --state leased", ("lease ends", "busy")),
+    Case("list delayed:closing", ("in 50m", "…")),
+    Case("list orders --limit 3", ("in 8m",)),
+    Case("get mails welcome-2", ("header tenant: acme", "value:         {")),
     Case(
-        "get nobody --queue mails",
+        "get mails nobody",
         ("delayq: there is no message 'nobody', or it has already been delivered",),
         status=1,
     ),
-    Case('offer {"to":"x"} --queue mails --delay 2h --id new', ("new  due",)),
-    Case("offer hello --text --delayed closing", ("due",)),
-    Case("cancel welcome-1 --queue mails", ("welcome-1 is cancelled",)),
-    Case("reschedule welcome-1 --queue mails --delay 3m", ("welcome-1  due", "(in 3 min)")),
-    Case("take --delayed closing", ("delayq: no message is due",), status=1),
+    Case('offer mails {"to":"x"} --delay 2h --id new', ("new  due",)),
+    Case("offer delayed:closing hello --text", ("due",)),
+    Case("cancel mails welcome-1", ("welcome-1 is cancelled",)),
+    Case("reschedule mails welcome-1 --delay 3m", ("welcome-1  due", "(in 3 min)")),
+    Case("take delayed:closing", ("delayq: no message is due",), status=1),
     Case("configure mails --max-size 1000", ("max size:     1,000", "dedup window: none")),
-    Case("pause --queue mails", ("delayq resume --queue mails",)),
-    Case("resume --queue mails", ("mails was not paused",), status=1),
-    Case("purge --queue mails --yes", ("dropped: 5",)),
-    Case("dead list --queue mails", ("id   died", "attempts", "rejected")),
-    Case("dead list --queue mails --long", ("reason:   rejected",)),
-    Case("dead redrive --queue mails", ("redriven: 1",)),
-    Case("dead purge --queue mails --yes", ("dropped: 1",)),
-    Case("inspect --delayed closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),
+    Case("pause mails", ("delayq resume mails",)),
+    Case("resume mails", ("mails was not paused",), status=1),
+    Case("purge mails --yes", ("dropped: 5",)),
+    Case("dead list mails", ("id   died", "attempts", "rejected")),
+    Case("dead list mails --long", ("reason:   rejected",)),
+    Case("dead redrive mails", ("redriven: 1",)),
+    Case("dead purge mails --yes", ("dropped: 1",)),
+    Case("inspect closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),
     Case("doctor", ("ok     version:", "note   reliable mails:", "nothing is wrong")),
     Case(
         "migrate closing",
@@ -135,9 +135,7 @@ SCREENS = (
     Case("worker work:worker --burst", ("handled",)),
     Case("worker work:nobody", ("delayq: module 'work' has no attribute 'nobody'",), status=2),
     Case("dashboard --port 0", ("http://127.0.0.1:", "read-only"), status=130, stop="http://"),
-    Case(
-        "acl consumer --queue mails", ("resetkeys resetchannels -@all", "~delayq:{mails}:waiting")
-    ),
+    Case("acl consumer mails", ("resetkeys resetchannels -@all", "~delayq:{mails}:waiting")),
     Case("bench --messages 500 --punctual 10", ("offers:", "per second", "p99")),
     Case(
         "demo --messages 20 --max-delay 0.1",
@@ -147,18 +145,18 @@ SCREENS = (
 # The other commands have their JSON read in test_cli.py, test_demo.py and test_migrate.py.
 DOCUMENTS = (
     Case(
-        "stats --queue mails --watch --interval 0.1",
+        "stats mails --watch --interval 0.1",
         ("kind", "queue", "delayed"),
         status=130,
         stop="}",
     ),
-    Case("list --queue nobody", (), status=1),
-    Case("get nobody --queue mails", (), status=1),
-    Case("pause --queue mails", ("queue", "paused")),
-    Case("resume --queue mails", ("queue", "resumed"), status=1),
+    Case("list nobody", (), status=1),
+    Case("get mails nobody", (), status=1),
+    Case("pause mails", ("queue", "paused")),
+    Case("resume mails", ("queue", "resumed"), status=1),
     Case("worker work:worker --burst", ("process", "pid", "event")),
     Case("dashboard --port 0", ("url", "server", "read_only"), status=130, stop="}"),
-    Case("acl consumer --queue mails", ("role", "rules")),
+    Case("acl consumer mails", ("role", "rules")),
     Case("bench --messages 1000000 --timeout 0.3", (), status=1),
 )
 by_line: Callable[[Case], str] = lambda case: case.line
@@ -251,17 +249,17 @@ def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(
 
 
 def test_a_value_that_is_taken_is_one_line_however_long(seeded: dict[str, Any]) -> None:
-    seen = at_terminal("take", "--queue", "mails", **seeded)
+    seen = at_terminal("take", "mails", **seeded)
     assert seen.status == 0
     assert json.loads(seen.raw)["to"] == "ada@example.org"
 
 
 def test_what_a_message_holds_cannot_move_the_cursor(address: dict[str, Any]) -> None:
     value, name = json.dumps("\x1b[2J\x9b2J\u202eevil"), "a\x1b[2J"
-    offer = ("offer", value, "--queue", "mails", "--id", name)
+    offer = ("offer", "mails", value, "--id", name)
     assert at_terminal(*offer, **address).status == 0
-    for command in (["peek"], ["get", name], ["take"]):
-        seen = at_terminal(*command, "--queue", "mails", **address)
+    for command in (["peek", "mails"], ["get", "mails", name], ["take", "mails"]):
+        seen = at_terminal(*command, **address)
         assert not {"\x9b", "\u202e"} & {*seen.raw}
         assert "\x1b[2J" not in seen.raw
 
@@ -278,7 +276,7 @@ def test_a_purge_asks(seeded: dict[str, Any]) -> None:
                 said.append(text)
                 types(text)
 
-        return at_terminal("purge", "--queue", "mails", act=act, **seeded)
+        return at_terminal("purge", "mails", act=act, **seeded)
 
     seen = answer("n\n")
     assert (seen.status, seen.lines[-1]) == (1, "delayq: nothing was changed")
@@ -302,10 +300,10 @@ def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bod
     return " ".join(seen.lines).replace(f"{left:,}", "LEFT")
 
 
-@pytest.mark.parametrize(("command", "words"), [("redrive", "redriven"), ("purge --yes", "purged")])
+@pytest.mark.parametrize(("command", "words"), [("redrive", "redriven"), ("purge", "purged")])
 def test_ctrl_c_says_what_is_left(address: dict[str, Any], command: str, words: str) -> None:
     bury(address["DELAYQ_URL"], 200_000)
-    line = f"dead {command} --queue mails"
+    line = f"dead {command} mails{' --yes' * (command == 'purge')}"
     shown = assert_stopped(line, address, words, MAILS.dead, MAILS.dead_messages)
     assert "delayq: stopped: " in shown
     assert "LEFT are left; run the command again to continue" in shown
@@ -318,7 +316,7 @@ def test_ctrl_c_during_a_purge_says_what_is_left(address: dict[str, Any]) -> Non
     end"""
     keys = MAILS.waiting[0], MAILS.named("bodies")
     evaluate_in_steps(address["DELAYQ_URL"], fill, keys, 200_000)
-    shown = assert_stopped("purge --queue mails --yes", address, "dropped", *keys)
+    shown = assert_stopped("purge mails --yes", address, "dropped", *keys)
     assert "delayq: stopped: LEFT messages are left" in shown
 
 
@@ -374,9 +372,7 @@ def interrupted(*arguments: str) -> tuple[int, str]:
     return process.returncode, first + more
 
 
-@pytest.mark.parametrize(
-    "line", ["list --queue orders", "doctor --json", "acl admin --queue mails", "--help"]
-)
+@pytest.mark.parametrize("line", ["list orders", "doctor --json", "acl admin mails", "--help"])
 def test_a_reader_that_goes_away_is_no_error(seeded: dict[str, Any], line: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
@@ -390,7 +386,7 @@ def test_a_traceback_shows_no_values(address: dict[str, Any]) -> None:
         "import sys; from delayq.cli import messages; messages.report = None; from delayq.cli.app"
         " import run; run(sys.argv[1:])"
     )
-    result = run_python("-c", bug, "offer", json.dumps(SECRET), "--queue", "mails", **address)
+    result = run_python("-c", bug, "offer", "mails", json.dumps(SECRET), **address)
     assert "TypeError: 'NoneType' object is not callable" in result.stderr
     assert "│" not in result.stderr
     assert SECRET not in result.stderr
@@ -407,7 +403,7 @@ def test_a_traceback_shows_no_values(address: dict[str, Any]) -> None:
 )
 def test_what_cannot_be_written_goes_back(seeded: dict[str, Any], streams: str, error: str) -> None:
     result = subprocess.run(
-        f"{sys.executable} -m delayq take --queue mails --json {streams}",
+        f"{sys.executable} -m delayq take mails --json {streams}",
         shell=True,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -434,7 +430,7 @@ def test_bytes_are_offered_as_they_stand(
     address: dict[str, Any], options: Any, error: bytes, stored: bytes | None
 ) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "delayq", "offer", *options, "--queue", "mails"],
+        [sys.executable, "-m", "delayq", "offer", "mails", *options],
         input=b"\xff\x00\n",
         capture_output=True,
         timeout=PATIENCE,

@@ -9,9 +9,7 @@ from delayq.cli.app import run
 
 
 def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        run(["acl", "consumer", "--queue", "mails", "--queue", "jobs", "--delayed", "orders"]) == 0
-    )
+    assert run(["acl", "consumer", "mails", "reliable:jobs", "delayed:orders"]) == 0
     assert (
         capsys.readouterr().out
         == " ".join(acl_rules("consumer", delayed=["orders"], reliable=["mails", "jobs"])) + "\n"
@@ -19,14 +17,14 @@ def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_names_can_be_prefixes_and_the_database_another(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["acl", "dashboard", "--queue", "shop:", "--prefix", "--database", "3"]) == 0
+    assert run(["acl", "dashboard", "shop:", "--prefix", "--database", "3"]) == 0
     printed = capsys.readouterr().out.split()
     assert {"~delayq:{shop:*}:waiting", "&delayq:{shop:*}:settings", "+select"} <= set(printed)
 
 
 def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture[str]) -> None:
     more = ["--partitions", "16", "--servers", "cluster", "--durability", "replicas:2"]
-    assert run(["acl", "producer", "--queue", "mails", *more]) == 0
+    assert run(["acl", "producer", "mails", *more]) == 0
     printed = capsys.readouterr().out.split()
     pattern = "~delayq:part:{[0-9][0-9]:???:mails}:waiting"
     assert {
@@ -39,11 +37,11 @@ def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture
         pattern,
     } <= set(printed)
     more = ["--servers", "sentinel", "--durability", "fsync"]
-    assert run(["acl", "producer", "--queue", "mails", *more]) == 0
+    assert run(["acl", "producer", "mails", *more]) == 0
     assert {"+waitaof"} <= set(capsys.readouterr().out.split())
 
 
-NEEDED = ("producer", "--queue", "a")
+NEEDED = ("producer", "a")
 
 
 @pytest.mark.parametrize(
@@ -52,7 +50,7 @@ NEEDED = ("producer", "--queue", "a")
         [*NEEDED, "--servers", "two"],
         [*NEEDED, "--durability", "much"],
         *([*NEEDED, "--partitions", number] for number in ("0", "9999")),
-        *(["producer"], ["king", "--queue", "a"], ["producer", "--queue", "a b"]),
+        *(["producer"], ["king", "a"], ["producer", "a b"]),
     ],
     ids=" ".join,
 )
