@@ -110,11 +110,17 @@ class DeadLetters(Generic[T]):
             return []
         stores = [*await self._places(None)]
         if len(stores) == 1:
-            return [self._letter(letter) for letter in await stores[0].dead_page(offset, limit)]
+            return [
+                read_dead_letter(letter, self._codec)
+                for letter in await stores[0].dead_page(offset, limit)
+            ]
         # Each partition may have all the letters that come first.
         parts = await asyncio.gather(*(store.dead_page(0, offset + limit) for store in stores))
         oldest = heapq.merge(*parts, key=lambda letter: letter.died_us)
-        return [self._letter(letter) for letter in islice(oldest, offset, offset + limit)]
+        return [
+            read_dead_letter(letter, self._codec)
+            for letter in islice(oldest, offset, offset + limit)
+        ]
 
     async def redrive(
         self,
@@ -195,26 +201,26 @@ class DeadLetters(Generic[T]):
             looked_at += totals.get(store, 0)
         return done
 
-    def _letter(self, stored: StoredLetter) -> DeadLetter[T]:
-        name, letter, died_us = stored
-        stamped = _STAMPED.fullmatch(name)
-        why, enqueued_us, headers, payload = read_letter(letter)
-        died_at = moment_us(died_us)
-        line, trace = unpack_error(why.error)
-        return DeadLetter(
-            id=(stamped[1] if stamped else name).decode(errors="replace"),
-            reason=why.reason,
-            error=line,
-            traceback=trace,
-            attempt=why.attempt,
-            died_at=died_at,
-            enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
-            headers=headers,
-            priority=why.priority,
-            _decode=partial(
-                _decoded, self._codec, letter, readable=enqueued_us is not None, payload=payload
-            ),
-        )
+
+def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
+    """Return a stored letter as applications see it; ``codec`` decodes its value."""
+    name, letter, died_us = stored
+    stamped = _STAMPED.fullmatch(name)
+    why, enqueued_us, headers, payload = read_letter(letter)
+    died_at = moment_us(died_us)
+    line, trace = unpack_error(why.error)
+    return DeadLetter(
+        id=(stamped[1] if stamped else name).decode(errors="replace"),
+        reason=why.reason,
+        error=line,
+        traceback=trace,
+        attempt=why.attempt,
+        died_at=died_at,
+        enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
+        headers=headers,
+        priority=why.priority,
+        _decode=partial(_decoded, codec, letter, readable=enqueued_us is not None, payload=payload),
+    )
 
 
 async def redrive_letters(

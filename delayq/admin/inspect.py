@@ -141,7 +141,7 @@ async def next_due_at(client: Client, name: str) -> datetime | None:
 
 async def reliable_stats(client: Client, name: str) -> QueueDepth:
     """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue."""
-    return QueueDepth.total([await store.depth() for store in await _stores(client, name)])
+    return QueueDepth.total([await store.depth() for store in await stores_of(client, name)])
 
 
 async def settings(client: Client, name: str) -> QueueSettings | None:
@@ -241,7 +241,7 @@ async def remove(client: Client, kind: QueueKind, name: str) -> int:
     """
     if kind == "delayed":
         return await _store(client, name).remove()
-    return sum([await store.remove() for store in reversed(await _stores(client, name))])
+    return sum([await store.remove() for store in reversed(await stores_of(client, name))])
 
 
 def _server(client: Client) -> RedisClient:
@@ -254,7 +254,7 @@ def _store(client: Client, name: str) -> DelayedStore:
     return DelayedStore(_server(client), DelayedKeys.of(name, client._name_mapper))
 
 
-async def _stores(client: Client, name: str) -> list[ReliableStore]:
+async def stores_of(client: Client, name: str) -> list[ReliableStore]:
     """Return the data of a reliable queue's partitions."""
     stored = await _settings(_partition(client, name, 0))
     # A user that may not read the settings sees what the queue's own keys hold.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from delayq.admin import letters as admin
+from delayq.admin.letters import GroupBy, LetterQuery
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -17,6 +21,7 @@ from delayq.cli.options import (
     Url,
     Yes,
     codec_of,
+    duration,
 )
 from delayq.cli.output import (
     moment_cell,
@@ -30,24 +35,79 @@ from delayq.cli.output import (
     say,
     show_fields,
     show_table,
+    span,
 )
 from delayq.cli.queues import confirm
-from delayq.cli.running import at_server_time, with_client
+from delayq.cli.running import at_server_time, clock, with_client
 from delayq.errors import DecodeError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import datetime
 
     from delayq import Client, DeadLetter
+    from delayq.admin.letters import LetterGroup
     from delayq.codecs import Codec
 
 dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of a reliable queue.")
 
 _DOING = "have dead letters"
+# Seconds. Longer ago than any letter, and still a moment that can be computed.
+_LONGEST = 100 * 365 * 86_400
 Ids = Annotated[
     list[str] | None,
     typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them."),
 ]
+Error = Annotated[
+    str,
+    typer.Option(metavar="TEXT", help="Only those whose last error contains this text."),
+]
+Reason = Annotated[
+    str, typer.Option(metavar="TEXT", help="Only those whose reason contains this text.")
+]
+OlderThan = Annotated[
+    str | None,
+    typer.Option(metavar="DURATION", help="Only those that died this long ago or longer: 1h, 7d."),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; count the letters that match.")
+]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The letters that the options of a command choose."""
+
+    error: str
+    reason: str
+    older_than: float | None
+
+    @classmethod
+    def of(cls, error: str, reason: str, older_than: str | None) -> _Choice:
+        seconds = duration(older_than, "--older-than")
+        if seconds is not None and not 0 <= seconds < _LONGEST:
+            raise CommandFailed(f"--older-than must be from 0 to 100 years, not {older_than}")
+        return cls(error, reason, seconds)
+
+    @property
+    def is_all(self) -> bool:
+        return not self.error and not self.reason and self.older_than is None
+
+    def __str__(self) -> str:
+        parts = [
+            f"{name} contains {text!r}"
+            for name, text in (("error", self.error), ("reason", self.reason))
+            if text
+        ]
+        if self.older_than is not None:
+            parts.append(f"age is at least {span(self.older_than)}")
+        return " and ".join(parts)
+
+    async def query(self, client: Client) -> LetterQuery:
+        if self.older_than is None:
+            return LetterQuery(self.error, self.reason)
+        until = await clock(client) - timedelta(seconds=self.older_than)
+        return LetterQuery(self.error, self.reason, until)
 
 
 @dead.command("list")
@@ -55,6 +115,15 @@ def list_dead(
     queue: ReliableOnly,
     limit: Limit = 20,
     offset: Offset = 0,
+    error: Error = "",
+    reason: Reason = "",
+    older_than: OlderThan = None,
+    group_by: Annotated[
+        GroupBy | None,
+        typer.Option(
+            "--group-by", help="Count the letters by error, by its type, or by reason instead."
+        ),
+    ] = None,
     long: Annotated[
         bool,
         typer.Option("--long", "-l", help="Show all fields of each, with headers and tracebacks."),
@@ -63,42 +132,99 @@ def list_dead(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, oldest first.
+    """List dead letters, oldest first, or count them by their cause.
 
     Exit status: 0, or 1 if there are none.
     """
     how = codec_of(codec)
+    choice = _Choice.of(error, reason, older_than)
+    if group_by is not None:
+        _show_groups(queue, group_by, choice, url, limit, offset, as_json=as_json)
+        return
 
-    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int]:
+    async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int | None]:
         letters = queue.reliable(client, _DOING).dead
-        return await letters.list(offset=offset, limit=limit), await letters.size()
+        if choice.is_all:
+            return await letters.list(offset=offset, limit=limit), await letters.size()
+        query = await choice.query(client)
+        # One more, to know whether there are more.
+        return await admin.find(client, queue.name, query, offset=offset, limit=limit + 1), None
 
     (letters, size), now = at_server_time(url, look)
+    shown = letters[:limit]
     if as_json:
-        for letter in letters:
+        for letter in shown:
             print_json(_facts(letter, how))
-    elif not letters:
+    elif not shown:
         say("no dead letters")
-    elif long:
-        for place, letter in enumerate(letters):
-            if place:
-                say("")
-            _show_long(letter, how, now)
     else:
-        columns = ("id", "died", "attempts", "reason", "value")
-        show_table(
-            columns, [_row(letter, how, now) for letter in letters], wide=["reason", "value"]
-        )
-        if size > len(letters):
+        _show(shown, how, now, long=long)
+        total = "more" if size is None else f"{size:,}"
+        if not long and (size or len(letters)) > len(shown):
             say(
-                f"{offset + 1:,} to {offset + len(letters):,} of {size:,}; use --offset and --limit"
+                f"{offset + 1:,} to {offset + len(shown):,} of {total}; use --offset and --limit"
                 " for more"
             )
-    raise typer.Exit(0 if letters else 1)
+    raise typer.Exit(0 if shown else 1)
+
+
+def _show(letters: list[DeadLetter[bytes]], how: Codec[Any], now: datetime, *, long: bool) -> None:
+    if not long:
+        columns = ("id", "died", "attempts", "reason", "value")
+        rows = [_row(letter, how, now) for letter in letters]
+        show_table(columns, rows, wide=["reason", "value"])
+        return
+    for place, letter in enumerate(letters):
+        if place:
+            say("")
+        _show_long(letter, how, now)
+
+
+def _show_groups(
+    queue: Target,
+    by: GroupBy,
+    choice: _Choice,
+    url: str | None,
+    limit: int,
+    offset: int,
+    *,
+    as_json: bool,
+) -> None:
+    async def look(client: Client) -> list[LetterGroup]:
+        queue.check_reliable(_DOING)
+        with progress("counted", shown=not as_json) as show:
+            return await admin.groups(
+                client, queue.name, by, await choice.query(client), progress=show
+            )
+
+    every, now = at_server_time(url, look)
+    shown = every[offset : offset + limit]
+    if as_json:
+        for group in shown:
+            moments = {"first_at": moment_json(group.first), "last_at": moment_json(group.last)}
+            print_json({by: group.cause, "count": group.count, **moments})
+    elif not shown:
+        say("no dead letters")
+    else:
+        rows = [[f"{group.count:,}", moment_cell(group.last, now), group.cause] for group in shown]
+        show_table(("count", "last died", by), rows, wide=[by])
+        left = sum(group.count for group in every) - sum(group.count for group in shown)
+        if left:
+            say(f"{left:,} letters are in other groups; use --offset and --limit for more")
+    raise typer.Exit(0 if shown else 1)
 
 
 @dead.command()
-def redrive(queue: ReliableOnly, ids: Ids = None, url: Url = None, as_json: AsJson = False) -> None:
+def redrive(
+    queue: ReliableOnly,
+    ids: Ids = None,
+    error: Error = "",
+    reason: Reason = "",
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
     """Move dead letters back to the queue, due now and with all their attempts.
 
     A dead letter stays if a live message has its id. Ctrl-C stops between two steps and reports how
@@ -106,13 +232,19 @@ def redrive(queue: ReliableOnly, ids: Ids = None, url: Url = None, as_json: AsJs
 
     Exit status: 0; 1 if none was redriven; 130 after Ctrl-C.
     """
-    _each("redriven", "redriven", ids, queue, url, as_json=as_json)
+    work = _Work("redriven", "redriven", queue, ids, _Choice.of(error, reason, older_than))
+    work.check(dry_run=dry_run)
+    work.run(url, dry_run=dry_run, as_json=as_json)
 
 
 @dead.command()
 def purge(
     queue: ReliableOnly,
     ids: Ids = None,
+    error: Error = "",
+    reason: Reason = "",
+    older_than: OlderThan = None,
+    dry_run: DryRun = False,
     yes: Yes = False,
     url: Url = None,
     as_json: AsJson = False,
@@ -121,43 +253,79 @@ def purge(
 
     Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
     """
-    confirm(
-        f"Drop {f'{len(ids):,}' if ids else 'all'} dead letters of {queue.name} for good?", yes=yes
-    )
-    _each("purged", "dropped", ids, queue, url, as_json=as_json)
+    work = _Work("purged", "dropped", queue, ids, _Choice.of(error, reason, older_than))
+    work.check(dry_run=dry_run)
+    which = f" whose {work.choice}" if not work.choice.is_all else ""
+    number = f"{len(ids):,}" if ids else "the" if which else "all"
+    confirm(f"Drop {number} dead letters of {queue.name}{which} for good?", yes=yes or dry_run)
+    work.run(url, dry_run=dry_run, as_json=as_json)
 
 
-def _each(
-    name: str, words: str, ids: list[str] | None, queue: Target, url: str | None, *, as_json: bool
-) -> None:
-    """Redrive or purge dead letters, with a progress bar."""
-    looked_at = 0
+@dataclass(frozen=True)
+class _Work:
+    """Dead letters to redrive or purge, with a progress bar."""
 
-    async def act(client: Client) -> int:
-        letters = queue.reliable(client, _DOING).dead
-        if ids and not any(ids):
+    name: str
+    words: str
+    queue: Target
+    ids: list[str] | None
+    choice: _Choice
+
+    def check(self, *, dry_run: bool) -> None:
+        """Raise CommandFailed unless the options fit together."""
+        self.queue.check_reliable(_DOING)
+        if self.ids and not all(self.ids):
             raise CommandFailed("an id must not be empty")
-        with progress(name, shown=not as_json) as show:
+        if self.ids and not self.choice.is_all:
+            raise CommandFailed("pass ids, or --error, --reason and --older-than, but not both")
+        if self.ids and dry_run:
+            raise CommandFailed("--dry-run counts letters by their cause and age: pass no ids")
 
-            def tell(done: int, total: int) -> None:
-                nonlocal looked_at
-                looked_at = done
-                show(done, total)
+    def run(self, url: str | None, *, dry_run: bool, as_json: bool) -> None:
+        looked_at = 0
 
-            return await (letters.redrive if name == "redriven" else letters.purge)(
-                ids or None, progress=tell
+        async def act(client: Client) -> int:
+            with progress("checked" if dry_run else self.name, shown=not as_json) as show:
+
+                def tell(done: int, total: int) -> None:
+                    nonlocal looked_at
+                    looked_at = done
+                    show(done, total)
+
+                return await (self._count if dry_run else self._act)(client, tell)
+
+        async def left(client: Client) -> str:
+            size = await self.queue.reliable(client).dead.size()
+            return (
+                f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again"
+                " to continue"
             )
 
-    async def left(client: Client) -> str:
-        size = await queue.reliable(client, _DOING).dead.size()
-        return (
-            f"{looked_at:,} dead letters were checked, {size:,} are left; run the command again to"
-            " continue"
+        done = with_client(url, act, interrupted=left)
+        if dry_run:
+            facts = {"queue": self.queue.name, "matched": done, "dry_run": True}
+            report(facts, f"matching: {done:,}; nothing was changed", as_json=as_json)
+        else:
+            report(
+                {"queue": self.queue.name, self.name: done},
+                f"{self.words}: {done:,}",
+                as_json=as_json,
+            )
+        raise typer.Exit(0 if done else 1)
+
+    async def _act(self, client: Client, tell: Callable[[int, int], None]) -> int:
+        if not self.choice.is_all:
+            act = admin.redrive if self.name == "redriven" else admin.purge
+            query = await self.choice.query(client)
+            return await act(client, self.queue.name, query, progress=tell)
+        dead = self.queue.reliable(client).dead
+        return await (dead.redrive if self.name == "redriven" else dead.purge)(
+            self.ids, progress=tell
         )
 
-    done = with_client(url, act, interrupted=left)
-    report({"queue": queue.name, name: done}, f"{words}: {done:,}", as_json=as_json)
-    raise typer.Exit(0 if done else 1)
+    async def _count(self, client: Client, tell: Callable[[int, int], None]) -> int:
+        query = await self.choice.query(client)
+        return await admin.count(client, self.queue.name, query, progress=tell)
 
 
 def _payload(letter: DeadLetter[bytes]) -> bytes:

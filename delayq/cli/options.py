@@ -94,11 +94,15 @@ class Target(FoundQueue):
         Its values are bytes, so that one that cannot be decoded can still be shown. Its settings
         let no message die, because the number of attempts that its workers allow is not known here.
         """
+        self.check_reliable(doing)
+        return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
+
+    def check_reliable(self, doing: str) -> None:
+        """Raise CommandFailed for a delayed queue."""
         if not self.is_reliable:
             raise CommandFailed(
                 f"a delayed queue cannot {doing}; a reliable one is named without delayed:"
             )
-        return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
 
     def delayed(self, client: Client) -> DelayedQueue[bytes]:
         """Return the delayed queue, of bytes."""

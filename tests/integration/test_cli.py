@@ -417,6 +417,72 @@ def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
     assert cli("dead list mails") == (1, [])
 
 
+def bury_some(url: str, partitions: int = 1) -> None:
+    """Bury 350 messages one after the other: each tenth for want of money, others for an error."""
+
+    async def main() -> None:
+        async with delayq.connect(url) as client:
+            queue = client.reliable_queue("mails", partitions=partitions, max_attempts=1)
+            await queue.offer_many(delayq.Offer(n, id=f"m{n:03}") for n in range(350))
+            while messages := await queue.claim(100):
+                for message in messages:
+                    if message.value % 10 == 0:
+                        await message.bury("No money")
+                    else:
+                        await message.nack(error=ValueError(f"user {message.value % 3}"))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_dead_letters_are_grouped_by_cause(cli: Cli, partitions: int) -> None:
+    bury_some(cli.url, partitions)
+    _, found = cli("dead list mails --group-by reason")
+    counts = [fields(one, "reason count") for one in found]
+    assert counts == [("attempts", 315), ("No money", 35)]
+    assert found[0]["first_at"] <= found[0]["last_at"]
+    _, found = cli("dead list mails --group-by error --reason ATTEMPTS")
+    assert sum(one["count"] for one in found) == 315
+    assert {one["error"] for one in found} == {f"ValueError: user {n}" for n in range(3)}
+    _, found = cli("dead list mails --group-by type --limit 1 --offset 1")
+    assert [fields(one, "type count") for one in found] == [("No money", 35)]
+    assert cli("dead list mails --group-by error --older-than 1h") == (1, [])
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_dead_letters_are_chosen_by_cause(cli: Cli, partitions: int) -> None:
+    bury_some(cli.url, partitions)
+    _, found = cli("dead list mails --error 'user 2' --limit 3 --offset 2")
+    numbers = [n for n in range(350) if n % 10 and n % 3 == 2]
+    if partitions == 1:
+        assert [one["value"] for one in found] == numbers[2:5]
+    assert {one["error"] for one in found} == {"ValueError: user 2"}
+    _, shown = cli.plain("dead list mails --error 'user 2' --limit 3")
+    assert "1 to 3 of more" in shown
+    for command in ("redrive", "purge"):
+        status, (told,) = cli(f"dead {command} mails --error 'USER 2' --dry-run")
+        assert (status, told) == (0, {"queue": "mails", "matched": len(numbers), "dry_run": True})
+    assert cli("dead redrive mails --error 'user 2'")[1] == [
+        {"queue": "mails", "redriven": len(numbers)}
+    ]
+    assert cli("stats mails")[1][0]["ready"] == len(numbers)
+    assert cli("dead purge mails --error 'user 2' --yes") == (1, [{"queue": "mails", "purged": 0}])
+    purged = {"queue": "mails", "purged": 35}
+    assert cli("dead purge mails --reason money --yes") == (0, [purged])
+    left = 350 - 35 - len(numbers)
+    assert cli("stats mails")[1][0]["dead"] == left
+    assert cli("dead purge mails --older-than 0 --yes")[1] == [{"queue": "mails", "purged": left}]
+
+
+def test_dead_letters_are_chosen_by_age(cli: Cli) -> None:
+    bury(cli.url, 150)  # in 2023
+    bury_some(cli.url)
+    assert cli("dead purge mails --older-than 1d --dry-run")[1][0]["matched"] == 150
+    redriven = {"queue": "mails", "redriven": 150}
+    assert cli("dead redrive mails --older-than 365d") == (0, [redriven])
+    assert cli("stats mails")[1][0]["dead"] == 350
+
+
 async def test_progress_is_told_of_purges_and_of_all_partitions(client: Client) -> None:
     queue = client.reliable_queue("parts", partitions=3)
     await queue.offer_many(delayq.Offer(number) for number in range(30))
@@ -588,6 +654,12 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         ("purge a", "--yes"),
         ("dead list a --limit 0", "--limit"),
         ("dead purge a", "--yes"),
+        ("dead purge a --error x", "--yes"),
+        ("dead redrive a x --error x", "not both"),
+        ("dead redrive a x --dry-run", "pass no ids"),
+        ("dead redrive a --older-than soon", "--older-than must be a duration"),
+        ("dead redrive a --older-than -1", "from 0 to 100 years"),
+        ("dead list a --group-by x", "--group-by"),
         ("inspect a --state x", "--state"),
         ("doctor --role king", "--role"),
         ("bench --kind x", "--kind"),

@@ -119,6 +119,8 @@ SCREENS = (
     Case("purge mails --yes", ("dropped: 5",)),
     Case("dead list mails", ("id   died", "attempts", "rejected")),
     Case("dead list mails --long", ("reason:   rejected",)),
+    Case("dead list mails --group-by reason", ("count  last died", "rejected")),
+    Case("dead redrive mails --reason reject --dry-run", ("matching: 1; nothing was changed",)),
     Case("dead redrive mails", ("redriven: 1",)),
     Case("dead purge mails --yes", ("dropped: 1",)),
     Case("inspect closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),

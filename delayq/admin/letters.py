@@ -1,0 +1,253 @@
+"""Finds dead letters by why and when their messages died, and counts, redrives or purges them.
+
+Letters are read in steps of 100, so no call holds up the server. Every function may raise the
+errors of :class:`~delayq.errors.ServerError`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+from delayq._reliable.dead_letters import (
+    DeadLetter,
+    half_way,
+    purge_letters,
+    read_dead_letter,
+    redrive_letters,
+)
+from delayq.admin.inspect import stores_of
+from delayq.codecs import BytesCodec
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from datetime import datetime
+
+    from delayq._reliable.store import ReliableStore
+    from delayq.client import Client
+
+GroupBy = Literal["error", "type", "reason"]
+
+OTHERS = "(others)"
+"""The name of the group for letters that came after the first 1,000 groups."""
+
+_AT_A_TIME = 100
+_MOST_GROUPS = 1000
+
+
+@dataclass(frozen=True)
+class LetterQuery:
+    """A choice of dead letters: those that meet all conditions.
+
+    Attributes:
+        error: Text that the line of the last error contains, in any case.
+        reason: Text that the reason contains, in any case.
+        died_before: The latest time of death.
+    """
+
+    error: str = ""
+    reason: str = ""
+    died_before: datetime | None = None
+
+    def matches(self, letter: DeadLetter[bytes]) -> bool:
+        return (
+            self.error.lower() in letter.error.lower()
+            and self.reason.lower() in letter.reason.lower()
+            and not self._is_too_young(letter)
+        )
+
+    def ends_at(self, letter: DeadLetter[bytes]) -> bool:
+        """Return whether no letter after this one can match, because letters come by age."""
+        return self._is_too_young(letter)
+
+    def _is_too_young(self, letter: DeadLetter[bytes]) -> bool:
+        return self.died_before is not None and letter.died_at > self.died_before
+
+
+@dataclass(frozen=True)
+class LetterGroup:
+    """Dead letters that died for the same cause.
+
+    Attributes:
+        cause: Their error, its type, or their reason, as asked for.
+        count: The number of letters.
+        first: The time the first of them died.
+        last: The time the last of them died.
+    """
+
+    cause: str
+    count: int
+    first: datetime
+    last: datetime
+
+
+async def find(
+    client: Client, name: str, query: LetterQuery, *, offset: int = 0, limit: int = 100
+) -> list[DeadLetter[bytes]]:
+    """Return the dead letters that match, oldest first."""
+    found = []
+    for reader in await _readers(client, name, query):
+        here: list[DeadLetter[bytes]] = []
+        # Each partition may have all the letters that come first.
+        while len(here) < offset + limit and (some := await reader.step()) is not None:
+            here += some.values()
+        found.append(here)
+    oldest = heapq.merge(*found, key=lambda letter: letter.died_at)
+    return [*islice(oldest, offset, offset + limit)]
+
+
+async def groups(
+    client: Client,
+    name: str,
+    by: GroupBy,
+    query: LetterQuery,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[LetterGroup]:
+    """Count the dead letters that match by their cause, the most frequent first.
+
+    Letters without an error are counted by their reason.
+    """
+    counts: Counter[str] = Counter()
+    moments: dict[str, tuple[datetime, datetime]] = {}
+
+    async def count(_: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
+        for letter in some.values():
+            cause = _cause(letter, by)
+            if cause not in counts and len(counts) >= _MOST_GROUPS:
+                cause = OTHERS
+            counts[cause] += 1
+            first, last = moments.get(cause, (letter.died_at, letter.died_at))
+            moments[cause] = min(first, letter.died_at), max(last, letter.died_at)
+        return 0
+
+    await _each(client, name, query, count, progress)
+    return [LetterGroup(cause, number, *moments[cause]) for cause, number in counts.most_common()]
+
+
+async def count(
+    client: Client,
+    name: str,
+    query: LetterQuery,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Return the number of dead letters that match."""
+    matched = 0
+
+    async def add(_: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
+        nonlocal matched
+        matched += len(some)
+        return 0
+
+    await _each(client, name, query, add, progress)
+    return matched
+
+
+async def redrive(
+    client: Client,
+    name: str,
+    query: LetterQuery,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Requeue the dead letters that match, and return the number of messages that were requeued.
+
+    A letter stays as described at :meth:`delayq.DeadLetters.redrive`. ``progress`` is called after
+    each step with the number of letters examined so far, and the total.
+
+    Raises:
+        OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
+    """
+
+    async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
+        return await redrive_letters(store, [*some])
+
+    return await _each(client, name, query, act, progress)
+
+
+async def purge(
+    client: Client,
+    name: str,
+    query: LetterQuery,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Drop the dead letters that match for good, and return how many there were.
+
+    ``progress`` and errors are as for :func:`redrive`.
+    """
+
+    async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
+        return await purge_letters(store, [*some])
+
+    return await _each(client, name, query, act, progress)
+
+
+class _Reader:
+    """Reads the letters of one partition that there are now, oldest first."""
+
+    def __init__(self, store: ReliableStore, query: LetterQuery, total: int) -> None:
+        self.store = store
+        self.total = total
+        self.looked_at = 0
+        self._query = query
+        self._offset = 0
+
+    async def step(self) -> dict[bytes, DeadLetter[bytes]] | None:
+        """Return the next letters that match by name; None after the last step."""
+        left = self.total - self.looked_at
+        page = await self.store.dead_page(self._offset, min(left, _AT_A_TIME)) if left > 0 else []
+        if not page:
+            return None
+        letters = {stored.name: read_dead_letter(stored, BytesCodec()) for stored in page}
+        self.looked_at += len(page)
+        self._offset += len(page)
+        if self._query.ends_at(letters[page[-1].name]):
+            self.looked_at = self.total
+        return {name: letter for name, letter in letters.items() if self._query.matches(letter)}
+
+    def removed(self, number: int) -> None:
+        """Note that letters of the last step are gone, so that the next ones are not left out."""
+        self._offset -= number
+
+
+async def _readers(client: Client, name: str, query: LetterQuery) -> list[_Reader]:
+    stores = await stores_of(client, name)
+    return [_Reader(store, query, await store.count_dead()) for store in stores]
+
+
+async def _each(
+    client: Client,
+    name: str,
+    query: LetterQuery,
+    act: Callable[[ReliableStore, dict[bytes, DeadLetter[bytes]]], Awaitable[int]],
+    progress: Callable[[int, int], None] | None,
+) -> int:
+    """Apply ``act``, which returns how many letters it removed, to the letters that match. Return
+    the sum of its results.
+    """
+    readers = await _readers(client, name, query)
+    total = sum(reader.total for reader in readers)
+    done = 0
+    for reader in readers:
+        try:
+            while (some := await reader.step()) is not None:
+                gone = await act(reader.store, some) if some else 0
+                reader.removed(gone)
+                done += gone
+                if progress is not None:
+                    progress(sum(each.looked_at for each in readers), total)
+        except ServerError as error:
+            raise half_way(error, done) from error.__cause__
+    return done
+
+
+def _cause(letter: DeadLetter[bytes], by: GroupBy) -> str:
+    if by == "reason" or not letter.error:
+        return letter.reason
+    return letter.error if by == "error" else letter.error.partition(":")[0]
