@@ -350,7 +350,7 @@ def _report_due(
     *,
     as_json: bool,
 ) -> None:
-    due = moment_text(due_at, now) if due_at is not None else "now"
+    due = moment_text(due_at, now, zone=True) if due_at is not None else "now"
     report(
         {"queue": queue.name, "id": id, "due_at": moment_json(due_at)},
         f"{id}  due {due}",

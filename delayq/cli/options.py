@@ -7,8 +7,9 @@ import os
 import re
 import sys
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import typer
 
@@ -40,7 +41,13 @@ Delay = Annotated[
 ]
 At = Annotated[
     str | None,
-    typer.Option(metavar="MOMENT", help="Due at this time: 2030-01-31T12:00+01:00, or with Z."),
+    typer.Option(
+        metavar="MOMENT",
+        help=(
+            "Due at this date or time: 2030-01-31, 2030-01-31T12:00 (both in your timezone),"
+            " 2030-01-31T12:00+01:00, '2030-01-31 12:00 Europe/Berlin'."
+        ),
+    ),
 ]
 
 CODECS = {
@@ -62,6 +69,7 @@ CodecName = Annotated[
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
+_NAMED_ZONE = re.compile(r"(.*[0-9])\s+([A-Za-z][A-Za-z0-9_+/-]*)")
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
@@ -166,23 +174,65 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
 
 
 def instant(text: str | None) -> datetime | None:
-    """Parse a moment with a timezone. Raises CommandFailed."""
+    """Parse a moment. Without a timezone, it is in this machine's. Raises CommandFailed."""
     if text is None:
         return None
-    if whole_day := _DAY.fullmatch(text.strip()):
+    written, zone = text.strip(), None
+    if named := _NAMED_ZONE.fullmatch(written):
+        written, zone = named[1], _zone(named[2])
+    elif whole_day := _DAY.fullmatch(written):
         # Python takes the timezone of a date for a time, or refuses it.
-        text = f"{whole_day[1]}T00:00{whole_day[2]}"
+        written = f"{whole_day[1]}T00:00{whole_day[2]}"
     try:
-        at = datetime.fromisoformat(text)
+        at = datetime.fromisoformat(written)
     except ValueError:
         raise CommandFailed(
-            f"--at must be a time such as 2030-01-31T12:00+01:00, not {text!r}"
+            "--at must be a date or a time such as 2030-01-31, 2030-01-31T12:00,"
+            f" 2030-01-31T12:00+01:00 or '2030-01-31 12:00 Europe/Berlin', not {text!r}"
         ) from None
-    if at.utcoffset() is None:
+    if at.utcoffset() is not None:
+        if zone is not None:
+            raise CommandFailed(f"--at has two timezones: {text!r}")
+        return at
+    return _unambiguous(at, zone)
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
         raise CommandFailed(
-            f"--at needs a time and a timezone: {at.isoformat()}Z, or {at.isoformat()}+01:00"
+            f"--at has an unknown timezone: {name}; write one such as Europe/Berlin, or +01:00"
+        ) from None
+
+
+def _unambiguous(at: datetime, zone: ZoneInfo | None) -> datetime:
+    """Return a local time in a zone, or in this machine's. Raises CommandFailed unless the clocks
+    show it exactly once.
+    """
+    try:
+        first, second = (
+            at.replace(fold=fold).astimezone()
+            if zone is None
+            else at.replace(tzinfo=zone, fold=fold)
+            for fold in (0, 1)
         )
-    return at
+        earlier, later = sorted((first.astimezone(UTC), second.astimezone(UTC)))
+        back = earlier.astimezone(zone).replace(tzinfo=None)
+    except (OverflowError, ValueError, OSError):
+        raise CommandFailed(f"--at is too far away: {at.isoformat()}") from None
+    if earlier == later:
+        return first
+    where = "here" if zone is None else f"in {zone}"
+    if back != at:
+        raise CommandFailed(
+            f"--at does not exist {where}: the clocks are put forward past {at.isoformat()}"
+        )
+    offsets = " or ".join(each.strftime("%z") for each in (first, second))
+    raise CommandFailed(
+        f"--at happens twice {where}, because the clocks are put back: add {offsets} to"
+        f" {at.isoformat()}"
+    )
 
 
 def headers_of(pairs: list[str] | None) -> dict[str, str] | None:

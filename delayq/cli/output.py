@@ -137,13 +137,18 @@ def moment_json(at: datetime | None) -> str | None:
     return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def moment_text(at: datetime | None, now: datetime) -> str:
-    """Format a moment for people: in their local time, and how far away it is."""
+def moment_text(at: datetime | None, now: datetime, *, zone: bool = False) -> str:
+    """Format a moment for people: in their local time, and how far away it is.
+
+    With ``zone``, name their timezone.
+    """
     if at is None:
         return "-"
     distance = (at - now).total_seconds()
     local = _local(at)
     shown = local.strftime("%H:%M:%S" if local.date() == _local(now).date() else "%Y-%m-%d %H:%M")
+    if zone:
+        shown += f" {local:%Z}"
     away = f"in {span(distance)}" if distance >= 0 else f"{span(-distance)} ago"
     return f"{shown} ({away})"
 

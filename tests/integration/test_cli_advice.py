@@ -13,7 +13,7 @@ import delayq
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.inspect import FoundQueue
 from delayq.cli.app import run
-from delayq.cli.options import Target, duration, instant
+from delayq.cli.options import Target, duration
 from tests.support.programs import run_delayq
 
 if TYPE_CHECKING:
@@ -75,28 +75,6 @@ def test_what_is_no_plain_number_is_no_duration(text: str) -> None:
 )
 def test_durations(text: str, seconds: float) -> None:
     assert duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["2030-01-31", "2030-01-31T12:00", "2030-01-31 12:00:30.5", "20300131"]
-)
-def test_the_advice_about_a_moment_without_a_zone_works(text: str) -> None:
-    with pytest.raises(Exception, match="--at needs a time and a timezone: ") as caught:
-        instant(text)
-    advice = str(caught.value).partition(": ")[2].split(", or ")
-    assert len(advice) == 2
-    for each in advice:
-        found = instant(each)
-        assert found is not None
-        assert (found.year, found.month, found.day) == (2030, 1, 31)
-
-
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [("2030-01-31Z", "2030-01-31T00:00+00:00"), ("2030-01-31+01:00", "2030-01-31T00:00+01:00")],
-)
-def test_a_day_with_a_zone_is_its_midnight(text: str, moment: str) -> None:
-    assert instant(text) == instant(moment)
 
 
 @pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])

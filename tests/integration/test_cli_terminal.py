@@ -110,6 +110,7 @@ SCREENS = (
     ),
     Case('offer mails {"to":"x"} --delay 2h --id new', ("new  due",)),
     Case("offer delayed:closing hello --text", ("due",)),
+    Case("offer delayed:closing 1 --at 2030-01-31T12:00", ("due 2030-01-31 12:00 ", " (in ")),
     Case("cancel mails welcome-1", ("welcome-1 is cancelled",)),
     Case("reschedule mails welcome-1 --delay 3m", ("welcome-1  due", "(in 3 min)")),
     Case("take delayed:closing", ("delayq: no message is due",), status=1),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,6 +15,9 @@ from delayq.cli.app import app
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import duration, instant
 from delayq.cli.output import moment_cell, moment_text, show_table, span
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DURATIONS = {"90": 90, "1.5": 1.5, "1.5s": 1.5, "250ms": 0.25, "30m": 1800, "2h30m": 9000}
@@ -30,11 +35,60 @@ def test_what_is_no_duration(text: str) -> None:
         duration(text)
 
 
-def test_moments_need_a_timezone() -> None:
-    assert instant("2030-01-31T12:00+01:00") == datetime(2030, 1, 31, 11, tzinfo=UTC)
-    for text in ("2030-01-31T12:00", "noon", ""):
-        with pytest.raises(CommandFailed):
-            instant(text)
+@pytest.fixture
+def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("_in_berlin")
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("2030-01-31T12:00+01:00", "2030-01-31T11:00Z"),
+        ("2030-01-31T12:00Z", "2030-01-31T12:00Z"),
+        ("2030-01-31Z", "2030-01-31T00:00Z"),
+        ("2030-01-31-0500", "2030-01-31T05:00Z"),
+        ("2030-01-31T12:00", "2030-01-31T11:00Z"),
+        ("2030-07-31 12:00:30.5", "2030-07-31T10:00:30.5Z"),
+        ("2030-01-31", "2030-01-30T23:00Z"),
+        ("20300131", "2030-01-30T23:00Z"),
+        ("2030-01-31 12:00 America/New_York", "2030-01-31T17:00Z"),
+        ("2030-07-31 UTC", "2030-07-31T00:00Z"),
+    ],
+)
+def test_moments_without_a_timezone_are_local(text: str, moment: str) -> None:
+    found = instant(text)
+    assert found == datetime.fromisoformat(moment)
+    assert found.utcoffset() is not None
+
+
+@pytest.mark.usefixtures("_in_berlin")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("noon", "--at must be a date or a time such as"),
+        ("", "--at must be a date or a time such as"),
+        ("2030-02-30", "--at must be a date or a time such as"),
+        ("2030-01-31 12:00 Europe/Atlantis", "unknown timezone: Europe/Atlantis"),
+        ("2030-01-31 12:00+01:00 UTC", "two timezones"),
+        ("2027-03-28T02:30", "does not exist here: the clocks are put forward"),
+        ("2027-10-31T02:30", r"happens twice here, .* add \+0200 or \+0100 to 2027-10-31T02:30:00"),
+        ("2027-11-07 01:30 America/New_York", "add -0400 or -0500"),
+        ("0001-01-01", "too far away"),
+    ],
+)
+def test_what_is_no_moment(text: str, words: str) -> None:
+    with pytest.raises(CommandFailed, match=words):
+        instant(text)
+
+
+@pytest.mark.usefixtures("_in_berlin")
+def test_the_timezone_of_a_moment_is_named() -> None:
+    assert moment_text(NOW + timedelta(days=3), NOW, zone=True) == "2026-11-24 13:00 CET (in 3 d)"
 
 
 @given(st.floats(0, 1e12))
