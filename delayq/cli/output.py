@@ -43,9 +43,9 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=True, separators=(", ", ": ")), flush=True)
 
 
-def tell(text: str) -> None:
+def tell(text: str, *, prefix: str = "delayq: ") -> None:
     """Print a line on stderr. A terminal gets it broken between words, a log file on one line."""
-    console(stderr=True).print(Text(clean(f"delayq: {' '.join(text.split())}")))
+    console(stderr=True).print(Text(clean(f"{prefix}{' '.join(text.split())}")))
 
 
 def say(text: str) -> None:

@@ -133,6 +133,16 @@ class Worker:
         return self._shutdown_timeout
 
     @property
+    def concurrency(self) -> int:
+        """The number of handlers that run at a time."""
+        return self._concurrency
+
+    @property
+    def queues(self) -> list[str]:
+        """The names of the queues that the worker handles."""
+        return [*self._listeners, *self._included]
+
+    @property
     def needs_address(self) -> bool:
         """Whether the worker was given neither a client nor an address, and uses
         ``$DELAYQ_URL``.
@@ -435,12 +445,9 @@ class Worker:
             await task
 
     def __repr__(self) -> str:
-        return f"<Worker of {', '.join(map(repr, self._queues())) or 'nothing'}>"
+        return f"<Worker of {', '.join(map(repr, self.queues)) or 'nothing'}>"
 
     # Internals
-
-    def _queues(self) -> list[str]:
-        return [*self._listeners, *self._included]
 
     def _tasks(self) -> list[Tasks]:
         return [tasks for included in self._included.values() for tasks in included.groups]
@@ -463,7 +470,7 @@ class Worker:
 
     def _begin(self) -> _Stop:
         self._check_idle()
-        if not self._queues():
+        if not self.queues:
             raise ConfigurationError("the worker has no listener and no tasks")
         self._stop = _Stop(self._shutdown_timeout)
         return self._stop
@@ -511,7 +518,7 @@ class Worker:
                 started()
             _log.info(
                 "the worker handles %s, up to %d messages at a time",
-                ", ".join(f"queue {name!r}" for name in self._queues()),
+                ", ".join(f"queue {name!r}" for name in self.queues),
                 self._concurrency,
             )
             await stop.asked.wait()

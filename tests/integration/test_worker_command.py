@@ -17,6 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
+from delayq.cli.app import run
 from delayq.cli.worker.supervisor import send
 from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.reliable import depths
@@ -76,6 +77,15 @@ class Command:
             return any(line[1:] == [*words] for line in await self.log())
 
         await until(said, PATIENCE)
+
+    async def reads(self, words: str) -> str:
+        """Return the next line of its output that has the words."""
+        assert self.process.stderr is not None
+        async with asyncio.timeout(PATIENCE):
+            async for line in self.process.stderr:
+                if words in line.decode():
+                    return line.decode()
+        raise AssertionError(f"it ended without {words!r}")
 
     async def stop(self) -> tuple[int, str]:
         """Send SIGTERM, and wait for the end."""
@@ -345,3 +355,85 @@ async def test_each_process_serves_its_own_metrics(own_server: PrivateServer, ap
         # The interpreter's own metrics, as in every program that uses prometheus_client.
         assert all("python_info" in each for each in served)
         assert (await it.stop())[0] == 0
+
+
+async def test_the_first_line_says_what_the_worker_does(
+    own_server: PrivateServer, app: Path
+) -> None:
+    url = own_server.url.replace("unix://", "unix://default:geheim@")
+    async with command(own_server, app, WORKER, "--processes", "2", SERVER=url) as it:
+        said = await it.reads(f"{WORKER} handles")
+        status, errors = await it.stop()
+    assert status == 0
+    assert said == (
+        f"{WORKER} handles queue jobs of {own_server.url}, up to 100 messages at a time in each of"
+        " 2 processes\n"
+    )
+    assert f"{WORKER} handles" not in errors
+
+
+async def test_the_address_may_be_an_option(own_server: PrivateServer, app: Path) -> None:
+    source = APP.replace('os.environ["SERVER"], shutdown', "shutdown")
+    (app / "shop" / "jobs.py").write_text(source)
+    await offer(own_server, "value")
+    async with command(own_server, app, WORKER, "--burst", "--url", own_server.url) as it:
+        assert (await it.end())[0] == 0
+        await it.has_said("end", "value")
+
+
+async def test_an_address_that_would_be_ignored_is_refused(
+    server: PrivateServer, app: Path
+) -> None:
+    status, errors = await ended(server, app, WORKER, "--url", "redis://127.0.0.1:1")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert f"delayq: --url has no effect on {WORKER}, which names its server itself" in errors
+
+
+@linux_only
+async def test_changed_code_restarts_the_worker(own_server: PrivateServer, app: Path) -> None:
+    source = app / "shop" / "jobs.py"
+
+    def write(version: str) -> None:
+        noted = f'log.rpush("log", f"{{os.getpid()}} import {version}")\n'
+        source.write_text(APP.replace(" end {value}", f" {version} {{value}}") + noted)
+
+    await offer(own_server, "one")
+    async with command(own_server, app, WORKER, "--reload") as it:
+        await it.has_said("end", "one")
+        write("second")
+        await it.has_said("import", "second")
+        await offer(own_server, "two")
+        await it.has_said("second", "two")
+        # A mistake ends the worker until it is corrected, and not the command.
+        source.write_text("1 / 0")
+        await it.reads("ZeroDivisionError: division by zero")
+        await it.reads("exited with status 2; it is started again when the code changes")
+        write("third")
+        await it.has_said("import", "third")
+        await offer(own_server, "three")
+        await it.has_said("third", "three")
+        status, errors = await it.stop()
+    assert status == 0
+    assert "delayq: jobs.py changed: restarting the worker\n" in errors
+    assert await stats(own_server) == (0, 0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--reload", "--burst"), "--reload and --burst cannot be combined"),
+        (("--reload",), "watchfiles is missing: pip install 'delayq[reload]'"),
+        (("--reload-dir", "nowhere"), "'nowhere' does not exist"),
+    ],
+)
+def test_reloading_has_conditions(
+    options: tuple[str, ...],
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayq.cli.worker.command.find_spec", lambda _: None)
+    assert run(["worker", WORKER, *options]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert words in error

@@ -3,7 +3,7 @@ LIFELINE REPORT``.
 
 LIFELINE and REPORT are file descriptors. The end of the first means that the parent is gone, and
 that this process is to stop; it comes also when the parent was killed. On the second goes one line:
-``ready``, or why the worker could not start.
+``ready`` and what the worker does, as JSON, or why it could not start.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import json
 import logging
 import os
 import sys
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.errors import CommandFailed
+from delayq.cli.running import label_of
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -33,8 +35,11 @@ if TYPE_CHECKING:
 _MORE = 10.0
 
 
-def find(where: str) -> delayq.Worker:
-    """Import the worker that ``module:attribute`` names. Raises CommandFailed."""
+def find(where: str, *, url: bool = False) -> delayq.Worker:
+    """Import the worker that ``module:attribute`` names. Raises CommandFailed.
+
+    ``url``: the worker must use the address that the command was given.
+    """
     module_name, colon, attribute = where.partition(":")
     if not (module_name and colon and attribute):
         raise CommandFailed(
@@ -66,6 +71,11 @@ def find(where: str) -> delayq.Worker:
             f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
             ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
         )
+    if url and not found.needs_address:
+        raise CommandFailed(
+            f"--url has no effect on {where}, which names its server itself: make it"
+            " delayq.Worker()"
+        )
     return found
 
 
@@ -77,6 +87,7 @@ def main() -> int:
     parser.add_argument("report", type=int)
     parser.add_argument("--burst", action="store_true")
     parser.add_argument("--metrics", metavar="HOST:PORT")
+    parser.add_argument("--url", action="store_true")
     given = parser.parse_args()
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
@@ -85,7 +96,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
     )
     try:
-        worker = find(given.where)
+        worker = find(given.where, url=given.url)
         asyncio.run(_run(worker, given.lifeline, told, burst=given.burst, metrics=given.metrics))
     except (CommandFailed, delayq.DelayqError) as error:
         if told.tell(str(error)):
@@ -112,10 +123,18 @@ async def _run(
         time.sleep(worker.shutdown_timeout + _MORE)
         os._exit(1)
 
+    def ready() -> None:
+        facts = {
+            "server": label_of(worker.client),
+            "queues": worker.queues,
+            "concurrency": worker.concurrency,
+        }
+        told.tell(f"ready {json.dumps(facts)}")
+
     # A thread, because a handler may block the loop; a daemon, because it may wait forever.
     threading.Thread(target=wait_for_the_end, daemon=True, name="lifeline").start()
     lifespan = None if metrics is None else partial(_metrics, *metrics.rpartition(":")[::2])
-    await worker.run(burst=burst, started=lambda: told.tell("ready"), lifespan=lifespan)
+    await worker.run(burst=burst, started=ready, lifespan=lifespan)
 
 
 @asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Annotated
 
 import anyio
@@ -10,7 +11,8 @@ import typer
 
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
-from delayq.cli.worker.supervisor import Supervisor
+from delayq.cli.worker.supervisor import Plan, Supervisor
+from delayq.client import URL_VARIABLE
 
 _PORTS = 65_536
 
@@ -40,6 +42,30 @@ def worker(
     burst: Annotated[
         bool, typer.Option("--burst", help="Exit when no more messages are due.")
     ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload",
+            help=(
+                "Restart the worker when a Python file below the working directory changes. Needs"
+                " the extra `reload`."
+            ),
+        ),
+    ] = False,
+    reload_dir: Annotated[
+        list[Path] | None,
+        typer.Option(
+            exists=True,
+            file_okay=False,
+            help="Watch this directory instead of the working directory. Repeatable.",
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help=f"The server, for a Worker() without an address. Defaults to ${URL_VARIABLE}."
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a worker in one or more processes.
@@ -61,6 +87,18 @@ def worker(
                 f" {metrics_port} on"
             )
         metrics = (metrics_host, metrics_port)
-    raise typer.Exit(
-        anyio.run(Supervisor(where, processes, burst=burst, metrics=metrics, as_json=as_json).run)
+    watched = tuple(reload_dir or (Path(),)) if reload or reload_dir else ()
+    if watched and burst:
+        raise CommandFailed("--reload and --burst cannot be combined")
+    if watched and find_spec("watchfiles") is None:
+        raise CommandFailed("watchfiles is missing: pip install 'delayq[reload]'")
+    plan = Plan(
+        where=where,
+        processes=processes,
+        url=url or None,
+        burst=burst,
+        reload=watched,
+        metrics=metrics,
+        as_json=as_json,
     )
+    raise typer.Exit(anyio.run(Supervisor(plan).run))
