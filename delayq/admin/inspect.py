@@ -19,7 +19,7 @@ from delayq._delayed.store import DelayedStore
 from delayq._durations import delay_us, moment_us
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
-from delayq.admin.catalog import QueueKind, find_queues
+from delayq.admin.catalog import QUEUE_KEYS, QueueKind, find_queues, known_queue
 from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import QueueDepth
 
@@ -97,6 +97,15 @@ async def queues(client: Client) -> list[FoundQueue]:
         partitions = max(max(seen) + 1, 1 if stored is None else stored.partitions)
         found.append(FoundQueue(kind, name, partitions))
     return found
+
+
+async def collect(client: Client, found: set[FoundQueue]) -> None:
+    """Add the queues on the server as they are found, without the number of their partitions."""
+    async for key in _server(client).scan(QUEUE_KEYS):
+        with suppress(UnicodeDecodeError):
+            if (queue := known_queue(key.decode())) is not None:
+                kind, name, _ = queue
+                found.add(FoundQueue(kind, name))
 
 
 async def clock_ahead(client: Client, questions: int = 10) -> tuple[float, float]:

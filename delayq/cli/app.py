@@ -13,6 +13,7 @@ import typer
 from delayq.cli import messages, queues
 from delayq.cli.acl import acl
 from delayq.cli.bench import bench
+from delayq.cli.completion import join_words
 from delayq.cli.dashboard import dashboard
 from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
@@ -73,6 +74,7 @@ def delayq(
 def run(arguments: list[str] | None = None) -> int:
     """Run one command and return its exit status; an error becomes one line on stderr."""
     _open_what_is_closed()
+    join_words()
     try:
         # None if the command ended without setting a status.
         status: int = app(arguments, prog_name="delayq", standalone_mode=False) or 0

@@ -15,6 +15,7 @@ import typer
 
 from delayq import codecs
 from delayq.admin.inspect import KINDS, FoundQueue
+from delayq.cli.completion import delayed_names, queue_names, reliable_names
 from delayq.cli.errors import CommandFailed
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
@@ -122,6 +123,7 @@ Queue = Annotated[
     typer.Argument(
         metavar="QUEUE",
         parser=Target.parse,
+        autocompletion=queue_names,
         help="NAME or reliable:NAME for a reliable queue, delayed:NAME for a delayed one.",
     ),
 ]
@@ -130,19 +132,26 @@ Queues = Annotated[
     typer.Argument(
         metavar="[QUEUE]...",
         parser=Target.parse,
+        autocompletion=queue_names,
         help="NAME or reliable:NAME for a reliable queue, delayed:NAME for a delayed one.",
     ),
 ]
 # For commands that only one kind of queue has.
 ReliableOnly = Annotated[
     Target,
-    typer.Argument(metavar="QUEUE", parser=Target.parse, help="The name of a reliable queue."),
+    typer.Argument(
+        metavar="QUEUE",
+        parser=Target.parse,
+        autocompletion=reliable_names,
+        help="The name of a reliable queue.",
+    ),
 ]
 DelayedOnly = Annotated[
     Target,
     typer.Argument(
         metavar="QUEUE",
         parser=Target.parse_delayed,
+        autocompletion=delayed_names,
         help="The name of a delayed queue, as stored on the server.",
     ),
 ]

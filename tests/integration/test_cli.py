@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import shlex
+import socket
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +23,16 @@ from delayq.admin.acl import acl_rules
 from delayq.cli.app import run
 from delayq.codecs import BytesCodec, StringCodec
 from tests.support.fields import fields
-from tests.support.programs import run_delayq
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from delayq import Client
     from tests.support.clusters import TestCluster
     from tests.support.servers import PrivateServer
+
+    # Returns the completions of the last word, as bash asks for them.
+    Shell = Callable[..., list[str]]
 
 
 MAILS = ReliableKeys.of("mails")
@@ -691,9 +695,54 @@ def test_no_secret_is_in_an_error(
         assert SECRET not in cli.error
 
 
-def test_a_shell_is_told_how_to_complete() -> None:
-    result = run_delayq(_DELAYQ_COMPLETE="complete_bash", COMP_WORDS="delayq re", COMP_CWORD="1")
-    assert result.stdout.split() == ["reschedule", "resume"]
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    def completed(*words: str, url: str = "") -> list[str]:
+        for name, value in {
+            "_DELAYQ_COMPLETE": "complete_bash",
+            "COMP_WORDS": "\n".join(("delayq", *words)),
+            "COMP_CWORD": str(len(words)),
+            "DELAYQ_URL": url,
+            "_DELAYQ_COMPLETE_AFTER": "",
+        }.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        with pytest.raises(SystemExit):
+            run([])
+        out, error = capsys.readouterr()
+        assert error == ""
+        return out.split()
+
+    yield completed
+    logging.disable(logging.NOTSET)
+
+
+def test_a_shell_is_told_how_to_complete(shell: Shell) -> None:
+    assert shell("re") == ["reschedule", "resume"]
+    assert shell("list", "x", "--state", "") == ["delayed", "ready", "leased"]
+
+
+def test_a_shell_completes_the_names_of_queues(
+    cli: Cli, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed(cli.url)
+    monkeypatch.setattr("delayq.cli.completion._PATIENCE", 60)
+    assert shell("stats", "", url=cli.url) == ["delayed:closing", "mails", "orders"]
+    assert shell("stats", "m", url=cli.url) == ["mails"]
+    assert shell("dead", "list", "", url=cli.url) == ["mails", "orders"]
+    assert shell("migrate", "", url=cli.url) == ["delayed:closing"]
+    assert shell("stats", "--url", cli.url, "o") == ["orders"]
+    assert shell("stats", "") == []
+    # For bash, each colon is a word of its own, and only what comes after it is replaced.
+    for last in ([":"], [":", "clo"]):
+        assert shell("stats", "delayed", *last, url=cli.url) == ["closing"]
+
+
+def test_a_server_that_is_away_completes_nothing_and_says_nothing(shell: Shell) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        for url in (f"redis://127.0.0.1:{port}", "redis://127.0.0.1:1", "nonsense"):
+            assert shell("stats", "", url=url) == []
 
 
 def test_a_cluster_has_its_queues_on_all_masters(cluster: TestCluster, cli: Cli) -> None:
