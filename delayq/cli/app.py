@@ -22,6 +22,8 @@ from delayq.cli.errors import CommandFailed
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
 from delayq.cli.output import tell
+from delayq.cli.schedules import schedules, unschedule
+from delayq.cli.search import search
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
@@ -36,6 +38,8 @@ app.command(rich_help_panel=_LOOKING)(queues.stats)
 app.command(rich_help_panel=_LOOKING)(messages.peek)
 app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
 app.command(rich_help_panel=_LOOKING)(messages.get)
+app.command(rich_help_panel=_LOOKING)(search)
+app.command(rich_help_panel=_LOOKING)(schedules)
 app.command(rich_help_panel=_LOOKING)(inspect)
 app.command(rich_help_panel=_LOOKING)(doctor)
 app.command(rich_help_panel=_MESSAGES)(messages.offer)
@@ -47,6 +51,7 @@ app.command(rich_help_panel=_KEEPING)(queues.configure)
 app.command(rich_help_panel=_KEEPING)(queues.pause)
 app.command(rich_help_panel=_KEEPING)(queues.resume)
 app.command(rich_help_panel=_KEEPING)(queues.purge)
+app.command(rich_help_panel=_KEEPING)(unschedule)
 app.command(rich_help_panel=_KEEPING)(migrate)
 app.command(rich_help_panel=_RUNNING)(worker)
 app.command(rich_help_panel=_RUNNING)(dashboard)

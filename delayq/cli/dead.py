@@ -39,7 +39,7 @@ from delayq.cli.output import (
 )
 from delayq.cli.queues import confirm
 from delayq.cli.running import at_server_time, clock, with_client
-from delayq.errors import DecodeError
+from delayq.cli.shown import payload_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -328,14 +328,6 @@ class _Work:
         return await admin.count(client, self.queue.name, query, progress=tell)
 
 
-def _payload(letter: DeadLetter[bytes]) -> bytes:
-    """Return the payload that was offered, or whatever is left of it in a damaged letter."""
-    try:
-        return letter.value
-    except DecodeError as error:
-        return error.payload
-
-
 def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
     return {
         "id": letter.id,
@@ -350,7 +342,7 @@ def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
         # The codec's error is renamed, because the letter's own error is above.
         **{
             "undecodable" if field == "error" else field: value
-            for field, value in payload_json(codec, _payload(letter)).items()
+            for field, value in payload_json(codec, payload_of(letter)).items()
         },
     }
 
@@ -363,7 +355,7 @@ def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[st
         moment_cell(letter.died_at, now),
         str(letter.attempt),
         why,
-        payload_text(codec, _payload(letter)),
+        payload_text(codec, payload_of(letter)),
     ]
 
 
@@ -377,7 +369,7 @@ def _show_long(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> N
             ("priority", str(letter.priority)),
             ("offered", moment_text(letter.enqueued_at, now)),
             *((f"header {name}", text) for name, text in letter.headers.items()),
-            ("value", payload_text(codec, _payload(letter))),
+            ("value", payload_text(codec, payload_of(letter))),
         ]
     )
     for line in letter.traceback.splitlines():

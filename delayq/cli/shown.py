@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from delayq import Message
+    from delayq import DeadLetter, Message
     from delayq.admin.inspect import Record
     from delayq.codecs import Codec
 
@@ -77,6 +77,22 @@ class MessageView:
         return cls(facts, moment, unpack_error(stored)[0])
 
     @classmethod
+    def of_letter(cls, letter: DeadLetter[bytes], codec: Codec[Any]) -> MessageView:
+        """Return a dead letter. Its moment is the time it died."""
+        facts: dict[str, Any] = {
+            "id": letter.id,
+            "state": "dead",
+            "died_at": moment_json(letter.died_at),
+            "attempt": letter.attempt,
+            "priority": letter.priority,
+            "enqueued_at": moment_json(letter.enqueued_at),
+            "headers": letter.headers,
+            **payload_json(codec, payload_of(letter)),
+            "last_error": letter.error,
+        }
+        return cls(facts, letter.died_at, letter.error or letter.reason)
+
+    @classmethod
     def of_record(cls, record: Record, state: str, codec: Codec[Any]) -> MessageView:
         """Return a message of a delayed queue."""
         due_at = record.due_at if state != "leased" else None
@@ -91,6 +107,14 @@ class MessageView:
         else:
             facts |= payload_json(codec, record.payload)
         return cls(facts, record.due_at)
+
+
+def payload_of(letter: DeadLetter[bytes]) -> bytes:
+    """Return the payload that was offered, or whatever is left of it in a damaged letter."""
+    try:
+        return letter.value
+    except DecodeError as error:
+        return error.payload
 
 
 def show_list(

@@ -510,6 +510,79 @@ async def test_progress_is_told_of_purges_and_of_all_partitions(client: Client) 
     assert told[-1] == (450, 450)
 
 
+# Search, schedules
+
+
+def test_messages_are_found_by_what_they_contain(cli: Cli) -> None:
+    seed(cli.url)
+
+    def found(line: str) -> tuple[list[str], dict[str, Any]]:
+        status, (*some, figures) = cli(f"search {line}")
+        assert status == (0 if some else 1)
+        assert figures["found"] == len(some)
+        return [one["id"] or one["value"]["order"] for one in some], figures
+
+    welcome = [f"welcome-{place}" for place in range(4)]
+    names, figures = found("mails --payload ADA@example")
+    assert sorted(names) == welcome
+    assert figures == {"searched": 6, "total": 6, "found": 4, "next_offset": None}
+    assert found("mails --id come-2")[0] == ["welcome-2"]
+    assert sorted(found("mails --header tenant=ac --payload subject")[0]) == welcome
+    assert found("mails --header tenant=other")[0] == []
+    assert found("mails --header nothing=")[0] == []
+    assert found("mails --error REJECT")[0] == ["bad"]
+    assert found("mails --id b --state dead")[0] == ["bad"]
+    assert found("mails --id b --state leased")[0] == ["busy"]
+    assert len(found("delayed:closing --payload lovelace")[0]) == 2
+    assert cli.plain("search mails --id welcome-2")[1].splitlines()[-1] == (
+        "1 found; 6 of 6 messages were searched"
+    )
+
+
+def test_a_search_has_bounds_and_pages(cli: Cli) -> None:
+    seed(cli.url)
+    seen: list[int] = []
+    offset: int | None = 0
+    looks = 0
+    while offset is not None:
+        line = f"search orders --payload 1 --scan 15 --offset {offset}"
+        _, (*some, figures) = cli(line)
+        seen += [one["value"] for one in some]
+        assert figures["searched"] <= 15
+        offset, looks = figures["next_offset"], looks + 1
+    assert looks == 3
+    assert sorted(seen) == [number for number in range(40) if "1" in str(number)]
+    _, shown = cli.plain("search orders --payload 1 --limit 1 --state delayed")
+    assert "1 found; " in shown
+    assert " of 40 messages were searched; continue with --offset " in shown
+
+
+def schedule_two(url: str) -> None:
+    async def main() -> None:
+        async with delayq.connect(url) as client:
+            mails = client.reliable_queue("mails")
+            await mails.schedule("nightly", cron="0 3 * * *", value=1, timezone="Europe/Berlin")
+            await mails.schedule("often", every=90, value=2, priority=3, version=7)
+
+    asyncio.run(main())
+
+
+def test_schedules_are_listed_and_deleted(cli: Cli) -> None:
+    schedule_two(cli.url)
+    status, (nightly, often) = cli("schedules mails")
+    assert status == 0
+    assert fields(nightly, "name cron timezone") == ("nightly", "0 3 * * *", "Europe/Berlin")
+    assert fields(nightly, "every last_at") == (None, None)
+    assert nightly["next_at"].endswith(":00:00.000Z")
+    assert fields(often, "name every priority version") == ("often", 90, 3, 7)
+    assert cli("unschedule mails nightly")[1] == [
+        {"queue": "mails", "name": "nightly", "unscheduled": True}
+    ]
+    assert cli("unschedule mails nightly") == (1, [])
+    assert [one["name"] for one in cli("schedules mails")[1]] == ["often"]
+    assert cli("schedules others") == (1, [])
+
+
 # Inspect, doctor, bench
 
 
@@ -665,6 +738,10 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         ("dead redrive a --older-than -1", "from 0 to 100 years"),
         ("dead list a --group-by x", "--group-by"),
         ("inspect a --state x", "--state"),
+        ("search a", "nothing to search for"),
+        ("search a --header x", "NAME=VALUE"),
+        ("search delayed:a --error x", "need a reliable queue"),
+        ("schedules delayed:a", "a delayed queue cannot have schedules"),
         ("doctor --role king", "--role"),
         ("bench --kind x", "--kind"),
         ("nonsense", "nonsense"),

@@ -125,6 +125,10 @@ SCREENS = (
     Case("dead redrive mails", ("redriven: 1",)),
     Case("dead purge mails --yes", ("dropped: 1",)),
     Case("inspect closing --limit 1", ("form:  current, 8-byte length", "  0000  08")),
+    Case("search mails --payload ada --limit 1", ("welcome-0", "1 found; ", "…")),
+    Case("search mails --id nobody", ("0 found; 6 of 6 messages were searched",), status=1),
+    Case("schedules mails", ("no schedules",), status=1),
+    Case("unschedule mails x", ("delayq: there is no schedule 'x'",), status=1),
     Case("doctor", ("ok     version:", "note   reliable mails:", "nothing is wrong")),
     Case(
         "migrate closing",

@@ -1,0 +1,101 @@
+"""The commands about recurring messages: ``schedules``, ``unschedule``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
+from delayq.cli.output import (
+    moment_cell,
+    moment_json,
+    print_json,
+    report,
+    say,
+    show_table,
+    span,
+    tell,
+)
+from delayq.cli.running import at_server_time, with_client
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable
+    from datetime import datetime
+
+    from delayq import Client, Schedule
+
+_DOING = "have schedules"
+
+
+def schedules(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
+    """List the schedules of a reliable queue, with their next and last occurrences.
+
+    Exit status: 0, or 1 if there are none.
+    """
+
+    def look(client: Client) -> Awaitable[list[Schedule]]:
+        return queue.reliable(client, _DOING).schedules()
+
+    found, now = at_server_time(url, look)
+    if as_json:
+        for schedule in found:
+            print_json(
+                {
+                    "name": schedule.name,
+                    "cron": schedule.cron,
+                    "every": None if schedule.every is None else schedule.every.total_seconds(),
+                    "timezone": schedule.timezone,
+                    "next_at": moment_json(schedule.next_at),
+                    "last_at": moment_json(schedule.last_at),
+                    "priority": schedule.priority,
+                    "version": schedule.version,
+                }
+            )
+    elif found:
+        columns = ("name", "when", "next", "last", "priority", "version")
+        show_table(columns, [_row(schedule, now) for schedule in found], wide=["name"])
+    else:
+        say("no schedules")
+    raise typer.Exit(0 if found else 1)
+
+
+def unschedule(
+    queue: ReliableOnly,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a schedule, and drop its waiting message. A message that a worker has is handled.
+
+    An application that calls `schedule()` when it starts brings the schedule back.
+
+    Exit status: 0, or 1 if there is no such schedule.
+    """
+
+    async def act(client: Client) -> bool:
+        return await queue.reliable(client, _DOING).unschedule(name)
+
+    if not with_client(url, act):
+        tell(f"there is no schedule {name!r}")
+        raise typer.Exit(1)
+    report(
+        {"queue": queue.name, "name": name, "unscheduled": True},
+        f"{name} is unscheduled",
+        as_json=as_json,
+    )
+
+
+def _row(schedule: Schedule, now: datetime) -> list[str]:
+    if schedule.every is not None:
+        when = f"every {span(schedule.every.total_seconds())}"
+    else:
+        when = f"{schedule.cron} {schedule.timezone}"
+    return [
+        schedule.name,
+        when,
+        moment_cell(schedule.next_at, now),
+        moment_cell(schedule.last_at, now),
+        str(schedule.priority),
+        str(schedule.version),
+    ]
