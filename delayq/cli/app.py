@@ -24,6 +24,7 @@ from delayq.cli.migrate import migrate
 from delayq.cli.output import tell
 from delayq.cli.schedules import schedules, unschedule
 from delayq.cli.search import search
+from delayq.cli.top import top
 from delayq.cli.worker.command import worker
 from delayq.errors import DelayqError
 
@@ -35,6 +36,7 @@ app: typer.Typer = typer.Typer(
 _LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Inspect", "Messages", "Manage queues", "Run and set up"
 app.command(rich_help_panel=_LOOKING)(queues.queues)
 app.command(rich_help_panel=_LOOKING)(queues.stats)
+app.command(rich_help_panel=_LOOKING)(top)
 app.command(rich_help_panel=_LOOKING)(messages.peek)
 app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
 app.command(rich_help_panel=_LOOKING)(messages.get)

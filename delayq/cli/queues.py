@@ -234,11 +234,11 @@ def confirm(question: str, *, yes: bool) -> None:
 
 async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
     return [
-        (queue, await _stats_or_error(client, queue)) for queue in await inspection.queues(client)
+        (queue, await stats_or_error(client, queue)) for queue in await inspection.queues(client)
     ]
 
 
-async def _stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
+async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
     """Return an error as text: a queue that cannot be read must not hide the others."""
     try:
         return await _stats(client, queue)

@@ -96,6 +96,12 @@ SCREENS = (
     ),
     Case("stats delayed:closing", ("delayed:    2", "next due:")),
     Case("stats mails --watch --interval 0.1", ("mails",), status=130, stop="Ctrl-C to"),
+    Case(
+        "top --interval 0.1",
+        ("delayq top", "delayed 45", "delayed:closing", "of 3 queues"),
+        status=130,
+        stop="q quit",
+    ),
     Case("peek mails", ("id         state    due", "priority  value", "…")),
     Case("peek delayed:closing", ("state    due", "delayed", "…")),
     Case("list mails", ("welcome-3", "in 28h", "…")),
@@ -154,6 +160,12 @@ DOCUMENTS = (
     Case(
         "stats mails --watch --interval 0.1",
         ("kind", "queue", "delayed"),
+        status=130,
+        stop="}",
+    ),
+    Case(
+        "top mails --interval 0.1",
+        ("at", "kind", "queue", "state", "ready", "oldest_due_age", "change_per_s"),
         status=130,
         stop="}",
     ),
@@ -234,6 +246,25 @@ def test_colour_is_for_terminals_and_who_wants_it(address: dict[str, Any]) -> No
     assert "\x1b[32mok" in at_terminal("doctor", **address).raw
     assert "\x1b[3" not in at_terminal("doctor", NO_COLOR="1", **address).raw
     assert "\x1b" not in run_delayq("doctor", **address).stdout
+
+
+def test_top_hears_keys(seeded: dict[str, Any]) -> None:
+    typed: list[str] = []
+
+    def act(_: BaseProcess, written: str, types: Callable[[str], None]) -> None:
+        if "q quit" in written and not typed:
+            typed.append("right")
+            types("\x1b[C")
+        elif len(typed) == 1 and written.count("q quit") > 1:
+            typed.append("q")
+            types("q")
+
+    # Updates never come, so a second screen is the answer to a key.
+    seen = at_terminal("top", "--interval", "3600", act=act, columns=140, **seeded)
+    assert (seen.status, typed) == (0, ["right", "q"])
+    # The view is on the alternate screen, which is left.
+    assert "\x1b[?1049h" in seen.raw
+    assert "\x1b[?1049l" in seen.raw
 
 
 @pytest.mark.usefixtures("_impatient")

@@ -64,6 +64,8 @@ def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for e
                 row = max(0, row - count)
             elif letter == "K":
                 lines[row] = [] if numbers == "2" else lines[row][:column]
+            elif letter == "H" and not numbers:
+                row = column = 0
             elif letter == "G":
                 column = count - 1
         elif back:

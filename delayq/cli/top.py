@@ -1,0 +1,331 @@
+"""The command ``top``: a live view of all queues, those in trouble first."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import termios
+import time
+import tty
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from delayq.admin import inspect as inspection
+from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
+from delayq.cli.output import clean, console, moment_json, print_json, span
+from delayq.cli.queues import stats_or_error
+from delayq.cli.running import clock, label_of, with_client
+from delayq.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from datetime import datetime
+
+    from rich.console import RenderableType
+
+    from delayq import Client, QueueDepth
+    from delayq.admin.inspect import FoundQueue
+
+# Listing queues reads the names of all keys, so it gets at most a twentieth of the time.
+_SHARE = 20
+# The rate is the change over this many seconds.
+_WINDOW = 10.0
+# A message that is due for less than this, seconds, is not late.
+_LATE = 1.0
+# The lines around the rows.
+_OTHER_LINES = 5
+_STATE_WIDTH = len("dead letters")
+_KEYS = {
+    "\x1b[A": "up",
+    "\x1b[B": "down",
+    "\x1b[C": "right",
+    "\x1b[D": "left",
+    "\x1bOA": "up",
+    "\x1bOB": "down",
+    "\x1bOC": "right",
+    "\x1bOD": "left",
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A queue as the view shows it.
+
+    Attributes:
+        queue: The queue.
+        depth: Its figures; an error as text if it cannot be read.
+        rate: By how many messages it grows in a second; negative if it shrinks, None if unknown.
+    """
+
+    queue: FoundQueue
+    depth: QueueDepth | str
+    rate: float | None = None
+
+    def figure(self, name: str) -> float:
+        """Return a figure to sort by."""
+        if isinstance(self.depth, str):
+            return 0
+        if name == "dead":
+            return self.depth.dead + (self.depth.quarantined or 0)
+        found: float = getattr(self.depth, name)
+        return found
+
+    @property
+    def state(self) -> tuple[str, str]:
+        """What is the matter with it, and the style of these words."""
+        if isinstance(self.depth, str):
+            return "see doctor", "bold red"
+        if self.depth.paused:
+            return "paused", "yellow"
+        if self.figure("oldest_due_age") >= _LATE:
+            return f"{span(self.figure('oldest_due_age'))} late", "bold red"
+        return ("dead letters", "yellow") if self.figure("dead") else ("ok", "green")
+
+    @property
+    def trouble(self) -> int:
+        """How much it needs attention: 0 if it does not."""
+        words, _ = self.state
+        return {"ok": 0, "dead letters": 1, "paused": 2, "see doctor": 4}.get(words, 3)
+
+
+_Order = tuple[str, "Callable[[Line], tuple[object, ...]]"]
+ORDERS: tuple[_Order, ...] = (
+    ("trouble", lambda line: (-line.trouble, -line.figure("oldest_due_age"), line.queue.name)),
+    ("queue", lambda line: (line.queue.name, line.queue.kind)),
+    ("ready", lambda line: (-line.figure("ready"), line.queue.name)),
+    ("delayed", lambda line: (-line.figure("delayed"), line.queue.name)),
+    ("leased", lambda line: (-line.figure("leased"), line.queue.name)),
+    ("dead", lambda line: (-line.figure("dead"), line.queue.name)),
+    ("change/s", lambda line: (-(line.rate or 0), line.queue.name)),
+)
+"""The orders that the arrow keys choose, by the titles of their columns."""
+
+
+@dataclass
+class View:
+    """What the user has chosen to see, and how it is drawn."""
+
+    server: str
+    lines: Sequence[Line] = ()
+    at: datetime | None = None
+    problem: str = ""
+    order: int = 0
+    first: int = 0
+
+    def on_key(self, key: str) -> bool:
+        """React to a key. Returns whether to go on."""
+        if key in ("left", "right"):
+            self.order = (self.order + (1 if key == "right" else -1)) % len(ORDERS)
+        elif key in ("up", "down"):
+            self.first += 1 if key == "down" else -1
+        return key not in ("q", "Q")
+
+    def picture(self, height: int) -> RenderableType:
+        """Return the screen, with as many queues as fit."""
+        room = max(1, height - _OTHER_LINES)
+        self.first = max(0, min(self.first, len(self.lines) - room))
+        title, by = ORDERS[self.order]
+        shown = sorted(self.lines, key=by)[self.first : self.first + room]
+        return Group(
+            self._heading(), Text(), self._table(shown, title), Text(), self._footer(len(shown))
+        )
+
+    def _heading(self) -> Text:
+        totals = "  ".join(
+            f"{name} {sum(line.figure(name) for line in self.lines):,.0f}"
+            for name in ("ready", "delayed", "leased", "dead")
+        )
+        at = f"{self.at.astimezone():%H:%M:%S}" if self.at is not None else ""
+        return _cut(Text.assemble(("delayq top", "bold"), f"  {at}  {totals}  {self.server}"))
+
+    def _table(self, lines: Sequence[Line], order: str) -> Table:
+        table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("state", *(name for name, _ in ORDERS[1:])):
+            chosen = title == order or (title, order) == ("state", "trouble")
+            table.add_column(
+                Text(title, style="bold reverse" if chosen else "bold"),
+                justify="left" if title in ("state", "queue") else "right",
+                # Only names become narrower.
+                no_wrap=title != "queue",
+                # Columns must not jump when a word in them changes.
+                min_width=_STATE_WIDTH if title == "state" else len(title),
+            )
+        for line in lines:
+            words, style = line.state
+            name = line.queue.argument
+            figures = (
+                ["-"] * 4
+                if isinstance(line.depth, str)
+                else [
+                    f"{line.figure(each):,.0f}" for each in ("ready", "delayed", "leased", "dead")
+                ]
+            )
+            rate = "-" if line.rate is None else f"{line.rate:+,.1f}" if line.rate else "0"
+            table.add_row(Text(words, style), _cut(Text(clean(name))), *figures, rate)
+        return table
+
+    def _footer(self, shown: int) -> Text:
+        if self.problem:
+            return _cut(Text(clean(self.problem), "bold red"))
+        if not self.lines:
+            return Text("no queues")
+        last = self.first + shown
+        return _cut(
+            Text(
+                f"{self.first + 1}-{last} of {len(self.lines)} queues   left/right sort   up/down"
+                " scroll   q quit",
+                "dim",
+            )
+        )
+
+
+@dataclass
+class Monitor:
+    """Reads the figures of the queues again and again."""
+
+    client: Client
+    named: Sequence[FoundQueue]
+    _found: Sequence[FoundQueue] = ()
+    _search_at: float = 0.0
+    _past: dict[FoundQueue, deque[tuple[float, int]]] = field(default_factory=dict)
+
+    async def read(self) -> list[Line]:
+        """Return every queue with its figures."""
+        if not self.named and time.monotonic() >= self._search_at:
+            began = time.monotonic()
+            self._found = await inspection.queues(self.client)
+            took = time.monotonic() - began
+            self._search_at = began + took + max(1.0, took * _SHARE)
+        queues = self.named or self._found
+        self._past = {queue: past for queue, past in self._past.items() if queue in queues}
+        return [await self._line(queue) for queue in queues]
+
+    async def _line(self, queue: FoundQueue) -> Line:
+        stats = await stats_or_error(self.client, queue)
+        if isinstance(stats, str):
+            return Line(queue, stats)
+        depth, _ = stats
+        now, count = time.monotonic(), depth.ready + depth.delayed + depth.leased
+        past = self._past.setdefault(queue, deque())
+        past.append((now, count))
+        while len(past) > 2 and now - past[0][0] > _WINDOW:
+            past.popleft()
+        (began, before), rate = past[0], None
+        if now > began:
+            rate = (count - before) / (now - began)
+        return Line(queue, depth, rate)
+
+
+def top(
+    queues: Queues = None,
+    interval: Annotated[
+        float, typer.Option(min=0.1, max=3600, help="Seconds between two updates.")
+    ] = 1.0,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Watch all queues, or those that you name, with those in trouble first.
+
+    Left and right choose the column to sort by, up and down scroll, and q quits. Without a
+    terminal, or with --json, prints a line for each queue at each update until Ctrl-C.
+
+    Exit status: 0 after q, or 130 after Ctrl-C.
+    """
+    named = list(queues or ())
+
+    async def act(client: Client) -> None:
+        monitor = Monitor(client, named)
+        if as_json or not (sys.stdout.isatty() and sys.stdin.isatty()):
+            await _print(monitor, interval, as_json=as_json)
+        else:
+            await _live(monitor, interval)
+
+    with_client(url, act)
+
+
+async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
+    while True:
+        lines = sorted(await monitor.read(), key=ORDERS[0][1])
+        at = moment_json(await clock(monitor.client))
+        for line in lines:
+            words, _ = line.state
+            counts = {
+                name: None if isinstance(line.depth, str) else int(line.figure(name))
+                for name in ("ready", "delayed", "leased", "dead")
+            }
+            facts = {
+                "at": at,
+                "kind": line.queue.kind,
+                "queue": line.queue.name,
+                "state": words,
+                **counts,
+                "oldest_due_age": round(line.figure("oldest_due_age"), 3),
+                "change_per_s": None if line.rate is None else round(line.rate, 3),
+            }
+            if as_json:
+                print_json(facts)
+            else:
+                print(*(f"{name}={value}" for name, value in facts.items()), flush=True)
+        await asyncio.sleep(interval)
+
+
+async def _live(monitor: Monitor, interval: float) -> None:
+    view = View(label_of(monitor.client))
+    view.lines, view.at = await monitor.read(), await clock(monitor.client)
+    screen = console()
+    with _keys() as keys, Live(console=screen, screen=True, auto_refresh=False) as live:
+        next_at = time.monotonic() + interval
+        while True:
+            live.update(view.picture(screen.height), refresh=True)
+            try:
+                async with asyncio.timeout(max(0, next_at - time.monotonic())):
+                    if not view.on_key(await keys.get()):
+                        return
+                continue
+            except TimeoutError:
+                next_at = time.monotonic() + interval
+            try:
+                view.lines, view.at = await monitor.read(), await clock(monitor.client)
+                view.problem = ""
+            except ServerError as error:
+                # The figures stay, and the next update tries again.
+                view.problem = str(error)
+
+
+@contextmanager
+def _keys() -> Iterator[asyncio.Queue[str]]:
+    """Yield the keys that are typed, without waiting for whole lines. Ctrl-C remains a signal."""
+    keys: asyncio.Queue[str] = asyncio.Queue()
+    descriptor, loop = sys.stdin.fileno(), asyncio.get_running_loop()
+
+    def read() -> None:
+        typed = os.read(descriptor, 1024).decode(errors="replace")
+        if not typed:  # the terminal is gone
+            keys.put_nowait("q")
+        while typed:
+            name = _KEYS.get(typed[:3])
+            keys.put_nowait(name or typed[0])
+            typed = typed[3 if name else 1 :]
+
+    before = termios.tcgetattr(descriptor)
+    tty.setcbreak(descriptor)
+    loop.add_reader(descriptor, read)
+    try:
+        yield keys
+    finally:
+        loop.remove_reader(descriptor)
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+
+
+def _cut(text: Text) -> Text:
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
