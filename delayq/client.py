@@ -310,6 +310,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        keep_dead: Duration | Unset | None = ...,
+        max_dead: int | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -327,6 +329,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        keep_dead: Duration | Unset | None = ...,
+        max_dead: int | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -343,15 +347,17 @@ class Client:
         max_payload: int | None = None,
         durability: str | None = None,
         partitions: int | None = None,
+        keep_dead: Duration | Unset | None = UNSET,
+        max_dead: int | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
-        Every setting may be left out. ``dedup_window``, ``expired``, ``max_size`` and
-        ``partitions`` belong to the queue: the first handle that has one stores it on the server,
-        a handle that leaves it out uses what is stored, and one that has another value gets a
-        :class:`~delayq.ConfigurationError` from its first call.
+        Every setting may be left out. ``dedup_window``, ``expired``, ``max_size``, ``partitions``,
+        ``keep_dead`` and ``max_dead`` belong to the queue: the first handle that has one stores it
+        on the server, a handle that leaves it out uses what is stored, and one that has another
+        value gets a :class:`~delayq.ConfigurationError` from its first call.
         :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
         change them. All other settings belong to the handle; those that it leaves out are taken
         from the handles of this queue that are open on this client, or have the default given here.
@@ -381,6 +387,10 @@ class Client:
                 a cluster share its work; 1 by default. A message's id determines its partition.
                 Ordering, ``max_size`` and the throughput of one server apply to each partition. A
                 queue can get more partitions at any time.
+            keep_dead: How long dead letters stay, seconds or a timedelta; None, the default, until
+                they are redriven or purged.
+            max_dead: The largest number of dead letters, in each partition, beyond which the oldest
+                are dropped; None, the default, for no limit.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
@@ -401,6 +411,8 @@ class Client:
             max_payload,
             durability,
             partitions,
+            keep_dead,
+            max_dead,
         )
         check_codec(codec)
         return ReliableQueue(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -37,6 +37,7 @@ from delayq.errors import (
     Closed,
     DelayqError,
     ServerError,
+    ServerRefused,
 )
 from delayq.instrumentation import OfferEvent
 from delayq.stats import QueueDepth
@@ -566,6 +567,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         expired: Expired | None = None,
         dedup_window: Duration | None = None,
         partitions: int | None = None,
+        keep_dead: Duration | Unset | None = UNSET,
+        max_dead: int | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them.
 
@@ -582,6 +585,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             partitions: The number of partitions. It may grow at any time. Before you reduce it,
                 let the workers finish, or purge the queue, and wait until its dedup window has
                 passed.
+            keep_dead: How long dead letters stay.
+            max_dead: The largest number of dead letters.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -591,7 +596,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 is safe.
         """
         changes = declare(
-            partitions=partitions, max_size=max_size, expired=expired, dedup_window=dedup_window
+            partitions=partitions,
+            max_size=max_size,
+            expired=expired,
+            dedup_window=dedup_window,
+            keep_dead=keep_dead,
+            max_dead=max_dead,
         )
         self._check_open()
         settings = await self._open.settings.configure(changes)
@@ -729,7 +739,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """
         await self._ready()
         queue = self._open
-        await queue.settings.read()
+        stored = await queue.settings.read()
+        if stored.drops_letters:
+            # A user that may only look sees letters that are about to go.
+            with suppress(ServerRefused):
+                await queue.of_each(lambda partition: partition.store.trim_dead())
         if ids is None:
             return dict.fromkeys(partition.store for partition in queue.partitions)
         parts: dict[ReliableStore, list[str]] = {}

@@ -36,7 +36,17 @@ LAYOUT = "2"
 """The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""
-FIELDS = ("layout", "epoch", "partitions", "former", "max_size", "expired", "dedup_window")
+FIELDS = (
+    "layout",
+    "epoch",
+    "partitions",
+    "former",
+    "max_size",
+    "expired",
+    "dedup_window",
+    "keep_dead",
+    "max_dead",
+)
 """The fields of the hash on the server."""
 
 Declared = Mapping[str, str]
@@ -57,12 +67,16 @@ class QueueSettings:
         max_size: The number of live messages beyond which offers are refused; None for no limit.
         expired: How messages past their time to live are treated: ``"drop"`` or ``"dead"``.
         dedup_window: How long the id of a handled message still counts as taken, in seconds.
+        keep_dead: How long dead letters stay, in seconds; None for no limit.
+        max_dead: The number of dead letters beyond which the oldest are dropped; None for no limit.
     """
 
     partitions: int = 1
     max_size: int | None = None
     expired: Expired = "drop"
     dedup_window: float = 0.0
+    keep_dead: float | None = None
+    max_dead: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +106,8 @@ class SettingsOptions(TypedDict, total=False):
     max_payload: int | None
     durability: str | None
     partitions: int | None
+    keep_dead: Duration | Unset | None
+    max_dead: int | Unset | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +128,8 @@ class Settings:
     max_payload: int | None = None
     durability: str | None = None
     partitions: int | None = None
+    keep_dead: Duration | Unset | None = UNSET
+    max_dead: int | Unset | None = UNSET
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -146,6 +164,8 @@ class Settings:
             max_size=self.max_size,
             expired=self.expired,
             dedup_window=self.dedup_window,
+            keep_dead=self.keep_dead,
+            max_dead=self.max_dead,
         )
 
     def inherit(self, other: Settings) -> Settings:
@@ -184,9 +204,18 @@ class StoredSettings:
             placed.
         is_whole: Whether every message is in the one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
+        drops_letters: Whether dead letters are dropped at some age or number.
     """
 
-    __slots__ = ("epoch", "fields", "former", "is_whole", "max_size", "partitions")
+    __slots__ = (
+        "drops_letters",
+        "epoch",
+        "fields",
+        "former",
+        "is_whole",
+        "max_size",
+        "partitions",
+    )
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields: Mapping[str, str] = fields
@@ -198,6 +227,8 @@ class StoredSettings:
         )
         self.is_whole: bool = self.partitions == 1 and not self.former
         self.max_size: int = max(_number(fields.get("max_size")), 0)
+        limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
+        self.drops_letters: bool = any(limit > 0 for limit in limits)
 
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Self:
@@ -219,6 +250,8 @@ class StoredSettings:
             self.max_size or None,
             "dead" if self.fields.get("expired") == "dead" else "drop",
             max(_number(self.fields.get("dedup_window")), 0) / 1_000_000,
+            max(_number(self.fields.get("keep_dead")), 0) / 1_000_000 or None,
+            max(_number(self.fields.get("max_dead")), 0) or None,
         )
 
     def check_layout(self, queue: str) -> None:
@@ -288,6 +321,8 @@ def declare(
     max_size: int | Unset | None = UNSET,
     expired: Expired | None = None,
     dedup_window: Duration | None = None,
+    keep_dead: Duration | Unset | None = UNSET,
+    max_dead: int | Unset | None = UNSET,
 ) -> dict[str, str]:
     """Return the given settings of a queue as the server stores them.
 
@@ -307,6 +342,14 @@ def declare(
         declared["expired"] = expired
     if dedup_window is not None:
         declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
+    if not isinstance(keep_dead, Unset):
+        keep_us = 0 if keep_dead is None else microseconds(keep_dead, "keep_dead")
+        if keep_dead is not None and not keep_us:
+            raise BadInput("keep_dead must be more than 0, or None for no limit")
+        declared["keep_dead"] = str(keep_us)
+    check_limit("max_dead", max_dead)
+    if max_dead is not UNSET:
+        declared["max_dead"] = str(max_dead or 0)
     return declared
 
 
@@ -344,4 +387,6 @@ _SHOWN: dict[str, Callable[[str], str]] = {
     "max_size": lambda text: str(_number(text) or None),
     "expired": repr,
     "dedup_window": lambda text: f"{_number(text) / 1_000_000:g}",
+    "keep_dead": lambda text: f"{_number(text) / 1_000_000:g}" if _number(text) else "None",
+    "max_dead": lambda text: str(_number(text) or None),
 }

@@ -58,6 +58,7 @@ SUMMON = Script("reliable/summon")
 PURGE = Script("reliable/purge")
 REDRIVE = Script("reliable/redrive")
 DROP_DEAD = Script("reliable/drop_dead")
+TRIM_DEAD = Script("reliable/trim_dead")
 RESUME = Script("reliable/resume")
 SCHEDULE = Script("reliable/schedule")
 UNSCHEDULE = Script("reliable/unschedule")
@@ -444,6 +445,10 @@ class ReliableStore:
     async def drop_dead(self, names: Sequence[str | bytes]) -> None:
         """Drop dead letters for good."""
         await self._run(DROP_DEAD, *names)
+
+    async def trim_dead(self) -> int:
+        """Drop some of the dead letters that are too old or too many, and return how many."""
+        return int(await self._run(TRIM_DEAD))
 
     # Recurring messages
 

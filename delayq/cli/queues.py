@@ -108,6 +108,14 @@ def configure(
         ),
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
+    keep_dead: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION|none", help="Drop dead letters that are older: 12h, 30d."),
+    ] = None,
+    max_dead: Annotated[
+        str | None,
+        typer.Option(metavar="N|none", help="Drop the oldest dead letters beyond this many."),
+    ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
@@ -127,7 +135,11 @@ def configure(
         "partitions": partitions,
     }
     if max_size is not None:
-        changes["max_size"] = _limit(max_size)
+        changes["max_size"] = _limit(max_size, "--max-size")
+    if keep_dead is not None:
+        changes["keep_dead"] = None if keep_dead == "none" else duration(keep_dead, "--keep-dead")
+    if max_dead is not None:
+        changes["max_dead"] = _limit(max_dead, "--max-dead")
 
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
@@ -254,11 +266,11 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
     )
 
 
-def _limit(text: str) -> int | None:
+def _limit(text: str, option: str) -> int | None:
     if text == "none":
         return None
     if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise CommandFailed(f"--max-size must be a number from 1 up, or none, not {text!r}")
+        raise CommandFailed(f"{option} must be a number from 1 up, or none, not {text!r}")
     return int(text)
 
 
@@ -269,6 +281,8 @@ def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
         ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
         ("expired", settings.expired),
         ("dedup window", span(window) if window else "none"),
+        ("keep dead", span(settings.keep_dead) if settings.keep_dead else "for good"),
+        ("max dead", f"{settings.max_dead:,}" if settings.max_dead else "none"),
     ]
 
 

@@ -192,6 +192,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        keep_dead: Duration | Unset | None = ...,
+        max_dead: int | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -209,6 +211,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        keep_dead: Duration | Unset | None = ...,
+        max_dead: int | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -225,6 +229,8 @@ class Client:
         max_payload: int | None = None,
         durability: str | None = None,
         partitions: int | None = None,
+        keep_dead: Duration | Unset | None = UNSET,
+        max_dead: int | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
@@ -242,6 +248,8 @@ class Client:
             max_payload: The largest encoded value allowed, bytes.
             durability: How safe an offer must be before it returns.
             partitions: The number of cluster slots to spread the queue over.
+            keep_dead: How long dead letters stay.
+            max_dead: The largest number of dead letters.
 
         Raises:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
@@ -259,6 +267,8 @@ class Client:
             max_payload,
             durability,
             partitions,
+            keep_dead,
+            max_dead,
         )
         settings.check()
         check_codec(codec)

@@ -264,6 +264,8 @@ class ReliableQueue(Generic[T]):
         expired: Expired | None = None,
         dedup_window: Duration | None = None,
         partitions: int | None = None,
+        keep_dead: Duration | Unset | None = UNSET,
+        max_dead: int | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them."""
         return self._door.run(
@@ -272,6 +274,8 @@ class ReliableQueue(Generic[T]):
                 expired=expired,
                 dedup_window=dedup_window,
                 partitions=partitions,
+                keep_dead=keep_dead,
+                max_dead=max_dead,
             )
         )
 

@@ -170,6 +170,8 @@ class Worker:
         when_full: WhenFull | None = None,
         max_payload: int | None = None,
         partitions: int | None = None,
+        keep_dead: Duration | Unset | None = UNSET,
+        max_dead: int | Unset | None = UNSET,
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
 
@@ -209,6 +211,8 @@ class Worker:
             when_full: Applies to messages that are offered through the worker's client.
             max_payload: Applies to the same messages.
             partitions: Number of partitions of the queue. The handlers serve all of them in turn.
+            keep_dead: How long dead letters stay.
+            max_dead: The largest number of dead letters.
 
         Raises:
             BadName, BadInput: A setting is invalid.
@@ -228,6 +232,8 @@ class Worker:
                 when_full,
                 max_payload,
                 partitions=partitions,
+                keep_dead=keep_dead,
+                max_dead=max_dead,
             ),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency

@@ -210,14 +210,16 @@ def test_configure(cli: Cli) -> None:
             f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
         )
     assert cli("stats mails")[1][0]["max_size"] is None
-    assert cli.plain("configure mails --partitions 1 --create")[1].split() == (
-        ["partitions:", "1", "max", "size:", "none", "expired:", "drop", "dedup", "window:", "none"]
-    )
+    assert cli.plain("configure mails --partitions 1 --create")[1].split() == [
+        *("partitions:", "1", "max", "size:", "none", "expired:", "drop"),
+        *("dedup", "window:", "none", "keep", "dead:", "for", "good", "max", "dead:", "none"),
+    ]
     status, (settings,) = cli("configure mails --max-size 2 --dedup-window 1h")
     assert (status, settings) == (
         0,
         {"queue": "mails", "partitions": 1, "max_size": 2}
-        | {"expired": "drop", "dedup_window": 3600.0},
+        | {"expired": "drop", "dedup_window": 3600.0}
+        | {"keep_dead": None, "max_dead": None},
     )
     assert [cli(f"offer mails {n}")[0] for n in range(3)] == [0, 0, 2]
     assert "full" in cli.error
@@ -229,6 +231,14 @@ def test_configure(cli: Cli) -> None:
     assert ["expired:", "dead"] in shown
     assert ["partitions:", "1"] in shown
     assert cli("configure mails --dedup-window none")[1][0]["dedup_window"] == 0.0
+    _, (changed,) = cli("configure mails --keep-dead 30d --max-dead 1000")
+    assert fields(changed, "keep_dead max_dead") == (30 * 86400.0, 1000)
+    shown = [line.split() for line in cli.plain("stats --queue mails")[1].splitlines()]
+    assert ["max", "dead:", "1,000"] in shown
+    _, (changed,) = cli("configure mails --keep-dead none --max-dead none")
+    assert fields(changed, "keep_dead max_dead") == (None, None)
+    for option in ("keep-dead 0", "keep-dead soon", "max-dead 0", "max-dead few"):
+        cli.assert_refused(f"configure mails --{option}")
     for option in ("max-size 0", "max-size few", "expired keep", "dedup-window -1"):
         cli.assert_refused(f"configure mails --{option}")
     cli.assert_refused("configure mails --dedup-window soon")

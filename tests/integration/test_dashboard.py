@@ -157,9 +157,10 @@ async def test_a_reliable_queue_shows_its_settings(
     text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
     for shown in ("<dd>12,000</dd>", "<dd>become dead letters</dd>", "<dd>1 min 30 s</dd>"):
         assert shown in text
-    await jobs.configure(max_size=None, expired="drop", dedup_window=0)
+    assert "<dd>for good</dd>" in text
+    await jobs.configure(max_size=None, expired="drop", dedup_window=0, keep_dead=600, max_dead=77)
     text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
-    for shown in ("<dd>none</dd>", "<dd>are dropped</dd>"):
+    for shown in ("<dd>none</dd>", "<dd>are dropped</dd>", "<dd>10 min", "<dd>77</dd>"):
         assert shown in text
     await client.delayed_queue("orders").offer(1, 60)
     text = (await reader.get("/queue", params={"kind": "delayed", "name": "orders"})).text

@@ -473,6 +473,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "lease": [0, "30"],
     "max_attempts": [0, "3"],
     "dedup_window": ["3"],
+    "keep_dead": [0, "3"],
+    "max_dead": [0, "3"],
     "partitions": ["3"],
     "backoff": [5],
     "codec": [JsonCodec],

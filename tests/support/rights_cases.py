@@ -296,6 +296,22 @@ def ack(*, remembers: bool) -> Any:
     return prepare
 
 
+def with_settings(prepare: Any, **settings: Any) -> Any:
+    """Return a case in a queue with these settings."""
+
+    async def prepared(at: Prepared) -> Any:
+        made = await prepare(at)
+        await at.raw.hset(RELIABLE.settings, mapping=settings)
+        return made
+
+    return prepared
+
+
+async def bury(at: Prepared) -> Any:
+    held = await messages(at)
+    return calls(reliable.BURY, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
+
+
 async def configure(at: Prepared) -> Any:
     await at.raw.hset(RELIABLE.settings, mapping={"layout": LAYOUT, "epoch": EPOCH})
     return [EPOCH, "8", "max_size", "1000", "expired", "dead"]
@@ -420,6 +436,14 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.OFFER_NEW, "", offer_new),
     (reliable.CLAIM, "hand out", some(EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0)),
     (reliable.CLAIM, "die", some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0)),
+    (
+        reliable.CLAIM,
+        "trim",
+        with_settings(some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0), max_dead=1),
+    ),
+    (reliable.BURY, "", bury),
+    (reliable.BURY, "trim", with_settings(bury, keep_dead=HOUR_US, max_dead=2)),
+    (reliable.TRIM_DEAD, "", with_settings(some(), keep_dead=HOUR_US, max_dead=1)),
     (reliable.ACK, "forget", ack(remembers=False)),
     (reliable.ACK, "remember", ack(remembers=True)),
     (reliable.RESUME, "", paused),

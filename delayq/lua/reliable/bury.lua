@@ -4,6 +4,7 @@
 --   leases         see include/leases.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
+--   settings       HASH  see include/settings.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -20,6 +21,7 @@
 
 check_details()
 check_letters()
+local keep_dead, max_dead = unpack(redis.call('HMGET', settings, 'keep_dead', 'max_dead'))
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do
@@ -35,4 +37,5 @@ for at = FIRST, #ARGV, STRIDE do
     add_letter(id, why, body or '', now)
   end
 end
+if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
 return reply

@@ -44,8 +44,8 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch, expired =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired'))
+local layout, stored_epoch, expired, keep_dead, max_dead =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'keep_dead', 'max_dead'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
@@ -206,7 +206,7 @@ end
 -- A key of a foreign type must fail before the first write.
 if some_kept or is_suspect then redis.call('HGET', tokens, '') end
 if #gone > 0 then check_details() end
-if #deaths > 0 then check_letters() end
+if #deaths > 0 or keep_dead or max_dead then check_letters() end
 -- First the writes that free memory: then a full server accepts the rest.
 for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
@@ -216,6 +216,7 @@ if #gone > 0 then
   delete_details(gone)
 end
 for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
+if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
 local token = ''
 if count > 0 then
   local in_company = not is_suspect and (count > 1 or company == '1')

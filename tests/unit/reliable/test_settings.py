@@ -34,6 +34,8 @@ INVALID: dict[str, list[Any]] = {
     "max_size": [0, "many"],
     "expired": ["keep"],
     "dedup_window": [-1, "1h"],
+    "keep_dead": [0, -1, "1h"],
+    "max_dead": [0, "many"],
 }
 
 
@@ -52,11 +54,15 @@ def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
     said = Settings(partitions=8, max_size=1000, expired="dead", dedup_window=timedelta(minutes=1))
     stored = {"partitions": "8", "max_size": "1000", "expired": "dead", "dedup_window": "60000000"}
     assert said.declared() == stored
+    said = Settings(keep_dead=timedelta(minutes=1), max_dead=10)
+    assert said.declared() == {"keep_dead": "60000000", "max_dead": "10"}
 
 
 def test_none_is_a_limit_of_its_own() -> None:
     assert Settings(max_size=None).declared() == {"max_size": "0"}
     assert Settings(max_size=UNSET).declared() == {}
+    limits = Settings(keep_dead=None, max_dead=None).declared()
+    assert limits == {"keep_dead": "0", "max_dead": "0"}
     assert Settings(max_attempts=None).inherit(DEFAULTS).policy() == Policy(30_000_000, 0)
     assert repr(UNSET) == "UNSET"
 
@@ -73,7 +79,14 @@ def test_every_default_is_known() -> None:
     left_out = {
         field.name for field in fields(Settings) if getattr(DEFAULTS, field.name) in (None, UNSET)
     }
-    assert left_out == {"partitions", "max_size", "expired", "dedup_window"}
+    assert left_out == {
+        "partitions",
+        "max_size",
+        "expired",
+        "dedup_window",
+        "keep_dead",
+        "max_dead",
+    }
 
 
 def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
@@ -85,11 +98,11 @@ def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
 
 
 def test_stored_settings_are_read() -> None:
-    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000")
+    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of(values)
     assert not stored.is_new
     assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
-    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5)
+    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5, 2.5, 9)
 
 
 @given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))
@@ -100,6 +113,8 @@ def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -
     assert all(1 <= number <= 1024 for number in stored.former)
     assert public.max_size is None or public.max_size > 0
     assert public.dedup_window >= 0
+    assert public.keep_dead is None or public.keep_dead > 0
+    assert public.max_dead is None or public.max_dead > 0
     assert stored.next_epoch(1) != stored.epoch
 
 
@@ -126,6 +141,14 @@ def test_the_error_names_every_setting_that_differs() -> None:
     assert "dedup_window is 1.5 on the server, and 60 here:" in str(caught.value)
     assert "partitions is 4 on the server, and 8 here;" in str(caught.value)
     assert str(caught.value).endswith("call configure() to change them, or leave them out")
+
+
+def test_the_error_shows_limits_of_dead_letters_as_users_write_them() -> None:
+    stored = StoredSettings({"keep_dead": "0", "max_dead": "7"})
+    with pytest.raises(delayq.ConfigurationError) as caught:
+        stored.check("jobs", declare(keep_dead=90, max_dead=None))
+    assert "keep_dead is None on the server, and 90 here;" in str(caught.value)
+    assert "max_dead is 7 on the server, and None here:" in str(caught.value)
 
 
 @pytest.mark.parametrize(

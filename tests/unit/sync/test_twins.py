@@ -166,6 +166,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_payload": 1000,
         "durability": "fsync",
         "partitions": 2,
+        "keep_dead": 60.0,
+        "max_dead": 7,
     },
     "delayed_queue": {
         "codec": StringCodec(),

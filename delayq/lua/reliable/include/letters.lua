@@ -11,6 +11,9 @@ local function id_of(name)
   return string.match(name, ID_AND_STAMP) or name
 end
 
+-- One call drops this many letters at most, a few more than it adds.
+local MOST_TRIMMED = 600
+
 -- Fail if a key of letters is of a foreign type: call this before anything is written.
 local function check_letters()
   redis.call('HGET', dead_messages, '')
@@ -45,4 +48,19 @@ local function delete_letters(names)
       if rest ~= '' then redis.call('HSET', dead_messages, id .. '\0', rest) end
     end
   end
+end
+
+-- Drop letters that died `keep_us` ago, and the oldest ones beyond `most`; 0 for no limit. Return
+-- how many.
+local function trim_letters(keep_us, most, now)
+  local too_old, too_many = {}, {}
+  if keep_us > 0 then
+    too_old = redis.call('ZRANGEBYSCORE', dead, '-inf', string.format('%.2f', now - keep_us), 'LIMIT', 0, MOST_TRIMMED)
+  end
+  local extra = most > 0 and redis.call('ZCOUNT', dead, '-inf', '+inf') - most or 0
+  if extra > #too_old then too_many = redis.call('ZRANGE', dead, 0, math.min(extra, MOST_TRIMMED) - 1) end
+  -- Both begin with the oldest letter.
+  local names = #too_many > #too_old and too_many or too_old
+  if #names > 0 then delete_letters(names) end
+  return #names
 end

@@ -1,0 +1,184 @@
+"""Dead letters are kept for a time, and up to a number, if the queue's settings say so."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import TRIM_DEAD
+from delayq.admin.acl import acl_rules
+from tests.support.reliable_fixtures import LEASE, jobs, raw
+
+if TYPE_CHECKING:
+    from delayq import Client, ReliableQueue
+    from tests.support.servers import PrivateServer
+
+pytestmark = [pytest.mark.every_server]
+__all__ = ["jobs", "raw"]
+
+KEYS = ReliableKeys.of("jobs")
+DAY = 86_400
+
+
+async def die(queue: ReliableQueue[Any], *ids: str) -> None:
+    """Make a dead letter of a new message under each id, in that order."""
+    for each in ids:
+        await queue.offer(0, id=each)
+        (message,) = await queue.claim()
+        await message.bury("why")
+
+
+async def grow_old(raw: Any, *names: str, by: float) -> None:
+    """Make it as if these letters had died ``by`` seconds earlier."""
+    for name in names:
+        await raw.zincrby(KEYS.dead, -by * 1_000_000, name)
+
+
+async def ids(queue: ReliableQueue[Any]) -> list[str]:
+    return [letter.id for letter in await queue.dead.list(limit=1000)]
+
+
+async def nothing_else_is_left(raw: Any, queue: ReliableQueue[Any]) -> None:
+    """Check that the letters that were dropped have left nothing behind."""
+    assert await raw.hlen(KEYS.dead_messages) == await raw.zcard(KEYS.dead)
+    assert len(await ids(queue)) == await raw.zcard(KEYS.dead)
+
+
+async def test_without_a_limit_letters_stay(jobs: ReliableQueue[int], raw: Any) -> None:
+    await die(jobs, "a", "b")
+    await grow_old(raw, "a", "b", by=10_000 * DAY)
+    await die(jobs, "c")
+    assert await ids(jobs) == ["a", "b", "c"]
+
+
+async def test_old_letters_are_dropped_when_the_next_one_is_added(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
+    await die(jobs, "a", "b", "c")
+    await grow_old(raw, "a", "b", by=DAY)
+    await jobs.configure(keep_dead=DAY / 2)
+    await die(jobs, "d")
+    assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d"]
+    await nothing_else_is_left(raw, jobs)
+
+
+async def test_old_letters_are_dropped_when_messages_are_claimed(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
+    await jobs.configure(keep_dead=DAY / 2)
+    await die(jobs, "a", "b")
+    await grow_old(raw, "a", by=DAY)
+    await jobs.offer(1)
+    (message,) = await jobs.claim()
+    assert message.value == 1
+    assert await raw.zrange(KEYS.dead, 0, -1) == [b"b"]
+
+
+async def test_old_letters_are_dropped_when_letters_are_looked_at(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
+    await jobs.configure(keep_dead=DAY / 2)
+    await die(jobs, "a", "b")
+    await grow_old(raw, "a", by=DAY)
+    assert await jobs.dead.size() == 1
+    await grow_old(raw, "b", by=DAY)
+    assert await jobs.dead.redrive() == 0
+
+
+async def test_the_oldest_letters_make_room(jobs: ReliableQueue[int], raw: Any) -> None:
+    await jobs.configure(max_dead=3)
+    await die(jobs, *"abcde")
+    assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d", b"e"]
+    await nothing_else_is_left(raw, jobs)
+    await jobs.configure(max_dead=None)
+    await die(jobs, *"fg")
+    assert await ids(jobs) == [*"cdefg"]
+
+
+async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
+    client: Client, raw: Any
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, expired="dead", max_dead=3)
+    await queue.offer_many([Offer(n, id=f"{n}", ttl=60) for n in range(5)])
+    await raw.hset(KEYS.expiries, mapping=dict.fromkeys("01234", "1.00"))
+    assert await queue.claim() == []
+    assert await ids(queue) == ["2", "3", "4"]
+    await nothing_else_is_left(raw, queue)
+
+
+async def test_both_limits_count(jobs: ReliableQueue[int], raw: Any) -> None:
+    await die(jobs, *"abcdef")
+    await grow_old(raw, *"abc", by=DAY)
+    await jobs.configure(keep_dead=DAY / 2, max_dead=5)
+    assert await ids(jobs) == [*"def"]
+    await jobs.configure(max_dead=1)
+    assert await ids(jobs) == [*"f"]
+
+
+async def test_letters_of_one_id_go_one_by_one(jobs: ReliableQueue[int], raw: Any) -> None:
+    await die(jobs, "a", "a", "a")
+    await jobs.configure(max_dead=2)
+    assert await ids(jobs) == ["a", "a"]
+    assert await jobs.dead.redrive(["a"]) == 1
+    assert await jobs.cancel("a")
+    await jobs.configure(max_dead=1)
+    await die(jobs, "b")
+    assert await ids(jobs) == ["b"]
+    await nothing_else_is_left(raw, jobs)
+
+
+async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[int], raw: Any) -> None:
+    names = [f"{n:04d}" for n in range(1500)]
+    await raw.zadd(KEYS.dead, {name: n + 1 for n, name in enumerate(names)})
+    await raw.hset(KEYS.dead_messages, mapping=dict.fromkeys(names, "{}\n1\n0"))
+    await jobs.configure(keep_dead=60, max_dead=10)
+    left = [await jobs._open.partitions[0].store.trim_dead() for _ in range(4)]
+    assert left == [600, 600, 300, 0]
+    assert await raw.hlen(KEYS.dead_messages) == 0
+
+
+@pytest.mark.parametrize("text", ["junk", "-1", "nan", "1e400", ""])
+async def test_a_limit_that_cannot_be_read_is_none(
+    jobs: ReliableQueue[int], raw: Any, text: str
+) -> None:
+    await die(jobs, "a")
+    await raw.hset(KEYS.settings, mapping={"keep_dead": text, "max_dead": text})
+    await die(jobs, "b")
+    assert await raw.zrange(KEYS.dead, 0, -1) == [b"a", b"b"]
+
+
+async def test_a_key_of_another_type_is_reported_before_anything_is_written(
+    jobs: ReliableQueue[int], raw: Any
+) -> None:
+    await jobs.configure(max_dead=1)
+    await jobs.offer(1, id="a")
+    await raw.set(KEYS.dead_messages, "mine")
+    with pytest.raises(delayq.ServerRefused):
+        await jobs.claim()
+    assert await raw.zrange(KEYS.ids, 0, -1) == [b"a"]
+    await raw.delete(KEYS.dead_messages)
+    assert [message.id for message in await jobs.claim()] == ["a"]
+
+
+async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
+    jobs: ReliableQueue[int], server: PrivateServer, raw: Any
+) -> None:
+    await die(jobs, "a", "b")
+    await jobs.configure(max_dead=1)
+    rules = acl_rules("dashboard", reliable=["jobs"])
+    await raw.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rules)
+    url = server.url.replace("://", "://reader:secret@")
+    async with delayq.connect(url) as theirs:
+        assert await ids(theirs.reliable_queue("jobs")) == ["a", "b"]
+    assert await ids(jobs) == ["b"]
+
+
+async def test_each_partition_has_its_own_number(client: Client) -> None:
+    queue = client.reliable_queue("parts", lease=LEASE, partitions=4, max_dead=1)
+    await die(queue, *(f"{n}" for n in range(40)))
+    assert len(await ids(queue)) == 4
+    assert TRIM_DEAD.roles == {"admin"}
