@@ -18,10 +18,13 @@ from delayq.errors import (
     EncodeError,
     LeaseLost,
     MessageCancelled,
+    MessageFailed,
+    NoResult,
     NotDurable,
     OutcomeUnknown,
     PayloadTooLarge,
     QueueFull,
+    ResultTimeout,
     ServerError,
     ServerRefused,
     ServerUnavailable,
@@ -50,6 +53,7 @@ if typing.TYPE_CHECKING:
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
     from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer
+    from delayq._reliable.outcomes import Attempt, MessageHistory
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.schedules import Schedule
     from delayq._reliable.settings import QueueSettings
@@ -63,6 +67,7 @@ if typing.TYPE_CHECKING:
     from delayq.worker import Worker
 
 __all__ = [
+    "Attempt",
     "Backoff",
     "BadArguments",
     "BadDelay",
@@ -87,6 +92,9 @@ __all__ = [
     "LeaseLost",
     "Message",
     "MessageCancelled",
+    "MessageFailed",
+    "MessageHistory",
+    "NoResult",
     "NotDurable",
     "Offer",
     "OutcomeUnknown",
@@ -98,6 +106,7 @@ __all__ = [
     "Receipt",
     "Reject",
     "ReliableQueue",
+    "ResultTimeout",
     "RetryAfter",
     "Schedule",
     "ServerError",
@@ -119,6 +128,7 @@ __all__ = [
 
 # Each is loaded when it is asked for: together they take as long as asyncio does.
 _HOMES = {
+    "Attempt": "_reliable.outcomes",
     "Backoff": "backoff",
     "Client": "client",
     "ClientStats": "stats",
@@ -129,6 +139,7 @@ _HOMES = {
     "HashedWheelTimer": "_timer.timer",
     "JsonCodec": "codecs",
     "Message": "_reliable.message",
+    "MessageHistory": "_reliable.outcomes",
     "Offer": "_reliable.offering",
     "QueueDepth": "stats",
     "QueueSettings": "_reliable.settings",

@@ -312,6 +312,8 @@ class Client:
         partitions: int | None = ...,
         keep_dead: Duration | Unset | None = ...,
         max_dead: int | Unset | None = ...,
+        keep: Duration | None = ...,
+        max_kept: int | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -331,6 +333,8 @@ class Client:
         partitions: int | None = ...,
         keep_dead: Duration | Unset | None = ...,
         max_dead: int | Unset | None = ...,
+        keep: Duration | None = ...,
+        max_kept: int | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -349,15 +353,17 @@ class Client:
         partitions: int | None = None,
         keep_dead: Duration | Unset | None = UNSET,
         max_dead: int | Unset | None = UNSET,
+        keep: Duration | None = None,
+        max_kept: int | None = None,
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
         Every setting may be left out. ``dedup_window``, ``expired``, ``max_size``, ``partitions``,
-        ``keep_dead`` and ``max_dead`` belong to the queue: the first handle that has one stores it
-        on the server, a handle that leaves it out uses what is stored, and one that has another
-        value gets a :class:`~delayq.ConfigurationError` from its first call.
+        ``keep_dead``, ``max_dead``, ``keep`` and ``max_kept`` belong to the queue: the first handle
+        that has one stores it on the server, a handle that leaves it out uses what is stored, and
+        one that has another value gets a :class:`~delayq.ConfigurationError` from its first call.
         :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
         change them. All other settings belong to the handle; those that it leaves out are taken
         from the handles of this queue that are open on this client, or have the default given here.
@@ -391,6 +397,11 @@ class Client:
                 they are redriven or purged.
             max_dead: The largest number of dead letters, in each partition, beyond which the oldest
                 are dropped; None, the default, for no limit.
+            keep: How long results and attempts of finished messages stay, for
+                :meth:`~delayq.ReliableQueue.result` and :meth:`~delayq.ReliableQueue.history`:
+                seconds or a timedelta; 0, the default, for not at all.
+            max_kept: The largest number of messages, in each partition, whose results and attempts
+                stay: those that finished first go first; 10,000 by default.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
@@ -413,6 +424,8 @@ class Client:
             partitions,
             keep_dead,
             max_dead,
+            keep,
+            max_kept,
         )
         check_codec(codec)
         return ReliableQueue(

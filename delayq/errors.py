@@ -18,6 +18,9 @@
     ├── DuplicateMessage                 a live message has that id; nothing was written
     ├── LeaseLost                        the lease has ended: another worker may have the message
     │   └── MessageCancelled             the message was cancelled while you had it
+    ├── MessageFailed                    the message whose result you want is a dead letter
+    ├── NoResult                         the message whose result you want is unknown
+    ├── ResultTimeout (TimeoutError)     the message whose result you want has not ended yet
     ├── QueueFull                        the queue holds max_size messages; nothing was written
     ├── NotDurable                       stored, but not as safely as was asked for
     ├── ServerError
@@ -206,6 +209,69 @@ class LeaseLost(DelayqError):
 
 class MessageCancelled(LeaseLost):
     """The message was cancelled while you had it, by ``cancel(id, running=True)``: it is gone."""
+
+
+class MessageFailed(DelayqError):
+    """The message became a dead letter, so it has no result.
+
+    Attributes:
+        id: The message's id.
+        reason: Why it died, as :attr:`delayq.DeadLetter.reason` tells it.
+        error: The last error of its handler: one line, a newline, and the traceback; empty if
+            there was none.
+    """
+
+    def __init__(self, id: str, reason: str, error: str = "") -> None:  # noqa: A002
+        super().__init__(id, reason, error)
+        self.id = id
+        self.reason = reason
+        self.error = error
+
+    def __str__(self) -> str:
+        line = self.error.partition("\n")[0]
+        return f"message {self.id!r} failed ({self.reason})" + (f": {line}" if line else "")
+
+
+class NoResult(DelayqError):
+    """There is no result of the message, and none will come.
+
+    Attributes:
+        id: The message's id.
+        keeps: Whether the queue keeps results.
+    """
+
+    def __init__(self, id: str, *, keeps: bool) -> None:  # noqa: A002
+        super().__init__(id)
+        self.id = id
+        self.keeps = keeps
+
+    def __str__(self) -> str:
+        if not self.keeps:
+            return (
+                f"there is no result of message {self.id!r}: the queue keeps none; give it"
+                " keep=timedelta(days=1), for example"
+            )
+        return (
+            f"there is no result of message {self.id!r}: it is kept no longer, or the message was"
+            " cancelled, purged, dropped, or never offered"
+        )
+
+
+class ResultTimeout(DelayqError, TimeoutError):
+    """The message has not been handled in time. It may be handled later.
+
+    Attributes:
+        id: The message's id.
+        timeout: How long the call has waited, in seconds.
+    """
+
+    def __init__(self, id: str, timeout: float) -> None:  # noqa: A002
+        super().__init__(id, timeout)
+        self.id = id
+        self.timeout = timeout
+
+    def __str__(self) -> str:
+        return f"message {self.id!r} was not finished within {self.timeout:g} s"
 
 
 class ServerError(DelayqError):

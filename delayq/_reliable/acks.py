@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
+from delayq._reliable.outcomes import attempt_of
 from delayq.errors import Closed, LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
@@ -15,11 +16,14 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
     from delayq._redis.scripts import Request
+    from delayq._reliable.known_settings import KnownSettings
     from delayq._reliable.replies import Claim
     from delayq._reliable.store import ReliableStore
 
 
 _AT_A_TIME = 200
+RESULT_UNIT = 5_000
+"""The bytes of results that take the place of a message in a call: so it has a megabyte at most."""
 
 
 class Acknowledger:
@@ -29,8 +33,15 @@ class Acknowledger:
         done: Number of claims settled, or found lost, so far.
     """
 
-    def __init__(self, store: ReliableStore, services: EngineContext, counters: Counters) -> None:
+    def __init__(
+        self,
+        store: ReliableStore,
+        services: EngineContext,
+        counters: Counters,
+        settings: KnownSettings,
+    ) -> None:
         self._store = store
+        self._settings = settings
         self._counters = counters
         self._clock = services.clock
         self._suspects = services.suspects
@@ -65,7 +76,8 @@ class Acknowledger:
         A caller that is cancelled has handled the message all the same, so the acknowledgement is
         carried out. Raises :class:`Closed` at once.
         """
-        return self._acks.submit(claim, 1)
+        payload = getattr(claim, "result", b"")
+        return self._acks.submit(claim, 1 + len(payload) // RESULT_UNIT)
 
     async def nack(self, claim: Claim, delay_us: int, error: str) -> None:
         """Make the message due again after ``delay_us`` microseconds.
@@ -75,7 +87,9 @@ class Acknowledger:
                 changed.
             OutcomeUnknown: The call may have been carried out.
         """
-        await self._settle_one(self._store.nack_request(claim, delay_us, error), claim)
+        attempt = self._attempt_of(claim, error)
+        request = self._store.nack_request(claim, delay_us, error, attempt=attempt)
+        await self._settle_one(request, claim)
         self._counters.retried += 1
 
     async def snooze(self, claim: Claim, delay_us: int) -> None:
@@ -86,12 +100,13 @@ class Acknowledger:
         await self._settle_one(self._store.nack_request(claim, delay_us, "", counts=False), claim)
         self._counters.released += 1
 
-    async def bury(self, claim: Claim, why: str) -> None:
+    async def bury(self, claim: Claim, why: str, error: str = "") -> None:
         """Make the message a dead letter.
 
         ``why`` is JSON on one line. Raises the same errors as :meth:`nack`.
         """
-        await self._settle_one(self._store.bury_request(claim, why), claim)
+        request = self._store.bury_request(claim, why, self._attempt_of(claim, error))
+        await self._settle_one(request, claim)
         self._counters.buried += 1
 
     async def release(self, claim: Claim) -> None:
@@ -147,7 +162,13 @@ class Acknowledger:
         for claim in claims:
             if claim.is_suspect:
                 self._suspects.over(claim)
+        if self._settings.stored.keep_us:
+            return self._store.finish_request(claims)
         return self._store.ack_request(claims)
+
+    def _attempt_of(self, claim: Claim, error: str) -> bytes:
+        """Return what to record about an attempt that has failed; nothing if it is not kept."""
+        return attempt_of(claim, error) if self._settings.stored.keep_us else b""
 
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
         # It may have failed before it left.

@@ -43,7 +43,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities|done"
-    r"|dead|dead:messages|paused|schedules)$"
+    r"|dead|dead:messages|paused|schedules|recorded|records)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -76,6 +76,14 @@ class ReliableKeys:
     """STRING that exists while the queue is paused."""
     schedules: str
     """HASH of recurring messages by name."""
+    recorded: str
+    """ZSET of ids of messages of which a record is kept, scored by its last change,
+    microseconds.
+    """
+    records: str
+    """HASH of these records by id."""
+    awaited: str
+    """ZSET of ids whose end clients wait for, scored by the end of that, microseconds."""
     settings: str
     """HASH of the queue's settings, and channel that announces their changes; those of the first
     partition decide.
@@ -122,6 +130,9 @@ class ReliableKeys:
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",
             schedules=f"{prefix}schedules",
+            recorded=f"{prefix}recorded",
+            records=f"{prefix}records",
+            awaited=f"{prefix}awaited",
             settings=f"{prefix}settings",
         )
 

@@ -13,13 +13,13 @@ import anyio
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq._generics import T
-from delayq._reliable.acks import demand
+from delayq._reliable.acks import RESULT_UNIT, demand
 from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
 from delayq.errors import DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Iterator, Mapping
+    from collections.abc import Awaitable, Callable, Iterator, Mapping
     from datetime import datetime
     from types import TracebackType
     from typing import Self
@@ -139,6 +139,7 @@ class QueueHandle(Generic[T]):
         loop: The client's event loop.
         cancelled: As in :class:`OpenReliableQueue`.
         hooks: The observers to notify.
+        encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
     """
 
     codec: Codec[T]
@@ -150,6 +151,7 @@ class QueueHandle(Generic[T]):
     loop: asyncio.AbstractEventLoop
     cancelled: Mapping[tuple[bytes, bytes], None]
     hooks: Hooks
+    encode_result: Callable[[object], bytes | None]
 
 
 class Message(Generic[T]):
@@ -309,12 +311,18 @@ class Message(Generic[T]):
         """
         return None if self._error is None else unpack_error(self._error)[1]
 
-    async def ack(self) -> None:
+    async def ack(self, result: object = None) -> None:
         """Acknowledge the message: it has been handled, and is deleted.
 
         Concurrent calls share a round trip.
 
+        Args:
+            result: The result, which :meth:`ReliableQueue.result` returns if the queue has
+                ``keep`` set; otherwise, it is ignored.
+
         Raises:
+            EncodeError, PayloadTooLarge: The queue's codec cannot encode the result, or it is
+                larger than ``max_payload``. The message is still yours.
             LeaseLost: The lease had ended: another worker may have the message. Nothing was
                 changed.
             OutcomeUnknown: The reply was lost. If the call was not carried out, the message is
@@ -323,6 +331,8 @@ class Message(Generic[T]):
                 when the lease ends.
         """
         self._demand_lease()
+        if result is not None:
+            self.keep_result(result)
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._origin.keeper.let_go(self._claim)
         try:
@@ -338,6 +348,24 @@ class Message(Generic[T]):
             self._hold_on()
             raise
         self._done()
+
+    @property
+    def keeps_result(self) -> bool:
+        """Whether its queue keeps results."""
+        return self._origin.partition.queue.settings.stored.keep_us > 0
+
+    def keep_result(self, result: object) -> None:
+        """Have the next acknowledgement store a result, if the queue keeps results.
+
+        Raises:
+            EncodeError, PayloadTooLarge: As for :meth:`ack`.
+        """
+        payload = self._origin.encode_result(result)
+        if payload is not None:
+            self._claim.result = payload
+            if len(payload) > RESULT_UNIT:
+                # It waits for its acknowledgement, which shares a call with fewer others.
+                self._ahead = None
 
     async def nack(
         self, delay: Duration | None = None, error: BaseException | str | None = None
@@ -538,7 +566,7 @@ class Message(Generic[T]):
             "error": error,
         }
         await self._settle(
-            self._origin.settling.bury(self._claim, json.dumps(why, separators=(",", ":")))
+            self._origin.settling.bury(self._claim, json.dumps(why, separators=(",", ":")), error)
         )
 
     async def _settle(self, call: Awaitable[None]) -> None:

@@ -12,6 +12,7 @@ from delayq._reliable.bodies import brief, content
 from delayq._reliable.ids import checked_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
+from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings import check_limit
 from delayq.errors import (
     BadDelay,
@@ -170,6 +171,25 @@ class OfferEncoder(Generic[T]):
             on_duplicate,
             stored,
         )
+
+    def result(self, value: object) -> bytes:
+        """Encode the result of a handler.
+
+        Raises:
+            EncodeError, PayloadTooLarge: As for :meth:`delayq.Message.ack`.
+        """
+        codec = result_codec(self._codec)
+        try:
+            payload = codec.encode(value)
+        except EncodeError as error:
+            raise EncodeError(f"the result cannot be kept: {error}") from error.__cause__
+        if not isinstance(payload, bytes):
+            raise EncodeError(
+                f"{type(codec).__name__}.encode returned {type(payload).__name__}, not bytes"
+            )
+        if len(payload) > self._max_payload:
+            raise PayloadTooLarge(len(payload), self._max_payload)
+        return payload
 
     def messages(self, offers: Sequence[Offer[T]]) -> list[NewMessage]:
         """Check and encode offers as :meth:`message` does."""

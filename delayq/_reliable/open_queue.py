@@ -16,6 +16,7 @@ from delayq._reliable.looks import Looks
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
+from delayq._reliable.results import Results
 from delayq._reliable.store import PAGE, ReliableStore
 from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
@@ -53,6 +54,7 @@ class OpenReliableQueue:
         closing: A future that is done from the moment when the queue is closed.
         cancelled: The last messages that were cancelled while clients had them: the id of each, and
             the token of its lease.
+        results: Waits for the ends of messages.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class OpenReliableQueue:
             policy_of=lambda claim: claim.policy,
         )
         self.cancelled: dict[tuple[bytes, bytes], None] = {}
+        self.results: Results = Results(self)
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 # Announced on the channel of the settings by cancel.lua, like each new epoch by configure.lua.
 _CANCELLED = b"cancelled"
+# Announced there by the scripts that end messages.
+_FINISHED = b"finished"
 
 
 class Partition:
@@ -53,7 +55,9 @@ class Partition:
         self.keys: ReliableKeys = keys
         self.store: ReliableStore = ReliableStore(services.server, keys)
         self.counters: Counters = Counters()
-        self.settling: Acknowledger = Acknowledger(self.store, services, self.counters)
+        self.settling: Acknowledger = Acknowledger(
+            self.store, services, self.counters, queue.settings
+        )
         self._services = services
         # By the length of the leases, in microseconds.
         self._keepers: dict[int, LeaseKeeper[Claim]] = {}
@@ -110,6 +114,7 @@ class Partition:
         return self._keepers[lease_us]
 
     def resync_keys(self) -> tuple[str, ...]:
+        self.queue.results.look_again()
         if self.queue.waiters.waiting:
             return self.keys.re_checked
         self.wakeups.rest()
@@ -143,6 +148,8 @@ class Partition:
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.name == (id, token))
             self.claims.cancelled((id, token))
+        elif what == _FINISHED:
+            self.queue.results.on_finished(rest)
         elif not self.index:
             # The settings of the first partition decide.
             self.queue.settings.on_change()

@@ -25,6 +25,7 @@ from delayq._reliable.offering import (
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
+from delayq._reliable.outcomes import decoded, history_of, result_codec
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
@@ -36,6 +37,8 @@ from delayq.errors import (
     BadInput,
     Closed,
     DelayqError,
+    MessageFailed,
+    NoResult,
     ServerError,
     ServerRefused,
 )
@@ -61,6 +64,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.new_message import NewMessage, OptionsMessage
+    from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
     from delayq._reliable.settings import Expired, QueueSettings, Settings
@@ -426,6 +430,53 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         return await queue.search(queue.placements, checked_id(id), find)
 
+    # Results
+
+    async def result(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
+        """Return what the handler of a message has returned, or :meth:`Message.ack` was given.
+
+        Waits until the message has been acknowledged, or is dead. Works if the queue has ``keep``
+        set, for as long as that says.
+
+        Args:
+            id: The message's id.
+            timeout: How long to wait, seconds or a timedelta; None to wait as long as it takes, 0
+                to look once.
+
+        Raises:
+            MessageFailed: It became a dead letter. The error holds the last error of the handler.
+            NoResult: There is no message of that id, and no result: it was cancelled, purged,
+                dropped or never offered, or the result is not kept any more; or it was acknowledged
+                while the queue had no ``keep``.
+            ResultTimeout: It has not ended within ``timeout``.
+            DecodeError: The codec cannot decode the result.
+            ServerError: Only with a ``timeout`` of 0, or if the server refuses the call: a longer
+                wait lasts until the server answers.
+            Closed: The queue or client is closed, or is closed while the call waits.
+        """
+        payload = await self._result_payload(id, timeout)
+        return None if payload is None else decoded(result_codec(self._codec), payload)
+
+    async def history(self, id: str) -> MessageHistory | None:  # noqa: A002
+        """Return what is known about a message, alive or not; None if that is nothing.
+
+        Attempts and results are known if the queue has ``keep`` set, for as long as that says.
+        """
+        await self._settled()
+        queue, checked = self._open, checked_id(id)
+
+        async def find(partition: Partition) -> MessageHistory | None:
+            outcome, found = await asyncio.gather(
+                partition.store.outcome(checked), partition.store.get(checked)
+            )
+            return history_of(checked, outcome, found, self._codec)
+
+        # A partition that has only the record of an earlier message with that id is asked first.
+        histories = [each for p in queue.placements(checked) if (each := await find(p)) is not None]
+        live = [each for each in histories if each.is_live]
+        found = live or histories
+        return found[-1] if found else None
+
     # Inspection and cleanup
 
     async def stats(self) -> QueueDepth:
@@ -569,6 +620,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         partitions: int | None = None,
         keep_dead: Duration | Unset | None = UNSET,
         max_dead: int | Unset | None = UNSET,
+        keep: Duration | None = None,
+        max_kept: int | None = None,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them.
 
@@ -587,6 +640,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 passed.
             keep_dead: How long dead letters stay.
             max_dead: The largest number of dead letters.
+            keep: How long results and attempts of finished messages stay; 0 for not at all.
+            max_kept: The largest number of messages whose results and attempts stay.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -602,6 +657,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             dedup_window=dedup_window,
             keep_dead=keep_dead,
             max_dead=max_dead,
+            keep=keep,
+            max_kept=max_kept,
         )
         self._check_open()
         settings = await self._open.settings.configure(changes)
@@ -671,6 +728,28 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._open.flush()
         self._check_open()
 
+    def _encode_result(self, result: object) -> bytes | None:
+        """Encode the result of a handler; return None if the queue does not keep it.
+
+        Raises:
+            EncodeError, PayloadTooLarge: As for :meth:`Message.ack`.
+        """
+        if result is None or not self._open.settings.stored.keep_us:
+            return None
+        return self._encoder.result(result)
+
+    async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
+        """Return the encoded result of a message, as :meth:`result` does; None for no result."""
+        checked = checked_id(id)
+        within = None if timeout is None else seconds(timeout, "timeout")
+        await self._settled()
+        outcome = await self._open.results.outcome(checked, within)
+        if outcome.death is not None and not outcome.is_live:
+            raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
+        if outcome.record is None or not outcome.record.is_done or outcome.is_live:
+            raise NoResult(checked, keeps=outcome.keeps)
+        return outcome.record.payload
+
     def _encode(self, offer: Offer[T]) -> OptionsMessage:
         return self._encoder.with_options(offer)
 
@@ -712,6 +791,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 self._open.loop,
                 self._open.cancelled,
                 self._hooks,
+                self._encode_result,
             )
         return self._origins[place]
 

@@ -46,6 +46,7 @@ class Claim:
         forgiven: Number of attempts that do not count towards the message's death, because its
             worker died, perhaps of another message.
         known_due_us: When the message was due, in microseconds; None if the body tells it.
+        result: The encoded result of its handler; not set if there is none.
     """
 
     id: bytes
@@ -60,6 +61,8 @@ class Claim:
     attempt: int = 1
     forgiven: int = 0
     known_due_us: int | None = None
+    # Not set by default, because that would take time for each message.
+    result: bytes = field(init=False, repr=False)
 
     @property
     def name(self) -> tuple[bytes, bytes]:

@@ -46,6 +46,8 @@ FIELDS = (
     "dedup_window",
     "keep_dead",
     "max_dead",
+    "keep",
+    "max_kept",
 )
 """The fields of the hash on the server."""
 
@@ -54,6 +56,10 @@ Declared = Mapping[str, str]
 
 RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 """The default of ``backoff``."""
+
+
+MOST_KEPT = 10_000
+"""The default of ``max_kept``, as in ``lua/reliable/include/kept.lua``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +75,8 @@ class QueueSettings:
         dedup_window: How long the id of a handled message still counts as taken, in seconds.
         keep_dead: How long dead letters stay, in seconds; None for no limit.
         max_dead: The number of dead letters beyond which the oldest are dropped; None for no limit.
+        keep: How long results and attempts of finished messages stay, in seconds; 0 for not at all.
+        max_kept: The number of messages whose results and attempts stay at most.
     """
 
     partitions: int = 1
@@ -77,6 +85,8 @@ class QueueSettings:
     dedup_window: float = 0.0
     keep_dead: float | None = None
     max_dead: int | None = None
+    keep: float = 0.0
+    max_kept: int = MOST_KEPT
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +118,8 @@ class SettingsOptions(TypedDict, total=False):
     partitions: int | None
     keep_dead: Duration | Unset | None
     max_dead: int | Unset | None
+    keep: Duration | None
+    max_kept: int | None
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,8 @@ class Settings:
     partitions: int | None = None
     keep_dead: Duration | Unset | None = UNSET
     max_dead: int | Unset | None = UNSET
+    keep: Duration | None = None
+    max_kept: int | None = None
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -166,6 +180,8 @@ class Settings:
             dedup_window=self.dedup_window,
             keep_dead=self.keep_dead,
             max_dead=self.max_dead,
+            keep=self.keep,
+            max_kept=self.max_kept,
         )
 
     def inherit(self, other: Settings) -> Settings:
@@ -205,6 +221,7 @@ class StoredSettings:
         is_whole: Whether every message is in the one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
         drops_letters: Whether dead letters are dropped at some age or number.
+        keep_us: How long records of finished messages are kept, in microseconds; 0 for not at all.
     """
 
     __slots__ = (
@@ -213,6 +230,7 @@ class StoredSettings:
         "fields",
         "former",
         "is_whole",
+        "keep_us",
         "max_size",
         "partitions",
     )
@@ -228,6 +246,7 @@ class StoredSettings:
         self.is_whole: bool = self.partitions == 1 and not self.former
         self.max_size: int = max(_number(fields.get("max_size")), 0)
         limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
+        self.keep_us: int = max(_number(fields.get("keep")), 0)
         self.drops_letters: bool = any(limit > 0 for limit in limits)
 
     @classmethod
@@ -252,6 +271,8 @@ class StoredSettings:
             max(_number(self.fields.get("dedup_window")), 0) / 1_000_000,
             max(_number(self.fields.get("keep_dead")), 0) / 1_000_000 or None,
             max(_number(self.fields.get("max_dead")), 0) or None,
+            self.keep_us / 1_000_000,
+            _most_kept(self.fields.get("max_kept")),
         )
 
     def check_layout(self, queue: str) -> None:
@@ -323,6 +344,8 @@ def declare(
     dedup_window: Duration | None = None,
     keep_dead: Duration | Unset | None = UNSET,
     max_dead: int | Unset | None = UNSET,
+    keep: Duration | None = None,
+    max_kept: int | None = None,
 ) -> dict[str, str]:
     """Return the given settings of a queue as the server stores them.
 
@@ -342,6 +365,16 @@ def declare(
         declared["expired"] = expired
     if dedup_window is not None:
         declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
+    return declared | _declare_kept(keep_dead, max_dead, keep, max_kept)
+
+
+def _declare_kept(
+    keep_dead: Duration | Unset | None,
+    max_dead: int | Unset | None,
+    keep: Duration | None,
+    max_kept: int | None,
+) -> dict[str, str]:
+    declared: dict[str, str] = {}
     if not isinstance(keep_dead, Unset):
         keep_us = 0 if keep_dead is None else microseconds(keep_dead, "keep_dead")
         if keep_dead is not None and not keep_us:
@@ -350,6 +383,11 @@ def declare(
     check_limit("max_dead", max_dead)
     if max_dead is not UNSET:
         declared["max_dead"] = str(max_dead or 0)
+    if keep is not None:
+        declared["keep"] = str(microseconds(keep, "keep"))
+    check_limit("max_kept", max_kept)
+    if max_kept is not None:
+        declared["max_kept"] = str(max_kept)
     return declared
 
 
@@ -378,6 +416,11 @@ def _partitions(text: str | None) -> int:
     return number if 1 <= number <= MOST_PARTITIONS else 1
 
 
+def _most_kept(text: str | None) -> int:
+    number = _number(text)
+    return number if number > 0 else MOST_KEPT
+
+
 def _shown(name: str, text: str) -> str:
     """Return a stored setting as a user would write it."""
     return _SHOWN.get(name, str)(text)
@@ -389,4 +432,5 @@ _SHOWN: dict[str, Callable[[str], str]] = {
     "dedup_window": lambda text: f"{_number(text) / 1_000_000:g}",
     "keep_dead": lambda text: f"{_number(text) / 1_000_000:g}" if _number(text) else "None",
     "max_dead": lambda text: str(_number(text) or None),
+    "keep": lambda text: f"{_number(text) / 1_000_000:g}",
 }

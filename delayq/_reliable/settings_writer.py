@@ -123,7 +123,11 @@ class SettingsWriter:
         with suppress(ServerRefused):
             places = range(max(stored.partitions, *stored.former))
             # In this order: the last message may be handled, and then remembered, in between.
-            if await self._are_empty(places) and not await self._remember(places):
+            if (
+                await self._are_empty(places)
+                and not await self._remember(places)
+                and not any(await self._of_each(places, ReliableStore.has_records))
+            ):
                 return await self.change(stored, {"former": ""})
         return None
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from delayq._redis.scripts import Request, Script
 from delayq._reliable.new_message import PlainMessage
+from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
     ClaimReply,
     Extended,
@@ -59,6 +60,9 @@ PURGE = Script("reliable/purge")
 REDRIVE = Script("reliable/redrive")
 DROP_DEAD = Script("reliable/drop_dead")
 TRIM_DEAD = Script("reliable/trim_dead")
+FINISH = Script("reliable/finish")
+OUTCOME = Script("reliable/outcome")
+AWAIT = Script("reliable/await")
 RESUME = Script("reliable/resume")
 SCHEDULE = Script("reliable/schedule")
 UNSCHEDULE = Script("reliable/unschedule")
@@ -213,21 +217,42 @@ class ReliableStore:
         """
         return Request(ACK, self.keys.of_script(ACK), _by_token(claims))
 
-    def nack_request(
-        self, claim: Claim, delay_us: int, error: str, *, counts: bool = True
-    ) -> Request:
-        """Build the call that makes a message due again after ``delay_us``.
-
-        ``counts`` tells whether the attempt counts. The reply is as for :meth:`ack_request`.
-        """
-        return Request(NACK, self.keys.of_script(NACK), (*claim.name, delay_us, int(counts), error))
-
-    def bury_request(self, claim: Claim, why: str) -> Request:
-        """Build the call that makes a message a dead letter; ``why`` is JSON.
+    def finish_request(self, claims: Sequence[Claim]) -> Request:
+        """Build the call that deletes handled messages, and keeps their results and attempts.
 
         The reply is as for :meth:`ack_request`.
         """
-        return Request(BURY, self.keys.of_script(BURY), (*claim.name, why))
+        args: list[Part] = [_runs_of(claims)]
+        for claim in claims:
+            payload = getattr(claim, "result", None)
+            args += (
+                claim.id,
+                offered_of(claim.body),
+                # It was tried before, or redriven.
+                int(claim.attempt > 1 or claim.known_due_us is not None),
+                attempt_of(claim),
+                b"" if payload is None else b"=" + payload,
+            )
+        return Request(FINISH, self.keys.of_script(FINISH), args)
+
+    def nack_request(
+        self, claim: Claim, delay_us: int, error: str, *, counts: bool = True, attempt: bytes = b""
+    ) -> Request:
+        """Build the call that makes a message due again after ``delay_us``.
+
+        ``counts`` tells whether the attempt counts, and ``attempt`` is what to record about it, if
+        anything. The reply is as for :meth:`ack_request`.
+        """
+        args = (*claim.name, delay_us, int(counts), error, offered_of(claim.body), attempt)
+        return Request(NACK, self.keys.of_script(NACK), args)
+
+    def bury_request(self, claim: Claim, why: str, attempt: bytes = b"") -> Request:
+        """Build the call that makes a message a dead letter; ``why`` is JSON.
+
+        ``attempt`` and the reply are as for :meth:`nack_request`.
+        """
+        args = (*claim.name, why, offered_of(claim.body), attempt)
+        return Request(BURY, self.keys.of_script(BURY), args)
 
     def release_request(self, claims: Iterable[Claim]) -> Request:
         """Build the call that gives messages back untouched.
@@ -266,6 +291,16 @@ class ReliableStore:
             if facts is None
             else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
         )
+
+    async def outcome(self, id: str) -> Outcome:  # noqa: A002
+        """Return what is known about the end of a message."""
+        return Outcome.of(await self._run(OUTCOME, id))
+
+    async def await_end(self, id: str, for_us: int) -> Outcome:  # noqa: A002
+        """Return what is known about the end of a message; if it is alive, have its end announced
+        if it comes within ``for_us``.
+        """
+        return Outcome.of(await self._run(AWAIT, id, for_us))
 
     async def knows(self, id: str, *, handled: bool) -> bool:  # noqa: A002
         """Return whether there is a message with that id, or there was one whose id still counts as
@@ -319,6 +354,10 @@ class ReliableStore:
             return False
         now_us = await self.client.time_us(self.keys.done)
         return bool(await self.client.command("ZCOUNT", self.keys.done, f"({now_us}", "+inf"))
+
+    async def has_records(self) -> bool:
+        """Return whether records of finished messages are kept."""
+        return bool(await self.client.command("EXISTS", self.keys.recorded))
 
     async def has_schedules(self) -> bool:
         """Return whether any message recurs."""
@@ -550,6 +589,11 @@ class ReliableStore:
 
 def _by_token(claims: Sequence[Claim]) -> list[Part]:
     """Return how many claims in a row have the same token, and the token; then their ids."""
+    return [_runs_of(claims), *(claim.id for claim in claims)]
+
+
+def _runs_of(claims: Sequence[Claim]) -> bytes:
+    """Return how many claims in a row have the same token, and the token."""
     runs, token, count = [], b"", 0
     for claim in claims:
         if claim.token != token:
@@ -557,4 +601,4 @@ def _by_token(claims: Sequence[Claim]) -> list[Part]:
             token, count = claim.token, 0
         count += 1
     runs.append(b"%d:%b" % (count, token))
-    return [b" ".join(runs[1:]), *(claim.id for claim in claims)]
+    return b" ".join(runs[1:])

@@ -95,7 +95,9 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
 }
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
-_KEYS_OF_RELIABLE = "wake summons done dead dead_messages paused schedules settings"
+_KEYS_OF_RELIABLE = (
+    "wake summons done dead dead_messages paused schedules recorded records awaited settings"
+)
 
 
 def scripts_of(kind: Kind, role: Role) -> list[Script]:

@@ -116,6 +116,15 @@ def configure(
         str | None,
         typer.Option(metavar="N|none", help="Drop the oldest dead letters beyond this many."),
     ] = None,
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION|none", help="How long results and attempts of messages stay: 7d."
+        ),
+    ] = None,
+    max_kept: Annotated[
+        int | None, typer.Option(min=1, help="Keep those of this many messages at most.")
+    ] = None,
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
@@ -133,6 +142,8 @@ def configure(
         "expired": expired,
         "dedup_window": duration(window, "--dedup-window"),
         "partitions": partitions,
+        "keep": duration("0" if keep == "none" else keep, "--keep"),
+        "max_kept": max_kept,
     }
     if max_size is not None:
         changes["max_size"] = _limit(max_size, "--max-size")
@@ -283,6 +294,10 @@ def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
         ("dedup window", span(window) if window else "none"),
         ("keep dead", span(settings.keep_dead) if settings.keep_dead else "for good"),
         ("max dead", f"{settings.max_dead:,}" if settings.max_dead else "none"),
+        (
+            "keep",
+            f"{span(settings.keep)}, up to {settings.max_kept:,}" if settings.keep else "none",
+        ),
     ]
 
 

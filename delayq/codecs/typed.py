@@ -106,7 +106,12 @@ class TypedCodec:
     """A codec for one type, from functions that write and read it.
 
     The texts of their errors quote nothing but what :func:`said` leaves out.
+
+    Attributes:
+        results: The codec of the results of handlers, which are of other types.
     """
+
+    results = JsonCodec()
 
     def __init__(
         self, kind: Any, write: Callable[[Any], bytes], read: Callable[[bytes], Any]

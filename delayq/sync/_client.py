@@ -194,6 +194,8 @@ class Client:
         partitions: int | None = ...,
         keep_dead: Duration | Unset | None = ...,
         max_dead: int | Unset | None = ...,
+        keep: Duration | None = ...,
+        max_kept: int | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -213,6 +215,8 @@ class Client:
         partitions: int | None = ...,
         keep_dead: Duration | Unset | None = ...,
         max_dead: int | Unset | None = ...,
+        keep: Duration | None = ...,
+        max_kept: int | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -231,6 +235,8 @@ class Client:
         partitions: int | None = None,
         keep_dead: Duration | Unset | None = UNSET,
         max_dead: int | Unset | None = UNSET,
+        keep: Duration | None = None,
+        max_kept: int | None = None,
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
@@ -250,6 +256,8 @@ class Client:
             partitions: The number of cluster slots to spread the queue over.
             keep_dead: How long dead letters stay.
             max_dead: The largest number of dead letters.
+            keep: How long results and attempts of finished messages stay.
+            max_kept: The largest number of messages whose results and attempts stay.
 
         Raises:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
@@ -269,6 +277,8 @@ class Client:
             partitions,
             keep_dead,
             max_dead,
+            keep,
+            max_kept,
         )
         settings.check()
         check_codec(codec)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from datetime import UTC
-from typing import TYPE_CHECKING, Generic, Literal
+from typing import TYPE_CHECKING, Any, Generic, Literal
 
 from delayq._generics import T
 from delayq._unset import UNSET
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.message import Message
     from delayq._reliable.offering import Offer, OnDuplicate
+    from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq._reliable.replies import State
     from delayq._reliable.schedules import Schedule
@@ -217,6 +218,16 @@ class ReliableQueue(Generic[T]):
         """Return the queue's schedules, by name."""
         return self._door.run(lambda queue: queue.schedules())
 
+    # Results
+
+    def result(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
+        """Return what the handler of a message has returned, once it has."""
+        return self._door.run(lambda queue: queue.result(id, timeout))
+
+    def history(self, id: str) -> MessageHistory | None:  # noqa: A002
+        """Return what is known about a message, alive or not; None if that is nothing."""
+        return self._door.run(lambda queue: queue.history(id))
+
     # Inspection and cleanup
 
     def stats(self) -> QueueDepth:
@@ -266,6 +277,8 @@ class ReliableQueue(Generic[T]):
         partitions: int | None = None,
         keep_dead: Duration | Unset | None = UNSET,
         max_dead: int | Unset | None = UNSET,
+        keep: Duration | None = None,
+        max_kept: int | None = None,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them."""
         return self._door.run(
@@ -276,6 +289,8 @@ class ReliableQueue(Generic[T]):
                 partitions=partitions,
                 keep_dead=keep_dead,
                 max_dead=max_dead,
+                keep=keep,
+                max_kept=max_kept,
             )
         )
 

@@ -36,7 +36,13 @@ class Call:
 
 
 class TaskCodec:
-    """Encodes and decodes calls of the tasks of one queue."""
+    """Encodes and decodes calls of the tasks of one queue.
+
+    Attributes:
+        results: The codec of what the tasks return.
+    """
+
+    results = _JSON
 
     def __init__(self, tasks: Mapping[str, Task[Any, Any]]) -> None:
         """Args:

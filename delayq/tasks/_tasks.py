@@ -9,7 +9,7 @@ from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from delayq._durations import Duration, check_count, seconds
-from delayq._functions import is_generator, name_of
+from delayq._functions import NOTHING, annotation_of, is_generator, name_of
 from delayq._generics import P, R_co
 from delayq._unset import UNSET
 from delayq.backoff import check_backoff
@@ -18,7 +18,7 @@ from delayq.tasks._arguments import Arguments
 from delayq.tasks._calls import Call, TaskCodec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime, tzinfo
     from typing import Unpack
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import SettingsOptions
     from delayq._unset import Unset
     from delayq.backoff import Backoff
+    from delayq.codecs import Codec
     from delayq.tasks._doors import AnyClient, Door
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
@@ -144,6 +145,7 @@ class Task(Offering[P], Generic[P, R_co]):
         self.aliases: tuple[str, ...] = aliases
         self.function: Callable[P, R_co] = function
         self.treatment: Treatment = treatment
+        self._result: Codec[Any] | None = None
         # Each of its messages begins with this.
         self.head: bytes = b'{"task":%b,"args":' % json.dumps(name).encode()
 
@@ -158,6 +160,56 @@ class Task(Offering[P], Generic[P, R_co]):
                 f"{name_of(self.function)}() is not called by a worker: pass {missing[0]}=..."
             )
         return self.function(*args, **kwargs)
+
+    @overload
+    async def result(
+        self: Task[..., Coroutine[Any, Any, R]],
+        id: str,
+        timeout: Duration | None = None,
+    ) -> R: ...
+    @overload
+    async def result(self: Task[..., R], id: str, timeout: Duration | None = None) -> R: ...
+    async def result(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
+        """Return what the function has returned in a call, once it has.
+
+        ::
+
+            id = await square.offer(12)
+            assert await square.result(id, timeout=30) == 144
+
+        The queue must have ``keep`` set. Results are JSON, and have the type of the annotation
+        again. Arguments and errors are those of :meth:`delayq.ReliableQueue.result`; and
+
+        Raises:
+            ConfigurationError: No codec knows the type that the function returns; or the tasks are
+                not bound to a client.
+        """
+        codec = self._result_codec()
+        payload = await self._tasks.queue._result_payload(id, timeout)  # noqa: SLF001 - as below
+        return None if payload is None else codec.decode(payload)
+
+    @overload
+    def result_sync(
+        self: Task[..., Coroutine[Any, Any, R]],
+        id: str,
+        timeout: Duration | None = None,
+    ) -> R: ...
+    @overload
+    def result_sync(self: Task[..., R], id: str, timeout: Duration | None = None) -> R: ...
+    def result_sync(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
+        """Return what :meth:`result` does, from code that is not async, as :meth:`offer_sync`."""
+        codec = self._result_codec()
+        door = self._tasks._door(sync=True)  # noqa: SLF001 - they belong together
+        payload = door.run(lambda queue: queue._result_payload(id, timeout))  # noqa: SLF001
+        return None if payload is None else codec.decode(payload)
+
+    def _result_codec(self) -> Codec[Any]:
+        if self._result is None:
+            from delayq.codecs import codec_for  # noqa: PLC0415 - not needed without results
+
+            kind = annotation_of(self.function, "return")
+            self._result = codec_for(Any if kind is NOTHING else kind)
+        return self._result
 
     def __repr__(self) -> str:
         return f"<Task {self.name!r} of queue {self._tasks.name!r}>"

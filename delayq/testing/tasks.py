@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 from anyio import to_thread
 
+from delayq._durations import seconds
 from delayq._functions import annotation_of, is_kind, name_of, show
 from delayq._reliable.ids import new_id
 from delayq._reliable.offering import Offer, OfferEncoder
 from delayq._reliable.settings import DEFAULTS
-from delayq.errors import ConfigurationError
+from delayq.errors import ConfigurationError, NoResult, ResultTimeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 
+    from delayq._durations import Duration
     from delayq.tasks import Call, Task, Tasks
 
 R = TypeVar("R")
@@ -33,7 +35,8 @@ R = TypeVar("R")
 def recorded(*tasks: Tasks) -> Iterator[list[Offer[Call]]]:
     """Record the calls of these tasks that are offered in the block. Nothing is sent or called.
 
-    They are checked, written as JSON, and read again, as on their way to a worker.
+    They are checked, written as JSON, and read again, as on their way to a worker. Their results
+    never come: ``result()`` raises :class:`~delayq.ResultTimeout` at once.
 
     Returns:
         The calls, with their options: ``[offer.value.task, offer.value.arguments, offer.delay]``.
@@ -49,8 +52,9 @@ def eager(
     """Run the calls of these tasks that are offered in the block, at once, whatever their delay.
 
     ``offer()`` and ``offer_many()`` return when the functions have returned, and raise their
-    errors; there are no retries. Scheduled calls are only recorded. Arguments are checked, written
-    as JSON, and read again, as on their way to a worker.
+    errors; there are no retries. ``result()`` returns what a function has returned. Scheduled calls
+    are only recorded. Arguments are checked, written as JSON, and read again, as on their way to a
+    worker.
 
     Args:
         *tasks: The tasks. They need not be bound to a client.
@@ -88,6 +92,8 @@ class _Recorder:
         self._tasks = tasks
         self._offers = offers
         self._provided = provided
+        self._ids: set[str] = set()
+        self._results: dict[str, Any] = {}
         self._encoder = OfferEncoder(tasks._codec, DEFAULTS.max_payload or 0, self)
 
     def queue(self) -> Any:
@@ -102,13 +108,20 @@ class _Recorder:
     ) -> list[str]:
         del durability
         recorded = self._recorded(list(offers))
-        for _, call in recorded:
+        for id_, call in recorded:
             if self._provided is not None:
                 run, is_coroutine = self._prepared(call, self._provided)
                 result = run() if is_coroutine else await to_thread.run_sync(run)
-                if inspect.isawaitable(result):
-                    await result
+                self._results[id_] = await result if inspect.isawaitable(result) else result
         return [id_ for id_, _ in recorded]
+
+    async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
+        if id in self._results:
+            result = self._results[id]
+            return None if result is None else self._tasks._codec.results.encode(result)
+        if id in self._ids:
+            raise ResultTimeout(id, 0.0 if timeout is None else seconds(timeout, "timeout"))
+        raise NoResult(id, keeps=True)
 
     def run(self, work: Callable[[Any], Coroutine[Any, Any, R]]) -> R:
         if asyncio._get_running_loop() is None:
@@ -131,6 +144,7 @@ class _Recorder:
         self._offers += [
             replace(offer, value=call) for offer, call in zip(offers, calls, strict=True)
         ]
+        self._ids.update(message.id for message in messages)
         return [(message.id, call) for message, call in zip(messages, calls, strict=True)]
 
     def _prepared(

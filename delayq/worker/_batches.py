@@ -45,14 +45,14 @@ class _Member:
     Attributes:
         message: The message.
         until: When its batch begins at the latest, even if it is not full, in loop time.
-        outcome: The outcome of its batch.
+        outcome: The outcome of its batch: the result of the message.
         begun: Called when its batch begins.
         batch: Its batch, once that has begun.
     """
 
     message: Message[Any]
     until: float
-    outcome: asyncio.Future[None]
+    outcome: asyncio.Future[Any]
     begun: Callable[[], None] | None
     batch: _Batch | None = None
 
@@ -68,14 +68,14 @@ class Batches:
 
     def __init__(
         self,
-        handle: Callable[[list[Message[Any]]], Awaitable[None]],
+        handle: Callable[[list[Message[Any]]], Awaitable[Sequence[Any] | None]],
         *,
         size: int,
         linger: float,
         concurrency: int,
     ) -> None:
         """Args:
-        handle: Handles a batch.
+        handle: Handles a batch, and returns the result of each message; nothing if there are none.
         size: The largest number of messages in one.
         linger: How long a message waits for others, in seconds.
         concurrency: Number of batches at a time.
@@ -109,9 +109,9 @@ class Batches:
             member.until = 0.0
         self._begin()
 
-    async def join(self, message: Message[Any], begun: Callable[[], None] | None = None) -> None:
-        """Have a message handled in a batch, and wait for the end of that. Call ``begun`` when the
-        batch begins.
+    async def join(self, message: Message[Any], begun: Callable[[], None] | None = None) -> Any:
+        """Have a message handled in a batch, and wait for its result. Call ``begun`` when the batch
+        begins.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
@@ -124,7 +124,7 @@ class Batches:
         self._waiting.append(member)
         self._begin()
         try:
-            await member.outcome
+            return await member.outcome
         except asyncio.CancelledError:
             batch = member.batch
             if not member.outcome.cancelled():
@@ -171,14 +171,17 @@ class Batches:
 
     async def _run(self, batch: _Batch) -> None:
         failure: BaseException | None = None
+        results: Sequence[Any] | None = None
         try:
-            await self._handle([member.message for member in batch.members])
+            results = await self._handle([member.message for member in batch.members])
         except BaseException as error:  # noqa: BLE001 - any error is for the messages
             failure = error
-        left = [member.outcome for member in batch.members if not member.outcome.done()]
-        for each in left:
+        of_each = dict(zip(batch.members, results or (), strict=False))
+        members = [member for member in batch.members if not member.outcome.done()]
+        left = [member.outcome for member in members]
+        for member, each in zip(members, left, strict=True):
             if failure is None:
-                each.set_result(None)
+                each.set_result(of_each.get(member))
             elif isinstance(failure, NotBegun):
                 each.set_exception(NotBegun(*failure.args))
             elif each is left[0] and isinstance(failure, KeyboardInterrupt):
@@ -215,29 +218,29 @@ class BatchHandling(Handling):
         self._batches.set_concurrency(free)
         return min(most, self._batch * (free + 1)) if free else 0
 
-    async def _call(self, message: Message[Any], value: Any) -> None:
+    async def _call(self, message: Message[Any], value: Any) -> Any:
         del value  # the message has it
         # Decoding has parsed the body if there is anything of its own in it.
         own = None if message._parsed is None else message.timeout
         if own is None:
-            await self._batches.join(message)
-            return
+            return await self._batches.join(message)
         # The time in which it waits for others, or for another batch, does not count.
         limit, now = asyncio.timeout(None), asyncio.get_running_loop().time
         joined = self._batches.join(message, lambda: limit.reschedule(now() + own))
-        await self._within(own, joined, limit)
+        return await self._within(own, joined, limit)
 
     def _limit_of(self, message: Message[Any]) -> float | None:
         del message  # its limit begins with its batch
         return None
 
-    async def _handle(self, messages: list[Message[Any]]) -> None:
+    async def _handle(self, messages: list[Message[Any]]) -> Sequence[Any]:
         takes_messages = self._plan.takes_message
         # The list is the handler's own.
         first = [each if takes_messages else each.value for each in messages]
         call = self._call_handler(first, {**self._made})
         try:
-            await (call if self._limit is None else self._within(self._limit, call))
+            result = await (call if self._limit is None else self._within(self._limit, call))
+            return _of_each(result, messages)
         except BaseException as error:
             error.__traceback__ = below_the_worker(error.__traceback__)
             said = instruction_of(error) if is_instruction(error) else None
@@ -262,6 +265,22 @@ class BatchHandling(Handling):
             tell(message, error.error)
             error.error.__traceback__ = below_the_worker(error.error.__traceback__)
             await self._retry(message, error.error)
+
+
+def _of_each(result: Any, messages: Sequence[Message[Any]]) -> Sequence[Any]:
+    """Return the result of each message of a batch; nothing if results are not kept.
+
+    Raises:
+        TypeError: The handler has returned something else.
+    """
+    if result is None or not messages[0].keeps_result:
+        return ()
+    if not isinstance(result, list | tuple) or len(result) != len(messages):
+        raise TypeError(
+            f"the handler of a batch of {len(messages)} messages must return a list of as many"
+            " results, or None"
+        )
+    return result
 
 
 def _is_cancelled() -> bool:

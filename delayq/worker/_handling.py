@@ -144,7 +144,9 @@ class Handling:
             try:
                 cancelling, failure = message._cancelling, None
                 try:
-                    await self._start(message)
+                    result = await self._start(message)
+                    if result is not None:
+                        message.keep_result(result)
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
@@ -229,13 +231,13 @@ class Handling:
         return self._timeout if own is None else own
 
     async def _within(
-        self, seconds: float, call: Awaitable[None], limit: asyncio.Timeout | None = None
-    ) -> None:
+        self, seconds: float, call: Awaitable[Any], limit: asyncio.Timeout | None = None
+    ) -> Any:
         """Await a call for at most ``seconds``; if ``limit`` is given, that decides when."""
         limit = asyncio.timeout(seconds) if limit is None else limit
         try:
             async with limit:
-                await call
+                return await call
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -272,42 +274,53 @@ class Handling:
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: Message[Any]) -> Awaitable[None]:
+    def _start(self, message: Message[Any]) -> Awaitable[Any]:
         """Decode a message, and return the call that handles it, within its time limit."""
         # Decoding tells whether the message has anything of its own.
         value, timeout = message.value, self._timeout
         if message._parsed is not None:
             timeout = self._limit_of(message)
         # The most frequent case, and the one whose speed counts.
-        call: Awaitable[None] = (
+        call: Awaitable[Any] = (
             self._listener.handler(message if self._plan.takes_message else value)
             if self._is_bare
             else self._around(message, value)
         )
         return call if timeout is None else self._within(timeout, call)
 
-    async def _around(self, message: Message[Any], value: Any) -> None:
-        call: Callable[[], Awaitable[None]] = partial(self._call, message, value)
+    async def _around(self, message: Message[Any], value: Any) -> Any:
+        if not self._middleware:
+            return await self._call(message, value)
+        result: Any = None
+
+        async def handle() -> None:
+            nonlocal result
+            result = await self._call(message, value)
+
+        call: Callable[[], Awaitable[None]] = handle
         for middleware in self._middleware:
             call = partial(middleware, message, call)
         await call()
+        return result
 
-    async def _call(self, message: Message[Any], value: Any) -> None:
+    async def _call(self, message: Message[Any], value: Any) -> Any:
         first = message if self._plan.takes_message else value
-        await self._call_handler(first, {Message: message, **self._made})
+        return await self._call_handler(first, {Message: message, **self._made})
 
-    async def _call_handler(self, first: Any, made: dict[Any, Any]) -> None:
+    async def _call_handler(self, first: Any, made: dict[Any, Any]) -> Any:
         """Call the handler with its first argument, and fill the others from what was ``made``."""
         plan, handler = self._plan, self._listener.handler
         if not plan.injected:
-            await (handler(first) if plan.is_async else self._in_thread(partial(handler, first)))
-            return
+            return await (
+                handler(first) if plan.is_async else self._in_thread(partial(handler, first))
+            )
         failure: BaseException | None = None
+        result: Any = None
         async with AsyncExitStack() as stack:
             try:
                 scope = Scope(self._makers, made, stack)
                 arguments = await scope.fill(plan.injected)
-                await (
+                result = await (
                     handler(first, **arguments)
                     if plan.is_async
                     else self._in_thread(partial(handler, first, **arguments))
@@ -318,12 +331,12 @@ class Handling:
         if failure is not None:
             # A dependency has not raised the error again, but the handler has failed all the same.
             raise failure
+        return result
 
-    async def _in_thread(self, call: Callable[[], Any]) -> None:
+    async def _in_thread(self, call: Callable[[], Any]) -> Any:
         result = await self.threads.run(call)
         # A decorator may have turned a coroutine function into a plain one.
-        if inspect.isawaitable(result):
-            await result
+        return await result if inspect.isawaitable(result) else result
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         if isinstance(error, NotBegun):

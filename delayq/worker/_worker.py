@@ -172,6 +172,8 @@ class Worker:
         partitions: int | None = None,
         keep_dead: Duration | Unset | None = UNSET,
         max_dead: int | Unset | None = UNSET,
+        keep: Duration | None = None,
+        max_kept: int | None = None,
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
 
@@ -213,6 +215,8 @@ class Worker:
             partitions: Number of partitions of the queue. The handlers serve all of them in turn.
             keep_dead: How long dead letters stay.
             max_dead: The largest number of dead letters.
+            keep: How long results and attempts of finished messages stay.
+            max_kept: The largest number of messages whose results and attempts stay.
 
         Raises:
             BadName, BadInput: A setting is invalid.
@@ -234,6 +238,8 @@ class Worker:
                 partitions=partitions,
                 keep_dead=keep_dead,
                 max_dead=max_dead,
+                keep=keep,
+                max_kept=max_kept,
             ),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency

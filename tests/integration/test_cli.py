@@ -213,13 +213,14 @@ def test_configure(cli: Cli) -> None:
     assert cli.plain("configure mails --partitions 1 --create")[1].split() == [
         *("partitions:", "1", "max", "size:", "none", "expired:", "drop"),
         *("dedup", "window:", "none", "keep", "dead:", "for", "good", "max", "dead:", "none"),
+        *("keep:", "none"),
     ]
     status, (settings,) = cli("configure mails --max-size 2 --dedup-window 1h")
     assert (status, settings) == (
         0,
         {"queue": "mails", "partitions": 1, "max_size": 2}
         | {"expired": "drop", "dedup_window": 3600.0}
-        | {"keep_dead": None, "max_dead": None},
+        | {"keep_dead": None, "max_dead": None, "keep": 0.0, "max_kept": 10_000},
     )
     assert [cli(f"offer mails {n}")[0] for n in range(3)] == [0, 0, 2]
     assert "full" in cli.error
@@ -233,10 +234,16 @@ def test_configure(cli: Cli) -> None:
     assert cli("configure mails --dedup-window none")[1][0]["dedup_window"] == 0.0
     _, (changed,) = cli("configure mails --keep-dead 30d --max-dead 1000")
     assert fields(changed, "keep_dead max_dead") == (30 * 86400.0, 1000)
-    shown = [line.split() for line in cli.plain("stats --queue mails")[1].splitlines()]
+    shown = [line.split() for line in cli.plain("stats mails")[1].splitlines()]
     assert ["max", "dead:", "1,000"] in shown
     _, (changed,) = cli("configure mails --keep-dead none --max-dead none")
     assert fields(changed, "keep_dead max_dead") == (None, None)
+    _, (changed,) = cli("configure mails --keep 7d --max-kept 5")
+    assert fields(changed, "keep max_kept") == (7 * 86400.0, 5)
+    assert "up to 5" in cli.plain("stats mails")[1]
+    assert cli("configure mails --keep none")[1][0]["keep"] == 0.0
+    for option in ("keep soon", "max-kept 0"):
+        cli.assert_refused(f"configure mails --{option}")
     for option in ("keep-dead 0", "keep-dead soon", "max-dead 0", "max-dead few"):
         cli.assert_refused(f"configure mails --{option}")
     for option in ("max-size 0", "max-size few", "expired keep", "dedup-window -1"):

@@ -159,8 +159,15 @@ async def test_a_reliable_queue_shows_its_settings(
         assert shown in text
     assert "<dd>for good</dd>" in text
     await jobs.configure(max_size=None, expired="drop", dedup_window=0, keep_dead=600, max_dead=77)
+    await jobs.configure(keep=600, max_kept=99)
     text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
-    for shown in ("<dd>none</dd>", "<dd>are dropped</dd>", "<dd>10 min", "<dd>77</dd>"):
+    for shown in (
+        "<dd>none</dd>",
+        "<dd>are dropped</dd>",
+        "<dd>10 min",
+        "<dd>77</dd>",
+        "up to 99</dd>",
+    ):
         assert shown in text
     await client.delayed_queue("orders").offer(1, 60)
     text = (await reader.get("/queue", params={"kind": "delayed", "name": "orders"})).text

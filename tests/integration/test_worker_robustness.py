@@ -475,6 +475,8 @@ BAD_VALUES: dict[str, list[Any]] = {
     "dedup_window": ["3"],
     "keep_dead": [0, "3"],
     "max_dead": [0, "3"],
+    "keep": ["3"],
+    "max_kept": [0],
     "partitions": ["3"],
     "backoff": [5],
     "codec": [JsonCodec],

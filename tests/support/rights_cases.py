@@ -203,6 +203,11 @@ TAKEN = ("taken0", "taken1")
 DEAD = ("dead0", "dead1")
 # The values of arguments that do not name a message. There is a call for each of them.
 VALUES: dict[str, tuple[Any, ...]] = {
+    "again": (0, 1),
+    "attempt": ("{}",),
+    "for_us": (HOUR_US,),
+    "offered": ("17634859251912340",),
+    "result": ("=1", ""),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),
@@ -307,9 +312,26 @@ def with_settings(prepare: Any, **settings: Any) -> Any:
     return prepared
 
 
-async def bury(at: Prepared) -> Any:
-    held = await messages(at)
-    return calls(reliable.BURY, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
+def taken(script: Script) -> Any:
+    """Return a case about the messages that workers have."""
+
+    async def prepare(at: Prepared) -> Any:
+        held = await messages(at)
+        await at.raw.zadd(RELIABLE.awaited, dict.fromkeys(TAKEN, 9e15))
+        return calls(script, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
+
+    return prepare
+
+
+def one(script: Script) -> Any:
+    """Return a case about one message that waits."""
+
+    async def prepare(at: Prepared) -> Any:
+        await messages(at)
+        await at.raw.zadd(RELIABLE.awaited, {b"long ago": 1})
+        return calls(script, [about(WAITING[0], "")])[0]
+
+    return prepare
 
 
 async def configure(at: Prepared) -> Any:
@@ -441,8 +463,15 @@ _CASES: list[tuple[Script, str, Any]] = [
         "trim",
         with_settings(some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0), max_dead=1),
     ),
-    (reliable.BURY, "", bury),
-    (reliable.BURY, "trim", with_settings(bury, keep_dead=HOUR_US, max_dead=2)),
+    (reliable.BURY, "", taken(reliable.BURY)),
+    (reliable.BURY, "keep", with_settings(taken(reliable.BURY), keep=HOUR_US, max_kept=1)),
+    (reliable.BURY, "trim", with_settings(taken(reliable.BURY), keep_dead=HOUR_US, max_dead=2)),
+    (reliable.NACK, "", taken(reliable.NACK)),
+    (reliable.NACK, "keep", with_settings(taken(reliable.NACK), keep=HOUR_US, max_kept=1)),
+    (reliable.FINISH, "", taken(reliable.FINISH)),
+    (reliable.FINISH, "keep", with_settings(taken(reliable.FINISH), keep=HOUR_US, max_kept=1)),
+    (reliable.AWAIT, "", with_settings(one(reliable.AWAIT), keep=HOUR_US)),
+    (reliable.OUTCOME, "", one(reliable.OUTCOME)),
     (reliable.TRIM_DEAD, "", with_settings(some(), keep_dead=HOUR_US, max_dead=1)),
     (reliable.ACK, "forget", ack(remembers=False)),
     (reliable.ACK, "remember", ack(remembers=True)),

@@ -4,12 +4,14 @@
 --   leases         see include/leases.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
---   settings       HASH  see include/settings.lua
+--   kept           see include/kept.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
 --   why...    text  JSON on one line; if it ends in an empty error, the last one that is known
 --                   takes its place
+--   offered...  text  when it was offered, from its body
+--   attempt...  text  JSON on one line, about this attempt; empty: nothing is recorded
 -- Roles: consumer
 -- Repeatable: no
 --
@@ -18,9 +20,13 @@
 -- include: clock
 -- include: leases
 -- include: letters
+-- include: kept
 
 check_details()
 check_letters()
+for at = FIRST, #ARGV, STRIDE do
+  if ARGV[at + ATTEMPT] ~= '' then check_records() end
+end
 local keep_dead, max_dead = unpack(redis.call('HMGET', settings, 'keep_dead', 'max_dead'))
 local now = now_us()
 local reply = {}
@@ -35,6 +41,10 @@ for at = FIRST, #ARGV, STRIDE do
     redis.call('ZREM', leased, id)
     delete_details({id})
     add_letter(id, why, body or '', now)
+    if ARGV[at + ATTEMPT] ~= '' then
+      record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
+      announce_finished(id)
+    end
   end
 end
 if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end

@@ -2,8 +2,9 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   settings  CHANNEL  where the cancellation of a message that a worker has is announced:
---                      "cancelled", the token of its lease, and its id
+--   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
+--                      of a message that a worker has is announced: "cancelled", the token of its
+--                      lease, and its id; and its end: "finished", and its id
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
 --   id...        text    of each message
@@ -18,6 +19,7 @@
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_details()
+local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}
 for i, id in ipairs(ids) do
@@ -29,6 +31,7 @@ for i, id in ipairs(ids) do
     local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
     if token then redis.pcall('PUBLISH', settings, 'cancelled ' .. token .. ' ' .. id) end
     delete_message(id, found.priority)
+    if keep then redis.pcall('PUBLISH', settings, 'finished ' .. id) end
   end
 end
 return reply

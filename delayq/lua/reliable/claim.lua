@@ -6,7 +6,8 @@
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   wake           CHANNEL  where other clients are told that they need not look
---   settings       HASH     see include/settings.lua
+--   settings       HASH     see include/settings.lua; and CHANNEL of that name, where the end of
+--                           messages is announced: "finished", and the id
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   epoch         text    of the settings that the caller knows
@@ -44,8 +45,8 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch, expired, keep_dead, max_dead =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'keep_dead', 'max_dead'))
+local layout, stored_epoch, expired, keep_dead, max_dead, keep =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'keep_dead', 'max_dead', 'keep'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
@@ -216,6 +217,10 @@ if #gone > 0 then
   delete_details(gone)
 end
 for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
+if keep then
+  -- A hint for the clients that wait for the end of one of them: they look now and then.
+  for _, id in ipairs(gone) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
+end
 if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
 local token = ''
 if count > 0 then

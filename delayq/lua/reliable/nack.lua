@@ -3,12 +3,15 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake  CHANNEL  where a new head is announced: its due time, microseconds
+--   kept  see include/kept.lua
 -- Arguments:
 --   id...        text  of each message
 --   token...     text  of its lease
 --   delay_us...  int   time from now, microseconds
 --   spent...     int   1 if the attempt counts, 0 if not
 --   error...     text  of the handler, or empty
+--   offered...   text  when it was offered, from its body
+--   attempt...   text  JSON on one line, about this attempt; empty: nothing is recorded
 -- Roles: consumer
 -- Repeatable: no
 --
@@ -17,7 +20,12 @@
 -- include: clock
 -- include: leases
 -- include: queue
+-- include: kept
 
+-- A key of a foreign type must fail before the first write.
+for at = FIRST, #ARGV, STRIDE do
+  if ARGV[at + ATTEMPT] ~= '' then check_records() end
+end
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do
@@ -29,6 +37,7 @@ for at = FIRST, #ARGV, STRIDE do
     record.used = record.used + tonumber(ARGV[at + SPENT])
     return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)
     if last_error ~= '' then redis.call('HSET', errors, id, last_error) end
+    if ARGV[at + ATTEMPT] ~= '' then record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now) end
   end
 end
 return reply

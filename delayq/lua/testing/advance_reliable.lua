@@ -7,6 +7,8 @@
 --                           for which they are remembered, microseconds
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
+--   recorded       ZSET     ids with a record, scored by its last change, microseconds
+--   records        HASH     these records: see reliable/include/kept.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 -- Arguments:
 --   by_us  int  how far, microseconds; rounded up to an even number
@@ -63,8 +65,15 @@ move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
   return why and why .. moved_body(body) or letter
 end)
-local left = redis.call('PTTL', done)
-if left > 0 then redis.call('PEXPIRE', done, math.max(0, math.ceil(left - by / 1000))) end
+move_scores(recorded)
+move_values(records, function(record)
+  local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
+  return state and state .. ' ' .. moved_body(offered) .. rest or record
+end)
+for _, key in ipairs({done, recorded, records}) do
+  local left = redis.call('PTTL', key)
+  if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
+end
 redis.call('HINCRBY', schedules, '', string.format('%.0f', by))
 -- A hint. Never a moment that has passed: a client that has looked takes it for a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end

@@ -36,6 +36,8 @@ INVALID: dict[str, list[Any]] = {
     "dedup_window": [-1, "1h"],
     "keep_dead": [0, -1, "1h"],
     "max_dead": [0, "many"],
+    "keep": [-1, "7d"],
+    "max_kept": [0, "many"],
 }
 
 
@@ -56,6 +58,8 @@ def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
     assert said.declared() == stored
     said = Settings(keep_dead=timedelta(minutes=1), max_dead=10)
     assert said.declared() == {"keep_dead": "60000000", "max_dead": "10"}
+    said = Settings(keep=timedelta(minutes=1), max_kept=10)
+    assert said.declared() == {"keep": "60000000", "max_kept": "10"}
 
 
 def test_none_is_a_limit_of_its_own() -> None:
@@ -86,6 +90,8 @@ def test_every_default_is_known() -> None:
         "dedup_window",
         "keep_dead",
         "max_dead",
+        "keep",
+        "max_kept",
     }
 
 
@@ -99,10 +105,10 @@ def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
 
 def test_stored_settings_are_read() -> None:
     values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000", b"2500000", b"9")
-    stored = StoredSettings.of(values)
+    stored = StoredSettings.of((*values, b"3500000", b"8"))
     assert not stored.is_new
     assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
-    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5, 2.5, 9)
+    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8)
 
 
 @given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))
@@ -115,6 +121,8 @@ def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -
     assert public.dedup_window >= 0
     assert public.keep_dead is None or public.keep_dead > 0
     assert public.max_dead is None or public.max_dead > 0
+    assert public.keep >= 0
+    assert public.max_kept > 0
     assert stored.next_epoch(1) != stored.epoch
 
 
@@ -143,12 +151,13 @@ def test_the_error_names_every_setting_that_differs() -> None:
     assert str(caught.value).endswith("call configure() to change them, or leave them out")
 
 
-def test_the_error_shows_limits_of_dead_letters_as_users_write_them() -> None:
-    stored = StoredSettings({"keep_dead": "0", "max_dead": "7"})
+def test_the_error_shows_limits_and_durations_as_users_write_them() -> None:
+    stored = StoredSettings({"keep_dead": "0", "max_dead": "7", "keep": "1500000"})
     with pytest.raises(delayq.ConfigurationError) as caught:
-        stored.check("jobs", declare(keep_dead=90, max_dead=None))
+        stored.check("jobs", declare(keep_dead=90, max_dead=None, keep=timedelta(minutes=1)))
     assert "keep_dead is None on the server, and 90 here;" in str(caught.value)
-    assert "max_dead is 7 on the server, and None here:" in str(caught.value)
+    assert "max_dead is 7 on the server, and None here;" in str(caught.value)
+    assert "keep is 1.5 on the server, and 60 here:" in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -168,6 +168,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "partitions": 2,
         "keep_dead": 60.0,
         "max_dead": 7,
+        "keep": 60.0,
+        "max_kept": 7,
     },
     "delayed_queue": {
         "codec": StringCodec(),

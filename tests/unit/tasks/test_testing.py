@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from delayq import BadDelay, BadInput, ConfigurationError, Message, Tasks
+from delayq import (
+    BadDelay,
+    BadInput,
+    ConfigurationError,
+    EncodeError,
+    Message,
+    NoResult,
+    ResultTimeout,
+    Tasks,
+)
 from delayq.tasks import INJECTED, Call
 from delayq.testing import eager, recorded
 
@@ -152,3 +161,32 @@ async def test_several_groups_of_tasks_are_replaced_together() -> None:
     with eager(tasks, others) as offers:
         await asyncio.gather(other.offer(), chain.offer(0))
     assert {each.value.task for each in offers} == {"chain", "other"}
+
+
+async def test_results_of_calls_that_run_at_once() -> None:
+    sums = Tasks("sums")
+
+    @sums.task
+    async def close_and_tell(order: Order) -> Order:
+        return Order(order.id + 1)
+
+    @sums.task
+    def tell(what: Any) -> Any:
+        return object() if what is None else what
+
+    with eager(sums):
+        assert await close_and_tell.result(await close_and_tell.offer(Order(1))) == Order(2)
+        assert await tell.result(await tell.offer([1]), timeout=0) == [1]
+        assert await asyncio.to_thread(tell.result_sync, await tell.offer(2)) == 2
+        odd = await tell.offer(None)
+        with pytest.raises(EncodeError):
+            await tell.result(odd)
+        with pytest.raises(NoResult):
+            await tell.result("no such")
+
+
+async def test_results_of_calls_that_are_recorded_never_come() -> None:
+    with recorded(tasks):
+        call = await close.offer(Order(1))
+        with pytest.raises(ResultTimeout):
+            await close.result(call, timeout=3600)

@@ -111,3 +111,20 @@ def test_tasks_fit_where_they_go() -> None:
 
 def the_queue() -> ReliableQueue[Call]:
     return tasks.queue
+
+
+async def test_a_result_has_the_type_that_the_function_returns() -> None:
+    sums = Tasks("sums")
+
+    @sums.task
+    def double(value: int) -> int:
+        return value * 2
+
+    with eager(tasks, sums):
+        first, second = await send_mail.offer("ada"), await double.offer(1)
+        third = await do_nothing.offer()
+        assert_type(await send_mail.result(first, timeout=1), int)
+        assert_type(send_mail.result_sync(first), int)
+        assert_type(await double.result(second), int)
+        assert_type(await do_nothing.result(third), None)
+        assert await send_mail.result(first) == 5

@@ -1,0 +1,296 @@
+"""What stays of messages beyond their lives: results, and attempts. Pure.
+
+``lua/reliable/include/kept.lua`` describes the format.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+from delayq._durations import moment_us
+from delayq._reliable.bodies import read_letter
+from delayq._reliable.error_text import unpack_error
+from delayq._reliable.replies import parse_us
+from delayq.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+
+    from delayq._reliable.replies import Claim, StoredMessage
+    from delayq.codecs import Codec
+
+# The most that is kept of each error, characters. Its end says the most.
+_ERROR_MOST = 2000
+_OFFERED = re.compile(rb"[0-9]{1,17}")
+_RECORD = re.compile(rb"(live|done|result) ([0-9]{1,17}) ([0-9]{1,6})\n")
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt to handle a message.
+
+    Attributes:
+        number: From 1. It starts again when a dead letter is redriven.
+        started_at: When the worker claimed the message, by the server's clock (UTC). None if
+            nothing else is known of the attempt, because its worker died or lost the lease.
+        finished_at: When it was acknowledged, retried or buried.
+        worker: The host and process id of the worker, as ``host:pid``.
+        error: The error in one line; empty if there was none.
+        traceback: The traceback of the error, its last 2,000 characters; empty if there was none.
+    """
+
+    number: int
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    worker: str = ""
+    error: str = ""
+    traceback: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class MessageHistory:
+    """What is known about a message, whether it is alive or not.
+
+    Attributes:
+        id: The message's id.
+        state: ``"delayed"``, ``"ready"`` or ``"leased"`` while it lives; then ``"done"``,
+            ``"dead"``, or ``"dropped"`` if it was cancelled, purged, or has expired.
+        offered_at: When it was offered, by the server's clock (UTC); None if that is unknown.
+        finished_at: When it was acknowledged or died; None if it was not.
+        attempts: The last ten attempts, oldest first. Those that began before ``keep`` was set are
+            missing.
+        result: What the handler returned; None while there is nothing.
+        error: Why it died, in one line: the last error, or the reason; empty if it did not.
+    """
+
+    id: str
+    state: Literal["delayed", "ready", "leased", "done", "dead", "dropped"]
+    offered_at: datetime | None
+    finished_at: datetime | None
+    attempts: tuple[Attempt, ...]
+    result: Any = field(default=None, repr=False)
+    error: str = ""
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the message waits, or a worker has it."""
+        return self.state in ("delayed", "ready", "leased")
+
+
+class Record(NamedTuple):
+    """A record of a message.
+
+    Attributes:
+        is_done: Whether the message was acknowledged.
+        offered: When it was offered, as its body has it.
+        attempts: Its attempts.
+        payload: The encoded result; None if there is none.
+        moment_us: When the record was changed last, in microseconds.
+    """
+
+    is_done: bool
+    offered: bytes
+    attempts: tuple[Attempt, ...]
+    payload: bytes | None
+    moment_us: int
+
+
+class Death(NamedTuple):
+    """The death of a message.
+
+    Attributes:
+        died_us: When it died, in microseconds.
+        reason: Why, as :attr:`delayq.DeadLetter.reason` tells it.
+        error: Its last error as it was stored; empty if there was none.
+        offered: When it was offered, as its body has it.
+    """
+
+    died_us: int
+    reason: str
+    error: str
+    offered: bytes
+
+
+class Outcome(NamedTuple):
+    """What a server knows about the end of a message.
+
+    Attributes:
+        keeps: Whether the queue keeps records.
+        is_live: Whether the message is alive.
+        record: Its record, if there is one.
+        death: Its last death, unless it was acknowledged since.
+    """
+
+    keeps: bool
+    is_live: bool
+    record: Record | None
+    death: Death | None
+
+    @classmethod
+    def of(cls, reply: Sequence[Any]) -> Outcome:
+        """Parse the reply of ``outcome.lua`` and ``await.lua``."""
+        _, keep_us, live, stored, moment, letter, died = reply
+        record = (
+            None if stored is None or moment is None else parse_record(stored, parse_us(moment))
+        )
+        death = None
+        if letter is not None and died is not None:
+            why = read_letter(letter)[0]
+            body = letter.partition(b"\n")[2]
+            death = Death(parse_us(died), why.reason, why.error, offered_of(body))
+            if record is not None and record.is_done:
+                if record.moment_us < death.died_us:
+                    record = None
+                else:
+                    death = None
+        return cls(keep_us > 0, live == 1, record, death)
+
+    @property
+    def moment_us(self) -> int:
+        """When the message ended, in microseconds; 0 if that is unknown."""
+        if self.death is not None:
+            return self.death.died_us
+        return 0 if self.record is None else self.record.moment_us
+
+
+def parse_record(stored: bytes, moment_us: int) -> Record | None:
+    """Parse a record; None if it cannot be read."""
+    head = _RECORD.match(stored)
+    if head is None:
+        return None
+    *lines, payload = stored[head.end() :].split(b"\n", int(head[3]))
+    if len(lines) != int(head[3]):
+        return None
+    attempts = [found for line in lines if (found := _attempt(line)) is not None]
+    return Record(
+        head[1] != b"live",
+        head[2],
+        tuple(_with_lost(attempts)),
+        payload if head[1] == b"result" else None,
+        moment_us,
+    )
+
+
+def _with_lost(attempts: Sequence[Attempt]) -> list[Attempt]:
+    """Add the attempts of which nothing was recorded, between those that were."""
+    every: list[Attempt] = []
+    for attempt in attempts:
+        before = every[-1].number if every and every[-1].number < attempt.number else None
+        if before is not None:
+            every += map(Attempt, range(before + 1, attempt.number))
+        every.append(attempt)
+    return every
+
+
+def _attempt(line: bytes) -> Attempt | None:
+    finished, _, text = line.partition(b" ")
+    try:
+        facts = json.loads(text)
+        number, started_us, worker = facts["attempt"], facts["started"], facts["worker"]
+        error, trace = unpack_error(facts.get("error", ""))
+        return Attempt(
+            int(number), moment_us(int(started_us)), moment_us(int(finished)), worker, error, trace
+        )
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+        return None
+
+
+def offered_of(body: bytes) -> bytes:
+    """Return the time of the offer from a body: it tells the message from others with its id."""
+    found = _OFFERED.match(body)
+    return b"0" if found is None else found[0]
+
+
+def attempt_of(claim: Claim, error: str = "") -> bytes:
+    """Return what is recorded about the attempt that is about to end."""
+    lease_us = 0 if claim.policy is None else claim.policy.lease_us
+    started_us = max(0, int(claim.token) - lease_us)
+    head = b'{"attempt":%d,"started":%d,"worker":%b' % (
+        claim.attempt,
+        started_us,
+        _worker(os.getpid()),
+    )
+    if not error:
+        return head + b"}"
+    line, newline, trace = error.partition("\n")
+    kept = f"{line[:_ERROR_MOST]}{newline}{trace[-_ERROR_MOST:]}"
+    return b'%b,"error":%b}' % (head, json.dumps(kept).encode())
+
+
+@lru_cache(1)
+def _worker(pid: int) -> bytes:
+    return json.dumps(f"{socket.gethostname()}:{pid}").encode()
+
+
+def result_codec(codec: Codec[Any]) -> Codec[Any]:
+    """Return the codec of results in a queue of values that ``codec`` encodes.
+
+    A codec of one type, or of calls, is none for results: they are JSON then.
+    """
+    found: Codec[Any] = getattr(codec, "results", codec)
+    return found
+
+
+def decoded(codec: Codec[Any], payload: bytes) -> Any:
+    """Decode a result.
+
+    Raises:
+        DecodeError: The codec cannot decode it.
+    """
+    try:
+        return codec.decode(payload)
+    except DecodeError:
+        raise
+    except Exception as error:
+        raise DecodeError(type(codec).__name__, payload) from error
+
+
+def history_of(
+    id: str,  # noqa: A002
+    outcome: Outcome,
+    live: StoredMessage | None,
+    codec: Codec[Any],
+) -> MessageHistory | None:
+    """Return what is known about a message, which may be ``live``; None if that is nothing.
+
+    Raises:
+        DecodeError: The codec cannot decode its result.
+    """
+    record, death = outcome.record, outcome.death
+    if live is not None:
+        offered = offered_of(live.body)
+        # The record may be that of an earlier message with the same id.
+        is_its_own = record is not None and not record.is_done and record.offered == offered
+        attempts = record.attempts if record is not None and is_its_own else ()
+        return MessageHistory(id, live.state, _offered_at(offered), None, attempts)
+    if death is not None:
+        is_its_own = record is not None and record.offered == death.offered
+        attempts = record.attempts if record is not None and is_its_own else ()
+        error = unpack_error(death.error)[0] or death.reason
+        died_at = moment_us(death.died_us)
+        return MessageHistory(
+            id, "dead", _offered_at(death.offered), died_at, attempts, error=error
+        )
+    if record is None:
+        return None
+    finished_at = moment_us(record.moment_us) if record.is_done else None
+    payload = record.payload
+    return MessageHistory(
+        id,
+        "done" if record.is_done else "dropped",
+        _offered_at(record.offered),
+        finished_at,
+        record.attempts,
+        None if payload is None else decoded(result_codec(codec), payload),
+    )
+
+
+def _offered_at(offered: bytes) -> datetime | None:
+    return moment_us(int(offered[:16])) if int(offered) else None

@@ -1,0 +1,112 @@
+"""Waits for the ends of messages."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from delayq._redis.retry import retry_delay
+from delayq.errors import OutcomeUnknown, ResultTimeout, ServerUnavailable
+
+if TYPE_CHECKING:
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.outcomes import Outcome
+
+# How long the server remembers that a client waits, if it hears no more of it, in seconds. It hears
+# of it at each re-check.
+_REMEMBERED = 60.0
+_RE_CHECKS = 3
+
+
+class Results:
+    """Waits for the ends of the messages of one queue.
+
+    A client that waits for a message tells the server, which then announces the message's end. The
+    announcement may be lost: all waits look again at each re-check of the queue, and whenever the
+    client has subscribed anew.
+    """
+
+    def __init__(self, queue: OpenReliableQueue) -> None:
+        self._queue = queue
+        # By the id of the message that each one waits for.
+        self._waiting: dict[bytes, set[asyncio.Event]] = {}
+
+    def on_finished(self, id: bytes) -> None:  # noqa: A002
+        """Wake those that wait for a message, because it may have ended."""
+        for event in self._waiting.get(id, ()):
+            event.set()
+
+    def look_again(self) -> None:
+        """Wake all, because an announcement may have been lost."""
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
+
+    async def outcome(self, id: str, timeout: float | None) -> Outcome:  # noqa: A002
+        """Return the end of a message. Without records, the message may still be alive.
+
+        Args:
+            id: The message's id.
+            timeout: How long to wait, in seconds; None for no limit, 0 to look once.
+
+        Raises:
+            ResultTimeout: It has not ended yet; or the server did not answer.
+            ServerError: With a ``timeout`` of 0, or if the server refuses the call.
+            Closed: The queue was closed.
+        """
+        if timeout == 0:
+            if (found := await self._look(id, 0)) is None:
+                raise ResultTimeout(id, 0.0)
+            return found
+        event, key = asyncio.Event(), id.encode()
+        self._waiting.setdefault(key, set()).add(event)
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._wait(id, event)
+        except TimeoutError as error:
+            raise ResultTimeout(id, timeout or 0.0) from error.__cause__
+        finally:
+            self._waiting[key].discard(event)
+            if not self._waiting[key]:
+                del self._waiting[key]
+
+    async def _wait(self, id: str, event: asyncio.Event) -> Outcome:  # noqa: A002
+        queue, tries = self._queue, 0
+        for_us = int(max(_REMEMBERED, _RE_CHECKS * queue.services.resync_interval) * 1_000_000)
+        while True:
+            event.clear()
+            try:
+                found, tries = await self._look(id, for_us), 0
+            except (ServerUnavailable, OutcomeUnknown):
+                tries += 1
+                pause: float | None = retry_delay(tries, most=queue.services.retry_most)
+            else:
+                if found is not None:
+                    return found
+                pause = None
+            woken = asyncio.ensure_future(event.wait())
+            either: set[asyncio.Future[object]] = {woken, queue.closing}  # type: ignore[arg-type]
+            try:
+                await asyncio.wait(either, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                woken.cancel()
+            queue.check_open()
+
+    async def _look(self, id: str, for_us: int) -> Outcome | None:  # noqa: A002
+        """Return the end of a message; None if that is yet to come."""
+        queue = self._queue
+        while True:
+            epoch, ends = queue.settings.epoch, []
+            for partition in queue.placements(id):
+                found = await partition.store.await_end(id, for_us)
+                if found.is_live:
+                    # Without records, there is nothing to wait for.
+                    return None if found.keeps else found
+                ends.append(found)
+            newest = max(ends, key=lambda end: end.moment_us)
+            if newest.moment_us:
+                return newest
+            # A client that was not told of a change may have asked the wrong partitions.
+            await queue.settings.read()
+            if queue.settings.epoch == epoch:
+                return newest

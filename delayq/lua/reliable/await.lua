@@ -1,0 +1,34 @@
+-- await: look for the end of a message, and ask for news of it if that is yet to come.
+--
+-- Keys:
+--   messages  see include/queue.lua
+--   kept      see include/kept.lua
+--   dead           ZSET  names of dead letters, scored by their time of death, microseconds
+--   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
+--   awaited        ZSET  ids whose end clients wait for, scored by the end of that, microseconds
+-- Arguments:
+--   id      text  of the message
+--   for_us  int   how long the client waits before it asks again, and a while longer, microseconds;
+--                 0 if it does not wait
+-- Roles: producer
+-- Repeatable: yes
+--
+-- Returns {now, keep, live, record, moment, letter, died}: see include/outcome.lua.
+-- include: clock
+-- include: leases
+-- include: queue
+-- include: kept
+-- include: outcome
+
+local now = now_us()
+local found = find_outcome(id, now)
+for_us = tonumber(for_us)
+if found[3] == 1 and found[2] > 0 and for_us > 0 then
+  local over = redis.call('ZRANGEBYSCORE', awaited, '-inf', now, 'LIMIT', 0, 100)
+  if #over > 0 then redis.call('ZREM', awaited, unpack(over)) end
+  redis.call('ZADD', awaited, 'GT', string.format('%.0f', now + for_us), id)
+  -- The set disappears with the last of them, even if no client comes to trim it.
+  local keep_ms = math.ceil(for_us / 1000)
+  if redis.call('PTTL', awaited) < keep_ms then redis.call('PEXPIRE', awaited, keep_ms) end
+end
+return found

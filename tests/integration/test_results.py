@@ -1,0 +1,784 @@
+"""Results and histories of messages, in a queue that keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Backoff, JsonCodec, MessageFailed, NoResult, Offer, ResultTimeout
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ACK, AWAIT, FINISH
+from delayq.codecs import codec_for
+from tests.support.reliable_fixtures import LEASE, faults, raw
+from tests.support.tasks import end
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client, ReliableQueue
+    from tests.integration.test_faults import Faults
+    from tests.support.servers import PrivateServer
+
+pytestmark = [pytest.mark.every_server]
+__all__ = ["faults", "raw"]
+
+KEYS = ReliableKeys.of("jobs")
+DAY = timedelta(days=1)
+WITHIN = 20.0
+WRONG_RESULTS = (
+    "the handler of a batch of 5 messages must return a list of as many results, or None"
+)
+
+
+@dataclass
+class Invoice:
+    number: int
+
+
+@pytest.fixture
+async def jobs(client: Client) -> ReliableQueue[Any]:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY, backoff=Backoff.fixed(0))
+    # The first call declares the settings.
+    await queue.stats()
+    return queue
+
+
+@pytest.fixture
+async def other(server: PrivateServer) -> AsyncIterator[Client]:
+    """A client of another process, as far as the server can tell, that never re-checks."""
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        yield client
+
+
+async def waiting(client: Client, count: int = 1, name: str = "jobs") -> None:
+    """Wait until this many calls of a client wait for a message."""
+    results = client.reliable_queue(name)._open.results
+    await until(lambda: sum(map(len, results._waiting.values())), equals=count)
+
+
+async def handle(queue: ReliableQueue[Any], result: object = None) -> str:
+    """Handle the next message."""
+    (message,) = await queue.claim(wait=WITHIN)
+    await message.ack(result)
+    return message.id
+
+
+async def fail(queue: ReliableQueue[Any], error: BaseException | str = "an error") -> str:
+    """Fail the next message."""
+    (message,) = await queue.claim(wait=WITHIN)
+    await message.nack(0, error)
+    return message.id
+
+
+# Results
+
+
+@pytest.mark.parametrize("result", [0, "", False, [], {"a": [1, None]}, "\n\n", None])
+async def test_a_result_is_what_the_message_was_acknowledged_with(
+    jobs: ReliableQueue[Any], result: object
+) -> None:
+    id = await jobs.offer(1)  # noqa: A001
+    await handle(jobs, result)
+    assert await jobs.result(id) == result
+    # It stays.
+    assert await jobs.result(id, timeout=0) == result
+
+
+async def test_a_result_comes_at_once_to_those_who_wait(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    ids = [await theirs.offer(n) for n in range(3)]
+    results = [asyncio.create_task(theirs.result(id, timeout=WITHIN)) for id in ids]  # noqa: A001
+    again = asyncio.create_task(theirs.result(ids[0]))
+    await waiting(other, 4)
+    for n in range(3):
+        await handle(jobs, n * 10)
+    assert await asyncio.gather(*results, again) == [0, 10, 20, 0]
+
+
+async def test_a_result_that_came_before_is_there(jobs: ReliableQueue[Any], other: Client) -> None:
+    id = await jobs.offer(1)  # noqa: A001
+    await handle(jobs, 5)
+    assert await other.reliable_queue("jobs").result(id) == 5
+
+
+async def test_a_wait_ends_with_its_time(jobs: ReliableQueue[Any], raw: Any) -> None:
+    id = await jobs.offer(1, id="mine")  # noqa: A001
+    with pytest.raises(ResultTimeout, match=r"message 'mine' was not finished within 0\.05 s"):
+        await jobs.result(id, timeout=timedelta(milliseconds=50))
+    with pytest.raises(TimeoutError):
+        await jobs.result(id, timeout=0)
+    with pytest.raises(delayq.BadDelay):
+        await jobs.result(id, timeout=-1)
+    assert not jobs._open.results._waiting
+    # The server forgets it as well.
+    assert 0 < await raw.pttl(KEYS.awaited) <= 120_000
+
+
+async def test_a_message_that_dies_has_no_result(jobs: ReliableQueue[Any], other: Client) -> None:
+    theirs = other.reliable_queue("jobs")
+    id = await theirs.offer(1, id="mine", max_attempts=2)  # noqa: A001
+    result = asyncio.create_task(theirs.result(id, timeout=WITHIN))
+    await waiting(other)
+    await fail(jobs, ValueError("first"))
+    await fail(jobs, ValueError("second"))
+    with pytest.raises(MessageFailed) as caught:
+        await result
+    assert str(caught.value) == "message 'mine' failed (attempts): ValueError: second"
+    assert (caught.value.id, caught.value.reason) == ("mine", "attempts")
+    assert "ValueError: second" in caught.value.error
+    with pytest.raises(MessageFailed):
+        await theirs.result(id, timeout=0)
+
+
+async def test_a_message_that_dies_when_it_is_claimed_has_no_result(
+    jobs: ReliableQueue[Any], other: Client, raw: Any
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    await jobs.configure(expired="dead")
+    id = await theirs.offer(1, 3600, ttl=7200)  # noqa: A001
+    result = asyncio.create_task(theirs.result(id, timeout=WITHIN))
+    await waiting(other)
+    await raw.hset(KEYS.expiries, id, "1.00")
+    await raw.zadd(KEYS.ids, {id: 1})
+    assert await jobs.claim() == []
+    with pytest.raises(MessageFailed, match=r"failed \(expired\)$"):
+        await result
+
+
+async def test_a_message_that_is_cancelled_has_no_result(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    id = await theirs.offer(1)  # noqa: A001
+    result = asyncio.create_task(theirs.result(id, timeout=WITHIN))
+    await waiting(other)
+    assert await jobs.cancel(id)
+    with pytest.raises(NoResult, match="it is kept no longer, or the message was cancelled"):
+        await result
+
+
+async def test_an_unknown_message_has_no_result(jobs: ReliableQueue[Any]) -> None:
+    for timeout in (None, 0, WITHIN):
+        with pytest.raises(NoResult, match=r"'no such'.* never offered"):
+            await jobs.result("no such", timeout)
+    with pytest.raises(delayq.BadInput):
+        await jobs.result("")
+
+
+async def test_without_keep_there_is_no_result_and_nothing_is_kept(
+    client: Client, raw: Any, faults: Faults
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE)
+    id = await queue.offer(1)  # noqa: A001
+    with pytest.raises(NoResult, match="keeps none; give it keep=") as caught:
+        await queue.result(id)
+    assert not caught.value.keeps
+    # A result that cannot be encoded is ignored as well.
+    await handle(queue, object())
+    with pytest.raises(NoResult):
+        await queue.result(id)
+    await queue.offer(2, max_attempts=1)
+    await fail(queue)
+    assert not await raw.exists(KEYS.recorded, KEYS.records, KEYS.awaited)
+    assert ACK.name in faults.calls
+    assert FINISH.name not in faults.calls
+
+
+async def test_keep_can_be_turned_on_and_off(client: Client, other: Client, faults: Faults) -> None:
+    queue, theirs = client.reliable_queue("jobs", lease=LEASE), other.reliable_queue("jobs")
+    await queue.offer(1, id="a")
+    (message,) = await theirs.claim()
+    await queue.configure(keep=DAY)
+    await until(lambda: theirs._open.settings.stored.keep_us)
+    await message.ack("kept")
+    assert await queue.result("a") == "kept"
+    await queue.configure(keep=0)
+    assert await queue.result("a") == "kept"
+    await queue.offer(1, id="b")
+    await handle(queue, "not kept")
+    with pytest.raises(NoResult):
+        await queue.result("b")
+
+
+async def test_a_client_that_has_not_heard_that_nothing_is_kept_keeps_nothing(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await raw.hset(KEYS.settings, "keep", "0")
+    await message.ack(1)
+    assert not await raw.exists(KEYS.recorded, KEYS.records, KEYS.named("bodies"))
+
+
+async def test_a_new_message_with_the_same_id_has_its_own_result(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    await jobs.offer(1, id="a")
+    await handle(jobs, "first")
+    await theirs.offer(2, id="a")
+    result = asyncio.create_task(theirs.result("a", timeout=WITHIN))
+    await waiting(other)
+    await handle(jobs, "second")
+    assert await result == "second"
+    await jobs.offer(3, id="a", max_attempts=1)
+    await fail(jobs)
+    with pytest.raises(MessageFailed):
+        await theirs.result("a")
+    # The letter of an earlier one does not count.
+    await jobs.offer(4, id="a")
+    await handle(jobs, "third")
+    assert await theirs.result("a") == "third"
+    assert await theirs.dead.size() == 1
+
+
+async def test_the_last_of_several_letters_counts(jobs: ReliableQueue[Any]) -> None:
+    for n in range(3):
+        await jobs.offer(n, id="a", max_attempts=1)
+        await fail(jobs, f"error {n}")
+        with pytest.raises(MessageFailed, match=f"error {n}"):
+            await jobs.result("a")
+
+
+async def test_a_redriven_message_may_have_a_result_after_all(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    await jobs.offer(1, id="a", max_attempts=1)
+    await fail(jobs)
+    assert await theirs.dead.redrive() == 1
+    result = asyncio.create_task(theirs.result("a", timeout=WITHIN))
+    await waiting(other)
+    await handle(jobs, "well")
+    assert await result == "well"
+    history = await theirs.history("a")
+    assert history is not None
+    assert [(each.number, each.error) for each in history.attempts] == [(1, "an error"), (1, "")]
+
+
+async def test_a_handled_id_is_remembered_and_its_result_kept(
+    client: Client, jobs: ReliableQueue[Any]
+) -> None:
+    await jobs.configure(dedup_window=3600)
+    await jobs.offer(1, id="a")
+    await handle(jobs, 7)
+    with pytest.raises(delayq.DuplicateMessage):
+        await jobs.offer(1, id="a")
+    assert await jobs.offer(1, id="a", on_duplicate="ignore") == "a"
+    assert await jobs.result("a") == 7
+
+
+@pytest.mark.parametrize("many", [True, False])
+async def test_results_in_partitions(client: Client, many: bool) -> None:
+    queue = client.reliable_queue("parts", lease=LEASE, partitions=4, keep=DAY)
+    ids = [f"{n}" for n in range(40)]
+    await queue.offer_many([Offer(n, id=id) for n, id in enumerate(ids)])  # noqa: A001
+    results = [asyncio.create_task(queue.result(id, timeout=WITHIN)) for id in ids]  # noqa: A001
+    await waiting(client, 40, "parts")
+    done = 0
+    while done < 40:
+        messages = await queue.claim(10, wait=WITHIN)
+        done += len(messages)
+        if many:
+            await asyncio.gather(*(message.ack(message.value * 2) for message in messages))
+        else:
+            for message in messages:
+                await message.ack(message.value * 2)
+    assert await asyncio.gather(*results) == [n * 2 for n in range(40)]
+
+
+async def test_results_are_found_after_the_queue_got_more_partitions(client: Client) -> None:
+    queue = client.reliable_queue("parts", lease=LEASE, keep=DAY)
+    ids = [f"{n}" for n in range(20)]
+    await queue.offer_many([Offer(n, id=id) for n, id in enumerate(ids)])  # noqa: A001
+    for message in await queue.claim(20):
+        await message.ack(message.value)
+    await queue.configure(partitions=4)
+    await queue.configure(max_size=100)
+    assert [await queue.result(id) for id in ids] == [*range(20)]  # noqa: A001
+    # A new message with such an id lies elsewhere.
+    for id in ids:  # noqa: A001
+        await queue.offer(0, id=id)
+        with pytest.raises(ResultTimeout):
+            await queue.result(id, 0)
+
+
+# What cannot be kept
+
+
+async def test_a_result_that_cannot_be_encoded_is_refused_and_the_message_stays(
+    jobs: ReliableQueue[Any],
+) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    with pytest.raises(delayq.EncodeError, match="the result cannot be kept: JsonCodec"):
+        await message.ack(object())
+    await message.ack("well")
+    assert await jobs.result("a") == "well"
+
+
+async def test_a_result_that_is_too_large_is_refused_and_the_message_stays(
+    client: Client,
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY, max_payload=100)
+    await queue.offer(1, id="a")
+    (message,) = await queue.claim()
+    with pytest.raises(delayq.PayloadTooLarge, match="max_payload=100"):
+        await message.ack("x" * 99)
+    await message.ack("x" * 98)
+    assert await queue.result("a") == "x" * 98
+
+
+async def test_large_results_share_a_call_with_few_others(
+    jobs: ReliableQueue[Any], faults: Faults
+) -> None:
+    await jobs.offer_many([Offer(n, id=f"{n}") for n in range(20)])
+    results = ["x" * 300_000 + str(n) for n in range(20)]
+    messages = await jobs.claim(20)
+    await asyncio.gather(*(each.ack(results[each.value]) for each in messages))
+    assert faults.calls.count(FINISH.name) >= 5
+    assert [await jobs.result(f"{n}") for n in range(20)] == results
+
+
+async def test_a_result_that_cannot_be_read_is_reported(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    await jobs.offer(1, id="a")
+    await handle(jobs, "text")
+    with pytest.raises(delayq.DecodeError):
+        await other.reliable_queue("jobs", codec=delayq.codecs.LongCodec()).result("a")
+
+
+async def test_a_codec_of_one_type_leaves_results_as_json(client: Client, other: Client) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY, codec=codec_for(Invoice))
+    await queue.offer(Invoice(1), id="a")
+    await handle(queue, [Invoice(2), datetime(2026, 1, 1, tzinfo=UTC)])
+    found = await other.reliable_queue("jobs").result("a")
+    assert found == await queue.result("a")
+    assert found[0] == {"number": 2}
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"junk", b"done 1", b"done 1 9\n", b"result 1 2\nx\ny", b"\xff"]
+)
+async def test_a_damaged_record_is_none(jobs: ReliableQueue[Any], raw: Any, record: bytes) -> None:
+    await jobs.offer(1, id="a")
+    await handle(jobs, 1)
+    await raw.hset(KEYS.records, "a", record)
+    history = await jobs.history("a")
+    assert history is None or history.attempts == ()
+    # The next message with that id has a record again.
+    await jobs.offer(1, id="a")
+    await fail(jobs)
+    await handle(jobs, 2)
+    assert await jobs.result("a") == 2
+    history = await jobs.history("a")
+    assert history is not None
+    assert [each.number for each in history.attempts] == [1, 2]
+
+
+# How long, and how many
+
+
+async def test_results_are_dropped_when_their_time_is_over(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    await jobs.offer(1, id="a")
+    await handle(jobs, 1)
+    assert DAY / timedelta(milliseconds=1) >= await raw.pttl(KEYS.records) > 80_000_000
+    assert await raw.pttl(KEYS.recorded) > 80_000_000
+    await raw.zincrby(KEYS.recorded, -DAY / timedelta(microseconds=1), "a")
+    with pytest.raises(NoResult):
+        await jobs.result("a")
+    assert await jobs.history("a") is None
+    await jobs.offer(1, id="b")
+    await handle(jobs, 2)
+    assert await raw.hkeys(KEYS.records) == [b"b"]
+    assert await raw.zrange(KEYS.recorded, 0, -1) == [b"b"]
+
+
+async def test_the_oldest_results_make_room(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await jobs.configure(max_kept=3)
+    for n in range(5):
+        await jobs.offer(n, id=f"{n}")
+        await handle(jobs, n)
+    assert sorted(await raw.hkeys(KEYS.records)) == [b"2", b"3", b"4"]
+    assert await raw.zcard(KEYS.recorded) == 3
+    with pytest.raises(NoResult):
+        await jobs.result("1")
+
+
+async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[Any], raw: Any) -> None:
+    names = [f"{n:04d}" for n in range(1000)]
+    await raw.zadd(KEYS.recorded, {name: n + 1 for n, name in enumerate(names)})
+    await raw.hset(KEYS.records, mapping=dict.fromkeys(names, "done 1 0\n"))
+    left = []
+    for n in range(2):
+        await jobs.offer(1, id=f"new {n}")
+        await handle(jobs)
+        left.append(await raw.hlen(KEYS.records))
+    assert left == [401, 2]
+
+
+async def test_a_limit_that_cannot_be_read_is_the_default(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    await raw.hset(KEYS.settings, "max_kept", "junk")
+    for n in range(3):
+        await jobs.offer(1, id=f"{n}")
+        await handle(jobs, n)
+    assert await raw.zcard(KEYS.recorded) == 3
+
+
+# Histories
+
+
+async def test_a_history_tells_the_attempts(jobs: ReliableQueue[Any]) -> None:
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    assert await jobs.history("a") is None
+    await jobs.offer(1, 3600, id="a")
+    history = await jobs.history("a")
+    assert history is not None
+    assert (history.state, history.attempts, history.finished_at) == ("delayed", (), None)
+    await jobs.reschedule("a", 0)
+    await fail(jobs, ValueError("boo"))
+    history = await jobs.history("a")
+    assert history is not None
+    assert (history.state, len(history.attempts)) == ("ready", 1)
+    assert history.is_live
+    await handle(jobs, {"well": 1})
+    history = await jobs.history("a")
+    assert history is not None
+    assert (history.state, history.result, history.error) == ("done", {"well": 1}, "")
+    assert not history.is_live
+    first, second = history.attempts
+    assert (first.number, first.error, second.number, second.error) == (1, "ValueError: boo", 2, "")
+    assert first.traceback.endswith("ValueError: boo")
+    assert first.worker == second.worker
+    assert first.worker.endswith(f":{os.getpid()}")
+    moments = [history.offered_at, first.started_at, first.finished_at, second.started_at]
+    moments += [second.finished_at]
+    assert history.finished_at == second.finished_at
+    known = [moment for moment in moments if moment is not None]
+    assert len(known) == 5
+    assert before < known[0] <= known[1] <= known[2] <= known[3] <= known[4]
+
+
+async def test_a_history_of_a_dead_message(jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer(1, id="a", max_attempts=2)
+    await fail(jobs, "one")
+    await fail(jobs, "two")
+    history = await jobs.history("a")
+    assert history is not None
+    assert (history.state, history.error) == ("dead", "two")
+    assert [each.error for each in history.attempts] == ["one", "two"]
+    assert history.offered_at is not None
+    assert history.finished_at is not None
+
+
+async def test_a_history_of_a_cancelled_message(jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer(1, id="a")
+    await fail(jobs, "one")
+    assert await jobs.cancel("a")
+    history = await jobs.history("a")
+    assert history is not None
+    assert (history.state, history.finished_at) == ("dropped", None)
+    assert [each.error for each in history.attempts] == ["one"]
+
+
+async def test_a_snoozed_or_returned_message_has_no_attempt(jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await message.snooze(0)
+    (message,) = await jobs.claim()
+    await message.release()
+    await handle(jobs)
+    history = await jobs.history("a")
+    assert history is not None
+    assert [each.number for each in history.attempts] == [1]
+
+
+async def test_a_lost_attempt_is_one_of_which_nothing_is_known(
+    client: Client, jobs: ReliableQueue[Any], raw: Any
+) -> None:
+    await jobs.offer(1, id="a")
+    await fail(jobs, "one")
+    await jobs.claim()
+    # Its worker dies.
+    await raw.zadd(KEYS.leased, {"a": 2})
+    await handle(jobs)
+    history = await jobs.history("a")
+    assert history is not None
+    numbers = [(each.number, each.error, each.started_at is None) for each in history.attempts]
+    assert numbers == [(1, "one", False), (2, "", True), (3, "", False)]
+
+
+async def test_a_record_has_the_last_ten_attempts(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await jobs.offer(1, id="a", max_attempts=100)
+    for n in range(1, 15):
+        await fail(jobs, f"error {n}\n" + "x" * 9000)
+    await handle(jobs, "well")
+    history = await jobs.history("a")
+    assert history is not None
+    assert [each.number for each in history.attempts] == [*range(6, 16)]
+    assert history.attempts[0].error == "error 6"
+    assert await raw.hstrlen(KEYS.records, "a") < 25_000
+    assert await jobs.result("a") == "well"
+
+
+# Faults
+
+
+async def test_a_lost_announcement_is_made_up_for_by_the_re_check(
+    jobs: ReliableQueue[Any], server: PrivateServer, raw: Any
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.1) as theirs:
+        queue = theirs.reliable_queue("jobs")
+        id = await queue.offer(1)  # noqa: A001
+        result = asyncio.create_task(queue.result(id, timeout=WITHIN))
+        await waiting(theirs)
+        # As if nobody had asked for news.
+        await raw.delete(KEYS.awaited)
+        await until(lambda: raw.exists(KEYS.awaited))
+        await raw.execute_command("ACL", "SETUSER", "default", "-publish")
+        try:
+            await handle(jobs, 3)
+            assert await result == 3
+        finally:
+            await raw.execute_command("ACL", "SETUSER", "default", "+publish")
+
+
+async def test_a_wait_goes_on_while_the_server_is_away(
+    jobs: ReliableQueue[Any], faults: Faults
+) -> None:
+    id = await jobs.offer(1)  # noqa: A001
+    faults.plan = lambda name, n: (
+        ("unsent" if n % 2 else "lost") if name == AWAIT.name and n < 5 else None
+    )
+    result = asyncio.create_task(jobs.result(id, timeout=WITHIN))
+    await until(lambda: faults.calls.count(AWAIT.name) >= 5)
+    await handle(jobs, 3)
+    assert await result == 3
+
+
+async def test_a_single_look_reports_that_the_server_is_away(
+    jobs: ReliableQueue[Any], faults: Faults
+) -> None:
+    id = await jobs.offer(1)  # noqa: A001
+    faults.plan = lambda name, _: "unsent" if name == AWAIT.name else None
+    with pytest.raises(delayq.ServerError):
+        await jobs.result(id, timeout=0)
+    with pytest.raises(ResultTimeout):
+        await jobs.result(id, timeout=0.2)
+
+
+async def test_a_wait_that_is_cancelled_leaves_nothing(
+    jobs: ReliableQueue[Any], client: Client
+) -> None:
+    ids = [await jobs.offer(n) for n in range(20)]
+    for beats in range(20):
+        waits = [asyncio.create_task(jobs.result(id)) for id in ids]  # noqa: A001
+        for _ in range(beats):
+            await asyncio.sleep(0)
+        for wait in waits:
+            await end(wait)
+    assert not jobs._open.results._waiting
+    await handle(jobs, 1)
+    assert await jobs.result(ids[0]) == 1
+
+
+async def test_a_wait_ends_when_the_queue_is_closed(
+    jobs: ReliableQueue[Any], other: Client
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    id = await theirs.offer(1)  # noqa: A001
+    result = asyncio.create_task(theirs.result(id))
+    await waiting(other)
+    await theirs.aclose()
+    with pytest.raises(delayq.Closed):
+        await result
+
+
+async def test_a_lost_reply_to_an_acknowledgement_loses_no_result(
+    jobs: ReliableQueue[Any], faults: Faults
+) -> None:
+    faults.plan = lambda name, n: "lost" if name == FINISH.name and n == 1 else None
+    await jobs.offer(1, id="a")
+    await handle(jobs, "well")
+    assert await jobs.result("a") == "well"
+
+
+@pytest.mark.parametrize("key", [KEYS.recorded, KEYS.records])
+@pytest.mark.parametrize("way", ["ack", "nack", "bury"])
+async def test_a_key_of_another_type_is_reported_before_anything_is_written(
+    jobs: ReliableQueue[Any], raw: Any, key: str, way: str
+) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await raw.delete(key)
+    await raw.set(key, "mine")
+    with pytest.raises(delayq.ServerRefused):
+        await (
+            message.ack(1)
+            if way == "ack"
+            else message.nack(0, "no")
+            if way == "nack"
+            else message.bury("why")
+        )
+    assert await raw.zrange(KEYS.leased, 0, -1) == [b"a"]
+    assert await raw.hexists(KEYS.named("bodies"), "a")
+    await raw.delete(key)
+    await message.ack("well")
+    assert await jobs.result("a") == "well"
+
+
+async def test_a_lost_lease_keeps_nothing(jobs: ReliableQueue[Any], raw: Any) -> None:
+    await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
+    await raw.zadd(KEYS.leased, {"a": 2})
+    (again,) = await jobs.claim()
+    with pytest.raises(delayq.LeaseLost):
+        await message.ack("wrong")
+    await again.ack("right")
+    assert await jobs.result("a") == "right"
+
+
+# Workers
+
+
+async def test_a_worker_keeps_what_a_handler_returns(client: Client) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY)
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", backoff=Backoff.fixed(0), max_attempts=2)
+    async def double(value: int) -> Any:
+        return object() if value == 13 else value * 2 or None
+
+    @worker.middleware
+    async def around(message: delayq.Message[Any], call: Any) -> None:
+        await call()
+
+    ids = [await queue.offer(value) for value in (1, 0, 13)]
+    async with worker:
+        assert await queue.result(ids[0], timeout=WITHIN) == 2
+        assert await queue.result(ids[1], timeout=WITHIN) is None
+        with pytest.raises(MessageFailed, match="EncodeError: the result cannot be kept"):
+            await queue.result(ids[2], timeout=WITHIN)
+
+
+async def test_a_worker_keeps_what_a_function_in_a_thread_returns(client: Client) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY)
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", timeout=60)
+    def double(value: int, found: delayq.Message[int]) -> int:
+        return value * found.value
+
+    async with worker:
+        assert await queue.result(await queue.offer(3), timeout=WITHIN) == 9
+
+
+async def test_each_message_of_a_batch_has_its_own_result(client: Client) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY)
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", batch=5, linger=60, max_attempts=1)
+    async def handle_all(values: list[int]) -> list[Any] | int | None:
+        return {0: [value * 2 for value in values], 5: None, 10: 5, 15: [object(), 1, 2, 3, 4]}[
+            values[0]
+        ]
+
+    async with worker:
+        for first in (0, 5, 10, 15):
+            await queue.offer_many([Offer(n, id=f"{n}") for n in range(first, first + 5)])
+            results = await asyncio.gather(
+                *(queue.result(f"{n}", WITHIN) for n in range(first, first + 5)),
+                return_exceptions=True,
+            )
+            if first == 0:
+                assert results == [0, 2, 4, 6, 8]
+            elif first == 5:
+                assert results == [None] * 5
+            elif first == 10:
+                texts = {str(each).partition(": ")[2] for each in results}
+                (text,) = texts
+                assert text.startswith(
+                    "TypeError: the handler of a batch of 5 messages must return"
+                )
+            else:
+                assert isinstance(results[0], MessageFailed)
+                assert results[1:] == [1, 2, 3, 4]
+
+
+async def test_a_batch_may_return_anything_where_nothing_is_kept(client: Client) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE)
+    worker, handled = delayq.Worker(client), asyncio.Event()
+
+    @worker.listener("jobs", batch=1)
+    async def count(values: list[int]) -> int:
+        handled.set()
+        return len(values)
+
+    async with worker:
+        await queue.offer(1)
+        await asyncio.wait_for(handled.wait(), WITHIN)
+    assert await queue.dead.size() == 0
+    assert not (await queue.stats()).ready
+
+
+async def test_a_task_returns_its_result_with_its_type(client: Client) -> None:
+    tasks = delayq.Tasks("sums", keep=DAY)
+
+    @tasks.task
+    async def bill(number: int) -> Invoice:
+        return Invoice(number)
+
+    @tasks.task
+    def divide(a: int, b: int) -> float:
+        return a / b
+
+    worker = delayq.Worker(client)
+    worker.include(tasks)
+    tasks.bind(client)
+    async with worker:
+        assert await bill.result(await bill.offer(5), timeout=WITHIN) == Invoice(5)
+        assert await divide.result(await divide.offer(6, 2), timeout=WITHIN) == 3.0
+        id = await divide.options(max_attempts=1).offer(6, 0)  # noqa: A001
+        with pytest.raises(MessageFailed, match="ZeroDivisionError: division by zero"):
+            await divide.result(id, timeout=WITHIN)
+        id = await bill.offer(7)  # noqa: A001
+        assert await asyncio.to_thread(bill.result_sync, id, WITHIN) == Invoice(7)
+
+
+async def test_a_client_that_is_not_async_waits_for_results(
+    jobs: ReliableQueue[Any], server: PrivateServer
+) -> None:
+    with delayq.sync.connect(server.url) as client:
+        queue = client.reliable_queue("jobs")
+        id = await asyncio.to_thread(queue.offer, 1)  # noqa: A001
+        result = asyncio.create_task(asyncio.to_thread(queue.result, id, WITHIN))
+        await handle(jobs, "well")
+        assert await result == "well"
+        history = await asyncio.to_thread(queue.history, id)
+        assert history is not None
+        assert history.state == "done"
+
+
+async def test_a_loop_over_a_queue_keeps_results(jobs: ReliableQueue[Any]) -> None:
+    await jobs.offer_many([Offer(n, id=f"{n}") for n in range(10)])
+    async for message in jobs:
+        async with message:
+            await message.ack(message.value)
+        if message.value == 9:
+            break
+    assert [await jobs.result(f"{n}") for n in range(10)] == [*range(10)]
+    assert JsonCodec().decode(await jobs._result_payload("9") or b"") == 9
