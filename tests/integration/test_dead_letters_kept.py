@@ -66,16 +66,16 @@ async def test_old_letters_are_dropped_when_the_next_one_is_added(
     await nothing_else_is_left(raw, jobs)
 
 
-async def test_old_letters_are_dropped_when_messages_are_claimed(
+async def test_old_letters_are_dropped_when_a_message_dies_as_it_is_claimed(
     jobs: ReliableQueue[int], raw: Any
 ) -> None:
-    await jobs.configure(keep_dead=DAY / 2)
+    await jobs.configure(keep_dead=DAY / 2, expired="dead")
     await die(jobs, "a", "b")
     await grow_old(raw, "a", by=DAY)
-    await jobs.offer(1)
-    (message,) = await jobs.claim()
-    assert message.value == 1
-    assert await raw.zrange(KEYS.dead, 0, -1) == [b"b"]
+    await jobs.offer(1, id="c", ttl=60)
+    await raw.hset(KEYS.expiries, "c", "1.00")
+    assert await jobs.claim() == []
+    assert await raw.zrange(KEYS.dead, 0, -1) == [b"b", b"c"]
 
 
 async def test_old_letters_are_dropped_when_letters_are_looked_at(
@@ -156,12 +156,14 @@ async def test_a_key_of_another_type_is_reported_before_anything_is_written(
 ) -> None:
     await jobs.configure(max_dead=1)
     await jobs.offer(1, id="a")
+    (message,) = await jobs.claim()
     await raw.set(KEYS.dead_messages, "mine")
     with pytest.raises(delayq.ServerRefused):
-        await jobs.claim()
-    assert await raw.zrange(KEYS.ids, 0, -1) == [b"a"]
+        await message.bury("why")
+    assert await raw.zrange(KEYS.leased, 0, -1) == [b"a"]
     await raw.delete(KEYS.dead_messages)
-    assert [message.id for message in await jobs.claim()] == ["a"]
+    await message.bury("why")
+    assert await ids(jobs) == ["a"]
 
 
 async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(

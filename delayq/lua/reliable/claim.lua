@@ -45,8 +45,7 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch, expired, keep_dead, max_dead, keep =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'keep_dead', 'max_dead', 'keep'))
+local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
@@ -74,6 +73,14 @@ local count, ids, found_bodies, details = 0, {}, {}, {}
 local passed, gone, deaths, occurrences = {}, {}, {}, {}
 local expired_count, died_count, is_full = 0, 0, false
 
+-- Return the settings about messages that are gone: expired, keep_dead, max_dead, keep. Most claims
+-- find none.
+local read_fates
+local function fates()
+  read_fates = read_fates or redis.call('HMGET', settings, 'expired', 'keep_dead', 'max_dead', 'keep')
+  return unpack(read_fates)
+end
+
 local new = {used = 0, forgiven = 0}
 local function hand_out(id, priority, record, body)
   if count > 0 then bytes_left = bytes_left - #body end
@@ -92,7 +99,7 @@ local function is_gone(id, priority, record, body, expiry)
   -- A message may have a limit of its own.
   if body and record.used > 0 then most = tonumber(string.match(body, '^[%d+e]+x(%d+)')) or most end
   if body and number_or(MAX_SCORE, expiry) < now then
-    expired_count, reason = expired_count + 1, expired == 'dead' and 'expired'
+    expired_count, reason = expired_count + 1, fates() == 'dead' and 'expired'
   elseif body and most > 0 and record.used - record.forgiven >= most then
     died_count, reason = died_count + 1, 'attempts'
   elseif body then
@@ -206,8 +213,11 @@ end
 
 -- A key of a foreign type must fail before the first write.
 if some_kept or is_suspect then redis.call('HGET', tokens, '') end
-if #gone > 0 then check_details() end
-if #deaths > 0 or keep_dead or max_dead then check_letters() end
+if #gone > 0 then
+  check_details()
+  fates()
+end
+if #deaths > 0 then check_letters() end
 -- First the writes that free memory: then a full server accepts the rest.
 for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
@@ -217,11 +227,12 @@ if #gone > 0 then
   delete_details(gone)
 end
 for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
-if keep then
+if #gone > 0 then
+  local _, keep_dead, max_dead, keep = fates()
+  if #deaths > 0 then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
   -- A hint for the clients that wait for the end of one of them: they look now and then.
-  for _, id in ipairs(gone) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
+  for _, id in ipairs(keep and gone or {}) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
 end
-if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
 local token = ''
 if count > 0 then
   local in_company = not is_suspect and (count > 1 or company == '1')
