@@ -137,7 +137,7 @@ class QueueHandle(Generic[T]):
         max_attempts: The number of attempts after which a message dies; 0 for no limit.
         keeper: Renews their leases.
         loop: The client's event loop.
-        cancelled: As in :class:`OpenReliableQueue`.
+        cancelled: As in :class:`MessageNews`.
         hooks: The observers to notify.
         encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
     """
@@ -362,7 +362,7 @@ class Message(Generic[T]):
         """
         payload = self._origin.encode_result(result)
         if payload is not None:
-            self._claim.result = payload
+            self._claim.result = payload  # type: ignore[misc]  # a slot of its base
             if len(payload) > RESULT_UNIT:
                 # It waits for its acknowledgement, which shares a call with fewer others.
                 self._ahead = None

@@ -1,4 +1,4 @@
-"""Waits for the ends of messages."""
+"""Acts on what a client hears of single messages: they were cancelled, or have finished."""
 
 from __future__ import annotations
 
@@ -16,20 +16,36 @@ if TYPE_CHECKING:
 # of it at each re-check.
 _REMEMBERED = 60.0
 _RE_CHECKS = 3
+# How many cancelled leases are remembered.
+_MOST_CANCELLED = 1000
 
 
-class Results:
-    """Waits for the ends of the messages of one queue.
+class MessageNews:
+    """Collects what this client hears of the messages of one queue, and waits for their ends.
 
     A client that waits for a message tells the server, which then announces the message's end. The
     announcement may be lost: all waits look again at each re-check of the queue, and whenever the
     client has subscribed anew.
+
+    Attributes:
+        cancelled: The last messages that were cancelled while clients had them: the id of each, and
+            the token of its lease.
     """
 
     def __init__(self, queue: OpenReliableQueue) -> None:
+        self.cancelled: dict[tuple[bytes, bytes], None] = {}
         self._queue = queue
         # By the id of the message that each one waits for.
         self._waiting: dict[bytes, set[asyncio.Event]] = {}
+
+    def on_cancelled(self, lease: tuple[bytes, bytes]) -> None:
+        """Remember that a message was cancelled, by its id and the token of its lease.
+
+        This client may have claimed it ahead, and not begun with it.
+        """
+        self.cancelled[lease] = None
+        if len(self.cancelled) > _MOST_CANCELLED:
+            del self.cancelled[next(iter(self.cancelled))]
 
     def on_finished(self, id: bytes) -> None:  # noqa: A002
         """Wake those that wait for a message, because it may have ended."""

@@ -13,10 +13,10 @@ from delayq._reliable.id_source import IdSource
 from delayq._reliable.ids import new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.looks import Looks
+from delayq._reliable.news import MessageNews
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
-from delayq._reliable.results import Results
 from delayq._reliable.store import PAGE, ReliableStore
 from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# How many cancelled leases are remembered.
-_MOST_CANCELLED = 1000
-
 
 class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
@@ -52,9 +49,7 @@ class OpenReliableQueue:
         codec: The first codec that a handle on this client was given.
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
-        cancelled: The last messages that were cancelled while clients had them: the id of each, and
-            the token of its lease.
-        results: Waits for the ends of messages.
+        news: What this client hears of single messages.
     """
 
     def __init__(
@@ -85,8 +80,7 @@ class OpenReliableQueue:
             supply_of=lambda claim: claim.partition,
             policy_of=lambda claim: claim.policy,
         )
-        self.cancelled: dict[tuple[bytes, bytes], None] = {}
-        self.results: Results = Results(self)
+        self.news: MessageNews = MessageNews(self)
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)
@@ -301,15 +295,6 @@ class OpenReliableQueue:
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
         return sum(partition.settling.unanswered for partition in self.partitions)
-
-    def note_cancelled(self, lease: tuple[bytes, bytes]) -> None:
-        """Remember that a message was cancelled, by its id and the token of its lease.
-
-        This client may have claimed it ahead, and not begun with it.
-        """
-        self.cancelled[lease] = None
-        if len(self.cancelled) > _MOST_CANCELLED:
-            del self.cancelled[next(iter(self.cancelled))]
 
     # The partitions
 

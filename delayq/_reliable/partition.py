@@ -114,7 +114,7 @@ class Partition:
         return self._keepers[lease_us]
 
     def resync_keys(self) -> tuple[str, ...]:
-        self.queue.results.look_again()
+        self.queue.news.look_again()
         if self.queue.waiters.waiting:
             return self.keys.re_checked
         self.wakeups.rest()
@@ -144,12 +144,12 @@ class Partition:
         what, _, rest = content.partition(b" ")
         if what == _CANCELLED:
             token, _, id = rest.partition(b" ")  # noqa: A001
-            self.queue.note_cancelled((id, token))
+            self.queue.news.on_cancelled((id, token))
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.name == (id, token))
             self.claims.cancelled((id, token))
         elif what == _FINISHED:
-            self.queue.results.on_finished(rest)
+            self.queue.news.on_finished(rest)
         elif not self.index:
             # The settings of the first partition decide.
             self.queue.settings.on_change()

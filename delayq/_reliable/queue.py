@@ -317,7 +317,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         except Closed:
             return
         queue, now, leased = self._open, self._open.loop.time, self._leased
-        cancelled = queue.cancelled
+        cancelled = queue.news.cancelled
         async with aclosing(queue.waiters.batches(policy=self._policy)) as batches:
             async for batch in batches:
                 while batch:
@@ -743,7 +743,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         checked = checked_id(id)
         within = None if timeout is None else seconds(timeout, "timeout")
         await self._settled()
-        outcome = await self._open.results.outcome(checked, within)
+        outcome = await self._open.news.outcome(checked, within)
         if outcome.death is not None and not outcome.is_live:
             raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
         if outcome.record is None or not outcome.record.is_done or outcome.is_live:
@@ -789,7 +789,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 self._policy.max_attempts,
                 partition.keeper(self._policy.lease_us),
                 self._open.loop,
-                self._open.cancelled,
+                self._open.news.cancelled,
                 self._hooks,
                 self._encode_result,
             )

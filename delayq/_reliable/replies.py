@@ -28,8 +28,21 @@ def parse_us(score: bytes | float) -> int:
     return int(min(max(moment, 0.0), _MOST_US)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
+class HasResult:
+    """A message whose handler may have a result.
+
+    Attributes:
+        result: The encoded result; not set if there is none, because that would take time for each
+            message.
+    """
+
+    __slots__ = ("result",)
+
+    result: bytes
+
+
 @dataclass(slots=True, eq=False)
-class Claim:
+class Claim(HasResult):
     """A message that belongs to this client until its lease ends.
 
     Attributes:
@@ -46,7 +59,6 @@ class Claim:
         forgiven: Number of attempts that do not count towards the message's death, because its
             worker died, perhaps of another message.
         known_due_us: When the message was due, in microseconds; None if the body tells it.
-        result: The encoded result of its handler; not set if there is none.
     """
 
     id: bytes
@@ -61,8 +73,6 @@ class Claim:
     attempt: int = 1
     forgiven: int = 0
     known_due_us: int | None = None
-    # Not set by default, because that would take time for each message.
-    result: bytes = field(init=False, repr=False)
 
     @property
     def name(self) -> tuple[bytes, bytes]:

@@ -712,7 +712,7 @@ async def test_settling_a_cancelled_message_tells_that_it_was_cancelled(
 ) -> None:
     message = await leased(jobs, id="a")
     assert await jobs.cancel("a", running=True)
-    await until(lambda: bool(jobs._open.cancelled))
+    await until(lambda: bool(jobs._open.news.cancelled))
     with pytest.raises(delayq.MessageCancelled):
         await getattr(message, settle)()
 
@@ -738,7 +738,7 @@ async def test_a_message_that_was_claimed_ahead_and_cancelled_is_not_handed_out(
 async def test_an_id_with_spaces_is_cancelled_as_well(jobs: Jobs) -> None:
     message = await leased(jobs, id=" 1 2  3 ")
     assert await jobs.cancel(message.id, running=True)
-    await until(lambda: bool(jobs._open.cancelled))
+    await until(lambda: bool(jobs._open.news.cancelled))
     with pytest.raises(delayq.MessageCancelled):
         async with message:
             raise AssertionError("it was handed out")
