@@ -331,8 +331,7 @@ class Message(Generic[T]):
                 when the lease ends.
         """
         self._demand_lease()
-        if result is not None:
-            self.keep_result(result)
+        self.keep_result(result)
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._origin.keeper.let_go(self._claim)
         try:
@@ -360,7 +359,7 @@ class Message(Generic[T]):
         Raises:
             EncodeError, PayloadTooLarge: As for :meth:`ack`.
         """
-        payload = self._origin.encode_result(result)
+        payload = None if result is None else self._origin.encode_result(result)
         if payload is not None:
             self._claim.result = payload  # type: ignore[misc]  # a slot of its base
             if len(payload) > RESULT_UNIT:

@@ -144,9 +144,7 @@ class Handling:
             try:
                 cancelling, failure = message._cancelling, None
                 try:
-                    result = await self._start(message)
-                    if result is not None:
-                        message.keep_result(result)
+                    message.keep_result(await self._start(message))
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
