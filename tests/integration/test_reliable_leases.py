@@ -706,6 +706,28 @@ async def test_cancelling_what_runs_ends_its_block(client: Client, jobs: Jobs) -
     assert await depths(jobs) == NONE
 
 
+async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_handled(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = await leased(jobs, id="a")
+    # As if it had waited here for most of its lease.
+    message._claim.fresh_until = 0
+    keeper = message._origin.keeper
+    freshen = keeper.freshen
+
+    async def freshen_slowly(claims: Any) -> Any:
+        lost = await freshen(claims)
+        assert await jobs.cancel("a", running=True)
+        await until(lambda: bool(jobs._open.cancelled))
+        return lost
+
+    monkeypatch.setattr(keeper, "freshen", freshen_slowly)
+    with pytest.raises(delayq.MessageCancelled):
+        async with message:
+            raise AssertionError("it was handed out")
+    assert not keeper.held
+
+
 @pytest.mark.parametrize("settle", ["ack", "nack", "release"])
 async def test_settling_a_cancelled_message_tells_that_it_was_cancelled(
     jobs: Jobs, settle: str

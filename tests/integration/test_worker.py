@@ -1033,6 +1033,27 @@ async def test_a_handler_stays_in_one_task_and_its_time_limit_ends_only_its_own_
     assert await depths(jobs) == NONE
 
 
+async def test_handlers_that_never_wait_let_others_run(client: Client) -> None:
+    worker, loop = Worker(client, concurrency=100), asyncio.get_running_loop()
+    # How many messages were handled in each iteration of the event loop.
+    handled = [0]
+
+    def next_iteration() -> None:
+        handled.append(0)
+        if sum(handled) < 200:
+            loop.call_soon(next_iteration)
+
+    @worker.listener("jobs", lease=LEASE)
+    async def handle(value: int) -> None:
+        handled[-1] += 1
+
+    await client.reliable_queue("jobs", lease=LEASE).offer_many(offers(200))
+    loop.call_soon(next_iteration)
+    await worker.run(burst=True)
+    assert sum(handled) == 200
+    assert 1 < max(handled) <= 25
+
+
 async def test_anyio_works_inside_handlers(worker: Worker, jobs: Jobs) -> None:
     seen: list[Any] = []
 
