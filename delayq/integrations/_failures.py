@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 from delayq._reliable.message import RetryAfter, Snooze, instruction_of, is_instruction
+from delayq.errors import MessageCancelled
 
-# Instructions, or a worker that is stopping.
-_NO_FAILURES = (RetryAfter, Snooze, asyncio.CancelledError, GeneratorExit)
+# Instructions, a message that somebody has cancelled, or a worker that is stopping.
+_NO_FAILURES = (RetryAfter, Snooze, MessageCancelled, asyncio.CancelledError, GeneratorExit)
 
 
 def failure_of(error: BaseException) -> BaseException | None:

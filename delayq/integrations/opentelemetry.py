@@ -180,7 +180,7 @@ class Measuring(Observer):
         try:
             yield
         except BaseException as error:
-            attributes["error.type"] = type_name(error)
+            _add_failure(attributes, error)
             raise
         finally:
             self._calls.record(time.perf_counter() - started, attributes)
@@ -196,8 +196,8 @@ class Measuring(Observer):
     def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
         attributes = self._attributes(queue, "process")
         del attributes["messaging.operation.type"]
-        if error is not None and (failure := failure_of(error)) is not None:
-            attributes["error.type"] = type_name(failure)
+        if error is not None:
+            _add_failure(attributes, error)
         self._handling.record(seconds, attributes)
 
     def _attributes(self, queue: str, operation: str) -> dict[str, Any]:
@@ -217,6 +217,11 @@ def _attributes(client: Client | SyncClient, queue: str, operation: str) -> dict
         if port is not None:
             attributes["server.port"] = port
     return attributes
+
+
+def _add_failure(attributes: dict[str, Any], error: BaseException) -> None:
+    if (failure := failure_of(error)) is not None:
+        attributes["error.type"] = type_name(failure)
 
 
 def _task_of(message: Message[Any]) -> str | None:

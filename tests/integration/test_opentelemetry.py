@@ -364,6 +364,23 @@ async def test_metrics_follow_the_conventions_and_are_off_unless_asked_for(
     }
 
 
+async def test_a_call_that_is_cancelled_has_not_failed(
+    client: Client, jobs: Jobs, traces: Traces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = InMemoryMetricReader()
+    instrument_metrics(client, MeterProvider([reader]))
+
+    async def cancelled(*_: object) -> str:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(type(jobs._sender), "send", cancelled)
+    with pytest.raises(asyncio.CancelledError):
+        await jobs.offer(1)
+    assert "error.type" not in (traces.one("send jobs").attributes or {})
+    seen = measured(reader)
+    assert {"error.type" in each for points in seen.values() for each, _ in points} == {False}
+
+
 @pytest.mark.parametrize(
     ("address", "endpoint"),
     [
