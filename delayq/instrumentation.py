@@ -74,7 +74,8 @@ class Observer:
 
         Args:
             queue: The queue's name.
-            seconds: The time within ``async with message``, without the acknowledgement.
+            seconds: The time until the block, or the worker's handler, ended, before the message
+                is acknowledged or retried.
             error: The error it ended with, which may be an instruction such as
                 :class:`~delayq.RetryAfter`; None if it ended well.
         """
@@ -148,7 +149,7 @@ class Hooks:
     ) -> None:
         """Notify observers that the handling that :meth:`begin_handling` began has ended."""
         started = observation.started
-        seconds = time.perf_counter() - started
+        seconds = (observation.failed or time.perf_counter()) - started
         error = observation.error if error is None else error
         observation.end(error)
         # Those that began to observe in the meantime do not know when it started.
@@ -174,14 +175,16 @@ class Observation:
     Attributes:
         error: The error with which the handling failed, if that does not reach :meth:`end`.
         started: When the handling began, by ``time.perf_counter()``; 0 if no observer asks.
+        failed: When it failed with ``error``, by the same clock; 0 if it did not.
     """
 
-    __slots__ = ("_stack", "error", "started")
+    __slots__ = ("_stack", "error", "failed", "started")
 
     def __init__(self) -> None:
         # Most observers put nothing around.
         self._stack: ExitStack | None = None
         self.started: float = 0.0
+        self.failed: float = 0.0
         self.error: BaseException | None = None
 
     def begin(self, observe: Callable[..., Around], *facts: Any) -> None:
@@ -193,6 +196,10 @@ class Observation:
                 self._stack.enter_context(around)
         except Exception:  # noqa: BLE001 - as above
             _log.exception("an observer raised")
+
+    def fail(self, error: BaseException) -> None:
+        """Note that the handling has failed. Reporting that to the server may take a while."""
+        self.error, self.failed = error, time.perf_counter()
 
     def end(self, error: BaseException | None) -> None:
         """Leave all context managers."""

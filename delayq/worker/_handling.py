@@ -269,6 +269,7 @@ class Handling:
         """Give back a message that was not begun, uncounted, and wait before the next one."""
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
+        tell(message, error)
         await message.release()
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
@@ -374,7 +375,7 @@ class Handling:
 def tell(message: Message[Any], failure: BaseException) -> None:
     """Report a failure to the observers, because it does not leave the message's block."""
     if (observation := message._observation) is not None:
-        observation.error = failure
+        observation.fail(failure)
 
 
 def below_the_worker(trace: TracebackType | None) -> TracebackType | None:

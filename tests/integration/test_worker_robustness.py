@@ -16,6 +16,7 @@ import pytest
 import delayq
 from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
 from delayq.codecs import JsonCodec
+from delayq.instrumentation import Observer
 from delayq.worker._threads import Threads
 from tests.support.reliable import Jobs, claim_one, depths, get, listed, offers
 from tests.support.waiting import until
@@ -50,6 +51,16 @@ class Session:
 
 class Other:
     pass
+
+
+class Observed(Observer):
+    """Observes how the handling of messages ends."""
+
+    def __init__(self) -> None:
+        self.errors: list[BaseException | None] = []
+
+    def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
+        self.errors.append(error)
 
 
 def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
@@ -393,6 +404,7 @@ async def test_hanging_threads_of_one_listener_leave_others_alone(
 
 
 async def test_a_message_without_a_thread_goes_back_uncounted(
+    client: Client,
     worker: Worker,
     jobs: Jobs,
     monkeypatch: pytest.MonkeyPatch,
@@ -420,11 +432,14 @@ async def test_a_message_without_a_thread_goes_back_uncounted(
     def handle(value: int, message: Message[Any]) -> None:
         seen.append((value, message.attempt))
 
+    observed = Observed()
+    client.observe(observed)
     await jobs.offer(1)
     async with worker:
         await until(lambda: seen)
     assert seen == [(1, 1)]
     assert "cannot start a thread" in caplog.text
+    assert {str(error) for error in observed.errors} == {"can't start new thread", "None"}
 
 
 async def test_threads_are_used_again_and_end_with_the_run(worker: Worker, jobs: Jobs) -> None:
