@@ -18,7 +18,7 @@ import platform
 import re
 from bisect import bisect_left
 from contextlib import asynccontextmanager
-from importlib.metadata import version
+from importlib import metadata
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
@@ -95,6 +95,13 @@ _OF_CLIENT = {
     "errors": (CounterMetricFamily, "Calls to the server that failed."),
     "queues": (GaugeMetricFamily, "Queues open in this process."),
 }
+
+
+# Once, because reading delayq's own version takes a millisecond.
+_BUILD = GaugeMetricFamily(
+    "delayq_build_info", "1, with the versions in use.", labels=["version", "python"]
+)
+_BUILD.add_metric([metadata.version("delayq"), platform.python_version()], 1)
 
 
 class Metrics:
@@ -189,7 +196,7 @@ class Metrics:
             *_counters(queues),
             *self._observer.metrics([each.name for each in queues if each.kind == "reliable"]),
             *_of_client(self._client.statistics(), self._unanswered),
-            _build(),
+            _BUILD,
         )
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -212,7 +219,7 @@ class Metrics:
     def describe(self) -> Iterable[Metric]:
         """Return metrics without values, from which the registry learns their names."""
         observed = _Observer(BUCKETS).metrics(())
-        return (*_depths({}), *_counters([]), *observed, *_of_client(None, 0), _build())
+        return (*_depths({}), *_counters([]), *observed, *_of_client(None, 0), _BUILD)
 
     async def __call__(
         self,
@@ -435,11 +442,3 @@ def _of_client(stats: ClientStats | None, unanswered: int) -> list[Metric]:
         for name, family in families.items():
             family.add_metric((), getattr(stats, name))
     return [lag, *families.values(), failed]
-
-
-def _build() -> Metric:
-    family = GaugeMetricFamily(
-        "delayq_build_info", "1, with the versions in use.", labels=["version", "python"]
-    )
-    family.add_metric([version("delayq"), platform.python_version()], 1)
-    return family

@@ -220,6 +220,51 @@ async def test_a_worker_reports_what_fails_inside_it(client: Client, metrics: Me
     assert seen["delayq_handling_seconds_count", "jobs"] == 1
 
 
+async def test_a_message_that_is_cancelled_has_not_failed(metrics: Metrics, jobs: Jobs) -> None:
+    await jobs.offer(1, id="a")
+    message = await claim_one(jobs)
+
+    async def handle() -> None:
+        async with message:
+            assert await jobs.cancel("a", running=True)
+            await asyncio.Event().wait()
+
+    with pytest.raises(delayq.MessageCancelled):
+        await handle()
+    seen = await samples(metrics)
+    assert seen["delayq_handling_seconds_count", "jobs"] == 1
+    assert seen["delayq_queue_in_flight", "jobs", "reliable"] == 0
+    assert failures(seen, "jobs") == {"other": 0}
+
+
+async def test_reporting_a_failure_to_the_server_is_no_part_of_the_time_it_took(
+    client: Client, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1.0
+    monkeypatch.setattr("delayq.instrumentation.time.perf_counter", lambda: now)
+    nack = delayq.Message.nack
+
+    async def nack_slowly(*arguments: Any) -> None:
+        nonlocal now
+        now += 100
+        await nack(*arguments)
+
+    monkeypatch.setattr(delayq.Message, "nack", nack_slowly)
+    worker = delayq.Worker(client)
+
+    @worker.listener("jobs", **SETTINGS)
+    async def handle(value: int) -> None:
+        nonlocal now
+        now += 1
+        raise CardDeclined
+
+    await client.reliable_queue("jobs").offer(1)
+    await worker.run(burst=True)
+    seen = await samples(metrics)
+    assert now == 102
+    assert seen["delayq_handling_seconds_sum", "jobs"] == 1
+
+
 async def test_many_kinds_of_errors_do_not_make_many_series(metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer_many([Offer(number) for number in range(60)])
     for message in await jobs.claim(100):
@@ -245,7 +290,11 @@ async def test_every_metric_is_there_before_anything_happens(
     assert not failures(seen, "orders")
 
 
-async def test_the_versions_in_use_are_told(metrics: Metrics) -> None:
+async def test_the_versions_in_use_are_told(
+    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Reading the version takes a millisecond, in which the event loop would stand still.
+    monkeypatch.delattr("importlib.metadata.version")
     text = (await metrics.render())[0].decode()
     assert f'delayq_build_info{{python="{platform.python_version()}",version="' in text
 
