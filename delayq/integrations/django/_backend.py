@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from django.conf import settings
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
-from django.tasks.backends.base import BaseTaskBackend
 from django.tasks.base import Task, TaskResult, TaskResultStatus
 from django.tasks.exceptions import InvalidTask
 from django.tasks.signals import task_enqueued
@@ -30,6 +29,11 @@ if TYPE_CHECKING:
 
     from delayq.client import Client
 
+    # As in apps.py.
+    from delayq.integrations.django._untyped import Untyped as BaseTaskBackend
+else:
+    from django.tasks.backends.base import BaseTaskBackend
+
 # Clients by address, for all threads: Django makes a backend for each of them.
 _clients: dict[str, sync.Client] = {}
 
@@ -40,7 +44,7 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 _USUAL = 4
 
 
-class DelayqBackend(BaseTaskBackend):  # type: ignore[misc]
+class DelayqBackend(BaseTaskBackend):
     """A backend of Django's Tasks framework that stores tasks in reliable queues.
 
     ``OPTIONS`` are ``url``, ``prefix``, ``timeout`` and the settings of
@@ -127,7 +131,7 @@ class DelayqBackend(BaseTaskBackend):  # type: ignore[misc]
             return
         if run_after is not None and not isinstance(run_after, datetime):
             raise InvalidTask(f"run_after must be a datetime or a timedelta, not {run_after!r}.")
-        super().validate_task(task)
+        super().validate_task(task)  # type: ignore[misc]
 
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
         """Store a task in its queue.
@@ -161,7 +165,7 @@ class DelayqBackend(BaseTaskBackend):  # type: ignore[misc]
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check ``QUEUES`` and ``OPTIONS``, for ``manage.py check``."""
         where = f"TASKS[{self.alias!r}]"
-        found = list(super().check(**kwargs))
+        found = list(super().check(**kwargs))  # type: ignore[misc]
         try:
             options = Options.of(self.options)
         except BadInput as error:

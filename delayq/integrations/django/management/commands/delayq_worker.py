@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 from django.tasks import DEFAULT_TASK_BACKEND_ALIAS, task_backends
 from django.tasks.exceptions import InvalidTaskBackend
 from django.utils import autoreload
@@ -21,10 +21,15 @@ from delayq.integrations.django._workers import CONCURRENCY, new_worker
 if TYPE_CHECKING:
     from argparse import ArgumentParser
 
+    # As in apps.py.
+    from delayq.integrations.django._untyped import Untyped as BaseCommand
+else:
+    from django.core.management.base import BaseCommand
+
 _PROCESS = "delayq.integrations.django._process"
 
 
-class Command(BaseCommand):  # type: ignore[misc]
+class Command(BaseCommand):
     """Runs the tasks of a backend until a signal."""
 
     help = (

@@ -1,0 +1,11 @@
+"""What type checkers take for Django's classes, which have no types."""
+
+from typing import Any
+
+
+class Untyped:
+    """A class of which nothing is known. One derived from it is known to type checkers."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None: ...
+
+    def __getattr__(self, name: str) -> Any: ...
