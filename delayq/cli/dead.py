@@ -59,11 +59,11 @@ Ids = Annotated[
     typer.Argument(metavar="[ID]...", help="The ids of the dead letters. Defaults to all of them."),
 ]
 Error = Annotated[
-    str,
+    str | None,
     typer.Option(metavar="TEXT", help="Only those whose last error contains this text."),
 ]
 Reason = Annotated[
-    str, typer.Option(metavar="TEXT", help="Only those whose reason contains this text.")
+    str | None, typer.Option(metavar="TEXT", help="Only those whose reason contains this text.")
 ]
 OlderThan = Annotated[
     str | None,
@@ -83,11 +83,15 @@ class _Choice:
     older_than: float | None
 
     @classmethod
-    def of(cls, error: str, reason: str, older_than: str | None) -> _Choice:
+    def of(cls, error: str | None, reason: str | None, older_than: str | None) -> _Choice:
+        for option, text in (("--error", error), ("--reason", reason)):
+            # It would choose every letter, as when a script's variable is unset.
+            if text == "":
+                raise CommandFailed(f"{option} must not be empty: leave it out to choose all")
         seconds = duration(older_than, "--older-than")
         if seconds is not None and not 0 <= seconds < _LONGEST:
             raise CommandFailed(f"--older-than must be from 0 to 100 years, not {older_than}")
-        return cls(error, reason, seconds)
+        return cls(error or "", reason or "", seconds)
 
     @property
     def is_all(self) -> bool:
@@ -115,8 +119,8 @@ def list_dead(
     queue: ReliableOnly,
     limit: Limit = 20,
     offset: Offset = 0,
-    error: Error = "",
-    reason: Reason = "",
+    error: Error = None,
+    reason: Reason = None,
     older_than: OlderThan = None,
     group_by: Annotated[
         GroupBy | None,
@@ -218,8 +222,8 @@ def _show_groups(
 def redrive(
     queue: ReliableOnly,
     ids: Ids = None,
-    error: Error = "",
-    reason: Reason = "",
+    error: Error = None,
+    reason: Reason = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
     url: Url = None,
@@ -241,8 +245,8 @@ def redrive(
 def purge(
     queue: ReliableOnly,
     ids: Ids = None,
-    error: Error = "",
-    reason: Reason = "",
+    error: Error = None,
+    reason: Reason = None,
     older_than: OlderThan = None,
     dry_run: DryRun = False,
     yes: Yes = False,

@@ -749,6 +749,8 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         ("dead list a --limit 0", "--limit"),
         ("dead purge a", "--yes"),
         ("dead purge a --error x", "--yes"),
+        ("dead purge a --error '' --yes", "--error must not be empty"),
+        ("dead redrive a --reason ''", "--reason must not be empty"),
         ("dead redrive a x --error x", "not both"),
         ("dead redrive a x --dry-run", "pass no ids"),
         ("dead redrive a --older-than soon", "--older-than must be a duration"),
