@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 import delayq
+from delayq.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(delayq.__file__).parent
@@ -57,3 +60,42 @@ def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     named = re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
     assert {*" ".join(named).split()} <= targets
+
+
+def wrong_commands(text: str) -> list[str]:
+    """Return the ``delayq`` commands in a text that there are not, or not with these options."""
+    wrong = []
+    spans = re.findall(r"`(delayq +[^`]+)`|^(?:\$ |[A-Z_]+=\S+ )+(delayq .*)$", text, re.MULTILINE)
+    for line in (inline or shown for inline, shown in spans):
+        command: Any = typer.main.get_command(app)
+        words = line.partition(" | ")[0].split()[1:]
+        while words and hasattr(command, "commands"):
+            if words[0].startswith("-"):
+                break
+            command = command.commands.get(words.pop(0))
+        known = {"--help", "--install-completion"}
+        for each in getattr(command, "params", ()):
+            known |= {*each.opts, *each.secondary_opts}
+        given = {word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)}
+        if command is None or given - known:
+            wrong.append(line)
+    return wrong
+
+
+@by_name
+def test_each_command_that_a_page_shows_exists(page: Path) -> None:
+    if page.name != "CHANGELOG.md":
+        assert not wrong_commands(page.read_text("utf-8"))
+
+
+def test_a_command_that_is_wrong_is_found() -> None:
+    right = (
+        "`delayq dead list mails --limit 5`, `delayq --version`\n$ delayq queues --json | head -n 1"
+    )
+    assert wrong_commands(right) == []
+    wrong = "`delayq dead list --queue mails`, `delayq lost`\n$ delayq top --watch"
+    assert wrong_commands(wrong) == [
+        "delayq dead list --queue mails",
+        "delayq lost",
+        "delayq top --watch",
+    ]
