@@ -11,7 +11,7 @@ import tty
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 from rich.console import Group
@@ -44,6 +44,8 @@ _LATE = 1.0
 # The lines around the rows.
 _OTHER_LINES = 5
 _STATE_WIDTH = len("dead letters")
+# In the place of a key: there is something new to draw.
+_UPDATED = ""
 _KEYS = {
     "\x1b[A": "up",
     "\x1b[B": "down",
@@ -206,7 +208,8 @@ class Monitor:
             took = time.monotonic() - began
             self._search_at = began + took + max(1.0, took * _SHARE)
         queues = self.named or self._found
-        self._past = {queue: past for queue, past in self._past.items() if queue in queues}
+        there = {*queues}
+        self._past = {queue: past for queue, past in self._past.items() if queue in there}
         return [await self._line(queue) for queue in queues]
 
     async def _line(self, queue: FoundQueue) -> Line:
@@ -283,22 +286,33 @@ async def _live(monitor: Monitor, interval: float) -> None:
     view.lines, view.at = await monitor.read(), await clock(monitor.client)
     screen = console()
     with _keys() as keys, Live(console=screen, screen=True, auto_refresh=False) as live:
-        next_at = time.monotonic() + interval
-        while True:
-            live.update(view.picture(screen.height), refresh=True)
-            try:
-                async with asyncio.timeout(max(0, next_at - time.monotonic())):
-                    if not view.on_key(await keys.get()):
-                        return
-                continue
-            except TimeoutError:
-                next_at = time.monotonic() + interval
-            try:
-                view.lines, view.at = await monitor.read(), await clock(monitor.client)
-                view.problem = ""
-            except ServerError as error:
-                # The figures stay, and the next update tries again.
-                view.problem = str(error)
+        # Apart from the keys, which must work while the server does not answer.
+        updates = asyncio.ensure_future(_update(monitor, view, interval, keys))
+        updates.add_done_callback(lambda _: keys.put_nowait(_UPDATED))
+        try:
+            while not updates.done():
+                live.update(view.picture(screen.height), refresh=True)
+                if not view.on_key(await keys.get()):
+                    return
+            await updates
+        finally:
+            updates.cancel()
+            await asyncio.wait([updates])
+
+
+async def _update(
+    monitor: Monitor, view: View, interval: float, keys: asyncio.Queue[str]
+) -> NoReturn:
+    """Read the figures again and again."""
+    while True:
+        await asyncio.sleep(interval)
+        try:
+            view.lines, view.at = await monitor.read(), await clock(monitor.client)
+            view.problem = ""
+        except ServerError as error:
+            # The figures stay, and the next update tries again.
+            view.problem = str(error)
+        keys.put_nowait(_UPDATED)
 
 
 @contextmanager

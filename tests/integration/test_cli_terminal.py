@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -265,6 +266,32 @@ def test_top_hears_keys(seeded: dict[str, Any]) -> None:
     # The view is on the alternate screen, which is left.
     assert "\x1b[?1049h" in seen.raw
     assert "\x1b[?1049l" in seen.raw
+
+
+def test_top_hears_keys_while_the_server_does_not_answer(
+    seeded: dict[str, Any], server: PrivateServer
+) -> None:
+    typed: list[str] = []
+
+    def act(_: BaseProcess, written: str, types: Callable[[str], None]) -> None:
+        if "q quit" in written and not typed:
+            server.pause()
+            # Long enough for the next update to begin; if it has not, the test proves less.
+            time.sleep(0.5)
+            typed.append("q")
+            types("q")
+
+    forever = dict.fromkeys(("ANSWER_WITHIN", "DOUBT_AFTER"), 3600.0)
+    try:
+        seen = at_terminal(
+            *("top", "--interval", "0.1"),
+            act=act,
+            constants={f"delayq._redis.connection.{name}": each for name, each in forever.items()},
+            **seeded,
+        )
+    finally:
+        server.resume()
+    assert (seen.status, typed) == (0, ["q"])
 
 
 @pytest.mark.usefixtures("_impatient")
