@@ -234,6 +234,22 @@ def test_a_function_that_no_worker_would_find_is_refused(configure: Configure) -
         tasks.renamed.enqueue()
 
 
+def test_a_function_of_the_program_itself_is_refused(server: PrivateServer) -> None:
+    program = """
+import django
+django.setup()
+from django.tasks import task
+
+@task
+def own():
+    pass
+
+own.enqueue()
+"""
+    done = run_python("-c", program, DELAYQ_URL=server.url)
+    assert "InvalidTask: 'own' is in the program itself" in done.stderr
+
+
 def test_tasks_can_enqueue_others(configure: Configure) -> None:
     tasks.enqueue_another.enqueue("inner")
     work()
@@ -411,6 +427,8 @@ def test_connections_are_closed_after_each_task(
         ({"url": 5}, ["delayq.E001"]),
         ({"url": "http://example.org"}, ["delayq.E002"]),
         ({"url": None}, ["delayq.W001"]),
+        ({"url": "embedded:"}, ["delayq.E002"]),
+        ({"url": "embedded:./data"}, []),
         ({"queues": "default"}, ["delayq.E003"]),
         ({"queues": ["default", ""]}, ["delayq.E003"]),
         ({"queues": ["default", 5]}, ["delayq.E003"]),
@@ -436,11 +454,14 @@ def test_no_server_is_started_for_one_process_alone(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DELAYQ_URL", raising=False)
-    configure(url=None)
-    with pytest.raises(ImproperlyConfigured, match="no address of a server"):
-        tasks.note.enqueue()
-    with pytest.raises(ImproperlyConfigured, match="no address of a server"):
-        new_worker()
+    for url, why in ((None, "no address of a server"), ("embedded:", "its own embedded server")):
+        configure(url=url)
+        with pytest.raises(ImproperlyConfigured, match=why):
+            tasks.note.enqueue()
+        with pytest.raises(ImproperlyConfigured, match=why):
+            new_worker()
+        # Nothing was opened.
+        task_backends.close_all()
 
 
 def test_a_worker_is_for_queues_that_there_are(configure: Configure) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -38,6 +39,10 @@ else:
 _clients: dict[str, sync.Client] = {}
 
 _NO_ADDRESS = f"there is no address of a server, in OPTIONS['url'] or ${URL_VARIABLE}"
+_PRIVATE = (
+    "each process would have its own embedded server, so no worker would find a task: add a"
+    " directory, or start a server for all"
+)
 _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 
 # The priority of a message whose task has none.
@@ -83,12 +88,14 @@ class DelayqBackend(BaseTaskBackend):
         """The address of the server.
 
         Raises:
-            ImproperlyConfigured: There is none, or an option is unknown or invalid.
+            ImproperlyConfigured: There is none, it is that of a private server, or an option is
+                unknown or invalid.
         """
         address = self.delayq_options.url or os.environ.get(URL_VARIABLE)
         if not address:
-            # A private server would do for one process, but not for a worker in another one.
             raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {_NO_ADDRESS}. {_HINT}")
+        if _is_private(address):
+            raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {_PRIVATE}. {_HINT}")
         return address
 
     @property
@@ -109,8 +116,10 @@ class DelayqBackend(BaseTaskBackend):
 
     def close(self) -> None:
         """Close the client. A later call opens another one."""
-        if (client := _clients.pop(self.address, None)) is not None:
-            client.close()
+        # Without an address that can be used, there is none: nothing is wrong with closing it.
+        with suppress(ImproperlyConfigured):
+            if (client := _clients.pop(self.address, None)) is not None:
+                client.close()
 
     def message_queue(self, queue_name: str) -> str:
         """Return the name of the queue, in delayq, of tasks with this ``queue_name``."""
@@ -174,6 +183,8 @@ class DelayqBackend(BaseTaskBackend):
         if not address:
             # Not an error: an image may be built where no address is known.
             found.append(checks.Warning(f"{where}: {_NO_ADDRESS}", hint=_HINT, id="delayq.W001"))
+        elif _is_private(address):
+            found.append(checks.Error(f"{where}: {_PRIVATE}", hint=_HINT, id="delayq.E002"))
         else:
             try:
                 connect(address)
@@ -196,6 +207,11 @@ class DelayqBackend(BaseTaskBackend):
         """Return the value of a task's message, and its options."""
         self.validate_task(task)
         func = task.func
+        if func.__module__ == "__main__":
+            raise InvalidTask(
+                f"{func.__qualname__!r} is in the program itself, where no worker can import it:"
+                " move it to a module."
+            )
         found = getattr(sys.modules.get(func.__module__), func.__qualname__, None)
         if not isinstance(found, Task):
             raise InvalidTask(
@@ -240,6 +256,11 @@ class DelayqBackend(BaseTaskBackend):
             errors=[],
             worker_ids=[],
         )
+
+
+def _is_private(address: str) -> bool:
+    # With a directory, all processes share the server.
+    return address == "embedded:"
 
 
 def message_priority(priority: int) -> int:
