@@ -428,6 +428,7 @@ def test_connections_are_closed_after_each_task(
         ({"url": "http://example.org"}, ["delayq.E002"]),
         ({"url": None}, ["delayq.W001"]),
         ({"url": "embedded:"}, ["delayq.E002"]),
+        ({"url": "embedded://"}, ["delayq.E002"]),
         ({"url": "embedded:./data"}, []),
         ({"queues": "default"}, ["delayq.E003"]),
         ({"queues": ["default", ""]}, ["delayq.E003"]),

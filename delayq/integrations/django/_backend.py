@@ -260,7 +260,7 @@ class DelayqBackend(BaseTaskBackend):
 
 def _is_private(address: str) -> bool:
     # With a directory, all processes share the server.
-    return address == "embedded:"
+    return address in ("embedded:", "embedded://")
 
 
 def message_priority(priority: int) -> int:
