@@ -73,6 +73,14 @@ class _Search:
     limit: int
     total: int = 0
     searched: int = 0
+    # Messages that were counted, and gone when they were to be read.
+    missing: int = 0
+
+    @property
+    def next_offset(self) -> int | None:
+        """Where to search on; None at the end."""
+        until = self.offset + self.searched + self.missing
+        return until if until < self.total else None
 
     async def run(self, client: Client, show: Callable[[int, int], None]) -> list[MessageView]:
         """Return the first messages that match among those to look at."""
@@ -85,6 +93,8 @@ class _Search:
             while at < count and (left := self.most - self.searched) > 0:
                 page = await self._page(client, state, at, min(_AT_A_TIME, left, count - at))
                 if not page:
+                    # They are gone meanwhile. To search on from here would find none again.
+                    self.missing += count - at
                     break
                 for view in page:
                     self.searched += 1
@@ -176,15 +186,14 @@ def search(
             return await work.run(client, show)
 
     found, now = at_server_time(url, look)
-    until = offset + work.searched
     if found or as_json:
         show_list(found, now, as_json=as_json, mixed=True)
     if as_json:
-        more = until if until < work.total else None
         figures = {"searched": work.searched, "total": work.total, "found": len(found)}
-        print_json({**figures, "next_offset": more})
+        print_json({**figures, "next_offset": work.next_offset})
     else:
-        hint = f"; continue with --offset {until}" if until < work.total else ""
+        more = work.next_offset
+        hint = "" if more is None else f"; continue with --offset {more}"
         say(
             f"{len(found):,} found; {work.searched:,} of {work.total:,} messages were searched"
             f"{hint}"

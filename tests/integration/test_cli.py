@@ -504,6 +504,22 @@ def test_dead_letters_are_chosen_by_age(cli: Cli) -> None:
     assert cli("stats mails")[1][0]["dead"] == 350
 
 
+def test_a_search_goes_on_past_messages_that_are_gone(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        assert cli(f"offer mails {number}")[0] == 0
+    assert cli("offer mails 7 --delay 1h")[0] == 0
+
+    async def none(*_: object, **__: object) -> list[object]:
+        return []
+
+    # Workers took what was ready between the count and the reading.
+    monkeypatch.setattr("delayq._reliable.queue.ReliableQueue.list", none)
+    _, (told,) = cli("search mails --payload x")
+    assert (told["searched"], told["total"], told["next_offset"]) == (0, 4, None)
+
+
 async def test_progress_is_told_of_purges_and_of_all_partitions(client: Client) -> None:
     queue = client.reliable_queue("parts", partitions=3)
     await queue.offer_many(delayq.Offer(number) for number in range(30))
