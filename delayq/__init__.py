@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+    from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer
     from delayq._reliable.queue import ReliableQueue
@@ -74,6 +75,7 @@ __all__ = [
     "HashedWheelTimer",
     "JsonCodec",
     "LeaseLost",
+    "Limit",
     "Message",
     "MessageCancelled",
     "NotDurable",
@@ -117,6 +119,7 @@ _HOMES = {
     "Delivery": "_delayed.delivery",
     "HashedWheelTimer": "_timer.timer",
     "JsonCodec": "codecs",
+    "Limit": "_reliable.limits",
     "Message": "_reliable.message",
     "Offer": "_reliable.offering",
     "QueueDepth": "stats",

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
+    from delayq._reliable.limits import Limit
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -299,6 +300,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -316,6 +319,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -332,15 +337,17 @@ class Client:
         max_payload: int | None = None,
         durability: str | None = None,
         partitions: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
-        Every setting may be left out. ``dedup_window``, ``expired``, ``max_size`` and
-        ``partitions`` belong to the queue: the first handle that has one stores it on the server,
-        a handle that leaves it out uses what is stored, and one that has another value gets a
-        :class:`~delayq.ConfigurationError` from its first call.
+        Every setting may be left out. ``dedup_window``, ``expired``, ``max_size``, ``partitions``,
+        ``limit`` and ``group_limit`` belong to the queue: the first handle that has one stores it
+        on the server, a handle that leaves it out uses what is stored, and one that has another
+        value gets a :class:`~delayq.ConfigurationError` from its first call.
         :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
         change them. All other settings belong to the handle; those that it leaves out are taken
         from the handles of this queue that are open on this client, or have the default given here.
@@ -370,6 +377,10 @@ class Client:
                 a cluster share its work; 1 by default. A message's id determines its partition.
                 Ordering, ``max_size`` and the throughput of one server apply to each partition. A
                 queue can get more partitions at any time.
+            limit: How many messages of the queue run at a time, and how many start in a period,
+                over all workers; None, the default, for no limit. Partitions share it out.
+            group_limit: The same for each group, unless ``groups.set_limit`` gave it one of its
+                own.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
@@ -390,6 +401,8 @@ class Client:
             max_payload,
             durability,
             partitions,
+            limit,
+            group_limit,
         )
         check_codec(codec)
         return ReliableQueue(

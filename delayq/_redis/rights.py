@@ -46,9 +46,13 @@ _READS: dict[str, str] = {
     "PTTL": "",
     "ZCARD": "",
     "ZCOUNT": "1, 0",
+    "ZLEXCOUNT": "'(', '('",
     "ZMSCORE": _NOTHING,
+    "ZRANDMEMBER": "0",
     "ZRANGE": "1, 0",
+    "ZRANGEBYLEX": "'(', '('",
     "ZRANGEBYSCORE": "1, 0",
+    "ZRANK": _NOTHING,
     "ZSCORE": _NOTHING,
 }
 _WRITES: dict[str, str] = {

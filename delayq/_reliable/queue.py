@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.limits import Limit
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
@@ -142,6 +143,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         timeout: Duration | None = None,
         unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
+        group: str | None = None,
         durability: str | None = None,
     ) -> str:
         """Store a message that becomes due after a delay. Concurrent calls share a round trip.
@@ -167,6 +169,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the
                 earlier message stays), or ``"replace"`` (this message takes its place; raises if a
                 worker has the earlier one).
+            group: The message's group, up to 512 bytes, such as a tenant. Groups take turns, and
+                the messages without a group count as one more of them; the queue's ``group_limit``
+                counts in each. See :class:`~delayq.Limit`.
             durability: How safe the message must be before this returns, overriding the queue's own
                 setting. ``"memory"``: the server has it. ``"fsync"``: it is on the server's disk;
                 needs Valkey, or Redis 7.2 or later, with ``appendonly yes``. ``"replicas:N"``: N
@@ -191,6 +196,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             and max_attempts is None
             and timeout is None
             and unique_for is None
+            and group is None
             and priority is USUAL_PRIORITY
             and on_duplicate == "raise"
             and not self._hooks.sending
@@ -209,6 +215,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 timeout=timeout,
                 unique_for=unique_for,
                 on_duplicate=on_duplicate,
+                group=group,
             )
             if self._hooks.sending:
                 return await self._offer_observed(offer, durability)
@@ -566,6 +573,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         expired: Expired | None = None,
         dedup_window: Duration | None = None,
         partitions: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them.
 
@@ -582,6 +591,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             partitions: The number of partitions. It may grow at any time. Before you reduce it,
                 let the workers finish, or purge the queue, and wait until its dedup window has
                 passed.
+            limit: How many messages run at a time, and start in a period; None for no limit.
+                Messages that run stay, and count.
+            group_limit: The same for each group that has no limit of its own.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -591,7 +603,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 is safe.
         """
         changes = declare(
-            partitions=partitions, max_size=max_size, expired=expired, dedup_window=dedup_window
+            partitions=partitions,
+            max_size=max_size,
+            expired=expired,
+            dedup_window=dedup_window,
+            limit=limit,
+            group_limit=group_limit,
         )
         self._check_open()
         settings = await self._open.settings.configure(changes)

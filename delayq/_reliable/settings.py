@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
+from delayq._reliable.limits import limit_text, parse_limit
 from delayq._unset import UNSET, Unset
 from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError
@@ -25,6 +26,8 @@ from delayq.errors import BadInput, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
+
+    from delayq._reliable.limits import Limit
 
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
@@ -36,7 +39,17 @@ LAYOUT = "2"
 """The layout of the keys that this release knows, as in ``lua/reliable/include/settings.lua``."""
 UNDECLARED = "0"
 """The epoch of a queue of whose settings none was ever stored."""
-FIELDS = ("layout", "epoch", "partitions", "former", "max_size", "expired", "dedup_window")
+FIELDS = (
+    "layout",
+    "epoch",
+    "partitions",
+    "former",
+    "max_size",
+    "expired",
+    "dedup_window",
+    "limit",
+    "group_limit",
+)
 """The fields of the hash on the server."""
 
 Declared = Mapping[str, str]
@@ -57,12 +70,16 @@ class QueueSettings:
         max_size: The number of live messages beyond which offers are refused; None for no limit.
         expired: How messages past their time to live are treated: ``"drop"`` or ``"dead"``.
         dedup_window: How long the id of a handled message still counts as taken, in seconds.
+        limit: How many messages run at a time and start in a period; None for no limit.
+        group_limit: The same for each group that has no limit of its own.
     """
 
     partitions: int = 1
     max_size: int | None = None
     expired: Expired = "drop"
     dedup_window: float = 0.0
+    limit: Limit | None = None
+    group_limit: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +109,8 @@ class SettingsOptions(TypedDict, total=False):
     max_payload: int | None
     durability: str | None
     partitions: int | None
+    limit: Limit | Unset | None
+    group_limit: Limit | Unset | None
 
 
 @dataclass(frozen=True)
@@ -112,6 +131,8 @@ class Settings:
     max_payload: int | None = None
     durability: str | None = None
     partitions: int | None = None
+    limit: Limit | Unset | None = UNSET
+    group_limit: Limit | Unset | None = UNSET
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -146,6 +167,8 @@ class Settings:
             max_size=self.max_size,
             expired=self.expired,
             dedup_window=self.dedup_window,
+            limit=self.limit,
+            group_limit=self.group_limit,
         )
 
     def inherit(self, other: Settings) -> Settings:
@@ -219,6 +242,8 @@ class StoredSettings:
             self.max_size or None,
             "dead" if self.fields.get("expired") == "dead" else "drop",
             max(_number(self.fields.get("dedup_window")), 0) / 1_000_000,
+            parse_limit(self.fields.get("limit")),
+            parse_limit(self.fields.get("group_limit")),
         )
 
     def check_layout(self, queue: str) -> None:
@@ -288,6 +313,8 @@ def declare(
     max_size: int | Unset | None = UNSET,
     expired: Expired | None = None,
     dedup_window: Duration | None = None,
+    limit: Limit | Unset | None = UNSET,
+    group_limit: Limit | Unset | None = UNSET,
 ) -> dict[str, str]:
     """Return the given settings of a queue as the server stores them.
 
@@ -307,6 +334,10 @@ def declare(
         declared["expired"] = expired
     if dedup_window is not None:
         declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
+    if limit is not UNSET:
+        declared["limit"] = limit_text(limit, "limit", of_groups=False)
+    if group_limit is not UNSET:
+        declared["group_limit"] = limit_text(group_limit, "group_limit", of_groups=True)
     return declared
 
 
@@ -344,4 +375,6 @@ _SHOWN: dict[str, Callable[[str], str]] = {
     "max_size": lambda text: str(_number(text) or None),
     "expired": repr,
     "dedup_window": lambda text: f"{_number(text) / 1_000_000:g}",
+    "limit": lambda text: repr(parse_limit(text)),
+    "group_limit": lambda text: repr(parse_limit(text)),
 }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
+    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -192,6 +193,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -209,6 +212,8 @@ class Client:
         max_payload: int | None = ...,
         durability: str | None = ...,
         partitions: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -225,6 +230,8 @@ class Client:
         max_payload: int | None = None,
         durability: str | None = None,
         partitions: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
@@ -242,6 +249,8 @@ class Client:
             max_payload: The largest encoded value allowed, bytes.
             durability: How safe an offer must be before it returns.
             partitions: The number of cluster slots to spread the queue over.
+            limit: How many messages of the queue run at a time, and start in a period.
+            group_limit: The same for each group.
 
         Raises:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
@@ -259,6 +268,8 @@ class Client:
             max_payload,
             durability,
             partitions,
+            limit,
+            group_limit,
         )
         settings.check()
         check_codec(codec)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from delayq._durations import Duration
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
     from delayq._reliable.offering import Offer, OnDuplicate
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
@@ -107,6 +108,7 @@ class ReliableQueue(Generic[T]):
         timeout: Duration | None = None,
         unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
+        group: str | None = None,
         durability: str | None = None,
     ) -> str:
         """Store a message that becomes due after a delay, and return its id.
@@ -126,6 +128,7 @@ class ReliableQueue(Generic[T]):
                 timeout=timeout,
                 unique_for=unique_for,
                 on_duplicate=on_duplicate,
+                group=group,
                 durability=durability,
             )
         )
@@ -265,6 +268,8 @@ class ReliableQueue(Generic[T]):
         expired: Expired | None = None,
         dedup_window: Duration | None = None,
         partitions: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them."""
         return self._door.run(
@@ -273,6 +278,8 @@ class ReliableQueue(Generic[T]):
                 expired=expired,
                 dedup_window=dedup_window,
                 partitions=partitions,
+                limit=limit,
+                group_limit=group_limit,
             )
         )
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -160,6 +161,8 @@ class Worker:
         when_full: WhenFull | None = None,
         max_payload: int | None = None,
         partitions: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
 
@@ -199,6 +202,9 @@ class Worker:
             when_full: Applies to messages that are offered through the worker's client.
             max_payload: Applies to the same messages.
             partitions: Number of partitions of the queue. The handlers serve all of them in turn.
+            limit: How many messages of the queue run at a time, and start in a period, over all
+                workers.
+            group_limit: The same for each group.
 
         Raises:
             BadName, BadInput: A setting is invalid.
@@ -218,6 +224,8 @@ class Worker:
                 when_full,
                 max_payload,
                 partitions=partitions,
+                limit=limit,
+                group_limit=group_limit,
             ),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency

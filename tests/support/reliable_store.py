@@ -124,7 +124,11 @@ class Store:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
         known = ("done", "dead", "dead_messages", "paused", "schedules")
-        self._names = (*self.keys.messages, *(getattr(self.keys, name) for name in known))
+        self._names = (
+            *self.keys.messages[:17],
+            *(getattr(self.keys, name) for name in known),
+            *self.keys.messages[17:],
+        )
 
     async def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass for everything that is stored."""

@@ -2,6 +2,8 @@
 --
 -- Keys:
 --   leases         see include/leases.lua
+--   wake           CHANNEL  where a free slot is announced, microseconds
+--   settings       HASH     see include/settings.lua
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
@@ -16,10 +18,13 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: letters
 
 check_details()
 check_letters()
+check_groups()
+local waits_for_slot = awaits_slot()
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do
@@ -30,9 +35,13 @@ for at = FIRST, #ARGV, STRIDE do
     local body, last = redis.call('HGET', bodies, id), redis.call('HGET', errors, id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
     -- First the write that frees memory: then a full server accepts the rest.
+    local groups = leave_lines({id})
     redis.call('ZREM', leased, id)
     delete_details({id})
     add_letter(id, why, body or '', now)
+    settle_all(groups, now)
+    if waits_for_slot then free_slot(now) end
+    waits_for_slot = false
   end
 end
 return reply

@@ -47,7 +47,7 @@ for i = 1, #ids_and_ends, 2 do
   local id = ids_and_ends[i]
   if redis.call('HEXISTS', tokens, id) == 0 then redis.call('HSET', tokens, id, ids_and_ends[i + 1]) end
 end
-for _, set in ipairs({leased, unpack(waiting, 0)}) do
+for _, set in ipairs({leased, grouped, turns, trials, unpack(waiting, 0)}) do
   local first = move_scores(set)
   if first and (not head or first < head) then head = first end
 end
@@ -57,14 +57,33 @@ move_values(attempts, function(record)
   return used and used .. back(due) .. mark or record
 end)
 move_values(expiries, back)
+-- A moment is written in 19 characters behind the group, a NUL, and the level where there is one.
+local function moved_text(text, level)
+  local nul = string.find(text, '\0', 1, true)
+  if not nul then return text end
+  local from = nul + level
+  local moment = math.max(0, (tonumber(string.sub(text, from + 1, from + 19)) or 0) - by)
+  return string.sub(text, 1, from) .. string.format('%019.2f', moment) .. string.sub(text, from + 20)
+end
+local function move_members(set, level)
+  for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
+    redis.call('ZREM', set, member)
+    redis.call('ZADD', set, 0, moved_text(member, level))
+  end
+end
+move_values(places, function(place) return moved_text(place, 1) end)
+move_members(lines, 1)
+move_members(starts, 0)
 move_scores(done)
 move_scores(dead)
 move_values(dead_messages, function(letter)
   local why, body = string.match(letter, '^([^\n]*\n)(.*)$')
   return why and why .. moved_body(body) or letter
 end)
-local left = redis.call('PTTL', done)
-if left > 0 then redis.call('PEXPIRE', done, math.max(0, math.ceil(left - by / 1000))) end
+for _, set in ipairs({done, starts}) do
+  local left = redis.call('PTTL', set)
+  if left > 0 then redis.call('PEXPIRE', set, math.max(0, math.ceil(left - by / 1000))) end
+end
 redis.call('HINCRBY', schedules, '', string.format('%.0f', by))
 -- A hint. Never a moment that has passed: a client that has looked takes it for a late message.
 if head then redis.pcall('PUBLISH', wake, string.format('%.0f', math.ceil(math.max(head, now)))) end

@@ -34,6 +34,8 @@ INVALID: dict[str, list[Any]] = {
     "max_size": [0, "many"],
     "expired": ["keep"],
     "dedup_window": [-1, "1h"],
+    "limit": [5, delayq.Limit(ordered=True)],
+    "group_limit": [5, "1/s"],
 }
 
 
@@ -73,7 +75,8 @@ def test_every_default_is_known() -> None:
     left_out = {
         field.name for field in fields(Settings) if getattr(DEFAULTS, field.name) in (None, UNSET)
     }
-    assert left_out == {"partitions", "max_size", "expired", "dedup_window"}
+    of_queue = {"partitions", "max_size", "expired", "dedup_window", "limit", "group_limit"}
+    assert left_out == of_queue
 
 
 def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
@@ -85,11 +88,18 @@ def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
 
 
 def test_stored_settings_are_read() -> None:
-    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000")
+    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000", b"c5", b"r9p500000o")
     stored = StoredSettings.of(values)
     assert not stored.is_new
     assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
-    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5)
+    assert stored.public() == delayq.QueueSettings(
+        16,
+        1000,
+        "dead",
+        1.5,
+        delayq.Limit(concurrency=5),
+        delayq.Limit(rate=9, per=0.5, ordered=True),
+    )
 
 
 @given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))

@@ -166,6 +166,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_payload": 1000,
         "durability": "fsync",
         "partitions": 2,
+        "limit": delayq.Limit(concurrency=50),
+        "group_limit": delayq.Limit(rate=5),
     },
     "delayed_queue": {
         "codec": StringCodec(),
