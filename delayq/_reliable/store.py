@@ -65,6 +65,7 @@ OCCUR = Script("reliable/occur")
 RECUR = Script("reliable/recur")
 REFILL = Script("reliable/refill")
 CONFIGURE = Script("reliable/configure")
+REGROUP = Script("reliable/regroup")
 
 Part = str | bytes | int
 
@@ -108,6 +109,12 @@ class ReliableStore:
         parts = chain.from_iterable(others.items())
         stored: bytes = await self._run(CONFIGURE, expected, settings.epoch, *parts)
         return stored.decode(errors="replace")
+
+    async def regroup(self) -> None:
+        """Give all groups their turns anew, because limits have changed."""
+        after = b""
+        while after := await self._run(REGROUP, after, PAGE):
+            pass
 
     # Offering
 

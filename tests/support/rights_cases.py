@@ -203,6 +203,7 @@ TAKEN = ("taken0", "taken1")
 DEAD = ("dead0", "dead1")
 # The values of arguments that do not name a message. There is a call for each of them.
 VALUES: dict[str, tuple[Any, ...]] = {
+    "after": ("",),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),

@@ -8,6 +8,7 @@
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
+--   settings       HASH     see reliable/include/groups.lua: its field "turn"
 -- Arguments:
 --   by_us  int  how far, microseconds; rounded up to an even number
 -- Repeatable: no
@@ -74,6 +75,8 @@ end
 move_values(places, function(place) return moved_text(place, 1) end)
 move_members(lines, 1)
 move_members(starts, 0)
+local turn = redis.call('HGET', settings, 'turn')
+if turn then redis.call('HSET', settings, 'turn', back(turn)) end
 move_scores(done)
 move_scores(dead)
 move_values(dead_messages, function(letter)
