@@ -55,6 +55,7 @@ OFFERS = st.lists(
 LIMITS = st.sampled_from(
     [None, Limit(3), Limit(2), Limit(rate=3, per=PER * HOUR), Limit(1, 4, 7200)]
 )
+STATES = st.sampled_from(["delayed", "ready", "all"])
 GROUP_LIMITS = st.sampled_from(
     [
         None,
@@ -267,8 +268,8 @@ class GroupsMachine(RuleBasedStateMachine):
                 continue
             stored = self.run(work)
             moment = (model.now + delay, model.step, place)
-            priority = priority if group else 0
-            model.live[stored] = Live(stored, self.values, group, priority, moment)
+            usual = priority if group else 0
+            model.live[stored] = Live(stored, self.values, group, usual, moment)
 
     @rule(count=st.integers(1, 6))
     def claim(self, count: int) -> None:
@@ -300,6 +301,19 @@ class GroupsMachine(RuleBasedStateMachine):
             if len(messages) < count:
                 assert not model.sources() or model.gate_of_queue() > model.now
 
+    @rule()
+    def claim_all(self) -> None:
+        self.claim(50)
+
+    @rule(number=st.integers(1, 8))
+    def claim_one_by_one(self, number: int) -> None:
+        """Handle messages one at a time, as a worker does that has one handler."""
+        for _ in range(number):
+            before = len(self.held)
+            self.claim(1)
+            for held in self.held[before:]:
+                self.end(held, "ack", 0)
+
     def take(self, message: Message[int], live: Live, *, on_trial: bool) -> None:
         assert (message.value, message.group) == (live.value, live.group)
         lease = object()
@@ -313,8 +327,10 @@ class GroupsMachine(RuleBasedStateMachine):
         delay=HOURS,
     )
     def settle(self, data: st.DataObject, how: str, delay: int) -> None:
+        self.end(data.draw(st.sampled_from(self.held)), how, delay)
+
+    def end(self, held: Held, how: str, delay: int) -> None:
         model = self.next_step()
-        held = data.draw(st.sampled_from(self.held))
         live = model.live.get(held.id)
         ours = live is not None and live.lease is held.lease
         if ours and how == "extend":
@@ -390,14 +406,20 @@ class GroupsMachine(RuleBasedStateMachine):
         self.run(self.store.let_pass(hours * HOUR))
         model.now += hours
 
-    @rule()
+    @rule(how=st.sampled_from(["pause", "redrive", "purge", "purge"]), state=STATES)
+    def rarely(self, how: str, state: Any) -> None:
+        if how == "pause":
+            self.pause_or_resume()
+        elif how == "redrive":
+            self.redrive()
+        elif self.model.step % 4 == 0:
+            self.purge(state)
+
     def pause_or_resume(self) -> None:
         model = self.next_step()
         self.run(self.queue.resume() if model.paused else self.queue.pause())
         model.paused = not model.paused
 
-    @precondition(lambda self: self.model.dead)
-    @rule()
     def redrive(self) -> None:
         model = self.next_step()
         free = [key for key in model.dead if key not in model.live]
@@ -407,11 +429,8 @@ class GroupsMachine(RuleBasedStateMachine):
             moment = (model.now, model.step, place)
             model.live[key] = Live(key, dead.value, dead.group, dead.priority, moment)
 
-    @rule(state=st.sampled_from(["delayed", "ready", "all"]))
     def purge(self, state: Any) -> None:
         model = self.next_step()
-        if model.step % 3:
-            return
         gone = [
             each
             for each in model.live.values()
@@ -490,7 +509,7 @@ class GroupsMachine(RuleBasedStateMachine):
         stored = await self.store.look()
         stored.demand_no_orphans()
         assert not stored.live
-        assert not stored.lines and not stored.turns and not stored.trials
+        assert not any((stored.lines, stored.turns, stored.trials))
 
 
 def parts(place: str) -> tuple[str, str, float]:
