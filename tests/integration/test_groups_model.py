@@ -53,7 +53,7 @@ OFFERS = st.lists(
     max_size=8,
 )
 LIMITS = st.sampled_from(
-    [None, Limit(3), Limit(2), Limit(rate=3, per=PER * HOUR), Limit(1, 4, 7200)]
+    [None, None, None, Limit(5), Limit(2), Limit(rate=6, per=PER * HOUR), Limit(3, 6, PER * HOUR)]
 )
 STATES = st.sampled_from(["delayed", "ready", "all"])
 GROUP_LIMITS = st.sampled_from(
@@ -234,13 +234,13 @@ class GroupsMachine(RuleBasedStateMachine):
         self.held: list[Held] = []
         self.values = 0
         self.configure(limit, group_limit)
-        self.offer(what)
+        # A backlog shows most.
+        self.offer([("a", 0, 0, None)] * 4 + [("b", 0, 0, None)] * 2 + what)
 
     def next_step(self) -> Model:
         self.model.step += 1
         return self.model
 
-    @rule(limit=LIMITS, group_limit=GROUP_LIMITS)
     def configure(self, limit: Limit | None, group_limit: Limit | None) -> None:
         model = self.next_step()
         self.run(self.queue.configure(limit=limit, group_limit=group_limit))
@@ -406,9 +406,15 @@ class GroupsMachine(RuleBasedStateMachine):
         self.run(self.store.let_pass(hours * HOUR))
         model.now += hours
 
-    @rule(how=st.sampled_from(["pause", "redrive", "purge", "purge"]), state=STATES)
-    def rarely(self, how: str, state: Any) -> None:
-        if how == "pause":
+    @rule(
+        how=st.sampled_from(["limits", "limits", "pause", "redrive", "purge"]),
+        limits=st.tuples(LIMITS, GROUP_LIMITS),
+        state=STATES,
+    )
+    def rarely(self, how: str, limits: tuple[Limit | None, Limit | None], state: Any) -> None:
+        if how == "limits":
+            self.configure(*limits)
+        elif how == "pause" or self.model.paused:
             self.pause_or_resume()
         elif how == "redrive":
             self.redrive()
