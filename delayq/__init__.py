@@ -37,6 +37,7 @@ if typing.TYPE_CHECKING:
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+    from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer
@@ -72,6 +73,8 @@ __all__ = [
     "DuplicateMessage",
     "EmbeddedServerError",
     "EncodeError",
+    "Group",
+    "Groups",
     "HashedWheelTimer",
     "JsonCodec",
     "LeaseLost",
@@ -117,6 +120,8 @@ _HOMES = {
     "DeadLetters": "_reliable.dead_letters",
     "DelayedQueue": "_delayed.queue",
     "Delivery": "_delayed.delivery",
+    "Group": "_reliable.groups",
+    "Groups": "_reliable.groups",
     "HashedWheelTimer": "_timer.timer",
     "JsonCodec": "codecs",
     "Limit": "_reliable.limits",

@@ -26,6 +26,7 @@ _TIMES = re.compile(
     rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
     rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:g([^ \n]{1,1536}))?[ \n]"
 )
+_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?g([^ \n]+)")
 # Matches the part before the payload of a message with neither limits nor headers.
 _PLAIN = re.compile(rb"[0-9]{1,17}(?:\+[0-9e]{1,20})?\n")
 
@@ -84,6 +85,12 @@ def content(
     # ASCII without newlines, because the first newline ends the headers.
     line = b" " + json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
     return limits + line + b"\n" + payload
+
+
+def group_in(content: bytes) -> str | None:
+    """Return the group of a message from what :func:`content` has built; None if it has none."""
+    found = _GROUP.match(content)
+    return None if found is None else unquote(found[1].decode())
 
 
 def parse(body: bytes) -> Body:

@@ -14,6 +14,7 @@ from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.declaration import Declaration
+from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
 from delayq._reliable.offering import (
@@ -81,6 +82,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     Attributes:
         name: The queue's name.
         dead: The queue's dead letters: :class:`~delayq.DeadLetters`.
+        groups: The groups of its messages: :class:`~delayq.Groups`.
     """
 
     def __init__(
@@ -122,6 +124,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             waits=settings.when_full == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
+        self.groups: Groups = Groups(self._group_at, self._every_store)
 
     @property
     def name(self) -> str:
@@ -430,7 +433,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             found = await partition.store.get(id)
             return None if found is None else self._seen(partition, found)
 
-        return await queue.search(queue.placements, checked_id(id), find)
+        return await queue.search(
+            lambda name: queue.placements(name) + queue.elsewhere(name), checked_id(id), find
+        )
 
     # Inspection and cleanup
 
@@ -739,6 +744,17 @@ class ReliableQueue(Recurring[T], Generic[T]):
             known_due_us=at_us,
         )
         return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
+
+    async def _group_at(self, group: str) -> ReliableStore:
+        """Return the partition of a group."""
+        await self._settled()
+        await self._open.settings.read()
+        return self._open.home_of_group(group).store
+
+    async def _every_store(self) -> Sequence[ReliableStore]:
+        await self._settled()
+        await self._open.settings.read()
+        return [partition.store for partition in self._open.partitions]
 
     async def _letters_at(
         self, ids: Sequence[str] | None

@@ -300,6 +300,38 @@ class StoredSettings:
             fields["former"] = ",".join(str(number) for number in former if number != now)
         return StoredSettings(fields)
 
+    def share_of(self, partition: int) -> str:
+        """Return the part of the queue's limit that one of its partitions has, as the server stores
+        it; empty if no limit was declared.
+        """
+        limit, count = parse_limit(self.fields.get("limit")), self.partitions
+        if limit is None:
+            return self.fields.get("limit", "")
+        # Those of a queue that is about to have fewer partitions get nothing more to do.
+        place = partition % count
+
+        def share(number: int | None) -> int | None:
+            return None if number is None else number // count + (place < number % count)
+
+        own = replace(limit, concurrency=share(limit.concurrency), rate=share(limit.rate))
+        return limit_text(own, "limit", of_groups=False)
+
+    def check_shares(self, queue: str) -> None:
+        """Check that each partition gets a part of the queue's limit.
+
+        Raises:
+            ConfigurationError: There are more partitions than messages that may run, or start.
+        """
+        limit = parse_limit(self.fields.get("limit"))
+        for name in ("concurrency", "rate"):
+            number = None if limit is None else getattr(limit, name)
+            if number is not None and number < self.partitions:
+                raise ConfigurationError(
+                    f"queue {queue!r} has {self.partitions} partitions, which share its limit out,"
+                    f" so its {name} must be at least as large, not {number}: raise it, or use"
+                    " fewer partitions"
+                )
+
     def next_epoch(self, now_us: int) -> str:
         """Return an epoch for the next change: higher than this one, probably higher than any that
         was lost with the server's data, and different from that of any other change.

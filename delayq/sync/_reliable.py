@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from delayq._durations import Duration
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.groups import Group
     from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
     from delayq._reliable.offering import Offer, OnDuplicate
@@ -72,6 +73,33 @@ class DeadLetters(Generic[T]):
         return self._door.run(lambda queue: queue.dead.purge(some, progress=progress))
 
 
+class Groups(Generic[T]):
+    """The groups of one queue. The methods are those of :class:`delayq.Groups`."""
+
+    def __init__(self, door: Door[AsyncReliableQueue[T]]) -> None:
+        self._door = door
+
+    def set_limit(self, group: str, limit: Limit | None) -> None:
+        """Give a group a limit of its own, instead of the queue's ``group_limit``."""
+        return self._door.run(lambda queue: queue.groups.set_limit(group, limit))
+
+    def get(self, group: str) -> Group:
+        """Return a group."""
+        return self._door.run(lambda queue: queue.groups.get(group))
+
+    def list(self, *, after: str | None = None, limit: int = 100) -> list[Group]:
+        """List groups by name."""
+        return self._door.run(lambda queue: queue.groups.list(after=after, limit=limit))
+
+    def pause(self, group: str) -> None:
+        """Stop handing out messages of a group, in every process, until :meth:`resume`."""
+        return self._door.run(lambda queue: queue.groups.pause(group))
+
+    def resume(self, group: str) -> bool:
+        """End a group's pause, and return whether there was one."""
+        return self._door.run(lambda queue: queue.groups.resume(group))
+
+
 class ReliableQueue(Generic[T]):
     """A reliable queue for code that is not asynchronous.
 
@@ -81,12 +109,14 @@ class ReliableQueue(Generic[T]):
     Attributes:
         name: The queue's name.
         dead: The queue's dead letters: :class:`~delayq.sync.DeadLetters`.
+        groups: The groups of its messages: :class:`~delayq.sync.Groups`.
     """
 
     def __init__(self, name: str, door: Door[AsyncReliableQueue[T]]) -> None:
         self._name = name
         self._door = door
         self.dead: DeadLetters[T] = DeadLetters(door)
+        self.groups: Groups[T] = Groups(door)
 
     @property
     def name(self) -> str:

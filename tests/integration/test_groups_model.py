@@ -189,16 +189,23 @@ class Model:
 
     def serve(self, group: str | None) -> None:
         """Record that a group was served, and check that no other one was passed over twice."""
-        could = self.sources()
-        for pair in [pair for pair in self.passed if pair[0] not in could]:
-            del self.passed[pair]
-        for other in could:
+        for other in self.forget_passed():
             if other == group:
                 continue
             self.passed[other, group] += 1
             assert self.passed[other, group] < 2, f"{group!r} was served before {other!r} again"
+        self.was_served(group)
+
+    def was_served(self, group: str | None) -> None:
         for pair in [pair for pair in self.passed if pair[0] == group]:
             del self.passed[pair]
+
+    def forget_passed(self) -> list[str | None]:
+        """Forget who was passed over and has nothing to run any more; return all that have."""
+        could = self.sources()
+        for pair in [pair for pair in self.passed if pair[0] not in could]:
+            del self.passed[pair]
+        return could
 
     def returns(self, message: Live, delay: float) -> None:
         message.held = self.limit_of(message.group).ordered
@@ -291,6 +298,8 @@ class GroupsMachine(RuleBasedStateMachine):
             assert live in suspects
             self.take(message, live, on_trial=True)
             model.at_work = live.lease
+            if live.group is not None:
+                model.was_served(live.group)
         else:
             for message in messages:
                 live = model.live[message.id]
@@ -407,19 +416,41 @@ class GroupsMachine(RuleBasedStateMachine):
         model.now += hours
 
     @rule(
-        how=st.sampled_from(["limits", "limits", "pause", "redrive", "purge"]),
+        how=st.sampled_from(["limits", "group", "group", "sleep", "pause", "redrive", "purge"]),
         limits=st.tuples(LIMITS, GROUP_LIMITS),
         state=STATES,
     )
     def rarely(self, how: str, limits: tuple[Limit | None, Limit | None], state: Any) -> None:
+        group = GROUPS[self.model.step % len(GROUPS)]
         if how == "limits":
             self.configure(*limits)
+        elif how == "group":
+            self.set_limit(group, limits[1])
+        elif how == "sleep":
+            self.sleep_or_wake(group)
         elif how == "pause" or self.model.paused:
             self.pause_or_resume()
         elif how == "redrive":
             self.redrive()
         elif self.model.step % 4 == 0:
             self.purge(state)
+
+    def set_limit(self, group: str, limit: Limit | None) -> None:
+        model = self.next_step()
+        self.run(self.queue.groups.set_limit(group, limit))
+        model.own.pop(group, None)
+        if limit is not None:
+            model.own[group] = limit
+        model.passed.clear()
+
+    def sleep_or_wake(self, group: str) -> None:
+        model = self.next_step()
+        if group in model.asleep:
+            assert self.run(self.queue.groups.resume(group)) is True
+            model.asleep.discard(group)
+        else:
+            self.run(self.queue.groups.pause(group))
+            model.asleep.add(group)
 
     def pause_or_resume(self) -> None:
         model = self.next_step()
@@ -464,6 +495,7 @@ class GroupsMachine(RuleBasedStateMachine):
 
     async def compare(self) -> None:
         model, stored = self.model, await self.store.look()
+        model.forget_passed()
         stored.demand_no_orphans()
         assert set(stored.live) == set(model.live)
         assert set(stored.leases) == {each.id for each in model.live.values() if each.lease}
@@ -477,11 +509,23 @@ class GroupsMachine(RuleBasedStateMachine):
                 assert parts(place)[2] == pytest.approx(stored.now + end, abs=0.3)
         for group in GROUPS:
             self.compare_turns(group, stored)
-        stats = await self.queue.stats()
+        queue = self.queue
+        stats = await queue.stats()
         ready = sum(map(self.is_ready, model.live.values()))
         leased = sum(map(model.is_running, model.live.values()))
         delayed = len(model.live) - ready - leased
         assert (stats.delayed, stats.ready, stats.leased) == (delayed, ready, leased)
+
+        known = {known.group for known in model.live.values()} | {*model.own, *model.asleep}
+        listed = await queue.groups.list()
+        names = sorted((name for name in known if name is not None), key=str.encode)
+        assert [each.name for each in listed] == names
+        for each in listed:
+            some = model.of(each.name)
+            running = sum(map(model.is_running, some))
+            assert (each.waiting, each.running) == (len(some) - running, running)
+            assert each.paused is (each.name in model.asleep)
+            assert each.limit == model.own.get(each.name, model.group_limit)
 
     def compare_turns(self, group: str, stored: Stored) -> None:
         model = self.model
@@ -508,6 +552,9 @@ class GroupsMachine(RuleBasedStateMachine):
     async def finish(self) -> None:
         await self.queue.configure(limit=None, group_limit=None)
         await self.queue.resume()
+        for group in GROUPS:
+            await self.queue.groups.set_limit(group, None)
+            await self.queue.groups.resume(group)
         await self.store.let_pass(10 * HOUR)
         while messages := await self.queue.claim(100):
             for message in messages:

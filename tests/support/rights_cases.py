@@ -204,6 +204,9 @@ DEAD = ("dead0", "dead1")
 # The values of arguments that do not name a message. There is a call for each of them.
 VALUES: dict[str, tuple[Any, ...]] = {
     "after": ("",),
+    "first": ("",),
+    "group": ("tenant",),
+    "what": ("pause", "limit", "resume"),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),

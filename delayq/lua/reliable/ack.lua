@@ -29,7 +29,7 @@ for i, id in ipairs(ids) do
   end
 end
 if count == 0 then return reply end
-local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 'limit'))
+local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 'share'))
 remember_us = number_or(0, remember_us)
 local waits_for_slot = limit and limit ~= '' and awaits_slot()
 local groups = some_details and leave_lines(acked)

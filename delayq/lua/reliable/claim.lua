@@ -46,7 +46,7 @@
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
 local layout, stored_epoch, expired, queue_limit =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'limit'))
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'expired', 'share'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end

@@ -26,7 +26,7 @@ local moment, is_earlier = end_of_lease(now, lease_us), false
 local even, odd = string.format('%.0f', moment + moment % 2), string.format('%.0f', moment + (moment + 1) % 2)
 local some_places = redis.call('EXISTS', places) == 1 and redis.call('HMGET', places, unpack(ids)) or {}
 if #some_places > 0 then check_groups() end
-local limit = parse_limit(redis.call('HGET', settings, 'limit'))
+local limit = parse_limit(redis.call('HGET', settings, 'share'))
 for i, id in ipairs(ids) do
   local old_end = tonumber(ends[i])
   if old_end and old_end <= now and (some_places[i] or limit and limit.concurrency) then old_end = nil end

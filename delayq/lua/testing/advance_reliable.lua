@@ -61,7 +61,7 @@ move_values(expiries, back)
 -- A moment is written in 19 characters behind the group, a NUL, and the level where there is one.
 local function moved_text(text, level)
   local nul = string.find(text, '\0', 1, true)
-  if not nul then return text end
+  if not nul or #text < nul + level + 19 then return text end
   local from = nul + level
   local moment = math.max(0, (tonumber(string.sub(text, from + 1, from + 19)) or 0) - by)
   return string.sub(text, 1, from) .. string.format('%019.2f', moment) .. string.sub(text, from + 20)

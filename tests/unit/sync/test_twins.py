@@ -23,6 +23,7 @@ TWINS: dict[type, type] = {
     sync.ReliableQueue: delayq.ReliableQueue,
     sync.DelayedQueue: delayq.DelayedQueue,
     sync.DeadLetters: delayq.DeadLetters,
+    sync.Groups: delayq.Groups,
     sync.Receipt: delayq.Receipt,
     sync.Pending: Pending,
     sync.Ready: Ready,
@@ -33,7 +34,12 @@ TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
 ONLY_SYNCHRONOUS = {"close", "run"}
 # How to reach each class's twin from its queue.
-PATHS = {sync.DeadLetters: "dead", sync.Pending: "pending", sync.Ready: "ready"}
+PATHS = {
+    sync.DeadLetters: "dead",
+    sync.Groups: "groups",
+    sync.Pending: "pending",
+    sync.Ready: "ready",
+}
 
 
 def methods(owner: type) -> dict[str, Any]:

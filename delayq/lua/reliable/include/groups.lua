@@ -8,6 +8,7 @@
 --   0 to 9  waits; 9 less its priority. These moments are the due times
 --   ?  waits as a suspect, since the end of its lease
 --   ~  a worker has it, until the end of its lease; or it is a suspect that no claim has found yet
+-- A group that has settings of its own also has a member that ends after the NUL with a DEL.
 -- So the next message of a group, the number of its running ones and the end of their first lease
 -- are each one look, and a lease that ends frees its slot by itself.
 --
@@ -110,13 +111,13 @@ end
 
 -- Return the first suspect of a group, or its first running message, as a member of `lines`.
 local function first_behind(group)
-  return redis.call('ZRANGEBYLEX', lines, '[' .. group .. '\0?', '(' .. group .. '\1', 'LIMIT', 0, 1)[1]
+  return redis.call('ZRANGEBYLEX', lines, '[' .. group .. '\0?', '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
 end
 
 -- Return how many messages of a group workers have, and a function that tells when the first lease
 -- ends.
 local function running_of(group, now)
-  local from, to = '(' .. group .. '\0~' .. format_moment19(now) .. '\255', '(' .. group .. '\1'
+  local from, to = '(' .. group .. '\0~' .. format_moment19(now) .. '\255', '(' .. group .. '\0\127'
   return redis.call('ZLEXCOUNT', lines, from, to), function()
     local first = redis.call('ZRANGEBYLEX', lines, from, to, 'LIMIT', 0, 1)[1]
     if not first then return nil end
