@@ -52,7 +52,6 @@ _READS: dict[str, str] = {
     "ZRANGE": "1, 0",
     "ZRANGEBYLEX": "'(', '('",
     "ZRANGEBYSCORE": "1, 0",
-    "ZRANK": _NOTHING,
     "ZSCORE": _NOTHING,
 }
 _WRITES: dict[str, str] = {

@@ -128,6 +128,9 @@ class Model:
                 gate = max(gate, counted[len(counted) - limit.rate] + PER)
         return gate
 
+    def counted(self, group: str | None) -> int:
+        return sum(start + PER > self.now for start in self.starts.get(group, []))
+
     def gate_of(self, group: str | None) -> float:
         return self.gate(self.limit_of(group), group, self.of(group))
 
@@ -533,6 +536,8 @@ class GroupsMachine(RuleBasedStateMachine):
         running = sum(map(model.is_running, model.of(group)))
         if limit.concurrency is not None and running > limit.concurrency:
             # The limit was lowered: claims look again whenever a lease ends.
+            return
+        if limit.rate is not None and model.counted(group) > limit.rate:
             return
         assert (group in stored.turns) == (turn is not None), group
         if turn is not None:

@@ -214,6 +214,11 @@ class Store:
         """Return all keys on the server that do not belong to the queue."""
         return {key.decode() for key in await self._raw.keys("*")} - {*self._names}
 
+    async def keys_and_dumps(self) -> dict[str, bytes]:
+        """Return everything on the server, as it is stored."""
+        keys = sorted(key.decode() for key in await self._raw.keys("*"))
+        return {key: await self._raw.dump(key) for key in keys}
+
     async def values(self) -> list[bytes]:
         """Return the payloads of all live messages, in queue order."""
         stored = await self.look()

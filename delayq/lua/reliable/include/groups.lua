@@ -83,10 +83,8 @@ local function room_of(limit, group, now, running, first_end)
     local count = redis.call('ZLEXCOUNT', starts, from, '(' .. group .. '\1')
     room = math.min(room, limit.rate - count)
     if count >= limit.rate then
-      -- As many of the first as are too many have to end.
+      -- After a limit was lowered, that is too early, and a claim looks again.
       local first = redis.call('ZRANGEBYLEX', starts, from, '(' .. group .. '\1', 'LIMIT', 0, 1)[1]
-      local at = count > limit.rate and redis.call('ZRANK', starts, first) + count - limit.rate
-      if at then first = redis.call('ZRANGE', starts, at, at)[1] end
       local nul = string.find(first, '\0', 1, true)
       moment = math.max(moment, math.ceil(number_or(now, string.sub(first, nul + 1, nul + 19))))
     end
