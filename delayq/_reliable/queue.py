@@ -102,7 +102,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 name, keys_of, given, scheduler, services
             ).partitions[0],
         )
-        self._first = first
         self._open = first.queue
         # Settings that this handle was not given come from the others on this client.
         settings = given.inherit(self._open.given).inherit(DEFAULTS)
@@ -659,7 +658,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _check_open(self) -> None:
         self._session.check_loop()
-        if self._first.closed:
+        if self._open.closed:
             raise Closed("the queue is closed")
 
     async def _ready(self) -> None:

@@ -203,7 +203,8 @@ async def test_a_freed_slot_wakes_a_waiting_client_at_once(
     raw: Any, server: PrivateServer, how: str, kind: Any
 ) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as other:
-        jobs = other.reliable_queue("jobs", lease=3600, **{kind: Limit(concurrency=1)})
+        options: dict[str, Any] = {kind: Limit(concurrency=1)}
+        jobs = other.reliable_queue("jobs", lease=3600, **options)
         await jobs.offer_many(of_group("a", 1, 2))
         first = await claim_one(jobs)
         waiting = asyncio.create_task(jobs.claim(wait=60))
