@@ -1,0 +1,269 @@
+"""Judge the limits and groups of a queue by a log of what its workers did.
+
+These are pure functions, without a clock or a server. :mod:`tests.faults.limits_storm` makes logs.
+
+All times are microseconds of the server's clock, which the workers on this machine read as well.
+The moment at which the server started a message needs no tolerance for its way to the worker: a
+lease ends a fixed time after the server began it, and a message tells the end of its lease. Only
+the few microseconds that make an end unique remain, :data:`TOKEN_US`.
+
+The rules, besides those of :mod:`tests.faults.checker`:
+
+- *too many*: more messages of a group, or of the queue, ran at one moment than its concurrency
+  allows. A message runs from its claim to the end of its handler, to the kill of its process, or to
+  the end of its lease, whichever comes first: a handler that outlives its lease has lost its slot.
+- *too fast*: the server started more messages within some window than the rate allows. A window
+  includes its start and not its end.
+- *again*: a message was delivered again although its handler had finished within its lease, and its
+  process was neither killed nor stopped.
+- *idle*: all in all, less was running than the limits allowed, see :func:`shares`.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tests.faults.checker import Rules, Violation, check
+from tests.faults.history import End
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from tests.faults.history import Delivered, History
+
+TOKEN_US = 50
+"""An end of leases that is taken already gives way to a free one, a few microseconds later."""
+LEAST_SHARE = 0.95
+QUEUE = "the queue"
+"""The name under which the whole queue is reported."""
+
+_TOLD_US = 100_000
+"""The time within which a living process tells the server about an end, and notes a start."""
+_ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A limit: of messages that run at once, and of starts within any ``per_us``."""
+
+    concurrency: int | None = None
+    rate: int | None = None
+    per_us: int = 1_000_000
+
+
+@dataclass
+class Log:
+    """Everything that is known about a run."""
+
+    history: History
+    groups: dict[int, str]
+    """The group of each message, by key."""
+    bounds: dict[str, Bound]
+    """By group."""
+    whole: Bound = Bound()
+    """Of the whole queue."""
+    kills: dict[str, int] = field(default_factory=dict)
+    """When each killed consumer was certainly dead."""
+    paused: set[str] = field(default_factory=set)
+    """The consumers that were stopped for a while, so that they may have lost leases."""
+
+    def by_group(self) -> dict[str, list[Delivered]]:
+        """Return the deliveries of each group, in the order of their claims."""
+        found: dict[str, list[Delivered]] = {name: [] for name in self.bounds}
+        for one in sorted(self.history.delivered, key=lambda one: one.claimed_us):
+            if one.key in self.groups:
+                found[self.groups[one.key]].append(one)
+        return found
+
+
+def judge(log: Log, rules: Rules) -> list[Violation]:
+    """Return all violations, apart from those of the throughput."""
+    found = check(log.history, rules)
+    for name, some in log.by_group().items():
+        found += _of_bound(log, name, log.bounds[name], some)
+    everything = sorted(log.history.delivered, key=lambda one: one.claimed_us)
+    found += _of_bound(log, QUEUE, log.whole, everything)
+    found += _again(log)
+    return found
+
+
+def judge_share(log: Log, lease_us: int, least: float = LEAST_SHARE) -> list[Violation]:
+    """Return a violation if the throughput was below this share of what the limits allow."""
+    share = shares(log, lease_us)[QUEUE]
+    words = f"{share:.1%} of what the limits allow were running, of at least {least:.0%}"
+    return [Violation("idle", 0, words)] if share < least else []
+
+
+# The limits
+
+
+def _of_bound(log: Log, name: str, bound: Bound, some: Sequence[Delivered]) -> Iterator[Violation]:
+    if bound.concurrency is not None:
+        yield from _too_many(log, name, bound.concurrency, some)
+    if bound.rate is not None:
+        yield from _too_fast(name, bound.rate, bound.per_us, some)
+
+
+def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iterator[Violation]:
+    ends: list[int] = []
+    for one in some:
+        # One that ends at this moment has made room.
+        while ends and ends[0] <= one.claimed_us:
+            heapq.heappop(ends)
+        heapq.heappush(ends, _ran_until(log, one))
+        if len(ends) > most:
+            words = f"was number {len(ends)} to run in {name}, of {most}, at {one.claimed_us}"
+            yield Violation("too many", one.key, words)
+
+
+def _ran_until(log: Log, one: Delivered) -> int:
+    """Return until when a message certainly ran and had its slot."""
+    return min(one.ends_us, one.ended_us or log.kills.get(one.who, _ENDLESS))
+
+
+def _too_fast(name: str, rate: int, per_us: int, some: Sequence[Delivered]) -> Iterator[Violation]:
+    for first, last in zip(some, itertools.islice(some, rate, None), strict=False):
+        took = last.claimed_us - first.claimed_us
+        if took < per_us - TOKEN_US:
+            words = f"was start {rate + 1} of {name} in {took} us, of {rate} in {per_us}"
+            yield Violation("too fast", last.key, words)
+
+
+def _again(log: Log) -> Iterator[Violation]:
+    runs: dict[int, list[Delivered]] = defaultdict(list)
+    for one in sorted(log.history.delivered, key=lambda one: one.claimed_us):
+        runs[one.key].append(one)
+    for key, some in runs.items():
+        for first, second in itertools.pairwise(some):
+            done = first.end is End.UNKNOWN and first.ended_us < first.ends_us
+            if done and first.who not in log.kills and first.who not in log.paused:
+                words = f"came to {second.who} after {first.who} had handled it, and lived"
+                yield Violation("again", key, words)
+
+
+# The throughput
+
+
+def shares(log: Log, lease_us: int) -> dict[str, float]:
+    """Return the share of what the limits allowed that ran: of each group, and of the queue.
+
+    Slots and starts are pools: a running message has a slot, and a start takes a token, which is
+    back after the window. A group whose messages wait while no pool is empty, neither its own nor
+    the queue's, loses what it could start: that many parts of the pool that holds it back most of
+    the time. The rest is its share, of the time in which it had due messages. The share of the
+    queue weighs groups by that time.
+
+    The time in which nothing may start is not counted: until a killed process has lost its lease,
+    and until a message that failed is due again.
+    """
+    spans = _Spans(log, lease_us)
+    everything = [one for some in log.by_group().values() for one in some]
+    whole_events = list(spans.of_pools(everything, log.whole, "whole "))
+    lost_in_all, waited_in_all, found = 0.0, 0, dict[str, float]()
+    for name, some in log.by_group().items():
+        events = [*spans.of_pools(some, log.bounds[name]), *spans.of_waiting(name, some)]
+        sizes = _sizes(log.bounds[name]) | _sizes(log.whole, "whole ")
+        lost, waited = _sweep([*events, *whole_events], sizes)
+        found[name] = 1 - lost / waited if waited else 1.0
+        lost_in_all, waited_in_all = lost_in_all + lost, waited_in_all + waited
+    return found | {QUEUE: 1 - lost_in_all / waited_in_all if waited_in_all else 1.0}
+
+
+Event = tuple[int, str, int]
+"""A moment, the pool, and by how much the number in use changes."""
+_WAITING = "waiting"
+
+
+def _sizes(bound: Bound, prefix: str = "") -> dict[str, int]:
+    sizes = {"slots": bound.concurrency, "tokens": bound.rate}
+    return {prefix + name: size for name, size in sizes.items() if size is not None}
+
+
+def _sweep(events: Iterable[Event], sizes: Mapping[str, int]) -> tuple[float, int]:
+    """Return what was lost, and how long messages waited, both in microseconds."""
+    used = dict.fromkeys((*sizes, _WAITING), 0)
+    blocked = dict.fromkeys(sizes, 0)
+    unstarted, waited, at = 0, 0, 0
+    for moment, pool, change in sorted(events):
+        if moment > at and used[_WAITING] > 0:
+            waited += moment - at
+            free = {name: max(0, size - used[name]) for name, size in sizes.items()}
+            unstarted += (moment - at) * min(used[_WAITING], *free.values())
+            for name, count in free.items():
+                blocked[name] += 0 if count else moment - at
+        at = moment
+        if pool in used:
+            used[pool] += change
+    # A pool that is never empty holds nothing back.
+    narrowest = max(sizes, key=lambda name: (blocked[name], -sizes[name]))
+    return unstarted / sizes[narrowest], waited
+
+
+class _Spans:
+    """The spans of time in which messages wait, and have slots and tokens."""
+
+    def __init__(self, log: Log, lease_us: int) -> None:
+        self._log = log
+        self._lease_us = lease_us
+        self._kills = sorted(log.kills.values())
+        self._again_us: dict[int, int] = {}
+        """The claim after each delivery, by its identity."""
+        last: dict[int, Delivered] = {}
+        for one in sorted(log.history.delivered, key=lambda one: one.claimed_us):
+            if one.key in last:
+                self._again_us[id(last[one.key])] = one.claimed_us
+            last[one.key] = one
+        self._keys: dict[str, list[int]] = defaultdict(list)
+        for key, name in log.groups.items():
+            self._keys[name].append(key)
+
+    def of_pools(
+        self, some: Sequence[Delivered], bound: Bound, prefix: str = ""
+    ) -> Iterator[Event]:
+        seen: set[int] = set()
+        for one in some:
+            if bound.concurrency is not None:
+                yield from _span(prefix + "slots", self._has_slot_from(one, seen), self._until(one))
+            if bound.rate is not None:
+                until = one.claimed_us + bound.per_us
+                yield from _span(prefix + "tokens", one.claimed_us, until)
+            seen.add(one.key)
+
+    def of_waiting(self, name: str, some: Sequence[Delivered]) -> Iterator[Event]:
+        """Yield when messages waited for their first start."""
+        offered, seen = self._log.history.offered, set[int]()
+        for one in some:
+            if one.key not in seen and one.key in offered:
+                until = self._has_slot_from(one, seen)
+                yield from _span(_WAITING, offered[one.key].due_us, until)
+            seen.add(one.key)
+        end = max((one.claimed_us for one in self._log.history.delivered), default=0)
+        for key in self._keys[name]:
+            if key not in seen:
+                yield from _span(_WAITING, offered[key].due_us, end)
+
+    def _has_slot_from(self, one: Delivered, seen: set[int]) -> int:
+        """Return the first claim: one that was not noted came shortly before a kill."""
+        if one.attempt <= 1 or one.key in seen:
+            return one.claimed_us
+        latest = one.claimed_us - self._lease_us * (one.attempt - 1)
+        kills = [at for at in self._kills if at <= latest + _TOLD_US]
+        return kills[-1] if kills else one.claimed_us
+
+    def _until(self, one: Delivered) -> int:
+        """Return until when a message may have kept its slot."""
+        again = self._again_us.get(id(one), _ENDLESS)
+        killed = self._log.kills.get(one.who, _ENDLESS)
+        told = one.ended_us and (again == _ENDLESS or one.ended_us < killed - _TOLD_US)
+        if told or killed == _ENDLESS:
+            return min(one.ended_us or one.ends_us, one.ends_us)
+        # Until then the lease may have been renewed, or the end may not have left the process.
+        return min(again, killed + self._lease_us)
+
+
+def _span(pool: str, start: int, end: int) -> tuple[Event, ...]:
+    return ((start, pool, 1), (end, pool, -1)) if end > start else ()
