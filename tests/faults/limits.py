@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tests.faults.checker import Rules, Violation, check
-from tests.faults.history import End
+from tests.faults.history import Delivered, End
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from tests.faults.history import Delivered, History
+    from tests.faults.history import History
 
 TOKEN_US = 50
 """An end of leases that is taken already gives way to a free one, a few microseconds later."""
@@ -42,7 +42,7 @@ QUEUE = "the queue"
 """The name under which the whole queue is reported."""
 
 _TOLD_US = 100_000
-"""The time within which a living process tells the server about an end, and notes a start."""
+"""The time within which a living process tells the server about an end."""
 _ENDLESS = 1 << 62
 
 
@@ -71,10 +71,33 @@ class Log:
     paused: set[str] = field(default_factory=set)
     """The consumers that were stopped for a while, so that they may have lost leases."""
 
-    def by_group(self) -> dict[str, list[Delivered]]:
-        """Return the deliveries of each group, in the order of their claims."""
+    leases: set[tuple[int, int]] = field(default_factory=set)
+    """What was seen to be leased on the server: keys of messages, and the ends of their leases."""
+
+    def claims(self, lease_us: int) -> list[Delivered]:
+        """Return all deliveries in the order of their claims, also those that were never noted.
+
+        A process that is killed has not noted what was on its way to it. Only the server knows.
+        """
+        known = {(one.key, one.claimed_us) for one in self.history.delivered}
+        renewed: dict[int, list[Delivered]] = defaultdict(list)
+        for one in self.history.delivered:
+            renewed[one.key].append(one)
+        unnoted = [
+            Delivered(key, 0, claimed_us=ends_us - lease_us, ends_us=ends_us)
+            for key, ends_us in self.leases
+            if (key, ends_us - lease_us) not in known
+            and not any(
+                one.claimed_us < ends_us - lease_us <= (one.ended_us or one.ends_us)
+                for one in renewed[key]
+            )
+        ]
+        return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)
+
+    def by_group(self, some: Iterable[Delivered]) -> dict[str, list[Delivered]]:
+        """Return the deliveries of each group."""
         found: dict[str, list[Delivered]] = {name: [] for name in self.bounds}
-        for one in sorted(self.history.delivered, key=lambda one: one.claimed_us):
+        for one in some:
             if one.key in self.groups:
                 found[self.groups[one.key]].append(one)
         return found
@@ -83,10 +106,10 @@ class Log:
 def judge(log: Log, rules: Rules) -> list[Violation]:
     """Return all violations, apart from those of the throughput."""
     found = check(log.history, rules)
-    for name, some in log.by_group().items():
+    claims = log.claims(rules.lease_us)
+    for name, some in log.by_group(claims).items():
         found += _of_bound(log, name, log.bounds[name], some)
-    everything = sorted(log.history.delivered, key=lambda one: one.claimed_us)
-    found += _of_bound(log, QUEUE, log.whole, everything)
+    found += _of_bound(log, QUEUE, log.whole, claims)
     found += _again(log)
     return found
 
@@ -111,6 +134,9 @@ def _of_bound(log: Log, name: str, bound: Bound, some: Sequence[Delivered]) -> I
 def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iterator[Violation]:
     ends: list[int] = []
     for one in some:
+        if not one.seen_us:
+            # Its handler never ran.
+            continue
         # One that ends at this moment has made room.
         while ends and ends[0] <= one.claimed_us:
             heapq.heappop(ends)
@@ -160,17 +186,26 @@ def shares(log: Log, lease_us: int) -> dict[str, float]:
     The time in which nothing may start is not counted: until a killed process has lost its lease,
     and until a message that failed is due again.
     """
-    spans = _Spans(log, lease_us)
-    everything = [one for some in log.by_group().values() for one in some]
-    whole_events = list(spans.of_pools(everything, log.whole, "whole "))
     lost_in_all, waited_in_all, found = 0.0, 0, dict[str, float]()
-    for name, some in log.by_group().items():
-        events = [*spans.of_pools(some, log.bounds[name]), *spans.of_waiting(name, some)]
-        sizes = _sizes(log.bounds[name]) | _sizes(log.whole, "whole ")
-        lost, waited = _sweep([*events, *whole_events], sizes)
-        found[name] = 1 - lost / waited if waited else 1.0
-        lost_in_all, waited_in_all = lost_in_all + lost, waited_in_all + waited
+    for name, sweep in _sweeps(log, lease_us):
+        found[name] = 1 - sweep.lost / sweep.waited if sweep.waited else 1.0
+        lost_in_all, waited_in_all = lost_in_all + sweep.lost, waited_in_all + sweep.waited
     return found | {QUEUE: 1 - lost_in_all / waited_in_all if waited_in_all else 1.0}
+
+
+def gaps(log: Log, lease_us: int) -> list[Gap]:
+    """Return the spans in which a group could have started a message and did not, longest first."""
+    found = [gap for _, sweep in _sweeps(log, lease_us) for gap in sweep.gaps]
+    return sorted(found, key=lambda gap: gap.start - gap.end)
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """A span in which a group could have started a message and did not."""
+
+    name: str
+    start: int
+    end: int
 
 
 Event = tuple[int, str, int]
@@ -183,37 +218,56 @@ def _sizes(bound: Bound, prefix: str = "") -> dict[str, int]:
     return {prefix + name: size for name, size in sizes.items() if size is not None}
 
 
-def _sweep(events: Iterable[Event], sizes: Mapping[str, int]) -> tuple[float, int]:
-    """Return what was lost, and how long messages waited, both in microseconds."""
-    used = dict.fromkeys((*sizes, _WAITING), 0)
-    blocked = dict.fromkeys(sizes, 0)
-    unstarted, waited, at = 0, 0, 0
-    for moment, pool, change in sorted(events):
-        if moment > at and used[_WAITING] > 0:
-            waited += moment - at
-            free = {name: max(0, size - used[name]) for name, size in sizes.items()}
-            unstarted += (moment - at) * min(used[_WAITING], *free.values())
-            for name, count in free.items():
-                blocked[name] += 0 if count else moment - at
-        at = moment
-        if pool in used:
-            used[pool] += change
-    # A pool that is never empty holds nothing back.
-    narrowest = max(sizes, key=lambda name: (blocked[name], -sizes[name]))
-    return unstarted / sizes[narrowest], waited
+def _sweeps(log: Log, lease_us: int) -> Iterator[tuple[str, _Sweep]]:
+    claims = log.claims(lease_us)
+    spans = _Spans(log, claims, lease_us)
+    whole_events = list(spans.of_pools(claims, log.whole, "whole "))
+    for name, some in log.by_group(claims).items():
+        events = [*spans.of_pools(some, log.bounds[name]), *spans.of_waiting(name, some)]
+        sizes = _sizes(log.bounds[name]) | _sizes(log.whole, "whole ")
+        yield name, _Sweep(name, [*events, *whole_events], sizes)
+
+
+class _Sweep:
+    """What a group lost, and how long its messages waited, both in microseconds."""
+
+    def __init__(self, name: str, events: Iterable[Event], sizes: Mapping[str, int]) -> None:
+        self.waited = 0
+        self.gaps: list[Gap] = []
+        used = dict.fromkeys((*sizes, _WAITING), 0)
+        blocked = dict.fromkeys(sizes, 0)
+        unstarted, at, gap_from = 0, 0, 0
+        for moment, pool, change in sorted(events):
+            if moment > at:
+                free = {name: max(0, size - used[name]) for name, size in sizes.items()}
+                count = min(used[_WAITING], *free.values())
+                if gap_from and not count:
+                    self.gaps.append(Gap(name, gap_from, at))
+                gap_from = (gap_from or at) if count else 0
+                unstarted += (moment - at) * count
+                if used[_WAITING] > 0:
+                    self.waited += moment - at
+                    for each, left in free.items():
+                        blocked[each] += 0 if left else moment - at
+            at = moment
+            if pool in used:
+                used[pool] += change
+        # A pool that is never empty holds nothing back.
+        narrowest = max(sizes, key=lambda name: (blocked[name], -sizes[name]))
+        self.lost = unstarted / sizes[narrowest]
 
 
 class _Spans:
     """The spans of time in which messages wait, and have slots and tokens."""
 
-    def __init__(self, log: Log, lease_us: int) -> None:
+    def __init__(self, log: Log, claims: Sequence[Delivered], lease_us: int) -> None:
         self._log = log
         self._lease_us = lease_us
-        self._kills = sorted(log.kills.values())
         self._again_us: dict[int, int] = {}
         """The claim after each delivery, by its identity."""
+        self._last_us = claims[-1].claimed_us if claims else 0
         last: dict[int, Delivered] = {}
-        for one in sorted(log.history.delivered, key=lambda one: one.claimed_us):
+        for one in claims:
             if one.key in last:
                 self._again_us[id(last[one.key])] = one.claimed_us
             last[one.key] = one
@@ -222,37 +276,27 @@ class _Spans:
             self._keys[name].append(key)
 
     def of_pools(
-        self, some: Sequence[Delivered], bound: Bound, prefix: str = ""
+        self, some: Iterable[Delivered], bound: Bound, prefix: str = ""
     ) -> Iterator[Event]:
-        seen: set[int] = set()
         for one in some:
             if bound.concurrency is not None:
-                yield from _span(prefix + "slots", self._has_slot_from(one, seen), self._until(one))
+                yield from _span(prefix + "slots", one.claimed_us, self._until(one))
             if bound.rate is not None:
                 until = one.claimed_us + bound.per_us
                 yield from _span(prefix + "tokens", one.claimed_us, until)
-            seen.add(one.key)
 
     def of_waiting(self, name: str, some: Sequence[Delivered]) -> Iterator[Event]:
         """Yield when messages waited for their first start."""
-        offered, seen = self._log.history.offered, set[int]()
+        firsts: dict[int, Delivered] = {}
         for one in some:
-            if one.key not in seen and one.key in offered:
-                until = self._has_slot_from(one, seen)
-                yield from _span(_WAITING, offered[one.key].due_us, until)
-            seen.add(one.key)
-        end = max((one.claimed_us for one in self._log.history.delivered), default=0)
+            firsts.setdefault(one.key, one)
         for key in self._keys[name]:
-            if key not in seen:
-                yield from _span(_WAITING, offered[key].due_us, end)
-
-    def _has_slot_from(self, one: Delivered, seen: set[int]) -> int:
-        """Return the first claim: one that was not noted came shortly before a kill."""
-        if one.attempt <= 1 or one.key in seen:
-            return one.claimed_us
-        latest = one.claimed_us - self._lease_us * (one.attempt - 1)
-        kills = [at for at in self._kills if at <= latest + _TOLD_US]
-        return kills[-1] if kills else one.claimed_us
+            due_us = self._log.history.offered[key].due_us
+            if (first := firsts.get(key)) is None:
+                yield from _span(_WAITING, due_us, self._last_us)
+            else:
+                # The delay began when the offer had arrived, which the queue knows.
+                yield from _span(_WAITING, max(due_us, first.due_us), first.claimed_us)
 
     def _until(self, one: Delivered) -> int:
         """Return until when a message may have kept its slot."""
@@ -261,7 +305,7 @@ class _Spans:
         told = one.ended_us and (again == _ENDLESS or one.ended_us < killed - _TOLD_US)
         if told or killed == _ENDLESS:
             return min(one.ended_us or one.ends_us, one.ends_us)
-        # Until then the lease may have been renewed, or the end may not have left the process.
+        # The lease may have been renewed, or the end may not have left the process.
         return min(again, killed + self._lease_us)
 
 

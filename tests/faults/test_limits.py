@@ -8,7 +8,7 @@ import pytest
 
 from tests.faults.checker import Rules
 from tests.faults.history import Delivered, End, History, Offered, Told
-from tests.faults.limits import QUEUE, Bound, Log, judge, judge_share, shares
+from tests.faults.limits import QUEUE, Bound, Gap, Log, gaps, judge, judge_share, shares
 
 MS = 1_000
 SECOND = 1_000 * MS
@@ -182,6 +182,12 @@ def test_a_slot_that_is_filled_late_is_a_loss() -> None:
     assert of_a(log(ran(0, 0, 100), ran(1, 120, 100), ran(2, 240, 100))) == round(1 - 40 / 240, 3)
 
 
+def test_the_longest_gaps_are_told() -> None:
+    some = [ran(0, 0, 100), ran(1, 120, 100), ran(2, 250, 100)]
+    late = [Gap("a", T0 + 220 * MS, T0 + 250 * MS), Gap("a", T0 + 100 * MS, T0 + 120 * MS)]
+    assert gaps(log(*some), LEASE) == late
+
+
 def test_one_slot_of_several_is_its_share_of_the_loss() -> None:
     some = [ran(0, 0, 200), ran(1, 0, 100), ran(2, 120, 300), ran(3, 200, 100), ran(4, 300, 9)]
     assert of_a(log(*some, bound=TWO)) == round(1 - 20 / 300 / 2, 3)
@@ -217,10 +223,21 @@ def test_a_slot_of_a_killed_process_is_no_loss_until_its_lease_has_ended() -> No
     assert of_a(log(*some, kills=DEAD)) == round(1 - 500 / 3000, 3)
 
 
-def test_a_start_that_a_killed_process_has_not_noted_is_no_loss() -> None:
-    some = [ran(1, 0, 500), ran(0, 2500, 100, attempt=2), ran(2, 2600, 100)]
-    assert of_a(log(*some, kills=DEAD)) == 1.0
+def test_a_lease_that_a_killed_process_has_not_noted_keeps_its_slot() -> None:
+    some = [ran(1, 0, 500), ran(2, 2500, 100), ran(0, 2600, 100, attempt=2)]
+    assert of_a(log(*some, leases={(0, T0 + 2500 * MS)})) == 1.0
     assert of_a(log(*some)) < 1.0
+
+
+def test_a_lease_that_was_renewed_is_no_other_one() -> None:
+    some = [ran(0, 0, 2300, ends_us=T0 + 3 * SECOND), ran(1, 2300, 100)]
+    leases = {(0, T0 + 2 * SECOND), (0, T0 + 3 * SECOND)}
+    assert log(*some, leases=leases).claims(LEASE) == some
+
+
+def test_a_start_that_was_not_noted_counts_for_the_rate() -> None:
+    some = [ran(0, 500, 10), ran(1, 2700, 1, attempt=2)]
+    assert kinds(log(*some, bound=Bound(rate=1), leases={(1, T0 + 2700 * MS)})) == ["too fast"]
 
 
 def test_an_acknowledgement_that_died_with_its_process_is_no_loss() -> None:
