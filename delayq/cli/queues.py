@@ -14,6 +14,7 @@ from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
 from delayq.cli.errors import CommandFailed
+from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
 from delayq.cli.options import AsJson, Delayed, Reliable, Target, Url, Yes, duration
 from delayq.cli.output import (
     clean,
@@ -112,6 +113,8 @@ def configure(
         ),
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
+    limit: QueueLimit = None,
+    group_limit: GroupLimit = None,
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
@@ -132,6 +135,10 @@ def configure(
     }
     if max_size is not None:
         changes["max_size"] = _limit(max_size)
+    if limit is not None:
+        changes["limit"] = limit_of(limit, "--limit")
+    if group_limit is not None:
+        changes["group_limit"] = limit_of(group_limit, "--group-limit")
 
     async def act(client: Client) -> QueueSettings:
         if not create and not await inspection.exists(client, queue):
@@ -280,6 +287,8 @@ def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
         ("max size", f"{settings.max_size:,}" if settings.max_size else "none"),
         ("expired", settings.expired),
         ("dedup window", span(window) if window else "none"),
+        ("limit", limit_shown(settings.limit)),
+        ("group limit", limit_shown(settings.group_limit)),
     ]
 
 

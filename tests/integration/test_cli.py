@@ -205,14 +205,20 @@ def test_configure(cli: Cli) -> None:
             f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
         )
     assert cli("stats --queue mails")[1][0]["max_size"] is None
-    assert cli.plain("configure mails --partitions 1 --create")[1].split() == (
-        ["partitions:", "1", "max", "size:", "none", "expired:", "drop", "dedup", "window:", "none"]
-    )
+    shown = cli.plain("configure mails --partitions 1 --create")[1].splitlines()
+    assert [" ".join(line.split()) for line in shown] == [
+        "partitions: 1",
+        "max size: none",
+        "expired: drop",
+        "dedup window: none",
+        "limit: none",
+        "group limit: none",
+    ]
     status, (settings,) = cli("configure mails --max-size 2 --dedup-window 1h")
     assert (status, settings) == (
         0,
         {"queue": "mails", "partitions": 1, "max_size": 2}
-        | {"expired": "drop", "dedup_window": 3600.0},
+        | {"expired": "drop", "dedup_window": 3600.0, "limit": None, "group_limit": None},
     )
     assert [cli(f"offer {n} --queue mails")[0] for n in range(3)] == [0, 0, 2]
     assert "full" in cli.error
@@ -227,6 +233,21 @@ def test_configure(cli: Cli) -> None:
     for option in ("max-size 0", "max-size few", "expired keep", "dedup-window -1"):
         cli.assert_refused(f"configure mails --{option}")
     cli.assert_refused("configure mails --dedup-window soon")
+
+
+def test_configure_limits(cli: Cli) -> None:
+    _, (settings,) = cli("configure mails --create --limit 50,100/s --group-limit ordered")
+    whole = {"concurrency": 50, "rate": 100, "per": 1.0, "ordered": False}
+    of_groups = {"concurrency": None, "rate": None, "per": 1.0, "ordered": True}
+    assert fields(settings, "limit group_limit") == (whole, of_groups)
+    shown = cli.plain("stats --queue mails")[1]
+    assert "50 at a time, 100 in 1.0 s" in shown
+    assert "in order" in shown
+    _, (settings,) = cli("configure mails --limit none --group-limit 1")
+    assert settings["limit"] is None
+    assert settings["group_limit"]["concurrency"] == 1
+    for option in ("limit few", "limit ordered", "group-limit 0"):
+        cli.assert_refused(f"configure mails --{option}")
 
 
 def test_purge(cli: Cli) -> None:
