@@ -79,19 +79,15 @@ class Log:
 
         A process that is killed has not noted what was on its way to it. Only the server knows.
         """
-        known = {(one.key, one.claimed_us) for one in self.history.delivered}
-        renewed: dict[int, list[Delivered]] = defaultdict(list)
+        held: dict[int, list[Delivered]] = defaultdict(list)
         for one in self.history.delivered:
-            renewed[one.key].append(one)
-        unnoted = [
-            Delivered(key, 0, claimed_us=ends_us - lease_us, ends_us=ends_us)
-            for key, ends_us in self.leases
-            if (key, ends_us - lease_us) not in known
-            and not any(
-                one.claimed_us < ends_us - lease_us <= (one.ended_us or one.ends_us)
-                for one in renewed[key]
-            )
-        ]
+            held[one.key].append(one)
+        unnoted = []
+        for key, ends_us in self.leases:
+            claimed_us = ends_us - lease_us
+            # While a message is leased it cannot be claimed, so that is its own lease, or a renewal.
+            if not any(one.claimed_us <= claimed_us <= one.ends_us for one in held[key]):
+                unnoted.append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
         return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)
 
     def by_group(self, some: Iterable[Delivered]) -> dict[str, list[Delivered]]:
