@@ -85,7 +85,7 @@ class Log:
         unnoted = []
         for key, ends_us in self.leases:
             claimed_us = ends_us - lease_us
-            # While a message is leased it cannot be claimed, so that is its own lease, or a renewal.
+            # A leased message cannot be claimed, so that is its lease as it began, or renewed.
             if not any(one.claimed_us <= claimed_us <= one.ends_us for one in held[key]):
                 unnoted.append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
         return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)

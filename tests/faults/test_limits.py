@@ -1,14 +1,25 @@
-"""The judge of limits names each bug that is planted in a log, and finds none in others."""
+"""The judge of limits names each bug that is planted in a log, and finds none in others. And in a
+storm of kills, limits are exact.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.faults.checker import Rules
+from tests.faults import report
+from tests.faults.checker import Rules, summary
 from tests.faults.history import Delivered, End, History, Offered, Told
 from tests.faults.limits import QUEUE, Bound, Gap, Log, gaps, judge, judge_share, shares
+from tests.faults.limits_storm import LEASE_US, Plan, blow, describe
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.support.servers import PrivateServer
 
 MS = 1_000
 SECOND = 1_000 * MS
@@ -268,3 +279,46 @@ def test_the_queue_has_the_share_of_all_groups_by_their_time() -> None:
         str(idle) == "idle: message 0 66.7% of what the limits allow were running, of at least 95%"
     )
     assert judge_share(planted, LEASE, 0.6) == []
+
+
+# Storms
+
+SMALL = Plan(processes=3, groups=10, messages=40, seconds=3, stops=1)
+WHOLE = Bound(concurrency=6, rate=60)
+
+
+@pytest.mark.parametrize("whole", [Bound(), WHOLE], ids=["groups", "groups and queue"])
+async def test_limits_are_exact_while_workers_are_killed(
+    own_server: PrivateServer, tmp_path: Path, whole: Bound
+) -> None:
+    plan = replace(SMALL, whole=whole)
+    log = await blow(own_server, plan, tmp_path)
+    assert len(log.kills) > plan.processes
+    violations = judge(log, plan.rules)
+    assert not violations, summary(violations, show=20)
+
+
+async def test_a_storm_without_limits_breaks_them(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
+    plan = replace(SMALL, limited=False, whole=WHOLE, stops=0)
+    log = await blow(own_server, plan, tmp_path)
+    assert Counter(kinds_of(log, plan)).keys() == {"too many", "too fast"}
+
+
+@pytest.mark.storm
+@pytest.mark.every_server
+async def test_limits_are_exact_and_used_in_a_storm(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
+    plan = Plan()
+    log = await blow(own_server, plan, tmp_path)
+    print(*describe(log), sep="\n")
+    violations = judge(log, plan.rules) + judge_share(log, LEASE_US)
+    assert not violations, summary(violations, show=20)
+    faults = Counter({"worker killed": len(log.kills), "worker stopped": len(log.paused)})
+    report.tell(len(log.history.offered), len(log.history.delivered), faults)
+
+
+def kinds_of(log: Log, plan: Plan) -> list[str]:
+    return [violation.kind for violation in judge(log, plan.rules)]
