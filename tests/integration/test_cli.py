@@ -205,8 +205,8 @@ def test_configure(cli: Cli) -> None:
             f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
         )
     assert cli("stats --queue mails")[1][0]["max_size"] is None
-    shown = cli.plain("configure mails --partitions 1 --create")[1].splitlines()
-    assert [" ".join(line.split()) for line in shown] == [
+    lines = cli.plain("configure mails --partitions 1 --create")[1].splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
         "partitions: 1",
         "max size: none",
         "expired: drop",
@@ -248,6 +248,43 @@ def test_configure_limits(cli: Cli) -> None:
     assert settings["group_limit"]["concurrency"] == 1
     for option in ("limit few", "limit ordered", "group-limit 0"):
         cli.assert_refused(f"configure mails --{option}")
+
+
+async def _offer_to_groups(url: str) -> None:
+    async with delayq.connect(url) as client:
+        await client.reliable_queue("mails").offer_many(
+            [delayq.Offer(number, group=name) for name in ("ada", "bob") for number in range(3)]
+        )
+
+
+def test_groups(cli: Cli) -> None:
+    assert cli("groups list --queue mails") == (1, [])
+    asyncio.run(_offer_to_groups(cli.url))
+    status, (ada, bob) = cli("groups list --queue mails")
+    assert (status, ada["group"], bob["group"]) == (0, "ada", "bob")
+    assert fields(ada, "waiting running limit paused") == (3, 0, None, False)
+    assert ada["next_at"].endswith("Z")
+    assert cli("groups list --queue mails --after ada")[1] == [bob]
+    assert "continue with --after 'ada'" in cli.plain("groups list --queue mails --limit 1")[1]
+
+    status, (limited,) = cli("groups limit ada 2,10/m --queue mails")
+    assert (status, limited["queue"], limited["group"]) == (0, "mails", "ada")
+    assert fields(limited["limit"], "concurrency rate per") == (2, 10, 60.0)
+    assert "2 at a time, 10 in 1 min" in cli.plain("groups list --queue mails")[1]
+    assert cli("configure mails --group-limit 7")[0] == 0
+    found = [
+        (cli(f"groups limit ada {limit} --queue mails")[1][0]["limit"] or {}).get("concurrency")
+        for limit in ("none", "queue")
+    ]
+    assert found == [None, 7]
+
+    assert cli("groups pause ada --queue mails")[1] == [
+        {"queue": "mails", "group": "ada", "paused": True}
+    ]
+    assert [row["paused"] for row in cli("groups list --queue mails")[1]] == [True, False]
+    assert [cli.plain("groups resume ada --queue mails")[0] for _ in range(2)] == [0, 1]
+    cli.assert_refused("groups limit ada few --queue mails", words="LIMIT")
+    cli.assert_refused("groups list")
 
 
 def test_purge(cli: Cli) -> None:
