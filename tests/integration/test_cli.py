@@ -283,6 +283,11 @@ def test_groups(cli: Cli) -> None:
     ]
     assert [row["paused"] for row in cli("groups list --queue mails")[1]] == [True, False]
     assert [cli.plain("groups resume ada --queue mails")[0] for _ in range(2)] == [0, 1]
+    _, (offered,) = cli("offer 7 --queue mails --group eve --id m7")
+    assert offered["id"] == "m7"
+    assert cli("get m7 --queue mails")[1][0]["group"] == "eve"
+    assert "group:    eve" in cli.plain("get m7 --queue mails")[1]
+    cli.assert_refused("offer 7 --delayed closing --group eve", words="--group")
     cli.assert_refused("groups limit ada few --queue mails", words="LIMIT")
     cli.assert_refused("groups list")
 
