@@ -42,8 +42,8 @@ from tests.faults.history import (
     now_us,
     read_notes,
 )
+from tests.faults.limits import LEAST_SPARE, Bound, Log, gaps, judge, judge_share, shares
 from tests.faults.limits import QUEUE as ALL
-from tests.faults.limits import Bound, Log, gaps, judge, judge_share, shares
 from tests.support.forks import FORKS
 from tests.support.servers import PrivateServer, first_kind, memory_disk
 
@@ -215,7 +215,7 @@ async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
     groups = make_groups(plan, chance)
     crowd = Crowd(server.url, folder, plan)
     log = Log(History(), {}, {group.name: group.bound for group in groups}, plan.whole)
-    offset = _clock_offset()
+    offset, used_before = _clock_offset(), _processor_ticks()
     async with delayq.connect(server.url) as client:
         queue: delayq.ReliableQueue[dict[str, Any]] = client.reliable_queue(QUEUE)
         if plan.limited:
@@ -230,6 +230,7 @@ async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
             log.history.left += await _left(queue, plan.drain_within)
         finally:
             crowd.close()
+    log.spare = _spare_since(used_before)
     assert abs(_clock_offset() - offset) < 0.05, "the clock of this machine was set meanwhile"
     log.history.delivered += read_notes(sorted(folder.glob("process *")))
     log.kills, log.paused = crowd.kills, crowd.stopped
@@ -306,6 +307,21 @@ async def _left(queue: delayq.ReliableQueue[dict[str, Any]], within: float) -> l
     return []
 
 
+def _processor_ticks() -> tuple[int, int]:
+    """Return the processor time of the machine in all, and how much of it was idle."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+    except OSError:
+        # Without Linux, assume that the machine is quiet.
+        return 0, 0
+    return sum(ticks), ticks[3]
+
+
+def _spare_since(before: tuple[int, int]) -> float:
+    in_all, idle = _processor_ticks()
+    return (idle - before[1]) / (in_all - before[0]) if in_all > before[0] else 1.0
+
+
 def _clock_offset() -> float:
     """Return by how much the clock of the server is ahead of one that is never set, in seconds."""
     return min(time.time() - time.monotonic() for _ in range(5))
@@ -328,6 +344,10 @@ def describe(log: Log) -> list[str]:
             f" {took / 1_000_000:.1f} s, {len(log.kills)} kills, {len(log.paused)} stops"
         ),
         f"{in_all:.2%} of what the limits allow; the least of a group: {least}",
+        (
+            f"{log.spare:.0%} of the processor time was spare; below {LEAST_SPARE:.0%}, the"
+            " throughput is not judged"
+        ),
         (
             f"gaps in which something could have started: p50 {p50:.1f} p99 {p99:.1f} ms; the"
             f" longest: {', '.join(map(str, longest[:3]))}"

@@ -279,6 +279,7 @@ def test_the_queue_has_the_share_of_all_groups_by_their_time() -> None:
         str(idle) == "idle: message 0 66.7% of what the limits allow were running, of at least 95%"
     )
     assert judge_share(planted, LEASE, 0.6) == []
+    assert judge_share(replace(planted, spare=0.05), LEASE) == []
 
 
 # Storms
