@@ -300,8 +300,9 @@ class _Spans:
             due_us = self._log.history.offered[key].due_us
             if (first := firsts.get(key)) is None:
                 yield from _span(_WAITING, due_us, self._last_us)
-            else:
-                # The delay began when the offer had arrived, which the queue knows.
+            elif first.seen_us:
+                # The delay began when the offer had arrived, which only the queue knows, and a
+                # claim that was not noted does not tell.
                 yield from _span(_WAITING, max(due_us, first.due_us), first.claimed_us)
 
     def _until(self, one: Delivered) -> int:
