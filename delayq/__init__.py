@@ -51,6 +51,8 @@ if typing.TYPE_CHECKING:
     from delayq._delayed.delivery import Delivery
     from delayq._delayed.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
+    from delayq._reliable.groups import Group, Groups
+    from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message, Reject, RetryAfter, Snooze
     from delayq._reliable.offering import Offer
     from delayq._reliable.outcomes import Attempt, MessageHistory
@@ -87,9 +89,12 @@ __all__ = [
     "DuplicateMessage",
     "EmbeddedServerError",
     "EncodeError",
+    "Group",
+    "Groups",
     "HashedWheelTimer",
     "JsonCodec",
     "LeaseLost",
+    "Limit",
     "Message",
     "MessageCancelled",
     "MessageFailed",
@@ -136,8 +141,11 @@ _HOMES = {
     "DeadLetters": "_reliable.dead_letters",
     "DelayedQueue": "_delayed.queue",
     "Delivery": "_delayed.delivery",
+    "Group": "_reliable.groups",
+    "Groups": "_reliable.groups",
     "HashedWheelTimer": "_timer.timer",
     "JsonCodec": "codecs",
+    "Limit": "_reliable.limits",
     "Message": "_reliable.message",
     "MessageHistory": "_reliable.outcomes",
     "Offer": "_reliable.offering",

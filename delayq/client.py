@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
     from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
+    from delayq._reliable.limits import Limit
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -314,6 +315,8 @@ class Client:
         max_dead: int | Unset | None = ...,
         keep: Duration | None = ...,
         max_kept: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -335,6 +338,8 @@ class Client:
         max_dead: int | Unset | None = ...,
         keep: Duration | None = ...,
         max_kept: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -355,15 +360,18 @@ class Client:
         max_dead: int | Unset | None = UNSET,
         keep: Duration | None = None,
         max_kept: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
         It needs no declaration on the server, and is closed with the client or on its own.
 
         Every setting may be left out. ``dedup_window``, ``expired``, ``max_size``, ``partitions``,
-        ``keep_dead``, ``max_dead``, ``keep`` and ``max_kept`` belong to the queue: the first handle
-        that has one stores it on the server, a handle that leaves it out uses what is stored, and
-        one that has another value gets a :class:`~delayq.ConfigurationError` from its first call.
+        ``keep_dead``, ``max_dead``, ``keep``, ``max_kept``, ``limit`` and ``group_limit`` belong to
+        the queue: the first handle that has one stores it on the server, a handle that leaves it
+        out uses what is stored, and one that has another value gets a
+        :class:`~delayq.ConfigurationError` from its first call.
         :meth:`ReliableQueue.configure <delayq.ReliableQueue.configure>` and ``delayq configure``
         change them. All other settings belong to the handle; those that it leaves out are taken
         from the handles of this queue that are open on this client, or have the default given here.
@@ -402,6 +410,10 @@ class Client:
                 seconds or a timedelta; 0, the default, for not at all.
             max_kept: The largest number of messages, in each partition, whose results and attempts
                 stay: those that finished first go first; 10,000 by default.
+            limit: How many messages of the queue run at a time, and how many start in a period,
+                over all workers; None, the default, for no limit. Partitions share it out.
+            group_limit: The same for each group, unless ``groups.set_limit`` gave it one of its
+                own.
 
         Raises:
             BadName: The name is empty, or its keys would not share one cluster slot.
@@ -426,6 +438,8 @@ class Client:
             max_dead,
             keep,
             max_kept,
+            limit,
+            group_limit,
         )
         check_codec(codec)
         return ReliableQueue(

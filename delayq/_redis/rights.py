@@ -46,8 +46,11 @@ _READS: dict[str, str] = {
     "PTTL": "",
     "ZCARD": "",
     "ZCOUNT": "1, 0",
+    "ZLEXCOUNT": "'(', '('",
     "ZMSCORE": _NOTHING,
+    "ZRANDMEMBER": "0",
     "ZRANGE": "1, 0",
+    "ZRANGEBYLEX": "'(', '('",
     "ZRANGEBYSCORE": "1, 0",
     "ZSCORE": _NOTHING,
 }

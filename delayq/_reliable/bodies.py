@@ -4,9 +4,9 @@ A body is ``enqueued+delay``, limits, a space and headers, a newline, then the p
 field is the time of the offer by the server's clock, written by ``offer.lua``: 16 digits of
 microseconds, and one that counts quarters of a microsecond, by which the messages of one call
 differ. The delay is in microseconds, such as ``36e8`` for an hour; 0 is left out. The limits are
-``x`` and the number of attempts, then ``t`` and how long a handler may take, in microseconds; each
-is left out unless the message has its own. The headers are JSON on one line, or left out with the
-space. The payload is as the codec made it.
+``x`` and the number of attempts, ``t`` and how long a handler may take, in microseconds, then ``g``
+and the message's group, quoted as in a URL; each is left out unless the message has its own. The
+headers are JSON on one line, or left out with the space. The payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,8 +26,9 @@ _TIME_DIGITS, _DELAY_DIGITS = 17, 20
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
     rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
-    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?[ \n]"
+    rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:g([^ \n]{1,1536}))?[ \n]"
 )
+_GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?g([^ \n]+)")
 
 
 class Body(NamedTuple):
@@ -38,6 +40,7 @@ class Body(NamedTuple):
         payload: The encoded value.
         max_attempts: The message's own limit of attempts, if it has one.
         timeout_us: How long a handler may take, in microseconds, if the message says so.
+        group: The message's group, if it has one.
     """
 
     enqueued_us: int
@@ -45,6 +48,7 @@ class Body(NamedTuple):
     payload: bytes
     max_attempts: int | None
     timeout_us: int | None
+    group: str | None = None
 
     def __repr__(self) -> str:
         # Headers and payloads may be private, and tracebacks are logged.
@@ -70,14 +74,23 @@ def content(
     payload: bytes,
     max_attempts: int | None = None,
     timeout_us: int | None = None,
+    group: str | None = None,
 ) -> bytes:
     """Return the part of a body that the client sends: everything but the times."""
     limits = b"" if max_attempts is None else b"x%d" % max_attempts
     if timeout_us is not None:
         limits += b"t%d" % timeout_us
+    if group is not None:
+        limits += b"g" + quote(group, safe="").encode()
     # ASCII without newlines, because the first newline ends the headers.
     line = b" " + json.dumps(dict(headers), separators=(",", ":")).encode() if headers else b""
     return limits + line + b"\n" + payload
+
+
+def group_in(content: bytes) -> str | None:
+    """Return the group of a message from what :func:`content` has built; None if it has none."""
+    found = _GROUP.match(content)
+    return None if found is None else unquote(found[1].decode())
 
 
 def parse(body: bytes) -> Body:
@@ -99,6 +112,7 @@ def parse(body: bytes) -> Body:
         payload,
         None if times[5] is None else int(times[5]),
         None if times[6] is None else int(times[6]),
+        None if times[7] is None else unquote(times[7].decode(errors="replace")),
     )
 
 

@@ -93,14 +93,30 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
+def is_generated(id: str) -> bool:  # noqa: A002
+    """Return whether an id looks like one that delayq has generated."""
+    return len(id) == 12 and all(character in _DIGITS for character in id)
+
+
 def checked_id(id: str) -> str:  # noqa: A002
     """Return the id if it is valid. Raises BadInput otherwise."""
-    if not isinstance(id, str) or not id:
-        raise BadInput("an id must be a non-empty str")
+    return _checked(id, "an id")
+
+
+def checked_group(group: str) -> str:
+    """Return the name of a group if it is valid. Raises BadInput otherwise."""
+    if "\0" in _checked(group, "a group"):
+        raise BadInput("a group must not contain NUL")
+    return group
+
+
+def _checked(name: str, what: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise BadInput(f"{what} must be a non-empty str")
     try:
-        size = len(id.encode())
+        size = len(name.encode())
     except UnicodeEncodeError:
-        raise BadInput("an id must be encodable as UTF-8") from None
+        raise BadInput(f"{what} must be encodable as UTF-8") from None
     if size > _LONGEST:
-        raise BadInput(f"an id must have at most {_LONGEST} bytes, not {size}")
-    return id
+        raise BadInput(f"{what} must have at most {_LONGEST} bytes, not {size}")
+    return name

@@ -31,6 +31,12 @@ MESSAGES = (
     "expiries",
     "errors",
     "priorities",
+    "places",
+    "lines",
+    "grouped",
+    "turns",
+    "trials",
+    "starts",
 )
 """The names that scripts give to the keys of messages, which
 ``lua/reliable/include/queue.lua`` describes.
@@ -42,7 +48,8 @@ SALT_LENGTH = 3
 
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
-    r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities|done"
+    r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
+    r"|places|lines|grouped|turns|trials|starts|done"
     r"|dead|dead:messages|paused|schedules|recorded|records)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
@@ -162,7 +169,8 @@ class ReliableKeys:
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
         rest = (self.schedules, self.settings, self.wake, self.summons)
-        return (self.leased, *self.waiting, *rest)
+        turns = (self.named("turns"), self.named("trials"))
+        return (self.leased, *self.waiting, *turns, *rest)
 
     @property
     def pattern(self) -> str:

@@ -288,6 +288,11 @@ class Message(Generic[T]):
         return None if timeout_us is None else timeout_us / 1_000_000
 
     @property
+    def group(self) -> str | None:
+        """The group that it was offered with; None if it has none."""
+        return self._parts().group
+
+    @property
     def enqueued_at(self) -> datetime:
         """The time it was offered, by the server's clock (UTC)."""
         return moment_us(self._parts().enqueued_us)

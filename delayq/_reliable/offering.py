@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict
 from delayq._durations import Duration, delay_us, microseconds
 from delayq._generics import T
 from delayq._reliable.bodies import brief, content
-from delayq._reliable.ids import checked_id
+from delayq._reliable.ids import checked_group, checked_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
 from delayq._reliable.outcomes import result_codec
@@ -57,6 +57,7 @@ class Offer(Generic[T]):
     timeout: Duration | None = None
     unique_for: Duration | None = None
     on_duplicate: OnDuplicate = "raise"
+    group: str | None = None
 
 
 class OfferOptions(TypedDict, total=False):
@@ -72,6 +73,7 @@ class OfferOptions(TypedDict, total=False):
     timeout: Duration | None
     unique_for: Duration | None
     on_duplicate: OnDuplicate
+    group: str | None
     durability: str | None
 
 
@@ -124,6 +126,7 @@ class OfferEncoder(Generic[T]):
             and offer.unique_for is None
             and offer.max_attempts is None
             and offer.timeout is None
+            and offer.group is None
             and offer.priority is USUAL_PRIORITY
             and offer.on_duplicate == "raise"
         ):
@@ -133,7 +136,11 @@ class OfferEncoder(Generic[T]):
     def with_options(self, offer: Offer[T]) -> OptionsMessage:
         """Check and encode a message with its options. Raises as :meth:`plain`."""
         stored = self._content(
-            self._encode(offer.value), offer.headers, offer.max_attempts, offer.timeout
+            self._encode(offer.value),
+            offer.headers,
+            offer.max_attempts,
+            offer.timeout,
+            offer.group,
         )
         priority, on_duplicate = offer.priority, offer.on_duplicate
         if (
@@ -207,6 +214,7 @@ class OfferEncoder(Generic[T]):
         headers: Mapping[str, str] | None,
         max_attempts: int | None = None,
         timeout: Duration | None = None,
+        group: str | None = None,
     ) -> bytes:
         if not isinstance(payload, bytes):
             raise EncodeError(
@@ -219,7 +227,9 @@ class OfferEncoder(Generic[T]):
         if timeout_us == 0:
             raise BadDelay("timeout must be more than 0")
         headers = None if headers is None else _checked(headers)
-        return content(headers, payload, max_attempts, timeout_us)
+        if group is not None:
+            checked_group(group)
+        return content(headers, payload, max_attempts, timeout_us, group)
 
 
 def with_headers(offers: Sequence[Offer[T]], headers: Mapping[str, str]) -> Sequence[Offer[T]]:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from delayq._engine.waiters import Waiters
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.id_source import IdSource
-from delayq._reliable.ids import new_id
+from delayq._reliable.ids import is_generated, new_block, new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.looks import Looks
 from delayq._reliable.news import MessageNews
 from delayq._reliable.partition import Partition
-from delayq._reliable.placement import home_of, partition_of
+from delayq._reliable.placement import endings_in, home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.store import PAGE, ReliableStore
 from delayq.errors import Closed, DelayqError, ServerError
@@ -119,6 +119,25 @@ class OpenReliableQueue:
         """
         return self._places(lambda number: partition_of(id, number))
 
+    def home_of_group(self, group: str) -> Partition:
+        """Return the partition in which all messages of a group lie.
+
+        As long as messages may lie where a former number of partitions has placed them, that number
+        still counts, so that no group is ever split.
+        """
+        stored = self.settings.stored
+        number = stored.former[0] if stored.former else stored.partitions
+        return self.partitions[home_of(group, number)]
+
+    def elsewhere(self, id: str) -> list[Partition]:  # noqa: A002
+        """Return the other partitions in which a message may lie that has a group and an id of the
+        caller's own. A generated id always tells the partition.
+        """
+        if self.settings.stored.is_whole or is_generated(id):
+            return []
+        there = self.placements(id)
+        return [partition for partition in self.partitions if partition not in there]
+
     def homes(self, schedule: str) -> list[Partition]:
         """Return the partitions in which a schedule may lie, as :meth:`placements` does."""
         return self._places(lambda number: home_of(schedule, number))
@@ -168,7 +187,8 @@ class OpenReliableQueue:
         try:
             while True:
                 epoch = self.settings.epoch
-                for partitions in zip_longest(*(self.placements(id) for id in changed)):  # noqa: A001
+                places = [self.placements(id) + self.elsewhere(id) for id in changed]  # noqa: A001
+                for partitions in zip_longest(*places):
                     parts: dict[Partition, list[str]] = {}
                     for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
                         if partition is not None and not changed[id]:
@@ -205,6 +225,15 @@ class OpenReliableQueue:
                 await self.settings.read()
             if self.settings.epoch == epoch:
                 return outcomes  # type: ignore[return-value]  # none is an error
+
+    def new_id_in(self, partition: Partition) -> str:
+        """Generate an id for a message of a group, which lies in a certain partition."""
+        stored = self.settings.stored
+        number = stored.former[0] if stored.former else stored.partitions
+        while True:
+            beginning, _ = new_block()
+            if endings := endings_in(beginning, partition.index, number):
+                return beginning + endings[0]
 
     def new_id(self, failed: Container[Partition] = ()) -> str:
         """Generate an id whose partition is on a server that is available, as far as we know.

@@ -15,6 +15,7 @@ from delayq._engine import durability as durabilities
 from delayq._generics import T
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.declaration import Declaration
+from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.message import Message, QueueHandle
 from delayq._reliable.offering import (
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
+    from delayq._reliable.limits import Limit
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
@@ -85,6 +87,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     Attributes:
         name: The queue's name.
         dead: The queue's dead letters: :class:`~delayq.DeadLetters`.
+        groups: The groups of its messages: :class:`~delayq.Groups`.
     """
 
     def __init__(
@@ -104,7 +107,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 name, keys_of, given, scheduler, services
             ).partitions[0],
         )
-        self._first = first
         self._open = first.queue
         # Settings that this handle was not given come from the others on this client.
         settings = given.inherit(self._open.given).inherit(DEFAULTS)
@@ -126,6 +128,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             waits=settings.when_full == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
+        self.groups: Groups = Groups(self._group_at, self._every_store)
 
     @property
     def name(self) -> str:
@@ -147,6 +150,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         timeout: Duration | None = None,
         unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
+        group: str | None = None,
         durability: str | None = None,
     ) -> str:
         """Store a message that becomes due after a delay. Concurrent calls share a round trip.
@@ -172,6 +176,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             on_duplicate: How to treat an ``id`` that is taken: ``"raise"``, ``"ignore"`` (the
                 earlier message stays), or ``"replace"`` (this message takes its place; raises if a
                 worker has the earlier one).
+            group: The message's group, up to 512 bytes, such as a tenant. Groups take turns, and
+                the messages without a group count as one more of them; the queue's ``group_limit``
+                counts in each. See :class:`~delayq.Limit`.
             durability: How safe the message must be before this returns, overriding the queue's own
                 setting. ``"memory"``: the server has it. ``"fsync"``: it is on the server's disk;
                 needs Valkey, or Redis 7.2 or later, with ``appendonly yes``. ``"replicas:N"``: N
@@ -196,6 +203,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             and max_attempts is None
             and timeout is None
             and unique_for is None
+            and group is None
             and priority is USUAL_PRIORITY
             and on_duplicate == "raise"
             and not self._hooks.sending
@@ -214,6 +222,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 timeout=timeout,
                 unique_for=unique_for,
                 on_duplicate=on_duplicate,
+                group=group,
             )
             if self._hooks.sending:
                 return await self._offer_observed(offer, durability)
@@ -428,7 +437,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             found = await partition.store.get(id)
             return None if found is None else self._seen(partition, found)
 
-        return await queue.search(queue.placements, checked_id(id), find)
+        return await queue.search(
+            lambda name: queue.placements(name) + queue.elsewhere(name), checked_id(id), find
+        )
 
     # Results
 
@@ -622,6 +633,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         max_dead: int | Unset | None = UNSET,
         keep: Duration | None = None,
         max_kept: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them.
 
@@ -642,6 +655,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             max_dead: The largest number of dead letters.
             keep: How long results and attempts of finished messages stay; 0 for not at all.
             max_kept: The largest number of messages whose results and attempts stay.
+            limit: How many messages run at a time, and start in a period; None for no limit.
+                Messages that run stay, and count.
+            group_limit: The same for each group that has no limit of its own.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -659,10 +675,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
             max_dead=max_dead,
             keep=keep,
             max_kept=max_kept,
+            limit=limit,
+            group_limit=group_limit,
         )
         self._check_open()
         settings = await self._open.settings.configure(changes)
         self._declaration.give_way(changes)
+        if changes.keys() & {"limit", "group_limit"}:
+            await self._open.of_each(lambda partition: partition.store.regroup())
         return settings.public()
 
     # Closing
@@ -702,7 +722,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _check_open(self) -> None:
         self._session.check_loop()
-        if self._first.closed:
+        if self._open.closed:
             raise Closed("the queue is closed")
 
     async def _ready(self) -> None:
@@ -810,6 +830,17 @@ class ReliableQueue(Recurring[T], Generic[T]):
             known_due_us=at_us,
         )
         return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
+
+    async def _group_at(self, group: str) -> ReliableStore:
+        """Return the partition of a group."""
+        await self._settled()
+        await self._open.settings.read()
+        return self._open.home_of_group(group).store
+
+    async def _every_store(self) -> Sequence[ReliableStore]:
+        await self._settled()
+        await self._open.settings.read()
+        return [partition.store for partition in self._open.partitions]
 
     async def _letters_at(
         self, ids: Sequence[str] | None

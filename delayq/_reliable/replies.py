@@ -217,6 +217,34 @@ class MessageTimes(NamedTuple):
         )
 
 
+class StoredGroup(NamedTuple):
+    """A group.
+
+    Attributes:
+        name: Its name.
+        waiting: Number of its messages that wait.
+        running: Number of its messages that workers have.
+        next_us: When one of its messages may be handed out, in microseconds; None if none is
+            foreseen.
+        limit: Its limit, as the server stores it; empty if it has none.
+        is_paused: Whether it is paused.
+    """
+
+    name: bytes
+    waiting: int
+    running: int
+    next_us: int | None
+    limit: str
+    is_paused: bool
+
+    @classmethod
+    def of(cls, facts: Sequence[Any]) -> StoredGroup:
+        """Parse what ``list_groups.lua`` returns for a group."""
+        name, waiting, running, moment, limit, is_paused = facts
+        next_us = parse_us(moment) if moment else None
+        return cls(name, waiting, running, next_us, limit.decode(), bool(is_paused))
+
+
 class StoredLetter(NamedTuple):
     """A dead letter.
 

@@ -9,8 +9,9 @@ from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
+from delayq._reliable.bodies import group_in
 from delayq._reliable.known_settings import before_a_call
-from delayq._reliable.new_message import OptionsMessage
+from delayq._reliable.new_message import OptionsMessage, PlainMessage
 from delayq.errors import (
     DelayqError,
     DuplicateMessage,
@@ -85,7 +86,14 @@ class Sender:
         Returns:
             The future of its outcome, for :meth:`finish`.
         """
-        if made_up and durability is None and self._queue.settings.stored is self._simple:
+        simple = self._simple
+        if (
+            made_up
+            and durability is None
+            and self._queue.settings.stored is simple
+            and simple is not None
+            and (simple.is_whole or isinstance(message, PlainMessage))
+        ):
             return self._ids.commits.submit_now(message, len(message.content))
         return None
 
@@ -102,7 +110,8 @@ class Sender:
             self._simple = stored
         if stored.former and not made_up:
             return (await self.send_many([message], [made_up], durability))[0]
-        commits = await self._commits(queue.place(message.id).offers, durability)
+        partition, message = self._place(message, made_up)
+        commits = await self._commits(partition.offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         if not made_up or settings.stored.max_size:
             await queue.flush()
@@ -228,8 +237,10 @@ class Sender:
                 messages[place] = messages[place]._replace(id=queue.new_id())
                 again.append(place)
             elif isinstance(outcome, ServerUnavailable):
-                failed.add(queue.place(messages[place].id))
-                unavailable.append(place)
+                partition, _ = self._place(messages[place], made_up[place])
+                failed.add(partition)
+                if _group_of(messages[place]) is None:
+                    unavailable.append(place)
         for place in unavailable:
             if made_up[place] and not queue.are_away(failed):
                 # It is not stored there. Other partitions are on other servers.
@@ -239,7 +250,7 @@ class Sender:
 
     async def _send_some(
         self,
-        messages: Sequence[NewMessage],
+        messages: MutableSequence[NewMessage],
         made_up: Sequence[bool],
         places: Sequence[int],
         durability: str | None,
@@ -271,9 +282,24 @@ class Sender:
             for place, outcome in zip(there, results, strict=True):
                 outcomes[place] = outcome
 
+    def _place(self, message: NewMessage, made_up: bool) -> tuple[Partition, NewMessage]:
+        """Return the partition for a message, and the message.
+
+        One of a group lies with the others of its group; if its id is generated, it gets one that
+        tells the partition.
+        """
+        queue = self._queue
+        group = None if queue.settings.stored.is_whole else _group_of(message)
+        if group is None:
+            return queue.place(message.id), message
+        partition = queue.home_of_group(group)
+        if made_up and partition not in queue.placements(message.id):
+            message = message._replace(id=queue.new_id_in(partition))
+        return partition, message
+
     async def _parts(
         self,
-        messages: Sequence[NewMessage],
+        messages: MutableSequence[NewMessage],
         made_up: Sequence[bool],
         places: Sequence[int],
         outcomes: MutableSequence[Any],
@@ -286,8 +312,8 @@ class Sender:
         parts: dict[Partition, list[tuple[int, NewMessage]]] = {}
         is_grown = bool(queue.settings.stored.former)
         for place in places:
-            message = messages[place]
-            partition = queue.place(message.id)
+            partition, message = self._place(messages[place], made_up[place])
+            messages[place] = message
             if is_grown and not made_up[place] and isinstance(message, OptionsMessage):
                 try:
                     former = await self._former_place(message)
@@ -329,6 +355,10 @@ class Sender:
             return await self._commits(partition.offers, durability)
         except DelayqError as error:
             return error
+
+
+def _group_of(message: NewMessage) -> str | None:
+    return group_in(message.content) if isinstance(message, OptionsMessage) else None
 
 
 def _note_unconfirmed(

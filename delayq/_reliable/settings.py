@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
+from delayq._reliable.limits import limit_text, parse_limit
 from delayq._unset import UNSET, Unset
 from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError
@@ -25,6 +26,8 @@ from delayq.errors import BadInput, ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from typing import Self
+
+    from delayq._reliable.limits import Limit
 
 Expired = Literal["drop", "dead"]
 WhenFull = Literal["raise", "wait"]
@@ -48,6 +51,8 @@ FIELDS = (
     "max_dead",
     "keep",
     "max_kept",
+    "limit",
+    "group_limit",
 )
 """The fields of the hash on the server."""
 
@@ -77,6 +82,8 @@ class QueueSettings:
         max_dead: The number of dead letters beyond which the oldest are dropped; None for no limit.
         keep: How long results and attempts of finished messages stay, in seconds; 0 for not at all.
         max_kept: The number of messages whose results and attempts stay at most.
+        limit: How many messages run at a time and start in a period; None for no limit.
+        group_limit: The same for each group that has no limit of its own.
     """
 
     partitions: int = 1
@@ -87,6 +94,8 @@ class QueueSettings:
     max_dead: int | None = None
     keep: float = 0.0
     max_kept: int = MOST_KEPT
+    limit: Limit | None = None
+    group_limit: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +129,8 @@ class SettingsOptions(TypedDict, total=False):
     max_dead: int | Unset | None
     keep: Duration | None
     max_kept: int | None
+    limit: Limit | Unset | None
+    group_limit: Limit | Unset | None
 
 
 @dataclass(frozen=True)
@@ -144,6 +155,8 @@ class Settings:
     max_dead: int | Unset | None = UNSET
     keep: Duration | None = None
     max_kept: int | None = None
+    limit: Limit | Unset | None = UNSET
+    group_limit: Limit | Unset | None = UNSET
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -182,6 +195,8 @@ class Settings:
             max_dead=self.max_dead,
             keep=self.keep,
             max_kept=self.max_kept,
+            limit=self.limit,
+            group_limit=self.group_limit,
         )
 
     def inherit(self, other: Settings) -> Settings:
@@ -273,6 +288,8 @@ class StoredSettings:
             max(_number(self.fields.get("max_dead")), 0) or None,
             self.keep_us / 1_000_000,
             _most_kept(self.fields.get("max_kept")),
+            parse_limit(self.fields.get("limit")),
+            parse_limit(self.fields.get("group_limit")),
         )
 
     def check_layout(self, queue: str) -> None:
@@ -329,6 +346,38 @@ class StoredSettings:
             fields["former"] = ",".join(str(number) for number in former if number != now)
         return StoredSettings(fields)
 
+    def share_of(self, partition: int) -> str:
+        """Return the part of the queue's limit that one of its partitions has, as the server stores
+        it; empty if no limit was declared.
+        """
+        limit, count = parse_limit(self.fields.get("limit")), self.partitions
+        if limit is None:
+            return self.fields.get("limit", "")
+        # Those of a queue that is about to have fewer partitions get nothing more to do.
+        place = partition % count
+
+        def share(number: int | None) -> int | None:
+            return None if number is None else number // count + (place < number % count)
+
+        own = replace(limit, concurrency=share(limit.concurrency), rate=share(limit.rate))
+        return limit_text(own, "limit", of_groups=False)
+
+    def check_shares(self, queue: str) -> None:
+        """Check that each partition gets a part of the queue's limit.
+
+        Raises:
+            ConfigurationError: There are more partitions than messages that may run, or start.
+        """
+        limit = parse_limit(self.fields.get("limit"))
+        for name in ("concurrency", "rate"):
+            number = None if limit is None else getattr(limit, name)
+            if number is not None and number < self.partitions:
+                raise ConfigurationError(
+                    f"queue {queue!r} has {self.partitions} partitions, which share its limit out,"
+                    f" so its {name} must be at least as large, not {number}: raise it, or use"
+                    " fewer partitions"
+                )
+
     def next_epoch(self, now_us: int) -> str:
         """Return an epoch for the next change: higher than this one, probably higher than any that
         was lost with the server's data, and different from that of any other change.
@@ -346,6 +395,8 @@ def declare(
     max_dead: int | Unset | None = UNSET,
     keep: Duration | None = None,
     max_kept: int | None = None,
+    limit: Limit | Unset | None = UNSET,
+    group_limit: Limit | Unset | None = UNSET,
 ) -> dict[str, str]:
     """Return the given settings of a queue as the server stores them.
 
@@ -365,6 +416,10 @@ def declare(
         declared["expired"] = expired
     if dedup_window is not None:
         declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
+    if limit is not UNSET:
+        declared["limit"] = limit_text(limit, "limit", of_groups=False)
+    if group_limit is not UNSET:
+        declared["group_limit"] = limit_text(group_limit, "group_limit", of_groups=True)
     return declared | _declare_kept(keep_dead, max_dead, keep, max_kept)
 
 
@@ -433,4 +488,6 @@ _SHOWN: dict[str, Callable[[str], str]] = {
     "keep_dead": lambda text: f"{_number(text) / 1_000_000:g}" if _number(text) else "None",
     "max_dead": lambda text: str(_number(text) or None),
     "keep": lambda text: f"{_number(text) / 1_000_000:g}",
+    "limit": lambda text: repr(parse_limit(text)),
+    "group_limit": lambda text: repr(parse_limit(text)),
 }

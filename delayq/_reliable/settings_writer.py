@@ -56,6 +56,7 @@ class SettingsWriter:
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
         new = _renewed(stored, changes)
+        new.check_shares(self._name)
         copies = range(1, max(new.partitions, stored.partitions))
         dropped = range(new.partitions, stored.partitions)
         added = range(stored.partitions, new.partitions)

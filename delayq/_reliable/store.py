@@ -13,6 +13,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 from delayq._redis.scripts import Request, Script
+from delayq._reliable.keys import name_in
 from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
@@ -23,6 +24,7 @@ from delayq._reliable.replies import (
     Offered,
     Purged,
     Redriven,
+    StoredGroup,
     StoredLetter,
     StoredMessage,
     StoredSchedules,
@@ -70,6 +72,9 @@ OCCUR = Script("reliable/occur")
 RECUR = Script("reliable/recur")
 REFILL = Script("reliable/refill")
 CONFIGURE = Script("reliable/configure")
+REGROUP = Script("reliable/regroup")
+SET_GROUP = Script("reliable/set_group")
+LIST_GROUPS = Script("reliable/list_groups")
 
 Part = str | bytes | int
 
@@ -110,9 +115,44 @@ class ReliableStore:
             The epoch that is stored now: another one if nothing was changed.
         """
         others = {k: v for k, v in settings.fields.items() if k not in ("layout", "epoch")}
+        found = name_in(self.keys.ids)
+        if share := settings.share_of(0 if found is None else found[1]):
+            others["share"] = share
         parts = chain.from_iterable(others.items())
         stored: bytes = await self._run(CONFIGURE, expected, settings.epoch, *parts)
         return stored.decode(errors="replace")
+
+    async def regroup(self) -> None:
+        """Give all groups their turns anew, because limits have changed."""
+        after = b""
+        while after := await self._run(REGROUP, after, PAGE):
+            pass
+
+    async def set_group(self, group: str, what: str, limit: str = "") -> bool:
+        """Pause or resume a group, or give it a limit of its own.
+
+        Args:
+            group: The group's name.
+            what: ``"pause"``, ``"resume"`` or ``"limit"``.
+            limit: The limit, as the server stores it; empty for that of the queue.
+
+        Returns:
+            Whether it was paused.
+        """
+        return bool(await self._run(SET_GROUP, group, what, limit))
+
+    async def groups(self, first: str, limit: int, *, after: bool = False) -> list[StoredGroup]:
+        """List up to ``limit`` groups by name, from one on, or from behind it."""
+        found: list[StoredGroup] = []
+        name: str | bytes = first
+        while len(found) < limit:
+            asked = min(PAGE, limit - len(found))
+            some = await self._run(LIST_GROUPS, name, int(after), asked)
+            found += map(StoredGroup.of, some)
+            if len(some) < asked:
+                break
+            name, after = found[-1].name, True
+        return found
 
     # Offering
 

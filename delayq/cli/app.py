@@ -19,6 +19,7 @@ from delayq.cli.dead import dead
 from delayq.cli.demo.command import demo
 from delayq.cli.doctor import doctor
 from delayq.cli.errors import CommandFailed
+from delayq.cli.groups import groups
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
 from delayq.cli.output import tell
@@ -49,6 +50,7 @@ app.command(rich_help_panel=_MESSAGES)(messages.cancel)
 app.command(rich_help_panel=_MESSAGES)(messages.reschedule)
 app.command(rich_help_panel=_MESSAGES)(messages.take)
 app.add_typer(dead, name="dead", rich_help_panel=_KEEPING)
+app.add_typer(groups, name="groups", rich_help_panel=_KEEPING)
 app.command(rich_help_panel=_KEEPING)(queues.configure)
 app.command(rich_help_panel=_KEEPING)(queues.pause)
 app.command(rich_help_panel=_KEEPING)(queues.resume)

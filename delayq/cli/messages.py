@@ -76,6 +76,9 @@ def offer(
         int | None,
         typer.Option(min=0, max=9, help="The priority, from 0 (the default) to 9 (first)."),
     ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="The group of the message. Groups take turns.")
+    ] = None,
     ttl: Annotated[
         str | None,
         typer.Option(
@@ -118,11 +121,21 @@ def offer(
     timeout_s, window_s = duration(timeout, "--timeout"), duration(unique_for, "--unique-for")
     if not queue.is_reliable and any(
         one is not None
-        for one in (id, headers, priority, ttl, max_attempts, timeout, unique_for, on_duplicate)
+        for one in (
+            id,
+            headers,
+            priority,
+            group,
+            ttl,
+            max_attempts,
+            timeout,
+            unique_for,
+            on_duplicate,
+        )
     ):
         raise CommandFailed(
-            "--id, --header, --priority, --ttl, --max-attempts, --timeout, --unique-for and"
-            " --on-duplicate need a reliable queue"
+            "--id, --header, --priority, --group, --ttl, --max-attempts, --timeout, --unique-for"
+            " and --on-duplicate need a reliable queue"
         )
 
     async def act(client: Client) -> tuple[str, datetime | None]:
@@ -137,6 +150,7 @@ def offer(
             id=id,
             headers=headers,
             priority=priority or 0,
+            group=group,
             ttl=ttl_s,
             max_attempts=max_attempts,
             timeout=timeout_s,

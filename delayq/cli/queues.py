@@ -14,6 +14,7 @@ from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
 from delayq.cli.errors import CommandFailed
+from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
 from delayq.cli.options import AsJson, Queue, ReliableOnly, Url, Yes, duration
 from delayq.cli.output import (
     clean,
@@ -125,6 +126,8 @@ def configure(
     max_kept: Annotated[
         int | None, typer.Option(min=1, help="Keep those of this many messages at most.")
     ] = None,
+    limit: QueueLimit = None,
+    group_limit: GroupLimit = None,
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
@@ -151,6 +154,10 @@ def configure(
         changes["keep_dead"] = None if keep_dead == "none" else duration(keep_dead, "--keep-dead")
     if max_dead is not None:
         changes["max_dead"] = _limit(max_dead, "--max-dead")
+    if limit is not None:
+        changes["limit"] = limit_of(limit, "--limit")
+    if group_limit is not None:
+        changes["group_limit"] = limit_of(group_limit, "--group-limit")
 
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
@@ -298,6 +305,8 @@ def _setting_lines(settings: QueueSettings) -> list[tuple[str, str]]:
             "keep",
             f"{span(settings.keep)}, up to {settings.max_kept:,}" if settings.keep else "none",
         ),
+        ("limit", limit_shown(settings.limit)),
+        ("group limit", limit_shown(settings.group_limit)),
     ]
 
 

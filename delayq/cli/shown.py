@@ -61,11 +61,13 @@ class MessageView:
             "priority": message.priority,
         }
         try:
-            facts |= {"enqueued_at": moment_json(message.enqueued_at), "headers": message.headers}
+            facts |= {"group": message.group, "enqueued_at": moment_json(message.enqueued_at)}
+            facts |= {"headers": message.headers}
             facts |= payload_json(codec, message.value)
         except DecodeError as error:
             # Not even the queue's own part of it can be decoded.
             facts |= {
+                "group": None,
                 "enqueued_at": None,
                 "headers": {},
                 "value": None,
@@ -160,6 +162,8 @@ def show_one(message: MessageView, now: datetime, *, as_json: bool) -> None:
     )
     if "attempt" in facts:
         lines += [("attempts", str(facts["attempt"])), ("priority", str(facts["priority"]))]
+        if facts["group"] is not None:
+            lines.append(("group", facts["group"]))
         lines.append(("offered", facts["enqueued_at"] or "-"))
         lines += [(f"header {name}", text) for name, text in facts["headers"].items()]
     if facts.get("last_error"):

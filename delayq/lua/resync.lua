@@ -5,7 +5,8 @@
 --   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by
 --           their end, ms; LIST of payloads that are due; CHANNEL of its notices; CHANNEL of its
 --           summons. Reliable: ZSET of ids by the end of their lease, its ten ZSETs of ids by due
---           time, microseconds, from priority 0 up; HASH of its schedules; HASH of its settings; the
+--           time, microseconds, from priority 0 up; ZSETs of its groups by the moments at which one of their
+--           messages, or suspects, may be handed out; HASH of its schedules; HASH of its settings; the
 --           same two CHANNELs
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
@@ -40,10 +41,13 @@ for _, kind in ipairs(kinds) do
   else
     wait = shorter_wait(wait_for_next_key(1), wait_for_next_key(1))
     -- Most queues use only the first priority: one look tells.
-    if redis.call('EXISTS', unpack(keys, used + 1, used + 9)) > 0 then
-      for _ = 1, 9 do wait = shorter_wait(wait, wait_for_next_key(1)) end
+    if redis.call('EXISTS', unpack(keys, used + 1, used + 11)) > 0 then
+      -- The queue itself may have to wait: see include/groups.lua.
+      local gate = redis.pcall('ZSCORE', keys[used + 10], '')
+      for _ = 1, 11 do wait = shorter_wait(wait, wait_for_next_key(1)) end
+      if wait >= 0 and type(gate) == 'string' then wait = math.max(wait, math.ceil(tonumber(gate)) - now) end
     else
-      used = used + 9
+      used = used + 11
     end
     used = used + 1
     ready = redis.pcall('HLEN', keys[used])

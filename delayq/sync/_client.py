@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
+    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -196,6 +197,8 @@ class Client:
         max_dead: int | Unset | None = ...,
         keep: Duration | None = ...,
         max_kept: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
@@ -217,6 +220,8 @@ class Client:
         max_dead: int | Unset | None = ...,
         keep: Duration | None = ...,
         max_kept: int | None = ...,
+        limit: Limit | Unset | None = ...,
+        group_limit: Limit | Unset | None = ...,
     ) -> ReliableQueue[T]: ...
     def reliable_queue(
         self,
@@ -237,6 +242,8 @@ class Client:
         max_dead: int | Unset | None = UNSET,
         keep: Duration | None = None,
         max_kept: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
@@ -258,6 +265,8 @@ class Client:
             max_dead: The largest number of dead letters.
             keep: How long results and attempts of finished messages stay.
             max_kept: The largest number of messages whose results and attempts stay.
+            limit: How many messages of the queue run at a time, and start in a period.
+            group_limit: The same for each group.
 
         Raises:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
@@ -279,6 +288,8 @@ class Client:
             max_dead,
             keep,
             max_kept,
+            limit,
+            group_limit,
         )
         settings.check()
         check_codec(codec)

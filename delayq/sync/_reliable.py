@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from delayq._durations import Duration
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.groups import Group
+    from delayq._reliable.limits import Limit
     from delayq._reliable.message import Message
     from delayq._reliable.offering import Offer, OnDuplicate
     from delayq._reliable.outcomes import MessageHistory
@@ -71,6 +73,33 @@ class DeadLetters(Generic[T]):
         return self._door.run(lambda queue: queue.dead.purge(some, progress=progress))
 
 
+class Groups(Generic[T]):
+    """The groups of one queue. The methods are those of :class:`delayq.Groups`."""
+
+    def __init__(self, door: Door[AsyncReliableQueue[T]]) -> None:
+        self._door = door
+
+    def set_limit(self, group: str, limit: Limit | None) -> None:
+        """Give a group a limit of its own, instead of the queue's ``group_limit``."""
+        return self._door.run(lambda queue: queue.groups.set_limit(group, limit))
+
+    def get(self, group: str) -> Group:
+        """Return a group."""
+        return self._door.run(lambda queue: queue.groups.get(group))
+
+    def list(self, *, after: str | None = None, limit: int = 100) -> list[Group]:
+        """List groups by name."""
+        return self._door.run(lambda queue: queue.groups.list(after=after, limit=limit))
+
+    def pause(self, group: str) -> None:
+        """Stop handing out messages of a group, in every process, until :meth:`resume`."""
+        return self._door.run(lambda queue: queue.groups.pause(group))
+
+    def resume(self, group: str) -> bool:
+        """End a group's pause, and return whether there was one."""
+        return self._door.run(lambda queue: queue.groups.resume(group))
+
+
 class ReliableQueue(Generic[T]):
     """A reliable queue for code that is not asynchronous.
 
@@ -80,12 +109,14 @@ class ReliableQueue(Generic[T]):
     Attributes:
         name: The queue's name.
         dead: The queue's dead letters: :class:`~delayq.sync.DeadLetters`.
+        groups: The groups of its messages: :class:`~delayq.sync.Groups`.
     """
 
     def __init__(self, name: str, door: Door[AsyncReliableQueue[T]]) -> None:
         self._name = name
         self._door = door
         self.dead: DeadLetters[T] = DeadLetters(door)
+        self.groups: Groups[T] = Groups(door)
 
     @property
     def name(self) -> str:
@@ -107,6 +138,7 @@ class ReliableQueue(Generic[T]):
         timeout: Duration | None = None,
         unique_for: Duration | None = None,
         on_duplicate: OnDuplicate = "raise",
+        group: str | None = None,
         durability: str | None = None,
     ) -> str:
         """Store a message that becomes due after a delay, and return its id.
@@ -126,6 +158,7 @@ class ReliableQueue(Generic[T]):
                 timeout=timeout,
                 unique_for=unique_for,
                 on_duplicate=on_duplicate,
+                group=group,
                 durability=durability,
             )
         )
@@ -279,6 +312,8 @@ class ReliableQueue(Generic[T]):
         max_dead: int | Unset | None = UNSET,
         keep: Duration | None = None,
         max_kept: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them."""
         return self._door.run(
@@ -291,6 +326,8 @@ class ReliableQueue(Generic[T]):
                 max_dead=max_dead,
                 keep=keep,
                 max_kept=max_kept,
+                limit=limit,
+                group_limit=group_limit,
             )
         )
 

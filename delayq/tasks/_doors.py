@@ -64,7 +64,7 @@ class AsyncDoor:
         self._loop = asyncio._get_running_loop()
 
     def queue(self) -> ReliableQueue[Call]:
-        if self._queue is None or self._queue._first.closed:
+        if self._queue is None or self._queue._open.closed:
             queue: ReliableQueue[Call] = self.client.reliable_queue(
                 self._name, codec=self._codec, **self._settings
             )

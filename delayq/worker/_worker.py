@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.settings import Expired, WhenFull
     from delayq._unset import Unset
@@ -174,6 +175,8 @@ class Worker:
         max_dead: int | Unset | None = UNSET,
         keep: Duration | None = None,
         max_kept: int | None = None,
+        limit: Limit | Unset | None = UNSET,
+        group_limit: Limit | Unset | None = UNSET,
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
 
@@ -217,6 +220,9 @@ class Worker:
             max_dead: The largest number of dead letters.
             keep: How long results and attempts of finished messages stay.
             max_kept: The largest number of messages whose results and attempts stay.
+            limit: How many messages of the queue run at a time, and start in a period, over all
+                workers.
+            group_limit: The same for each group.
 
         Raises:
             BadName, BadInput: A setting is invalid.
@@ -240,6 +246,8 @@ class Worker:
                 max_dead=max_dead,
                 keep=keep,
                 max_kept=max_kept,
+                limit=limit,
+                group_limit=group_limit,
             ),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency

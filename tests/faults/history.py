@@ -81,6 +81,8 @@ class Delivered:
     """The end of its lease, as far as the consumer knew; 0 without leases."""
     attempt: int = 0
     end: End = End.NONE
+    ended_us: int = 0
+    """When the consumer finished with it, before it told the queue; 0 if that was not noted."""
 
 
 @dataclass(slots=True)
@@ -136,7 +138,8 @@ class Notes:
         self._write("began", *words)
 
     def ended(self, delivered: Delivered) -> None:
-        self._write("ended", delivered.key, delivered.claimed_us, delivered.end.value)
+        d = delivered
+        self._write("ended", d.key, d.claimed_us, d.end.value, d.ends_us, d.ended_us)
 
     def close(self) -> None:
         os.close(self._file)
@@ -160,5 +163,7 @@ def read_notes(paths: Iterable[Path]) -> list[Delivered]:
                 read.append(one)
                 open_ones[who, one.key, one.claimed_us] = one
             else:
-                open_ones[who, int(words[0]), int(words[1])].end = End(words[2])
+                key, claimed, end, ends, ended = words
+                one = open_ones[who, int(key), int(claimed)]
+                one.end, one.ends_us, one.ended_us = End(end), int(ends), int(ended)
     return read

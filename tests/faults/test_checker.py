@@ -179,7 +179,8 @@ def test_notes_of_a_process_that_was_killed_are_read_but_for_the_last_line(tmp_p
     first, second = came(0, 0, End.NONE), came(1, 0, End.NONE)
     notes.began(first)
     notes.began(second)
-    first.end = End.ACKED
+    first.end, first.ended_us = End.ACKED, DUE + SECOND
+    first.ends_us += SECOND
     notes.ended(first)
     notes.close()
     with (tmp_path / "one").open("a") as cut:

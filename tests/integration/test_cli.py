@@ -210,17 +210,25 @@ def test_configure(cli: Cli) -> None:
             f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
         )
     assert cli("stats mails")[1][0]["max_size"] is None
-    assert cli.plain("configure mails --partitions 1 --create")[1].split() == [
-        *("partitions:", "1", "max", "size:", "none", "expired:", "drop"),
-        *("dedup", "window:", "none", "keep", "dead:", "for", "good", "max", "dead:", "none"),
-        *("keep:", "none"),
+    lines = cli.plain("configure mails --partitions 1 --create")[1].splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "partitions: 1",
+        "max size: none",
+        "expired: drop",
+        "dedup window: none",
+        "keep dead: for good",
+        "max dead: none",
+        "keep: none",
+        "limit: none",
+        "group limit: none",
     ]
     status, (settings,) = cli("configure mails --max-size 2 --dedup-window 1h")
     assert (status, settings) == (
         0,
         {"queue": "mails", "partitions": 1, "max_size": 2}
         | {"expired": "drop", "dedup_window": 3600.0}
-        | {"keep_dead": None, "max_dead": None, "keep": 0.0, "max_kept": 10_000},
+        | {"keep_dead": None, "max_dead": None, "keep": 0.0, "max_kept": 10_000}
+        | {"limit": None, "group_limit": None},
     )
     assert [cli(f"offer mails {n}")[0] for n in range(3)] == [0, 0, 2]
     assert "full" in cli.error
@@ -249,6 +257,62 @@ def test_configure(cli: Cli) -> None:
     for option in ("max-size 0", "max-size few", "expired keep", "dedup-window -1"):
         cli.assert_refused(f"configure mails --{option}")
     cli.assert_refused("configure mails --dedup-window soon")
+
+
+def test_configure_limits(cli: Cli) -> None:
+    _, (settings,) = cli("configure mails --create --limit 50,100/s --group-limit ordered")
+    whole = {"concurrency": 50, "rate": 100, "per": 1.0, "ordered": False}
+    of_groups = {"concurrency": None, "rate": None, "per": 1.0, "ordered": True}
+    assert fields(settings, "limit group_limit") == (whole, of_groups)
+    shown = cli.plain("stats mails")[1]
+    assert "50 at a time, 100 in 1.0 s" in shown
+    assert "in order" in shown
+    _, (settings,) = cli("configure mails --limit none --group-limit 1")
+    assert settings["limit"] is None
+    assert settings["group_limit"]["concurrency"] == 1
+    for option in ("limit few", "limit ordered", "group-limit 0"):
+        cli.assert_refused(f"configure mails --{option}")
+
+
+async def _offer_to_groups(url: str) -> None:
+    async with delayq.connect(url) as client:
+        await client.reliable_queue("mails").offer_many(
+            [delayq.Offer(number, group=name) for name in ("ada", "bob") for number in range(3)]
+        )
+
+
+def test_groups(cli: Cli) -> None:
+    assert cli("groups list mails") == (1, [])
+    asyncio.run(_offer_to_groups(cli.url))
+    status, (ada, bob) = cli("groups list mails")
+    assert (status, ada["group"], bob["group"]) == (0, "ada", "bob")
+    assert fields(ada, "waiting running limit paused") == (3, 0, None, False)
+    assert ada["next_at"].endswith("Z")
+    assert cli("groups list mails --after ada")[1] == [bob]
+    assert "continue with --after 'ada'" in cli.plain("groups list mails --limit 1")[1]
+
+    status, (limited,) = cli("groups limit mails ada 2,10/m")
+    assert (status, limited["queue"], limited["group"]) == (0, "mails", "ada")
+    assert fields(limited["limit"], "concurrency rate per") == (2, 10, 60.0)
+    assert "2 at a time, 10 in 1 min" in cli.plain("groups list mails")[1]
+    assert cli("configure mails --group-limit 7")[0] == 0
+    found = [
+        (cli(f"groups limit mails ada {limit}")[1][0]["limit"] or {}).get("concurrency")
+        for limit in ("none", "queue")
+    ]
+    assert found == [None, 7]
+
+    assert cli("groups pause mails ada")[1] == [{"queue": "mails", "group": "ada", "paused": True}]
+    assert [row["paused"] for row in cli("groups list mails")[1]] == [True, False]
+    assert [cli.plain("groups resume mails ada")[0] for _ in range(2)] == [0, 1]
+    _, (offered,) = cli("offer mails 7 --group eve --id m7")
+    assert offered["id"] == "m7"
+    assert cli("get mails m7")[1][0]["group"] == "eve"
+    assert "group:    eve" in cli.plain("get mails m7")[1]
+    cli.assert_refused("offer delayed:closing 7 --group eve", words="--group")
+    cli.assert_refused("groups limit mails ada few", words="LIMIT")
+    cli.assert_refused("groups list")
+    cli.assert_refused("groups pause delayed:closing ada", words="cannot have groups")
 
 
 def test_purge(cli: Cli) -> None:

@@ -718,7 +718,7 @@ async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_h
     async def freshen_slowly(claims: Any) -> Any:
         lost = await freshen(claims)
         assert await jobs.cancel("a", running=True)
-        await until(lambda: bool(jobs._open.cancelled))
+        await until(lambda: bool(jobs._open.news.cancelled))
         return lost
 
     monkeypatch.setattr(keeper, "freshen", freshen_slowly)

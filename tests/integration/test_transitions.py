@@ -123,7 +123,7 @@ class Bench:
         due = self.raw.zscore(KEYS.waiting[0], self.id)
         ends = self.raw.zscore(KEYS.leased, self.id)
         _, body, record, expiry, *_ = details = [
-            self.raw.hget(key, self.id) for key in KEYS.messages[11:]
+            self.raw.hget(key, self.id) for key in KEYS.messages[11:18]
         ]
         if due is None and ends is None:
             assert not any(details), "something is left of the message"

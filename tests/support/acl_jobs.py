@@ -329,6 +329,14 @@ async def reliable_producer(place: Place) -> None:
     await theirs.offer(4, ttl=0.001)
     await asyncio.sleep(0.005)
     await queue.offer(5, delay=60)
+    await theirs.purge()
+    await theirs.configure(group_limit=delayq.Limit(rate=1, per=60))
+    await theirs.offer_many([delayq.Offer(i, id=f"of {i}", group="tenant") for i in range(3)])
+    await theirs.claim(3)
+    # The group waits for its rate, and its first message changes.
+    await queue.offer(6, group="tenant", priority=9, delay=60)
+    assert await queue.cancel("of 1")
+    assert await queue.reschedule("of 2", 5)
     await listens(place, keys.settings, queue)
     # The calls of this job have left nothing behind.
     await theirs.aclose()
@@ -370,6 +378,7 @@ async def reliable_consumer(place: Place) -> None:
     for message in again:
         await message.ack()
     await recurring(place, queue)
+    await grouped(place, queue)
     await queue.aclose()
     handled = asyncio.Event()
     worker = delayq.Worker(place.client)
@@ -385,6 +394,28 @@ async def reliable_consumer(place: Place) -> None:
     await place.client.reliable_queue(NAME).aclose()
     place.theirs()
     await listens(place, keys.settings, place.client.reliable_queue(NAME))
+
+
+async def grouped(place: Place, queue: ReliableQueue[Any]) -> None:
+    """Let groups wait for their limits, and lose a lease."""
+    theirs = place.theirs()
+    await theirs.purge()
+    limit = delayq.Limit(concurrency=4, rate=40, per=0.1)
+    await theirs.configure(limit=limit, group_limit=delayq.Limit(concurrency=1, rate=9, per=0.1))
+    await theirs.offer_many([delayq.Offer(i, group=f"tenant {i % 3}") for i in range(12)])
+    await theirs.offer(12)
+    (lost,) = await theirs.claim(1)
+    await lost.extend(0.001)
+    await asyncio.sleep(0.005)
+    first = await queue.claim(9, wait=place.within)
+    for message in first:
+        await message.release()
+    for message in await queue.claim(9, wait=place.within):
+        await message.nack(0, "no")
+    while messages := await queue.claim(9, wait=0.3):
+        for message in messages:
+            await message.ack()
+    await theirs.configure(limit=None, group_limit=None)
 
 
 async def use_up(queue: ReliableQueue[Any]) -> None:
@@ -436,6 +467,7 @@ async def reliable_dashboard(place: Place) -> None:
     assert (await queue.dead.list())[0].reason == "why"
     await show(ReliableSource(place.client._open_session(), NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
+    assert [group.name for group in await queue.groups.list()] == ["idle"]
     await listens(place, keys.settings, queue)
 
 
@@ -446,6 +478,7 @@ async def fill(place: Place) -> None:
     dead, _leased = await theirs.claim(2)
     await dead.bury("why", "an error")
     await theirs.offer(9, 60)
+    await theirs.groups.pause("idle")
     await theirs.schedule("nightly", every=3600, value=1)
 
 
@@ -475,6 +508,17 @@ async def reliable_admin(place: Place) -> None:
     await theirs.schedule("nightly", every=3600, value=1)
     assert await queue.unschedule("nightly")
     assert await queue.purge() > 0
+    await theirs.offer_many([delayq.Offer(i, group="tenant") for i in range(3)])
+    await queue.groups.set_limit("tenant", delayq.Limit(concurrency=1))
+    (message,) = await theirs.claim(9)
+    await message.bury("why")
+    assert await queue.dead.redrive() == 1
+    await queue.groups.pause("tenant")
+    assert (await queue.groups.get("tenant")).paused
+    assert await queue.groups.resume("tenant")
+    await queue.configure(group_limit=delayq.Limit(concurrency=2))
+    await queue.groups.set_limit("tenant", None)
+    assert await queue.purge() == 3
     await queue.aclose()
 
 

@@ -17,8 +17,8 @@ _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
 local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
 for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
-for at = 1, 19 do
-  if at < 12 or at > 17 then
+for at = 1, 27 do
+  if at < 12 or at == 18 or at == 19 or at > 24 then
     for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
       redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
     end
@@ -38,6 +38,22 @@ for i = 1, #records, 2 do
 end
 local expiries = redis.call('HGETALL', KEYS[15])
 for i = 1, #expiries, 2 do redis.call('HSET', KEYS[15], expiries[i], back(expiries[i + 1])) end
+local function moved(text, level)
+  local from = string.find(text, '\\0', 1, true) + level
+  if #text < from + 19 then return text end
+  local moment = string.format('%019.2f', string.sub(text, from + 1, from + 19) - ARGV[1])
+  return string.sub(text, 1, from) .. moment .. string.sub(text, from + 20)
+end
+local places = redis.call('HGETALL', KEYS[23])
+for i = 1, #places, 2 do redis.call('HSET', KEYS[23], places[i], moved(places[i + 1], 1)) end
+local turn = redis.call('HGET', KEYS[29], 'turn')
+if turn then redis.call('HSET', KEYS[29], 'turn', back(turn)) end
+for at, level in pairs({[24] = 1, [28] = 0}) do
+  for _, member in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
+    redis.call('ZREM', KEYS[at], member)
+    redis.call('ZADD', KEYS[at], 0, moved(member, level))
+  end
+end
 """
 
 _DUMP = """
@@ -48,6 +64,8 @@ for at = 18, 19 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WI
 reply[#reply + 1] = redis.call('HGETALL', KEYS[20])
 reply[#reply + 1] = redis.call('EXISTS', KEYS[21])
 reply[#reply + 1] = redis.call('HGETALL', KEYS[22])
+reply[#reply + 1] = redis.call('HGETALL', KEYS[23])
+for at = 24, 28 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
 return reply
 """
 
@@ -56,6 +74,7 @@ return reply
 class Stored:
     """Everything under a queue's keys. Moments are in microseconds from the server's now."""
 
+    now: int
     live: dict[str, tuple[int, float]]
     """Priority and moment, by id: when it is due, or when its lease ends."""
     leases: dict[str, float]
@@ -76,6 +95,14 @@ class Stored:
     dead_messages: dict[str, bytes]
     paused: bool
     schedules: dict[str, bytes]
+    places: dict[str, str]
+    """The place of each message of a group in its line, by id."""
+    lines: list[str]
+    grouped: dict[str, float]
+    """When each waiting message of a group is due, by id; these are in ``live``, too."""
+    turns: dict[str, float]
+    trials: dict[str, float]
+    starts: list[str]
 
     def renamed(self, names: dict[str, str]) -> Stored:
         """Return a copy in which live messages have other ids."""
@@ -101,7 +128,12 @@ class Stored:
         assert set(self.bodies) == live
         for known in (self.attempts, self.expiries, self.errors, self.priorities):
             assert set(known) <= live
-        assert {*self.tokens, *self.returned} <= set(self.leases)
+        assert set(self.tokens) <= set(self.leases)
+        assert self.returned <= {*self.leases, *self.grouped}
+        assert set(self.grouped) <= set(self.places) <= live
+        # A group that has settings of its own has a member without a place.
+        lines = [member for member in self.lines if not member.endswith("\0\x7f")]
+        assert sorted(lines) == sorted(place + key for key, place in self.places.items())
         assert {
             key: priority for key, (priority, _) in self.live.items() if priority
         } == self.priorities
@@ -124,7 +156,12 @@ class Store:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
         known = ("done", "dead", "dead_messages", "paused", "schedules")
-        self._names = (*self.keys.messages, *(getattr(self.keys, name) for name in known))
+        self._names = (
+            *self.keys.messages[:17],
+            *(getattr(self.keys, name) for name in known),
+            *self.keys.messages[17:],
+            self.keys.settings,
+        )
 
     async def let_pass(self, seconds: float) -> None:
         """Let ``seconds`` pass for everything that is stored."""
@@ -142,8 +179,14 @@ class Store:
         tokens, bodies, attempts, expiries, errors, priorities = hashes
         done, dead = (_pairs(part) for part in parts[17:19])
         waiting = [(key, (at, sets[at][key])) for at in range(9, -1, -1) for key in sets[at]]
+        grouped, turns, trials = (
+            {key: float(moment) - now for key, moment in _pairs(part).items()}
+            for part in parts[24:27]
+        )
+        waiting += [(key, (int(priorities.get(key, 0)), due)) for key, due in grouped.items()]
         leased = {key: (int(priorities.get(key, 0)), end) for key, end in leases.items()}
         return Stored(
+            now=now,
             live={**dict(waiting), **leased},
             leases=leases,
             order=[*leases, *(key for key, _ in waiting)],
@@ -159,12 +202,22 @@ class Store:
             dead_messages=_pairs(parts[19]),
             paused=bool(parts[20]),
             schedules=_pairs(parts[21]),
+            places={key: place.decode() for key, place in _pairs(parts[22]).items()},
+            lines=list(_pairs(parts[23])),
+            grouped=grouped,
+            turns=turns,
+            trials=trials,
+            starts=list(_pairs(parts[27])),
         )
 
     async def others(self) -> set[str]:
         """Return all keys on the server that do not belong to the queue."""
-        known = {*self._names, self.keys.settings}
-        return {key.decode() for key in await self._raw.keys("*")} - known
+        return {key.decode() for key in await self._raw.keys("*")} - {*self._names}
+
+    async def keys_and_dumps(self) -> dict[str, bytes]:
+        """Return everything on the server, as it is stored."""
+        keys = sorted(key.decode() for key in await self._raw.keys("*"))
+        return {key: await self._raw.dump(key) for key in keys}
 
     async def values(self) -> list[bytes]:
         """Return the payloads of all live messages, in queue order."""

@@ -208,6 +208,10 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "for_us": (HOUR_US,),
     "offered": ("17634859251912340",),
     "result": ("=1", ""),
+    "after": ("",),
+    "first": ("",),
+    "group": ("tenant",),
+    "what": ("pause", "limit", "resume"),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),
@@ -414,6 +418,25 @@ async def refill(at: Prepared) -> Any:
     return ["cron", facts["timing"], *moments]
 
 
+async def regroup(at: Prepared) -> Any:
+    await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
+    # A limit kept them from running.
+    await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
+    await at.raw.zrem(RELIABLE.named("turns"), "b")
+    return ["", 100]
+
+
+def group_settings(what: str, limit: str = "") -> Any:
+    async def prepare(at: Prepared) -> Any:
+        queue = at.client.reliable_queue(NAME)
+        await queue.offer(1, group="tenant")
+        if what == "resume":
+            await queue.groups.pause("tenant")
+        return ["tenant", what, limit]
+
+    return prepare
+
+
 async def paused(at: Prepared) -> Any:
     await at.raw.set(RELIABLE.paused, 1)
     return []
@@ -483,6 +506,10 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RECUR, "", recur),
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
+    (reliable.REGROUP, "", regroup),
+    (reliable.SET_GROUP, "pause", group_settings("pause")),
+    (reliable.SET_GROUP, "limit", group_settings("limit", "c1")),
+    (reliable.SET_GROUP, "resume", group_settings("resume")),
 ]
 _WITH_CASES = {script for script, _, _ in _CASES}
 CASES = [

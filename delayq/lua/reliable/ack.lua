@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   leases    see include/leases.lua
+--   wake      CHANNEL  where a free slot is announced, microseconds
 --   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   settings  HASH  see include/settings.lua
 -- Arguments:
@@ -15,6 +16,7 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 
 local some_details = redis.call('EXISTS', sparse_hashes()) > 0
 local ends = read_leases(ids, runs, some_details)
@@ -27,7 +29,10 @@ for i, id in ipairs(ids) do
   end
 end
 if count == 0 then return reply end
-local remember_us = number_or(0, redis.call('HGET', settings, 'dedup_window'))
+local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 'share'))
+remember_us = number_or(0, remember_us)
+local waits_for_slot = limit and limit ~= '' and awaits_slot()
+local groups = some_details and leave_lines(acked)
 if redis.call('ZREM', leased, unpack(acked)) < count then
   -- Some were named twice: the second time, they were gone.
   local seen = {}
@@ -41,6 +46,8 @@ if some_details then
 else
   redis.call('HDEL', bodies, unpack(acked))
 end
+if groups then settle_all(groups, now_us()) end
+if waits_for_slot then free_slot(now_us()) end
 if remember_us > 0 then
   local now = now_us()
   trim_done(now)

@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   leases         see include/leases.lua
+--   wake           CHANNEL  where a free slot is announced, microseconds
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
 --   kept           see include/kept.lua
@@ -19,6 +20,7 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: letters
 -- include: kept
 
@@ -28,6 +30,8 @@ for at = FIRST, #ARGV, STRIDE do
   if ARGV[at + ATTEMPT] ~= '' then check_records() end
 end
 local keep_dead, max_dead = unpack(redis.call('HMGET', settings, 'keep_dead', 'max_dead'))
+check_groups()
+local waits_for_slot = awaits_slot()
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do
@@ -38,6 +42,7 @@ for at = FIRST, #ARGV, STRIDE do
     local body, last = redis.call('HGET', bodies, id), redis.call('HGET', errors, id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
     -- First the write that frees memory: then a full server accepts the rest.
+    local groups = leave_lines({id})
     redis.call('ZREM', leased, id)
     delete_details({id})
     add_letter(id, why, body or '', now)
@@ -45,6 +50,9 @@ for at = FIRST, #ARGV, STRIDE do
       record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
       announce_finished(id)
     end
+    settle_all(groups, now)
+    if waits_for_slot then free_slot(now) end
+    waits_for_slot = false
   end
 end
 if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end

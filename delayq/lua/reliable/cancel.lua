@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
 --                      of a message that a worker has is announced: "cancelled", the token of its
 --                      lease, and its id; and its end: "finished", and its id
@@ -15,10 +16,12 @@
 -- and may keep it.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_details()
+check_groups()
 local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}
@@ -30,7 +33,7 @@ for i, id in ipairs(ids) do
     -- A hint, which changes nothing if it is refused: a worker finds out when it renews the lease.
     local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
     if token then redis.pcall('PUBLISH', settings, 'cancelled ' .. token .. ' ' .. id) end
-    delete_message(id, found.priority)
+    delete_message(id, found.where)
     if keep then redis.pcall('PUBLISH', settings, 'finished ' .. id) end
   end
 end

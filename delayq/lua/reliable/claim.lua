@@ -40,12 +40,14 @@
 -- include: clock
 -- include: notice
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: letters
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
+local layout, stored_epoch, queue_limit =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'share'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
@@ -59,13 +61,14 @@ local looks_left = limit + 400
 
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
-local highest, some_tried, some_expire, some_kept = 0, false, false, false
-if redis.call('EXISTS', paused, attempts, expiries, tokens, unpack(waiting)) > 0 then
+local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
+if redis.call('EXISTS', paused, attempts, expiries, tokens, places, unpack(waiting)) > 0 then
   if redis.call('EXISTS', paused) == 1 then return nothing() end
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
   some_tried = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
   some_kept = redis.call('EXISTS', tokens) == 1
+  some_grouped = redis.call('EXISTS', places) == 1
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
@@ -148,7 +151,7 @@ end
 -- Look at the due messages of one priority, in order.
 local none = {}
 local function take_from(priority)
-  local set, offset, wanted_before, is_last = waiting[priority], 0, nil, false
+  local set, offset, wanted_before, is_last = waiting[priority], passed[priority] or 0, nil, false
   while count < limit and looks_left > 0 and not is_full and not is_last do
     -- If some were gone, more may be: then look at more than are wanted.
     local wanted = limit - count
@@ -188,6 +191,162 @@ local function take_from(priority)
   end
 end
 
+-- Messages of groups: those handed out, as members of `lines`, and the ids by group.
+local left, has_left, served, changed = {}, false, {}, {}
+
+-- Return the state of a group's line, of which messages may be taken.
+local function open_line(group)
+  local limit, is_paused = limit_of(group)
+  local line = {group = group, base = group .. '\0', from = '[' .. group .. '\0!', limit = limit, room = math.huge, at = 1, members = none}
+  line.is_ordered = limit and limit.ordered
+  if limit then
+    local running, first_end = running_of(group, now)
+    line.room = room_of(limit, group, now, function() return running end, first_end)
+  end
+  if is_paused then line.room = 0 end
+  -- Limits may have changed since it got its turn.
+  changed[group] = true
+  return line
+end
+
+-- Return the next due message of a line, as a member of `lines`; nil if none is left.
+local function next_in(line, most)
+  while line.from do
+    local member = line.members[line.at]
+    if not member then
+      line.members = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. line.base .. ':', 'LIMIT', 0, most)
+      line.at, member = 1, line.members[1]
+      if not member then return nil end
+    end
+    local level, due = level_and_moment(member)
+    if due <= now then
+      line.at, line.from = line.at + 1, '(' .. member
+      return member, level
+    end
+    if level == '9' or level == '!' and line.is_ordered then return nil end
+    line.members, line.from = none, '[' .. line.base .. string.char(string.byte(level) + 1)
+  end
+end
+
+-- Hand out a message of a group, and return whether it was; it may be gone.
+local function hand_out_of(line, member, priority, record, body)
+  hand_out(id_in_line(member), priority, record, body)
+  line.room, left[count], has_left = line.room - 1, member, true
+  served[line.group] = served[line.group] or {limit = line.limit}
+  served[line.group].last = count
+  table.insert(served[line.group], ids[count])
+end
+
+-- Hand out the next message of a line, and return whether there was one.
+local function take_in(line, most)
+  while line.room > 0 and looks_left > 0 do
+    local member, level = next_in(line, math.max(1, math.min(most, line.room)))
+    if not member then return false end
+    looks_left = looks_left - 1
+    local id = id_in_line(member)
+    local body, record = redis.call('HGET', bodies, id), some_tried and redis.call('HGET', attempts, id)
+    record = record and parse_record(record) or new
+    local priority = level == '!' and priority_of(id) or 9 - (tonumber(level) or 9)
+    if not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
+      is_full = count > 0 and #body > bytes_left
+      if is_full then return false end
+      hand_out_of(line, member, priority, record, body)
+      return true
+    end
+  end
+  return false
+end
+
+-- Return the first suspect of a group, of those whose turn it is.
+local function find_suspect_of_group()
+  for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
+    local line = open_line(group)
+    local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
+    if member and line.room > 0 then
+      local id = id_in_line(member)
+      local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
+      local priority = priority_of(id)
+      if not is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
+        return {id = id, priority = priority, record = record, body = body, line = line, member = member}
+      end
+    end
+  end
+end
+
+-- Take messages that belong to no group, up to this number of messages in all.
+local function take_ungrouped(most)
+  local before, whole = count, limit
+  limit = most
+  for priority = highest, 0, -1 do take_from(priority) end
+  limit = whole
+  return count > before
+end
+
+-- Groups take turns, and the messages without a group count as one more of them.
+local function take_turns()
+  local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit + 1), {}, nil
+  for priority = highest, 0, -1 do
+    local due = tonumber(redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2])
+    if due and due <= now then first_ungrouped = math.min(first_ungrouped or due, due) end
+  end
+  if first_ungrouped and #groups > 0 then
+    first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'turn')))
+  end
+  for i = 1, #groups, 2 do
+    if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
+      sources[#sources + 1], first_ungrouped = false, nil
+    end
+    if groups[i] ~= '' then sources[#sources + 1] = open_line(groups[i]) end
+  end
+  if first_ungrouped then sources[#sources + 1] = false end
+  local last_ungrouped
+  while #sources > 0 and count < limit and looks_left > 0 and not is_full do
+    local still = {}
+    local each = math.ceil((limit - count) / #sources)
+    for _, line in ipairs(sources) do
+      local took = false
+      if count < limit and not is_full then
+        if line then
+          took = take_in(line, each)
+        else
+          took = take_ungrouped(#sources == 1 and limit or count + 1)
+          if took then last_ungrouped = count end
+        end
+      end
+      if took then still[#still + 1] = line end
+    end
+    sources = still
+  end
+  return #groups > 0 and last_ungrouped
+end
+
+-- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
+local function line_up_lost()
+  local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
+  local groups, is_checked = {}, false
+  for i = 1, #ids_and_ends, 2 do
+    local id, ends = ids_and_ends[i], tonumber(ids_and_ends[i + 1])
+    local place = redis.call('HGET', places, id)
+    if place then
+      local record = parse_record(redis.call('HGET', attempts, id))
+      if not is_checked then
+        check_details()
+        check_groups()
+        is_checked = true
+      end
+      lose(record, ends)
+      record.mark = ':r'
+      redis.call('ZREM', leased, id)
+      redis.call('HDEL', tokens, id)
+      save_record(id, record)
+      some_tried = true
+      line_up(id, group_of(place), '?', ends, place)
+      groups[group_of(place)] = true
+    end
+  end
+  settle_all(groups, now)
+end
+
 -- Return the end of leases that end about then, with this rest by two, as text. An end names one
 -- claim. Two zeros at its end are avoided, because servers may write such numbers in other ways.
 local function new_token(ends, rest)
@@ -196,13 +355,42 @@ local function new_token(ends, rest)
   return string.format('%.0f', ends)
 end
 
-local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2])
-local some_lost = first_end and first_end <= now
-local may_have_suspect = suspects == '1' and some_lost
+local function is_some_lost()
+  local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2])
+  return first_end and first_end <= now
+end
+
+local some_lost, some_trials = is_some_lost(), false
+if some_grouped then
+  if some_lost then
+    line_up_lost()
+    some_lost = is_some_lost()
+  end
+  some_trials = redis.call('ZCOUNT', trials, '-inf', now) > 0
+end
+local has_limit, limit_of_queue = queue_limit, parse_limit(queue_limit)
+local function room_of_queue()
+  local after = string.format('(%.0f', now)
+  return room_of(limit_of_queue, '', now, function() return redis.call('ZCOUNT', leased, after, '+inf') end, function()
+    return tonumber(redis.call('ZRANGEBYSCORE', leased, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+  end)
+end
+if limit_of_queue then limit = math.max(0, math.min(limit, (room_of_queue()))) end
+local may_have_suspect = suspects == '1' and (some_lost or some_trials) and limit > 0
 if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
-local suspect = may_have_suspect and find_suspect() or nil
-local is_suspect = false
-for priority = highest, 0, -1 do
+local suspect = may_have_suspect and (some_lost and find_suspect() or some_trials and find_suspect_of_group()) or nil
+local is_suspect, last_ungrouped = false, nil
+if some_grouped and suspect then
+  is_suspect = true
+  if suspect.line then
+    hand_out_of(suspect.line, suspect.member, suspect.priority, suspect.record, suspect.body)
+  else
+    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
+  end
+elseif some_grouped then
+  last_ungrouped = take_turns()
+end
+for priority = some_grouped and -1 or highest, 0, -1 do
   if suspect and count == 0 and suspect.priority >= priority then
     is_suspect = true
     hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
@@ -218,9 +406,13 @@ if #gone > 0 then
   fates()
 end
 if #deaths > 0 then check_letters() end
+if some_grouped or has_limit then check_groups() end
 -- First the writes that free memory: then a full server accepts the rest.
 for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
+end
+if some_grouped then
+  for group in pairs(leave_lines(gone)) do changed[group] = true end
 end
 if #gone > 0 then
   redis.call('ZREM', leased, unpack(gone))
@@ -246,11 +438,52 @@ if count > 0 then
     suspect.record.mark = ':s'
     save_record(suspect.id, suspect.record)
   end
+  if has_left then
+    local members, grouped_ids, new_members, new_places = {}, {}, {}, {}
+    for i, member in pairs(left) do
+      local place = place_of(group_of(member), '~', tonumber(token))
+      members[#members + 1], grouped_ids[#grouped_ids + 1] = member, ids[i]
+      new_members[#new_members + 1], new_members[#new_members + 2] = 0, place .. ids[i]
+      new_places[#new_places + 1], new_places[#new_places + 2] = ids[i], place
+    end
+    redis.call('ZREM', lines, unpack(members))
+    redis.call('ZREM', grouped, unpack(grouped_ids))
+    redis.call('ZADD', lines, unpack(new_members))
+    redis.call('HSET', places, unpack(new_places))
+  end
+  if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
+  for group, those in pairs(served) do
+    if those.limit and those.limit.rate then log_starts(group, those.limit, those, now) end
+    changed[group] = nil
+    settle(group, now, now - (count - those.last) / 4)
+  end
+  if limit_of_queue and limit_of_queue.rate then log_starts('', limit_of_queue, ids, now) end
   redis.call('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
 end
 
+if some_grouped then settle_all(changed, now) end
 local wait, has_suspects = -1, some_lost and redis.call('ZCOUNT', leased, '-inf', now) > 0
+if some_grouped then
+  has_suspects = has_suspects or redis.call('ZCOUNT', trials, '-inf', now) > 0
+  for _, set in ipairs({turns, trials}) do
+    -- The empty name is the queue itself; and suspects that may go out now count apart.
+    local from = set == trials and '(' .. format_score(now) or '-inf'
+    local names = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    local at = names[1] == '' and 4 or 2
+    if names[at] then wait = shorter_wait(wait, math.max(0, math.ceil(tonumber(names[at])) - now)) end
+  end
+end
 for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
+if has_limit then
+  local room, moment = 1, now
+  if limit_of_queue then room, moment = room_of_queue() end
+  if room <= 0 and moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
+    wait, has_suspects = moment - now, false
+    redis.call('ZADD', turns, format_score(moment), '')
+  else
+    redis.call('ZREM', turns, '')
+  end
+end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0

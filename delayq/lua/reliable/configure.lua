@@ -26,7 +26,7 @@ for at = FIRST, #ARGV, STRIDE do
   fields[#fields + 1], fields[#fields + 2] = ARGV[at + FIELD], ARGV[at + VALUE]
 end
 -- Fields of settings that are withdrawn must not stay.
-redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead', 'keep', 'max_kept')
+redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead', 'keep', 'max_kept', 'limit', 'group_limit', 'share')
 redis.call('HSET', settings, unpack(fields))
 -- A hint: a client that does not hear it is refused, and reads the settings then.
 redis.pcall('PUBLISH', settings, epoch)

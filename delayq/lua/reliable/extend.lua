@@ -2,7 +2,8 @@
 --
 -- Keys:
 --   leases  see include/leases.lua
---   wake    CHANNEL  where a lease that ends earlier is announced: its end, microseconds
+--   wake      CHANNEL  where a lease that ends earlier is announced: its end, microseconds
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   lease_us  int   time from now, microseconds
 --   runs      text  how many of the messages in a row have the same token, and the token of their
@@ -11,10 +12,11 @@
 -- Roles: consumer
 -- Repeatable: yes
 --
--- Returns {now_us, 1 or 0 for each message}: 0 if it is not leased under that token any more, and
--- nothing was changed.
+-- Returns {now_us, 1 or 0 for each message}: 0 if it is not leased under that token any more, or its
+-- lease is over and its slot may have been given away, and nothing was changed.
 -- include: clock
 -- include: leases
+-- include: groups
 
 local now = now_us()
 local ends, given = read_leases(ids, runs, true)
@@ -22,8 +24,12 @@ local reply, extended, new_ends, kept = {now}, {}, {}, {}
 local moment, is_earlier = end_of_lease(now, lease_us), false
 -- Even stays even, and odd stays odd.
 local even, odd = string.format('%.0f', moment + moment % 2), string.format('%.0f', moment + (moment + 1) % 2)
+local some_places = redis.call('EXISTS', places) == 1 and redis.call('HMGET', places, unpack(ids)) or {}
+if #some_places > 0 then check_groups() end
+local limit = parse_limit(redis.call('HGET', settings, 'share'))
 for i, id in ipairs(ids) do
   local old_end = tonumber(ends[i])
+  if old_end and old_end <= now and (some_places[i] or limit and limit.concurrency) then old_end = nil end
   reply[i + 1] = old_end and 1 or 0
   if old_end then
     extended[#extended + 1] = id
@@ -39,6 +45,16 @@ if #extended == 0 then return reply end
 redis.call('HDEL', tokens, unpack(extended))
 redis.call('ZADD', leased, unpack(new_ends))
 redis.call('HSET', tokens, unpack(kept))
+local groups = {}
+for i, id in ipairs(ids) do
+  local place = reply[i + 1] == 1 and some_places[i]
+  if place then
+    set_place(id, place_of(group_of(place), '~', tonumber(ends[i]) % 2 == 1 and odd or even), place)
+    groups[group_of(place)] = true
+  end
+end
+-- The turn of a group that waits for a slot is at the end of its first lease.
+settle_all(groups, now)
 -- The others would wake too late otherwise.
 local next_id = is_earlier and redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'LIMIT', 0, 1)[1]
 if next_id == extended[1] then announce(moment, now) end

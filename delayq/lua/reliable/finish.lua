@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   leases    see include/leases.lua
+--   wake      CHANNEL  where a free slot is announced, microseconds
 --   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   kept      see include/kept.lua
 --   awaited   ZSET  ids whose end clients wait for, scored by the end of that, microseconds
@@ -20,6 +21,7 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: kept
 
 local now, ids = now_us(), {}
@@ -31,6 +33,7 @@ local some_await = redis.call('EXISTS', awaited) == 1
 -- A key of a foreign type must fail before the first write.
 check_records()
 check_details()
+check_groups()
 if some_await then redis.call('ZSCORE', awaited, '') end
 if remember_us > 0 then redis.call('ZSCORE', done, '') end
 local reply, finished, new, seen = {}, {}, {}, {}
@@ -50,9 +53,13 @@ for i, id in ipairs(ids) do
   end
 end
 if #finished == 0 then return reply end
+local waits_for_slot = awaits_slot()
 -- First the writes that free memory: then a full server accepts the rest.
+local groups = leave_lines(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
+settle_all(groups, now)
+if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
   trim_done(now)
   remember(finished, now + remember_us, now)

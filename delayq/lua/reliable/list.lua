@@ -1,5 +1,5 @@
 -- list: look at messages in one state. Those that wait come in the order in which they are handed
--- out, but all suspects first; leased ones by the end of the lease.
+-- out, but all suspects first, and those of groups last; leased ones by the end of the lease.
 --
 -- Keys:
 --   messages  see include/queue.lua
@@ -35,6 +35,6 @@ end
 
 if state ~= 'delayed' then list_from(leased) end
 if state ~= 'leased' then
-  for _, priority in ipairs(used_priorities()) do list_from(waiting[priority]) end
+  for _, where in ipairs(used_sets()) do list_from(waiting[where]) end
 end
 return reply

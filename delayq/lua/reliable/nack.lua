@@ -2,8 +2,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake  CHANNEL  where a new head is announced: its due time, microseconds
---   kept  see include/kept.lua
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   kept      see include/kept.lua
 -- Arguments:
 --   id...        text  of each message
 --   token...     text  of its lease
@@ -19,6 +19,7 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: kept
 

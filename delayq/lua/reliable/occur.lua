@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   settings   HASH     see include/settings.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
@@ -16,6 +17,7 @@
 -- there is no such schedule.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: schedule
 
@@ -31,7 +33,7 @@ for at = FIRST, #ARGV, STRIDE do
   if may_go_out and facts and facts.next == moment then
     if find_occurrence(name, facts.last, now) then
       may_go_out = false
-      delete_message(id, priority_of(id))
+      delete_message(id, 'leased')
     else
       facts.last = moment
     end

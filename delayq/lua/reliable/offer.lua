@@ -26,6 +26,7 @@
 -- announce a new head. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: settings
 -- include: call
@@ -50,6 +51,8 @@ local now = now_us()
 -- The writes, collected: one command for all costs a third of one for each. By priority: scores,
 -- and the first due time.
 local new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
+-- Of those in groups: the scores, members and places, and the groups.
+local grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
 local function write()
   for priority, due in pairs(earliest) do
     -- Tell the others only if they would wake too late otherwise.
@@ -64,18 +67,27 @@ local function write()
   end
   if #new_priorities > 0 then redis.call('HSET', priorities, unpack(new_priorities)) end
   if #new_expiries > 0 then redis.call('HSET', expiries, unpack(new_expiries)) end
+  if #new_places > 0 then
+    redis.call('ZADD', grouped, unpack(grouped_scores))
+    redis.call('ZADD', lines, unpack(new_members))
+    redis.call('HSET', places, unpack(new_places))
+    settle_all(groups, now)
+  end
+  grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
 end
 
-local ids = {}
+local ids, some_grouped = {}, false
 for at = FIRST, #ARGV, STRIDE do
   local delay = tonumber(ARGV[at + DELAY_US])
   if not delay or delay < 0 or delay > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
   ids[#ids + 1] = ARGV[at + ID]
+  some_grouped = some_grouped or group_in(ARGV[at + CONTENT]) ~= nil
 end
 local remembers = redis.call('EXISTS', done) == 1
 -- A key of a foreign type must fail before the first write.
+if some_grouped then check_groups() end
 if remembers then redis.call('ZSCORE', done, '') end
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then
@@ -105,7 +117,7 @@ for at = FIRST, #ARGV, STRIDE do
       new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
       local found = find_message(id, now)
       if not found.leased then
-        delete_message(id, found.priority)
+        delete_message(id, found.where)
         size = size - 1
         status = 2
       end
@@ -127,13 +139,23 @@ for at = FIRST, #ARGV, STRIDE do
     in_use[id] = true
     local used = #new_bodies
     new_bodies[used + 1], new_bodies[used + 2] = id, whole .. quarters[quarter] .. waits .. ARGV[at + CONTENT]
-    local scores = new_scores[priority]
-    if not scores then
-      scores = {}
-      new_scores[priority] = scores
+    local group = some_grouped and group_in(ARGV[at + CONTENT])
+    if group then
+      local place = place_of(group, tostring(9 - priority), due)
+      used, groups[group] = #new_places, true
+      grouped_scores[used + 1], grouped_scores[used + 2] = due, id
+      new_members[used + 1], new_members[used + 2] = 0, place .. id
+      new_places[used + 1], new_places[used + 2] = id, place
+    else
+      local scores = new_scores[priority]
+      if not scores then
+        scores = {}
+        new_scores[priority] = scores
+      end
+      used = #scores
+      scores[used + 1], scores[used + 2] = due, id
+      if not earliest[priority] or due < earliest[priority] then earliest[priority] = due end
     end
-    used = #scores
-    scores[used + 1], scores[used + 2] = due, id
     if priority > 0 then
       used = #new_priorities
       new_priorities[used + 1], new_priorities[used + 2] = id, priority
@@ -142,7 +164,6 @@ for at = FIRST, #ARGV, STRIDE do
       used = #new_expiries
       new_expiries[used + 1], new_expiries[used + 2] = id, format_score(now + tonumber(ttl))
     end
-    if not earliest[priority] or due < earliest[priority] then earliest[priority] = due end
     local unique_us = tonumber(ARGV[at + UNIQUE_US])
     if unique_us > 0 then unique[#unique + 1] = {id, now + unique_us} end
   end

@@ -2,6 +2,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -11,11 +13,13 @@
 -- Returns {dropped, expired}: if these are fewer than `limit` together, there are no more.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
 redis.call('ZCARD', waiting[0])
+check_groups()
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
@@ -39,6 +43,9 @@ local function drop_from(set)
 end
 
 if state ~= 'delayed' then drop_from(leased) end
-for _, priority in ipairs(used_priorities()) do drop_from(waiting[priority]) end
+for _, where in ipairs(used_sets()) do drop_from(waiting[where]) end
+local groups = leave_lines(dropped)
 delete_details(dropped)
+settle_all(groups, now)
+if state ~= 'delayed' and awaits_slot() then free_slot(now) end
 return {#dropped - expired, expired}

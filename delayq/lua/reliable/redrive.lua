@@ -3,6 +3,7 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake           CHANNEL  where a new head is announced: its due time, microseconds
+--   settings       HASH     see include/settings.lua
 --   dead           ZSET     names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH     name to the reason, as JSON, newline, body: see include/letters.lua
 -- Arguments:
@@ -14,6 +15,7 @@
 -- the id, -2 it cannot be read, and it stays, -3 there was only its name, which is gone.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: letters
 
@@ -38,7 +40,7 @@ for i, name in ipairs(names) do
     delete_letters({name})
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
-    return_message(id, {used = 0, forgiven = 0}, now - (#names - i) / 4, now)
+    return_message(id, {used = 0, forgiven = 0}, now - (#names - i) / 4, now, group_in(body))
   end
 end
 return reply

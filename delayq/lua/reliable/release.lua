@@ -3,7 +3,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake  CHANNEL  where a new head is announced: its due time, microseconds
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   id...     text  of each message
 --   token...  text  of its lease
@@ -14,6 +15,7 @@
 -- changed.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 
 local now = now_us()

@@ -3,7 +3,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake  CHANNEL  where a new head is announced: its due time, microseconds
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   settings  HASH     see include/settings.lua
 --   call  STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   number  int  of the claim
@@ -13,6 +14,7 @@
 -- Returns the number of messages.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 
 local now, ids = now_us(), {}

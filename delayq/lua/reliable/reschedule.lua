@@ -2,7 +2,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
---   wake  CHANNEL  where a new head is announced: its due time, microseconds
+--   wake      CHANNEL  where a new head is announced: its due time, microseconds
+--   settings  HASH     see include/settings.lua
 -- Arguments:
 --   delay_us  int   time from now, microseconds
 --   id...     text  of each message
@@ -13,6 +14,7 @@
 -- it.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 
 local now = now_us()

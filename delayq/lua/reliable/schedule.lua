@@ -23,6 +23,7 @@
 -- the number of moments known beyond it. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: schedule
 -- include: settings
@@ -50,7 +51,7 @@ else
   elseif has_changed and found.leased then
     over, facts.last = tonumber(facts.next), facts.next
   elseif has_changed then
-    delete_message(name .. '@' .. facts.next, found.priority)
+    delete_message(name .. '@' .. facts.next, found.where)
   end
 end
 local has_same_timing = facts.timing == timing

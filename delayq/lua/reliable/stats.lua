@@ -27,8 +27,8 @@ end
 
 local ready, leased_count = count(leased)
 local delayed = 0
-for _, priority in ipairs(used_priorities()) do
-  local due, later = count(waiting[priority])
+for _, where in ipairs(used_sets()) do
+  local due, later = count(waiting[where])
   ready, delayed = ready + due, delayed + later
 end
 -- Expired messages count as absent, although no claim has dropped them yet.

@@ -18,7 +18,7 @@
 
 local now = format_score(now_us())
 local due = redis.call('ZCOUNT', leased, '-inf', now)
-for _, priority in ipairs(used_priorities()) do
-  due = due + redis.call('ZCOUNT', waiting[priority], '-inf', now)
+for _, where in ipairs(used_sets()) do
+  due = due + redis.call('ZCOUNT', waiting[where], '-inf', now)
 end
 return give_summons(math.ceil(due / tonumber(share)) - tonumber(left))

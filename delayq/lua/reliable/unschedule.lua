@@ -2,6 +2,8 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   wake       CHANNEL  where a new head is announced: its due time, microseconds
+--   settings   HASH     see include/settings.lua
 --   schedules  HASH  name to the facts about the schedule: see include/schedule.lua
 -- Arguments:
 --   name  text  of the schedule
@@ -12,6 +14,7 @@
 -- stays.
 -- include: clock
 -- include: leases
+-- include: groups
 -- include: queue
 -- include: schedule
 
@@ -23,7 +26,7 @@ if not facts then
 end
 redis.call('HDEL', schedules, name)
 local next_one, last = find_occurrence(name, facts.next, now), find_occurrence(name, facts.last, now)
-if next_one and not next_one.leased then delete_message(name .. '@' .. facts.next, next_one.priority) end
+if next_one and not next_one.leased then delete_message(name .. '@' .. facts.next, next_one.where) end
 if next_one and next_one.leased then
   save_end(name, facts.next)
 elseif last then

@@ -10,6 +10,7 @@
 --   recorded       ZSET     ids with a record, scored by its last change, microseconds
 --   records        HASH     these records: see reliable/include/kept.lua
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
+--   settings       HASH     see reliable/include/groups.lua: its field "turn"
 -- Arguments:
 --   by_us  int  how far, microseconds; rounded up to an even number
 -- Repeatable: no
@@ -49,7 +50,7 @@ for i = 1, #ids_and_ends, 2 do
   local id = ids_and_ends[i]
   if redis.call('HEXISTS', tokens, id) == 0 then redis.call('HSET', tokens, id, ids_and_ends[i + 1]) end
 end
-for _, set in ipairs({leased, unpack(waiting, 0)}) do
+for _, set in ipairs({leased, grouped, turns, trials, unpack(waiting, 0)}) do
   local first = move_scores(set)
   if first and (not head or first < head) then head = first end
 end
@@ -59,6 +60,25 @@ move_values(attempts, function(record)
   return used and used .. back(due) .. mark or record
 end)
 move_values(expiries, back)
+-- A moment is written in 19 characters behind the group, a NUL, and the level where there is one.
+local function moved_text(text, level)
+  local nul = string.find(text, '\0', 1, true)
+  if not nul or #text < nul + level + 19 then return text end
+  local from = nul + level
+  local moment = math.max(0, (tonumber(string.sub(text, from + 1, from + 19)) or 0) - by)
+  return string.sub(text, 1, from) .. string.format('%019.2f', moment) .. string.sub(text, from + 20)
+end
+local function move_members(set, level)
+  for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
+    redis.call('ZREM', set, member)
+    redis.call('ZADD', set, 0, moved_text(member, level))
+  end
+end
+move_values(places, function(place) return moved_text(place, 1) end)
+move_members(lines, 1)
+move_members(starts, 0)
+local turn = redis.call('HGET', settings, 'turn')
+if turn then redis.call('HSET', settings, 'turn', back(turn)) end
 move_scores(done)
 move_scores(dead)
 move_values(dead_messages, function(letter)
@@ -70,7 +90,7 @@ move_values(records, function(record)
   local state, offered, rest = string.match(record, '^(%a+) (%d+)( .*)$')
   return state and state .. ' ' .. moved_body(offered) .. rest or record
 end)
-for _, key in ipairs({done, recorded, records}) do
+for _, key in ipairs({done, recorded, records, starts}) do
   local left = redis.call('PTTL', key)
   if left > 0 then redis.call('PEXPIRE', key, math.max(0, math.ceil(left - by / 1000))) end
 end

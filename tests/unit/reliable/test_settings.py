@@ -38,6 +38,8 @@ INVALID: dict[str, list[Any]] = {
     "max_dead": [0, "many"],
     "keep": [-1, "7d"],
     "max_kept": [0, "many"],
+    "limit": [5, delayq.Limit(ordered=True)],
+    "group_limit": [5, "1/s"],
 }
 
 
@@ -92,6 +94,8 @@ def test_every_default_is_known() -> None:
         "max_dead",
         "keep",
         "max_kept",
+        "limit",
+        "group_limit",
     }
 
 
@@ -105,10 +109,14 @@ def test_a_queue_of_which_nothing_is_stored_has_the_defaults() -> None:
 
 def test_stored_settings_are_read() -> None:
     values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000", b"2500000", b"9")
-    stored = StoredSettings.of((*values, b"3500000", b"8"))
+    stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
     assert not stored.is_new
     assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
-    assert stored.public() == delayq.QueueSettings(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8)
+    assert stored.public() == delayq.QueueSettings(
+        *(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8),
+        delayq.Limit(concurrency=5),
+        delayq.Limit(rate=9, per=0.5, ordered=True),
+    )
 
 
 @given(st.lists(st.none() | st.binary(max_size=12), min_size=len(FIELDS), max_size=len(FIELDS)))

@@ -23,6 +23,7 @@ TWINS: dict[type, type] = {
     sync.ReliableQueue: delayq.ReliableQueue,
     sync.DelayedQueue: delayq.DelayedQueue,
     sync.DeadLetters: delayq.DeadLetters,
+    sync.Groups: delayq.Groups,
     sync.Receipt: delayq.Receipt,
     sync.Pending: Pending,
     sync.Ready: Ready,
@@ -33,7 +34,12 @@ TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
 ONLY_SYNCHRONOUS = {"arun", "close", "run"}
 # How to reach each class's twin from its queue.
-PATHS = {sync.DeadLetters: "dead", sync.Pending: "pending", sync.Ready: "ready"}
+PATHS = {
+    sync.DeadLetters: "dead",
+    sync.Groups: "groups",
+    sync.Pending: "pending",
+    sync.Ready: "ready",
+}
 
 
 def methods(owner: type) -> dict[str, Any]:
@@ -170,6 +176,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "max_dead": 7,
         "keep": 60.0,
         "max_kept": 7,
+        "limit": delayq.Limit(concurrency=50),
+        "group_limit": delayq.Limit(rate=5),
     },
     "delayed_queue": {
         "codec": StringCodec(),

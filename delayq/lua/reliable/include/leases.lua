@@ -20,6 +20,12 @@
 --   expiries    HASH  id to the end of its time to live, microseconds, where it has one
 --   errors      HASH  id to the last error, where there was one
 --   priorities  HASH  id to its priority, where that is not 0
+--   places      HASH  id to its place in the line of its group, where it has one: see groups.lua
+--   lines       ZSET  place and id of each message of a group, all with the same score
+--   grouped     ZSET  ids of messages of groups that wait, scored by their due time, microseconds
+--   turns       ZSET  groups, scored by the moment at which one of these may be handed out
+--   trials      ZSET  groups, scored by the moment at which one of their suspects may be
+--   starts      ZSET  starts that rates count, all with the same score
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
@@ -123,7 +129,7 @@ local function trim_done(now)
 end
 
 -- Return the hashes in which most messages have no field.
-local function sparse_hashes() return tokens, attempts, expiries, errors, priorities end
+local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, places end
 
 -- Fail if one of these keys is of a foreign type: call this before the first write.
 local function check_details()

@@ -1,5 +1,5 @@
--- queue: the places of messages, and what every script needs that looks for them. Needs clock and
--- leases. See docs/redis-data-model.md.
+-- queue: the places of messages, and what every script needs that looks for them. Needs clock,
+-- leases and groups. See docs/redis-data-model.md.
 --
 -- Every script that looks for messages has these keys first, in this order.
 --
@@ -8,11 +8,15 @@
 --                                  microseconds
 --   leases                  see include/leases.lua
 
--- Return the priorities, highest first; only 0 if no other is in use.
-local function used_priorities()
+-- Also find the other sets of messages by a name.
+waiting.grouped, waiting.leased = grouped, leased
+
+-- Return the names of the sets of messages that wait: the priorities, highest first, and 'grouped'
+-- for all messages of groups; only 0 if no other is in use.
+local function used_sets()
   -- An array begins at 1, so this leaves out priority 0.
-  if redis.call('EXISTS', unpack(waiting)) == 0 then return {0} end
-  return {9, 8, 7, 6, 5, 4, 3, 2, 1, 0}
+  if redis.call('EXISTS', grouped, unpack(waiting)) == 0 then return {0} end
+  return {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 'grouped'}
 end
 
 -- Make a message wait until it is due.
@@ -30,28 +34,28 @@ end
 
 local function priority_of(id) return parse_priority(redis.call('HGET', priorities, id)) end
 
--- Return the priority and the due time of a message that waits; nil if it is in no set.
+-- Return the name of the set and the due time of a message that waits; nil if it is in no set.
 local function locate(id)
   local expected = priority_of(id)
   local score = redis.call('ZSCORE', waiting[expected], id)
   if score then return expected, tonumber(score) end
-  for _, priority in ipairs(used_priorities()) do
-    score = redis.call('ZSCORE', waiting[priority], id)
-    if score then return priority, tonumber(score) end
+  for _, where in ipairs(used_sets()) do
+    score = redis.call('ZSCORE', waiting[where], id)
+    if score then return where, tonumber(score) end
   end
   return nil
 end
 
--- Return {priority, score, lost, leased, expired} of a live message; nil if there is none. A lease
+-- Return {where, score, lost, leased, expired} of a live message; nil if there is none. A lease
 -- that is lost no longer counts, even if no client has taken the message since. A message that has
 -- expired and is not leased counts as absent.
 local function find_message(id, now)
   if redis.call('HEXISTS', bodies, id) == 0 then return nil end
   local found, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
   if ends then
-    found.priority, found.score, found.lost, found.leased = priority_of(id), ends, ends <= now, ends > now
+    found.where, found.score, found.lost, found.leased = 'leased', ends, ends <= now, ends > now
   else
-    found.priority, found.score = locate(id)
+    found.where, found.score = locate(id)
     if not found.score then return nil end
   end
   found.expired = not found.leased and number_or(MAX_SCORE, redis.call('HGET', expiries, id)) < now
@@ -80,35 +84,67 @@ local function find_record(id, found)
   return record
 end
 
-local function delete_message(id, priority)
-  redis.call('ZREM', leased, id)
-  redis.call('ZREM', waiting[priority], id)
+-- Delete a message that is in the set of this name.
+local function delete_message(id, where)
+  local waits_for_slot = where == 'leased' and awaits_slot()
+  local groups = leave_lines({id})
+  redis.call('ZREM', waiting[where], id)
   delete_details({id})
+  local now = now_us()
+  settle_all(groups, now)
+  if waits_for_slot then free_slot(now) end
 end
 
--- Make a message wait that had a lease, with this record of its attempts.
-local function return_message(id, record, due, now)
-  local priority = priority_of(id)
+-- Make a message wait in the line of its group, at a level, where it was at a place, if it was.
+local function line_up(id, group, level, due, old)
+  redis.call('ZADD', grouped, format_score(due), id)
+  set_place(id, place_of(group, level, due), old)
+end
+
+-- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
+-- message that has no place yet.
+local function return_message(id, record, due, now, group)
+  local priority, place = priority_of(id), redis.call('HGET', places, id)
+  group = place and group_of(place) or group
   -- A key of a foreign type must fail before the first write.
   redis.call('ZSCORE', waiting[priority], id)
   redis.call('HGET', errors, id)
+  if group then check_groups() end
+  local waits_for_slot = awaits_slot()
   -- First the writes that free memory: then a full server accepts the rest.
-  redis.call('ZREM', leased, id)
+  local was_leased = redis.call('ZREM', leased, id) == 1
   redis.call('HDEL', tokens, id)
   record.due, record.mark = due, ''
   save_record(id, record)
-  enqueue(id, priority, due, now)
+  if group then
+    line_up(id, group, level_of(group, place, priority), due, place)
+    settle(group, now)
+  else
+    enqueue(id, priority, due, now)
+  end
+  if was_leased and waits_for_slot then free_slot(now) end
 end
 
 -- Make a message wait as before its lease, which does not count as an attempt.
 local function give_back(id, now)
   local record = parse_record(redis.call('HGET', attempts, id))
   local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
+  local place = redis.call('HGET', places, id)
   redis.call('ZSCORE', waiting[priority], id)
+  if place then check_groups() end
+  local waits_for_slot, was_suspect = awaits_slot(), record.mark == ':s'
   redis.call('HDEL', tokens, id)
-  if record.mark == ':s' then
+  if was_suspect then
     record.mark = ':r'
     save_record(id, record)
+  end
+  if place then
+    local group = group_of(place)
+    redis.call('ZREM', leased, id)
+    if was_suspect then due = math.min(due, now) end
+    line_up(id, group, was_suspect and '?' or level_of(group, place, priority), due, place)
+    settle(group, now)
+  elseif was_suspect then
     -- No lease of this message has ended that early, so this is no token.
     redis.call('ZADD', leased, format_score(math.min(due, now)), id)
     announce(0, now)
@@ -116,6 +152,7 @@ local function give_back(id, now)
     redis.call('ZREM', leased, id)
     enqueue(id, priority, due, now)
   end
+  if waits_for_slot then free_slot(now) end
 end
 
 -- Free the id of an expired message: it gets another one. The next claim drops or buries it.
@@ -124,13 +161,12 @@ local function free_id(id, found, now)
   repeat
     other, now = id .. '\0' .. string.format('%016.0f', now), now + 1
   until redis.call('HEXISTS', bodies, other) == 0
-  if found.lost then
-    redis.call('ZREM', leased, id)
-    redis.call('ZADD', leased, format_score(found.score), other)
-  else
-    local set = waiting[found.priority]
-    redis.call('ZREM', set, id)
-    redis.call('ZADD', set, format_score(found.score), other)
+  redis.call('ZREM', waiting[found.where], id)
+  redis.call('ZADD', waiting[found.where], format_score(found.score), other)
+  local place = redis.call('HGET', places, id)
+  if place then
+    redis.call('ZREM', lines, place .. id)
+    redis.call('ZADD', lines, 0, place .. other)
   end
   for _, hash in ipairs({bodies, sparse_hashes()}) do
     local value = redis.call('HGET', hash, id)
@@ -147,9 +183,9 @@ local function describe(id, now)
   local found = find_message(id, now)
   if not found or found.expired then return false end
   local record, body = find_record(id, found), redis.call('HGET', bodies, id)
-  local moment = found.lost and due_of(record, body) or found.score
+  local moment = (found.lost or record.mark == ':r') and due_of(record, body) or found.score
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
   local attempt = record.used + (found.leased and 1 or 0)
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
-  return {state, found.priority, moment, attempt, body, redis.call('HGET', errors, id)}
+  return {state, priority_of(id), moment, attempt, body, redis.call('HGET', errors, id)}
 end

@@ -1,7 +1,9 @@
 -- settings: what the queue's settings say. See docs/redis-data-model.md.
 --
 -- The key `settings` is a HASH: layout, epoch, partitions, former, max_size, expired, dedup_window,
--- keep_dead, max_dead, keep, max_kept. A missing field means that nobody has given that setting, and one that cannot be read means the
+-- keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the limit that this
+-- partition has; see also include/groups.lua.
+-- A missing field means that nobody has given that setting, and one that cannot be read means the
 -- same. Each partition has a copy; that of the first partition decides.
 
 -- The layout of the keys that these scripts read and write.

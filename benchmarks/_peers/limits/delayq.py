@@ -1,0 +1,52 @@
+"""delayq: limits of the queue or of each group, kept on the server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from benchmarks._peers.limits.adapter import Notes, Some, Task, main
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+NAME = "benchmark"
+
+
+@asynccontextmanager
+async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
+    limit = None
+    if task.concurrency is not None or task.rate is not None:
+        limit = delayq.Limit(concurrency=task.concurrency, rate=task.rate)
+    whole, of_groups = (None, limit) if task.by_tenant else (limit, None)
+    async with delayq.connect(url) as client:
+        queue: delayq.ReliableQueue[int] = client.reliable_queue(
+            NAME, limit=whole, group_limit=of_groups
+        )
+
+        async def offer(some: Some) -> None:
+            group = some.tenant if task.by_tenant else None
+            await queue.offer_many([delayq.Offer(each, group=group) for each in some.numbers()])
+
+        yield offer
+
+
+def handle(url: str, task: Task, notes: Notes) -> None:
+    notes.by_thread()
+    worker = delayq.Worker(url, concurrency=task.slots)
+
+    @worker.listener(NAME)
+    async def note(number: int) -> None:
+        started = time.time()
+        if task.handler:
+            await asyncio.sleep(task.handler)
+        notes.add(started, number)
+
+    asyncio.run(worker.run())
+
+
+if __name__ == "__main__":
+    main(offers, handle)

@@ -1,0 +1,38 @@
+-- list_groups: look at groups that have messages, or settings of their own, by name.
+--
+-- Keys:
+--   leases    see include/leases.lua
+--   settings  HASH  see include/groups.lua
+-- Arguments:
+--   first  text  the name at which to begin
+--   after  0 or 1  whether to leave that one out
+--   limit  int   this many at most
+-- Roles: admin, dashboard
+-- Repeatable: yes
+--
+-- Returns for each group {name, waiting, running, next, limit, is_paused}. next: the moment at which
+-- one of its messages may be handed out as far as its own limit goes, microseconds; empty if none is
+-- foreseen. limit: its own, or that of all groups; empty if there is none.
+-- include: clock
+-- include: leases
+-- include: groups
+
+local now, reply = now_us(), {}
+local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
+for i = 1, tonumber(limit) do
+  local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
+  if not member then break end
+  local group = group_of(member)
+  local all = redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0!', '(' .. group .. '\0\127')
+  local running = running_of(group, now)
+  local turn, trial = redis.call('ZSCORE', turns, group), redis.call('ZSCORE', trials, group)
+  local soonest = math.min(tonumber(turn or nil) or MAX_SCORE, tonumber(trial or nil) or MAX_SCORE)
+  local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
+  local its_own = own and string.match(own, '=(.*)$')
+  reply[i] = {
+    group, all - running, running, soonest < MAX_SCORE and format_score(soonest) or '', its_own or usual or '',
+    own and string.sub(own, 1, 1) == 'z' and 1 or 0,
+  }
+  from = '(' .. group .. '\0\255'
+end
+return reply

@@ -1,0 +1,35 @@
+-- set_group: pause a group, resume it, or give it a limit of its own.
+--
+-- Keys:
+--   leases    see include/leases.lua
+--   wake      CHANNEL  where a group that may run earlier is announced: when, microseconds
+--   settings  HASH     see include/groups.lua
+-- Arguments:
+--   group  text  its name
+--   what   text  "pause", "resume" or "limit"
+--   limit  text  its own limit, or empty for that of all groups; only for "limit"
+-- Roles: admin
+-- Repeatable: yes
+--
+-- Returns 1 if the group was paused, or else 0.
+-- include: clock
+-- include: leases
+-- include: groups
+
+check_groups()
+local field = 'group:' .. group
+local own = redis.call('HGET', settings, field) or ''
+local was_paused = string.sub(own, 1, 1) == 'z'
+local text = string.match(own, '=.*$') or ''
+if what == 'limit' then text = limit == '' and '' or '=' .. limit end
+if what == 'pause' or what == 'limit' and was_paused then text = 'z' .. text end
+-- A member of its own keeps the group among those that are listed.
+if text == '' then
+  redis.call('HDEL', settings, field)
+  redis.call('ZREM', lines, group .. '\0\127')
+else
+  redis.call('HSET', settings, field, text)
+  redis.call('ZADD', lines, 0, group .. '\0\127')
+end
+settle(group, now_us())
+return was_paused and 1 or 0

@@ -1,0 +1,381 @@
+"""A storm of limits: worker processes die and stop while many groups have many limits.
+
+::
+
+    python -m tests.faults.limits_storm                       # of full size: half a minute
+    python -m tests.faults.limits_storm --groups 20 --seed 7  # see --help
+
+Each group has a limit of its own and a backlog that becomes due at some moment, and is large enough
+to reach that limit. Processes note what they handle, :mod:`tests.faults.limits` judges it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import logging
+import math
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from delayq import Limit, Offer
+from tests.faults.checker import Rules, summary
+from tests.faults.consumers import micros
+from tests.faults.history import (
+    Delivered,
+    End,
+    History,
+    Notes,
+    Offered,
+    Told,
+    demand_one_clock,
+    now_us,
+    read_notes,
+)
+from tests.faults.limits import LEAST_SPARE, Bound, Log, gaps, judge, judge_share, shares
+from tests.faults.limits import QUEUE as ALL
+from tests.support.forks import FORKS
+from tests.support.servers import PrivateServer, first_kind, memory_disk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+QUEUE = "limits"
+LEASE = 2.0
+LEASE_US = int(LEASE * 1_000_000)
+STOPPED_FOR = LEASE * 1.3
+RETRY_DELAY = 0.05
+_BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
+_FAILS = 0.01
+_BATCH = 1_000
+_MOST_LEASED = 1_000
+_NO_BOUND = Bound()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The size of a storm. The defaults are the full size."""
+
+    processes: int = 16
+    groups: int = 200
+    messages: int = 60
+    """Of each group, at most."""
+    seconds: float = 30.0
+    kill_every: float = 0.3
+    """Seconds between the kills of two processes, each of which is replaced at once."""
+    stops: int = 4
+    """How often a process is stopped for longer than its leases last."""
+    slots: int = 100
+    """Messages that a process handles at once."""
+    whole: Bound = _NO_BOUND
+    """The limit of the whole queue."""
+    limited: bool = True
+    """Whether the queue is told the limits. Otherwise, the judge must find that it was not."""
+    drain_within: float = 30.0
+    seed: int = 1
+
+    @property
+    def rules(self) -> Rules:
+        within = self.seconds + self.drain_within
+        return Rules(lease_us=LEASE_US, within_us=int(within * 1_000_000))
+
+
+@dataclass
+class Group:
+    """A group, its limit, and what it has to do."""
+
+    name: str
+    bound: Bound
+    handler: float
+    """How long its handlers run, at the median, in seconds."""
+    messages: int
+    starts_after: float
+    """When its messages become due, in seconds."""
+
+
+def make_groups(plan: Plan, chance: random.Random) -> list[Group]:
+    """Choose limits, and as many messages as they allow in the time that there is."""
+    groups = []
+    for number in range(plan.groups):
+        bound = Bound(chance.randint(1, 5), round(_log_uniform(chance, 5, 500)))
+        assert bound.concurrency is not None
+        assert bound.rate is not None
+        handler = _log_uniform(chance, 0.01, 0.5)
+        per_second = min(bound.rate, bound.concurrency / handler)
+        messages = math.ceil(min(plan.messages, per_second * plan.seconds * 0.7))
+        starts_after = chance.uniform(0, plan.seconds - messages / per_second)
+        groups.append(Group(f"group {number}", bound, handler, messages, starts_after))
+    return groups
+
+
+def _log_uniform(chance: random.Random, low: float, high: float) -> float:
+    return math.exp(chance.uniform(math.log(low), math.log(high)))
+
+
+# The processes
+
+
+def work(url: str, notes: Path, who: str, slots: int, seed: object) -> None:
+    """Handle messages and note each of them, until killed."""
+    logging.getLogger("delayq").setLevel(logging.CRITICAL)
+    asyncio.run(_work(url, Notes(notes, who), who, slots, random.Random(repr(seed))))
+
+
+async def _work(url: str, notes: Notes, who: str, slots: int, chance: random.Random) -> None:
+    if (parent := multiprocessing.parent_process()) is not None:
+        asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
+
+    async def handle(message: delayq.Message[dict[str, Any]]) -> None:
+        ends_us = micros(message.lease_ends_at)
+        one = Delivered(message.value["key"], now_us(), who, message.id)
+        one.due_us, one.attempt = micros(message.due_at), message.attempt
+        one.claimed_us, one.ends_us = ends_us - LEASE_US, ends_us
+        notes.began(one)
+        await asyncio.sleep(message.value["for"])
+        one.end = End.NACKED if chance.random() < _FAILS else End.UNKNOWN
+        # The lease may have been renewed.
+        one.ends_us, one.ended_us = micros(message.lease_ends_at), now_us()
+        notes.ended(one)
+        if one.end is End.NACKED:
+            raise _Failed
+
+    async with delayq.connect(url) as client:
+        worker = delayq.Worker(client, concurrency=slots)
+        worker.listener(QUEUE, lease=LEASE, max_attempts=None, backoff=_BACKOFF)(handle)
+        await worker.run()
+
+
+class _Failed(Exception):
+    """A deliberate failure of a handler."""
+
+
+@dataclass
+class Crowd:
+    """Worker processes that are killed and stopped."""
+
+    url: str
+    folder: Path
+    plan: Plan
+    kills: dict[str, int] = field(default_factory=dict)
+    stopped: set[str] = field(default_factory=set)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    _processes: dict[str, Any] = field(default_factory=dict)
+
+    def start(self) -> None:
+        who = f"process {next(self._numbers)}"
+        args = (self.url, self.folder / who, who, self.plan.slots, (self.plan.seed, who))
+        process = FORKS.Process(target=work, args=args, daemon=True)
+        process.start()
+        self._processes[who] = process
+
+    def kill(self, who: str) -> None:
+        process = self._processes.pop(who)
+        process.kill()
+        process.join()
+        process.close()
+        self.kills[who] = now_us()
+
+    def replace_one(self, chance: random.Random) -> None:
+        """Kill a process, and start another."""
+        self.kill(chance.choice(sorted(self._processes)))
+        self.start()
+
+    async def stop_one(self, chance: random.Random) -> None:
+        """Stop a process until its leases have ended, unless it is killed first."""
+        who = chance.choice(sorted(self._processes))
+        pid = self._processes[who].pid
+        self.stopped.add(who)
+        os.kill(pid, signal.SIGSTOP)
+        await asyncio.sleep(STOPPED_FOR)
+        if who in self._processes:
+            os.kill(pid, signal.SIGCONT)
+
+    def close(self) -> None:
+        for who in list(self._processes):
+            self.kill(who)
+
+
+# The storm
+
+
+async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
+    """Offer everything, kill and stop processes until it is handled, and return the log."""
+    demand_one_clock(server)
+    chance = random.Random(f"limits {plan.seed}")
+    groups = make_groups(plan, chance)
+    crowd = Crowd(server.url, folder, plan)
+    log = Log(History(), {}, {group.name: group.bound for group in groups}, plan.whole)
+    offset, used_before = _clock_offset(), _processor_ticks()
+    async with delayq.connect(server.url) as client:
+        queue: delayq.ReliableQueue[dict[str, Any]] = client.reliable_queue(QUEUE)
+        if plan.limited:
+            await queue.configure(limit=_limit(plan.whole))
+            for group in groups:
+                await queue.groups.set_limit(group.name, _limit(group.bound))
+        try:
+            for _ in range(plan.processes):
+                crowd.start()
+            await _offer_all(queue, groups, log, chance)
+            await _disturb(crowd, queue, plan, chance, log)
+            log.history.left += await _left(queue, plan.drain_within)
+        finally:
+            crowd.close()
+    log.spare = _spare_since(used_before)
+    assert abs(_clock_offset() - offset) < 0.05, "the clock of this machine was set meanwhile"
+    log.history.delivered += read_notes(sorted(folder.glob("process *")))
+    log.kills, log.paused = crowd.kills, crowd.stopped
+    return log
+
+
+def _limit(bound: Bound) -> Limit | None:
+    if bound == Bound():
+        return None
+    return Limit(concurrency=bound.concurrency, rate=bound.rate, per=bound.per_us / 1_000_000)
+
+
+async def _offer_all(
+    queue: delayq.ReliableQueue[dict[str, Any]],
+    groups: list[Group],
+    log: Log,
+    chance: random.Random,
+) -> None:
+    keys, offers = itertools.count(), list[Offer[dict[str, Any]]]()
+    # The first ones are due when all have been offered.
+    ahead = 1.0
+    for group in groups:
+        for _ in range(group.messages):
+            key = next(keys)
+            log.groups[key] = group.name
+            value = {"key": key, "for": group.handler * chance.uniform(0.2, 1.8)}
+            delay = ahead + group.starts_after
+            offers.append(Offer(value, delay=delay, id=f"m{key}", group=group.name))
+    chance.shuffle(offers)
+    for start in range(0, len(offers), _BATCH):
+        some = offers[start : start + _BATCH]
+        at = now_us()
+        for offer in some:
+            assert isinstance(offer.delay, float)
+            due_us = at + int(offer.delay * 1_000_000)
+            log.history.offered[offer.value["key"]] = Offered(due_us, Told.OK)
+        await queue.offer_many(some)
+
+
+async def _disturb(
+    crowd: Crowd,
+    queue: delayq.ReliableQueue[dict[str, Any]],
+    plan: Plan,
+    chance: random.Random,
+    log: Log,
+) -> None:
+    """Kill and stop processes for as long as there is something to do."""
+    until = time.monotonic() + plan.seconds + 1
+    stops = sorted(until - chance.uniform(0, plan.seconds) for _ in range(plan.stops))
+    async with asyncio.TaskGroup() as stopping:
+        while time.monotonic() < until and await _remaining(queue):
+            await asyncio.sleep(plan.kill_every)
+            await asyncio.to_thread(crowd.replace_one, chance)
+            # What was on its way to that process has a lease.
+            for message in await queue.list("leased", limit=_MOST_LEASED):
+                log.leases.add((message.value["key"], micros(message.lease_ends_at)))
+            if stops and stops[0] < time.monotonic():
+                stops.pop(0)
+                stopping.create_task(crowd.stop_one(chance))
+
+
+async def _remaining(queue: delayq.ReliableQueue[dict[str, Any]]) -> int:
+    stats = await queue.stats()
+    return stats.delayed + stats.ready + stats.leased
+
+
+async def _left(queue: delayq.ReliableQueue[dict[str, Any]], within: float) -> list[str]:
+    """Wait until everything is handled. Return what is not."""
+    until = time.monotonic() + within
+    while count := await _remaining(queue):
+        if time.monotonic() > until:
+            return [f"{count} messages after {within:g} s"]
+        await asyncio.sleep(0.05)
+    return []
+
+
+def _processor_ticks() -> tuple[int, int]:
+    """Return the processor time of the machine in all, and how much of it was idle."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split()[1:9]]
+    except OSError:
+        # Without Linux, assume that the machine is quiet.
+        return 0, 0
+    return sum(ticks), ticks[3]
+
+
+def _spare_since(before: tuple[int, int]) -> float:
+    in_all, idle = _processor_ticks()
+    return (idle - before[1]) / (in_all - before[0]) if in_all > before[0] else 1.0
+
+
+def _clock_offset() -> float:
+    """Return by how much the clock of the server is ahead of one that is never set, in seconds."""
+    return min(time.time() - time.monotonic() for _ in range(5))
+
+
+def describe(log: Log) -> list[str]:
+    """Return what happened, in lines."""
+    found = shares(log, LEASE_US)
+    in_all = found.pop(ALL)
+    delivered = log.history.delivered
+    took = max(one.claimed_us for one in delivered) - min(one.claimed_us for one in delivered)
+    worst = sorted(found.items(), key=lambda item: item[1])[:3]
+    longest = gaps(log, LEASE_US)
+    late = [gap.end - gap.start for gap in longest]
+    p50, p99 = (late[int(len(late) * (1 - share))] / 1000 for share in (0.5, 0.99))
+    least = ", ".join(f"{share:.1%} of {name} {log.bounds[name]}" for name, share in worst)
+    return [
+        (
+            f"{len(log.history.offered):,} messages, {len(delivered):,} deliveries in"
+            f" {took / 1_000_000:.1f} s, {len(log.kills)} kills, {len(log.paused)} stops"
+        ),
+        f"{in_all:.2%} of what the limits allow; the least of a group: {least}",
+        (
+            f"{log.spare:.0%} of the processor time was spare; below {LEAST_SPARE:.0%}, the"
+            " throughput is not judged"
+        ),
+        (
+            f"gaps in which something could have started: p50 {p50:.1f} p99 {p99:.1f} ms; the"
+            f" longest: {', '.join(map(str, longest[:3]))}"
+        ),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--processes", type=int, default=Plan.processes)
+    parser.add_argument("--groups", type=int, default=Plan.groups)
+    parser.add_argument("--messages", type=int, default=Plan.messages, help="of a group, at most")
+    parser.add_argument("--seconds", type=float, default=Plan.seconds)
+    parser.add_argument("--kill-every", type=float, default=Plan.kill_every, help="seconds")
+    parser.add_argument("--stops", type=int, default=Plan.stops)
+    parser.add_argument("--seed", type=int, default=Plan.seed)
+    parser.add_argument("--unlimited", action="store_true", help="to see what the judge finds")
+    options = vars(parser.parse_args())
+    plan = Plan(limited=not options.pop("unlimited"), **options)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        PrivateServer(first_kind(), within=memory_disk()) as server,
+    ):
+        log = asyncio.run(blow(server, plan, Path(folder)))
+    print(*describe(log), sep="\n")
+    violations = judge(log, plan.rules) + judge_share(log, LEASE_US)
+    sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
+
+
+if __name__ == "__main__":
+    main()

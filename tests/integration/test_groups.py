@@ -1,0 +1,321 @@
+"""Groups take turns, and limits are exact, whatever becomes of the messages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import LeaseLost, Limit, Offer, ServerRefused
+from delayq._reliable.keys import ReliableKeys
+from tests.support.reliable import claim_all, claim_one, get, values
+from tests.support.reliable_store import Store
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, ReliableQueue
+    from tests.support.servers import PrivateServer
+
+pytestmark = pytest.mark.every_server
+
+
+def of_group(group: str | None, *numbers: int, **fields: Any) -> list[Offer[int]]:
+    return [Offer(number, group=group, **fields) for number in numbers]
+
+
+async def claimed(queue: ReliableQueue[int]) -> list[int]:
+    """Claim what may run, and keep it."""
+    return [message.value for message in await queue.claim(10)]
+
+
+async def calls(raw: Any) -> int:
+    """Count the calls of scripts so far."""
+    stats = await raw.info("commandstats")
+    of_scripts = [stats.get(f"cmdstat_{name}", {"calls": 0}) for name in ("eval", "evalsha")]
+    return sum(each["calls"] - each.get("failed_calls", 0) for each in of_scripts)
+
+
+async def one_by_one(queue: ReliableQueue[int]) -> list[int]:
+    """Claim and acknowledge every due message, one at a time."""
+    found = []
+    while messages := await queue.claim():
+        found.append(messages[0].value)
+        await messages[0].ack()
+    return found
+
+
+async def test_a_message_knows_its_group(client: Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, group="tenant 42/é%", id="a")
+    assert (await get(jobs, "a")).group == "tenant 42/é%"
+    message = await claim_one(jobs)
+    assert message.group == "tenant 42/é%"
+    await message.ack()
+    await jobs.offer(2)
+    assert (await claim_one(jobs)).group is None
+
+
+async def test_groups_take_turns(client: Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many(of_group("a", *range(5)))
+    await jobs.offer_many(of_group("b", *range(10, 13)))
+    await jobs.offer_many(of_group(None, *range(20, 22)))
+    assert await one_by_one(jobs) == [0, 10, 20, 1, 11, 21, 2, 12, 3, 4]
+
+
+async def test_groups_take_turns_within_one_claim(client: Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many(of_group("a", *range(5)))
+    await jobs.offer_many(of_group("b", *range(10, 13)))
+    await jobs.offer_many(of_group(None, *range(20, 22)))
+    assert await values(jobs, 6) == [0, 10, 20, 1, 11, 21]
+    assert await values(jobs, 6) == [2, 12, 3, 4]
+
+
+async def test_a_group_keeps_the_order_of_priorities_then_due_times(client: Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([*of_group("a", 1, 2), *of_group("a", 3, priority=9)])
+    await jobs.offer(4, 3600, group="a", priority=5)
+    assert await one_by_one(jobs) == [3, 1, 2]
+    stats = await jobs.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == (1, 0, 0)
+
+
+async def test_no_more_messages_of_a_group_run_than_its_limit_allows(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=2))
+    await jobs.offer_many(of_group("a", *range(5)))
+    await jobs.offer_many(of_group("b", *range(10, 15)))
+    first = await claim_all(jobs)
+    assert [message.value for message in first] == [0, 10, 1, 11]
+    assert await jobs.claim(10) == []
+    await first[0].ack()
+    assert await claimed(jobs) == [2]
+    await first[1].nack(0)
+    assert await claimed(jobs) == [12]
+    await first[2].bury("why")
+    assert await claimed(jobs) == [3]
+    await first[3].snooze(3600)
+    assert await claimed(jobs) == [13]
+
+
+async def test_no_more_messages_of_a_queue_run_than_its_limit_allows(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", limit=Limit(concurrency=3))
+    await jobs.offer_many(of_group("a", *range(5)))
+    await jobs.offer_many(of_group(None, *range(10, 15)))
+    first = await claim_all(jobs)
+    assert [message.value for message in first] == [0, 10, 1]
+    assert await jobs.claim(10) == []
+    await first[0].ack()
+    assert await claimed(jobs) == [11]
+
+
+async def test_no_more_messages_start_than_the_rate_allows(client: Client) -> None:
+    jobs = client.reliable_queue(
+        "jobs", limit=Limit(rate=5, per=3600), group_limit=Limit(rate=2, per=3600)
+    )
+    for group in "abc":
+        await jobs.offer_many(of_group(group, 1, 2, 3))
+    assert len(await one_by_one(jobs)) == 5
+
+
+async def test_a_backlog_delays_no_other_group(client: Client) -> None:
+    jobs = client.reliable_queue("jobs")
+    for _ in range(10):
+        await jobs.offer_many(of_group("big", *range(1000)))
+    await jobs.offer(1, group="small")
+    found = [(await claim_one(jobs)).group for _ in range(2)]
+    assert sorted(map(str, found)) == ["big", "small"]
+
+
+async def test_a_lost_lease_frees_its_slot(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
+    await jobs.offer_many(of_group("a", 1, 2))
+    lost = await claim_one(jobs)
+    assert await jobs.claim() == []
+    await Store(raw, "jobs").let_pass(3601)
+    again = await claim_one(jobs)
+    assert (again.value, again.attempt) == (1, 2)
+    # The slot is that of the second attempt now.
+    assert await jobs.claim() == []
+    with pytest.raises(LeaseLost):
+        await lost.ack()
+    with pytest.raises(LeaseLost):
+        await lost.extend(60)
+    await again.ack()
+    assert await one_by_one(jobs) == [2]
+
+
+async def test_a_lease_that_is_over_cannot_be_extended_past_a_limit(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, limit=Limit(concurrency=1))
+    await jobs.offer_many(of_group(None, 1, 2))
+    lost = await claim_one(jobs)
+    await Store(raw, "jobs").let_pass(3601)
+    with pytest.raises(LeaseLost):
+        await lost.extend(60)
+
+
+@pytest.mark.parametrize("how", ["nack", "snooze", "release", "lose"])
+async def test_what_was_handed_out_holds_an_ordered_group_up(
+    client: Client, raw: Any, how: str
+) -> None:
+    jobs = client.reliable_queue(
+        "jobs", lease=3600, max_attempts=None, group_limit=Limit(ordered=True)
+    )
+    await jobs.offer_many(of_group("a", 1, 2))
+    await jobs.offer(9, group="b")
+    message = await claim_one(jobs)
+    if how == "nack":
+        await message.nack(1800)
+    elif how == "snooze":
+        await message.snooze(1800)
+    elif how == "release":
+        await message.release()
+    # A higher priority does not overtake it.
+    await jobs.offer(3, group="a", priority=9)
+    if how in ("nack", "snooze"):
+        assert await one_by_one(jobs) == [9]
+        await Store(raw, "jobs").let_pass(1801)
+    elif how == "lose":
+        await Store(raw, "jobs").let_pass(3601)
+    assert [each for each in await one_by_one(jobs) if each != 9] == [1, 3, 2]
+
+
+async def test_a_dead_message_frees_its_ordered_group_and_comes_back_to_it(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(ordered=True))
+    await jobs.offer_many(of_group("a", 1, 2))
+    await (await claim_one(jobs)).bury("why")
+    second = await claim_one(jobs)
+    assert second.value == 2
+    assert await jobs.dead.redrive() == 1
+    assert await jobs.claim() == []
+    await second.ack()
+    assert (await claim_one(jobs)).group == "a"
+
+
+@pytest.mark.parametrize("how", ["ack", "nack", "bury", "release", "snooze", "cancel"])
+@pytest.mark.parametrize("kind", ["limit", "group_limit"])
+async def test_a_freed_slot_wakes_a_waiting_client_at_once(
+    raw: Any, server: PrivateServer, how: str, kind: Any
+) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as other:
+        options: dict[str, Any] = {kind: Limit(concurrency=1)}
+        jobs = other.reliable_queue("jobs", lease=3600, **options)
+        await jobs.offer_many(of_group("a", 1, 2))
+        first = await claim_one(jobs)
+        waiting = asyncio.create_task(jobs.claim(wait=60))
+        await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+        before = await calls(raw)
+        if how == "nack":
+            await first.nack(3600)
+        elif how == "snooze":
+            await first.snooze(3600)
+        elif how == "bury":
+            await first.bury("why")
+        elif how == "cancel":
+            assert await jobs.cancel(first.id, running=True)
+        else:
+            await getattr(first, how)()
+        (message,) = await waiting
+        assert message.value == (1 if how == "release" else 2)
+        # One call freed the slot, and one claimed the message.
+        assert await calls(raw) == before + 2
+
+
+async def test_a_refilled_rate_wakes_a_waiting_client(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(rate=2, per=0.2))
+    await jobs.offer_many(of_group("a", 1, 2, 3))
+    for _ in range(2):
+        await (await claim_one(jobs)).ack()
+    assert await jobs.claim() == []
+    before = await calls(raw)
+    (message,) = await jobs.claim(wait=60)
+    assert message.value == 3
+    # The first finds out when the next message may start, and one may come a little early.
+    assert await calls(raw) <= before + 3
+
+
+async def test_groups_have_limits_and_pauses_of_their_own(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1))
+    await jobs.groups.set_limit("b", Limit(concurrency=2))
+    await jobs.groups.pause("c")
+    for group in "abc":
+        await jobs.offer_many(of_group(group, 1, 2, 3))
+    messages = await jobs.claim(10)
+    assert Counter(message.group for message in messages) == {"a": 1, "b": 2}
+    listed = await jobs.groups.list()
+    assert [(each.name, each.waiting, each.running, each.paused) for each in listed] == [
+        ("a", 2, 1, False),
+        ("b", 1, 2, False),
+        ("c", 3, 0, True),
+    ]
+    assert [each.limit for each in listed] == [Limit(1), Limit(2), Limit(1)]
+    assert [each.name for each in await jobs.groups.list(after="a", limit=1)] == ["b"]
+    assert await jobs.groups.resume("c") is True
+    assert await jobs.groups.resume("c") is False
+    assert [message.group for message in await jobs.claim(10)] == ["c"]
+    await jobs.groups.set_limit("b", None)
+    assert (await jobs.groups.get("b")).limit == Limit(1)
+    assert (await jobs.groups.get("new")).waiting == 0
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "x" * 513, 5])
+async def test_an_invalid_group_is_refused(client: Client, name: Any) -> None:
+    jobs = client.reliable_queue("jobs")
+    with pytest.raises(delayq.BadInput, match="group"):
+        await jobs.offer(1, group=name)
+    with pytest.raises(delayq.BadInput, match="group"):
+        await jobs.groups.set_limit(name, Limit())
+
+
+@pytest.mark.parametrize("name", ["places", "lines", "grouped", "turns", "trials", "starts"])
+async def test_a_key_of_a_foreign_type_stops_a_claim_before_it_changes_anything(
+    client: Client, raw: Any, name: str
+) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1, rate=9))
+    await jobs.offer_many(of_group("a", 1, 2))
+    key = ReliableKeys.of("jobs").named(name)
+    await raw.delete(key)
+    await raw.set(key, "foreign")
+    before = await Store(raw, "jobs").keys_and_dumps()
+    with pytest.raises(ServerRefused):
+        await jobs.claim(wait=0)
+    with pytest.raises(ServerRefused):
+        await jobs.offer(3, group="a")
+    assert await Store(raw, "jobs").keys_and_dumps() == before
+
+
+async def test_a_group_lies_whole_in_one_partition(client: Client) -> None:
+    jobs = client.reliable_queue(
+        "jobs", partitions=4, limit=Limit(concurrency=8), group_limit=Limit(concurrency=1)
+    )
+    for group in "abcdefgh":
+        await jobs.offer_many([Offer(i, group=group, id=f"{group}{i}") for i in range(2)])
+        await jobs.offer(2, group=group)
+    messages = await claim_all(jobs)
+    assert len({message.group for message in messages}) == len(messages) <= 8
+    for message in messages:
+        assert (await get(jobs, message.id)).group == message.group
+        await message.ack()
+    assert await jobs.cancel_many(["a1", "h1"]) == [True, True]
+    assert len(await one_by_one(jobs)) == 24 - len(messages) - 2
+
+
+async def test_partitions_share_the_limit_of_the_queue_out(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", partitions=4, limit=Limit(concurrency=6))
+    await jobs.offer_many([Offer(i) for i in range(400)])
+    assert len(await claim_all(jobs)) == 6
+    with pytest.raises(delayq.ConfigurationError, match="concurrency"):
+        await jobs.configure(limit=Limit(concurrency=3))
+
+
+async def test_groups_stay_where_they_are_when_a_queue_gets_more_partitions(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1))
+    await jobs.offer_many([Offer(0, group=group) for group in "abcdefgh"])
+    await jobs.configure(partitions=4)
+    await jobs.offer_many([Offer(1, group=group) for group in "abcdefgh"])
+    assert sorted(message.value for message in await claim_all(jobs)) == [0] * 8
