@@ -9,8 +9,8 @@ import typer
 
 from delayq._reliable.limits import Limit
 from delayq.cli.limits import LIMIT_METAVAR, limit_of, limit_shown
-from delayq.cli.options import AsJson, ReliableOnly, Url
-from delayq.cli.options import Limit as Most
+from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
+from delayq.cli.options import Limit as Most  # noqa: TC001
 from delayq.cli.output import (
     moment_cell,
     moment_json,

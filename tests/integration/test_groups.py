@@ -226,6 +226,18 @@ async def test_a_freed_slot_wakes_a_waiting_client_at_once(
         assert await calls(raw) == before + 2
 
 
+@pytest.mark.parametrize("limited", ["limit", "group_limit"])
+async def test_a_message_whose_result_is_kept_frees_its_slot(client: Client, limited: str) -> None:
+    settings: Any = {limited: Limit(concurrency=1), "keep": 60}
+    jobs = client.reliable_queue("jobs", **settings)
+    await jobs.offer_many(of_group("ada", 1, 2))
+    message = await claim_one(jobs)
+    assert await claimed(jobs) == []
+    await message.ack("done")
+    assert await jobs.result(message.id) == "done"
+    assert await claimed(jobs) == [2]
+
+
 async def test_a_refilled_rate_wakes_a_waiting_client(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(rate=2, per=0.2))
     await jobs.offer_many(of_group("a", 1, 2, 3))

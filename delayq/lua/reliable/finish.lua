@@ -44,11 +44,11 @@ for i, id in ipairs(ids) do
     seen[id], finished[#finished + 1] = true, id
     if keep_us > 0 then
       local at = FIRST + (i - 1) * STRIDE
-      local offered, result, lines, count = ARGV[at + OFFERED], ARGV[at + RESULT], '', 0
-      if ARGV[at + AGAIN] == '1' then lines, count = recorded_attempts(id, offered) end
+      local offered, result, rows, count = ARGV[at + OFFERED], ARGV[at + RESULT], '', 0
+      if ARGV[at + AGAIN] == '1' then rows, count = recorded_attempts(id, offered) end
       local state = result == '' and 'done' or 'result'
       new[#new + 1] = id
-      new[#new + 1] = format_record(state, offered, lines, count, ARGV[at + ATTEMPT], string.sub(result, 2), now)
+      new[#new + 1] = format_record(state, offered, rows, count, ARGV[at + ATTEMPT], string.sub(result, 2), now)
     end
   end
 end

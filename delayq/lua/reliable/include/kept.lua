@@ -29,9 +29,9 @@ local function recorded_attempts(id, offered)
 end
 
 -- Return the record of a message after an attempt that has just finished.
-local function format_record(state, offered, lines, count, attempt, result, now)
-  while count >= MOST_ATTEMPTS do lines, count = string.gsub(lines, '^[^\n]*\n', '', 1), count - 1 end
-  return string.format('%s %s %d\n%s%.0f %s\n%s', state, offered, count + 1, lines, now, attempt, result)
+local function format_record(state, offered, rows, count, attempt, result, now)
+  while count >= MOST_ATTEMPTS do rows, count = string.gsub(rows, '^[^\n]*\n', '', 1), count - 1 end
+  return string.format('%s %s %d\n%s%.0f %s\n%s', state, offered, count + 1, rows, now, attempt, result)
 end
 
 -- Save records, {id, record, ...}, then drop those that are too old or too many.
@@ -61,8 +61,8 @@ end
 local function record_attempt(id, offered, attempt, now)
   local keep_us, most = read_keep()
   if attempt == '' or keep_us <= 0 then return end
-  local lines, count = recorded_attempts(id, offered)
-  save_records({id, format_record('live', offered, lines, count, attempt, '', now)}, keep_us, most, now)
+  local rows, count = recorded_attempts(id, offered)
+  save_records({id, format_record('live', offered, rows, count, attempt, '', now)}, keep_us, most, now)
 end
 
 -- Tell clients that wait for it that a message has finished. A hint: they look now and then.
