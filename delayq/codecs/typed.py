@@ -111,7 +111,7 @@ class TypedCodec:
         results: The codec of the results of handlers, which are of other types.
     """
 
-    results = JsonCodec()
+    results: JsonCodec = JsonCodec()
 
     def __init__(
         self, kind: Any, write: Callable[[Any], bytes], read: Callable[[bytes], Any]
