@@ -105,10 +105,12 @@ class Pool:
         Takes a few seconds at most.
         """
         await self.close()
-        # A server that does not answer may keep a cancelled handler from handing its message back.
-        for _ in range(2):
+        for again in (False, True):
             for worker in self._workers:
-                worker.cancel()
+                # One that is cancelled already, as asyncio.run() cancels all tasks, is handing its
+                # message back. Only a server that does not answer may keep it from that.
+                if again or not worker.cancelling():
+                    worker.cancel()
             if self._workers:
                 await asyncio.wait(self._workers, timeout=_HAND_BACK_WITHIN)
         with suppress(TimeoutError):

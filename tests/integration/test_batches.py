@@ -331,29 +331,30 @@ async def test_no_batch_begins_with_a_message_that_is_being_cancelled() -> None:
     assert seen == [[1, 2]]
 
 
+@pytest.mark.parametrize("size", [2, 10])
 def test_an_interrupt_in_a_batch_ends_the_worker_and_costs_no_attempt(
-    server: PrivateServer,
+    server: PrivateServer, size: int
 ) -> None:
     async def work() -> None:
         async with delayq.connect(server.url) as client:
             worker = Worker(client)
 
-            @batches(worker, batch=2)
+            @batches(worker, batch=size)
             async def handle(values: list[int]) -> None:
                 raise KeyboardInterrupt
 
-            await offer(client.reliable_queue("jobs", **SETTINGS), 2)
+            await offer(client.reliable_queue("jobs", **SETTINGS), size)
             await worker.run()
 
     async def left() -> list[tuple[int, str]]:
         async with delayq.connect(server.url) as client:
             jobs = client.reliable_queue("jobs", **SETTINGS)
-            found = [await get(jobs, str(n)) for n in range(2)]
+            found = [await get(jobs, str(n)) for n in range(size)]
             return [(message.attempt, message.state) for message in found]
 
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(work())
-    assert asyncio.run(left()) == [(0, "ready")] * 2
+    assert asyncio.run(left()) == [(0, "ready")] * size
 
 
 async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(

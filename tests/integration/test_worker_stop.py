@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator  # noqa: TC003 - the worker reads it
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -191,6 +191,36 @@ async def test_cancelling_the_run_cancels_its_handlers_at_once(client: Client, j
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await attempts(jobs, "a") == {"a": READY}
+
+
+@pytest.mark.parametrize("ending", ["main() returns", "a handler is interrupted"])
+def test_the_end_of_the_event_loop_costs_no_attempt(server: PrivateServer, ending: str) -> None:
+    # asyncio.run() cancels all tasks then: the run, and the handlers themselves.
+    at_work, last = [*"abcdefgh"], "z"
+    interrupts = ending == "a handler is interrupted"
+
+    class Interrupting(Gate):
+        async def __call__(self, value: Any) -> None:
+            if value == last:
+                raise KeyboardInterrupt
+            await super().__call__(value)
+
+    async def main() -> None:
+        worker, inside = Worker(server.url, concurrency=20), len(at_work)
+        async with delayq.connect(server.url) as client:
+            jobs = client.reliable_queue("jobs", **SETTINGS)
+            await begin(worker, jobs, Interrupting(), *at_work, inside=inside)
+            if interrupts:
+                await jobs.offer(last, id=last)
+                await asyncio.Event().wait()
+
+    async def left() -> dict[str, tuple[str, int]]:
+        async with delayq.connect(server.url) as client:
+            return await attempts(client.reliable_queue("jobs", **SETTINGS), *at_work, last)
+
+    with pytest.raises(KeyboardInterrupt) if interrupts else nullcontext():
+        asyncio.run(main())
+    assert asyncio.run(left()) == dict.fromkeys([*at_work, *[last] * interrupts], READY)
 
 
 # Signals
