@@ -210,6 +210,12 @@ class Model:
             del self.passed[pair]
         return could
 
+    def moved(self, message: Live) -> None:
+        """Record that a message that waits left its place, or another one may be ahead of it."""
+        # Messages without a group have no place but that of the first of them in time.
+        if message.group is None:
+            self.was_served(None)
+
     def returns(self, message: Live, delay: float) -> None:
         message.held = self.limit_of(message.group).ordered
         message.lease, message.suspect, message.on_trial = None, False, False
@@ -277,9 +283,13 @@ class GroupsMachine(RuleBasedStateMachine):
                     self.run(work)
                 continue
             stored = self.run(work)
+            if known is not None:
+                model.moved(known)
             moment = (model.now + delay, model.step, place)
             usual = priority if group else 0
             model.live[stored] = Live(stored, self.values, group, usual, moment)
+            # The group of a message that was replaced may have nothing to run for a moment.
+            model.forget_passed()
 
     @rule(count=st.integers(1, 6))
     def claim(self, count: int) -> None:
@@ -398,6 +408,7 @@ class GroupsMachine(RuleBasedStateMachine):
         may_go = running or not model.is_running(live)
         assert self.run(self.queue.cancel(live.id, running=running)) is may_go
         if may_go:
+            model.moved(live)
             del model.live[live.id]
 
     @precondition(lambda self: self.model.live)
@@ -408,6 +419,7 @@ class GroupsMachine(RuleBasedStateMachine):
         may_go = not model.is_running(live)
         assert self.run(self.queue.reschedule(live.id, delay * HOUR)) is may_go
         if may_go:
+            model.moved(live)
             was_out = live.held or live.suspect or live.lease is not None
             model.returns(live, delay)
             live.held = live.held and was_out

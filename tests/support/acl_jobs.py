@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from delayq.errors import OutcomeUnknown
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import AsyncGenerator, Awaitable, Callable
     from typing import Self
 
     from delayq import Client, DelayedQueue, ReliableQueue
@@ -337,6 +337,19 @@ async def reliable_producer(place: Place) -> None:
     await queue.offer(6, group="tenant", priority=9, delay=60)
     assert await queue.cancel("of 1")
     assert await queue.reschedule("of 2", 5)
+    await theirs.configure(group_limit=None, keep=60)
+    await theirs.purge()
+    await queue.offer(7, id="done")
+    async with awaited(place, queue, "done") as waiting:
+        (message,) = await theirs.claim()
+        await message.ack("result")
+        assert await waiting == "result"
+    await queue.offer(8, id="dead")
+    (message,) = await theirs.claim()
+    await message.bury("why")
+    with suppress(delayq.MessageFailed):
+        await queue.result("dead", timeout=place.within)
+        raise AssertionError("the message is dead")
     await listens(place, keys.settings, queue)
     # The calls of this job have left nothing behind.
     await theirs.aclose()
@@ -379,6 +392,7 @@ async def reliable_consumer(place: Place) -> None:
         await message.ack()
     await recurring(place, queue)
     await grouped(place, queue)
+    await kept(place, queue)
     await queue.aclose()
     handled = asyncio.Event()
     worker = delayq.Worker(place.client)
@@ -416,6 +430,43 @@ async def grouped(place: Place, queue: ReliableQueue[Any]) -> None:
         for message in messages:
             await message.ack()
     await theirs.configure(limit=None, group_limit=None)
+
+
+@asynccontextmanager
+async def awaited(
+    place: Place, queue: ReliableQueue[Any], name: str
+) -> AsyncGenerator[asyncio.Task[Any], None]:
+    """Wait for the result of the message with this id in a task of its own."""
+    waiting = asyncio.create_task(queue.result(name, timeout=place.within))
+
+    async def is_asked_for() -> bool:
+        score = await place.raw.zscore(ReliableKeys.of(NAME).awaited, name)
+        return score is not None or waiting.done()
+
+    try:
+        await place.until(is_asked_for)
+        yield waiting
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def kept(place: Place, queue: ReliableQueue[Any]) -> None:
+    """Finish messages whose results are kept, of which one is waited for."""
+    theirs = place.theirs()
+    await theirs.purge()
+    await theirs.configure(keep=60, max_kept=1)
+    for number in range(3):
+        await theirs.offer(number, id=f"kept {number}")
+    async with awaited(place, theirs, "kept 1") as waiting:
+        first, second, third = await queue.claim(3)
+        await first.nack(0, "no")
+        await second.ack("result")
+        assert await waiting == "result"
+    await third.bury("why")
+    (first,) = await queue.claim(3)
+    await first.ack()
+    await theirs.configure(keep=0)
 
 
 async def use_up(queue: ReliableQueue[Any]) -> None:
@@ -468,6 +519,9 @@ async def reliable_dashboard(place: Place) -> None:
     await show(ReliableSource(place.client._open_session(), NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
     assert [group.name for group in await queue.groups.list()] == ["idle"]
+    history = await queue.history("done")
+    assert history is not None
+    assert history.result == "result"
     await listens(place, keys.settings, queue)
 
 
@@ -477,6 +531,10 @@ async def fill(place: Place) -> None:
     await theirs.offer_many([delayq.Offer(i, priority=i % 2) for i in range(4)])
     dead, _leased = await theirs.claim(2)
     await dead.bury("why", "an error")
+    await theirs.configure(keep=60)
+    await theirs.offer(8, id="done", priority=9)
+    (message,) = await theirs.claim()
+    await message.ack("result")
     await theirs.offer(9, 60)
     await theirs.groups.pause("idle")
     await theirs.schedule("nightly", every=3600, value=1)
