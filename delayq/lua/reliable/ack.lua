@@ -16,10 +16,11 @@
 -- changed.
 -- include: clock
 -- include: leases
--- include: groups
 
-local some_details = redis.call('EXISTS', sparse_hashes()) > 0
-local ends = read_leases(ids, runs, some_details)
+local some_details = redis.call('EXISTS', sparse_hashes())
+local some_grouped = some_details > 0 and redis.call('EXISTS', places) == 1
+local only_grouped = some_grouped and some_details == 1
+local ends = read_leases(ids, runs, some_details > 0 and not only_grouped)
 local reply, acked, count = {}, {}, 0
 for i, id in ipairs(ids) do
   reply[i] = ends[i] and 1 or 0
@@ -31,8 +32,29 @@ end
 if count == 0 then return reply end
 local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 'share'))
 remember_us = number_or(0, remember_us)
-local waits_for_slot = limit and limit ~= '' and awaits_slot()
-local groups = some_details and leave_lines(acked)
+-- Most queues have neither groups nor a limit, and do not even create these functions.
+if some_grouped or limit and limit ~= '' then
+-- include: groups
+  local members, groups, limited, now = {}, {}, {}, now_us()
+  local waits_for_slot = limit and limit ~= '' and awaits_slot()
+  for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
+    local group = place and group_of(place)
+    if place then members[#members + 1] = place .. acked[i] end
+    if group and not limited[group] then groups[#groups + 1], limited[group] = group, true end
+  end
+  if #members > 0 then
+    limited = limits_of(groups)
+    -- Without a limit, a message that no longer runs changes nothing for its group.
+    redis.call('ZSCORE', lines, '')
+    for _ in pairs(limited) do
+      check_groups()
+      break
+    end
+    redis.call('ZREM', lines, unpack(members))
+    settle_all(limited, now)
+  end
+  if waits_for_slot then free_slot(now) end
+end
 if redis.call('ZREM', leased, unpack(acked)) < count then
   -- Some were named twice: the second time, they were gone.
   local seen = {}
@@ -41,13 +63,12 @@ if redis.call('ZREM', leased, unpack(acked)) < count then
     seen[id] = seen[id] or ends[i]
   end
 end
-if some_details then
+if some_details > 0 and not only_grouped then
   delete_details(acked)
 else
   redis.call('HDEL', bodies, unpack(acked))
+  if only_grouped then redis.call('HDEL', places, unpack(acked)) end
 end
-if groups then settle_all(groups, now_us()) end
-if waits_for_slot then free_slot(now_us()) end
 if remember_us > 0 then
   local now = now_us()
   trim_done(now)

@@ -40,7 +40,6 @@
 -- include: clock
 -- include: notice
 -- include: leases
--- include: groups
 -- include: queue
 -- include: letters
 -- include: settings
@@ -62,13 +61,14 @@ local looks_left = limit + 400
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
 local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
-if redis.call('EXISTS', paused, attempts, expiries, tokens, places, unpack(waiting)) > 0 then
+local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, places, unpack(waiting))
+if used_keys > 0 then some_grouped = redis.call('EXISTS', places) == 1 end
+if used_keys > (some_grouped and 1 or 0) then
   if redis.call('EXISTS', paused) == 1 then return nothing() end
   highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
   some_tried = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
   some_kept = redis.call('EXISTS', tokens) == 1
-  some_grouped = redis.call('EXISTS', places) == 1
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
@@ -191,162 +191,6 @@ local function take_from(priority)
   end
 end
 
--- Messages of groups: those handed out, as members of `lines`, and the ids by group.
-local left, has_left, served, changed = {}, false, {}, {}
-
--- Return the state of a group's line, of which messages may be taken.
-local function open_line(group)
-  local limit, is_paused = limit_of(group)
-  local line = {group = group, base = group .. '\0', from = '[' .. group .. '\0!', limit = limit, room = math.huge, at = 1, members = none}
-  line.is_ordered = limit and limit.ordered
-  if limit then
-    local running, first_end = running_of(group, now)
-    line.room = room_of(limit, group, now, function() return running end, first_end)
-  end
-  if is_paused then line.room = 0 end
-  -- Limits may have changed since it got its turn.
-  changed[group] = true
-  return line
-end
-
--- Return the next due message of a line, as a member of `lines`; nil if none is left.
-local function next_in(line, most)
-  while line.from do
-    local member = line.members[line.at]
-    if not member then
-      line.members = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. line.base .. ':', 'LIMIT', 0, most)
-      line.at, member = 1, line.members[1]
-      if not member then return nil end
-    end
-    local level, due = level_and_moment(member)
-    if due <= now then
-      line.at, line.from = line.at + 1, '(' .. member
-      return member, level
-    end
-    if level == '9' or level == '!' and line.is_ordered then return nil end
-    line.members, line.from = none, '[' .. line.base .. string.char(string.byte(level) + 1)
-  end
-end
-
--- Hand out a message of a group, and return whether it was; it may be gone.
-local function hand_out_of(line, member, priority, record, body)
-  hand_out(id_in_line(member), priority, record, body)
-  line.room, left[count], has_left = line.room - 1, member, true
-  served[line.group] = served[line.group] or {limit = line.limit}
-  served[line.group].last = count
-  table.insert(served[line.group], ids[count])
-end
-
--- Hand out the next message of a line, and return whether there was one.
-local function take_in(line, most)
-  while line.room > 0 and looks_left > 0 do
-    local member, level = next_in(line, math.max(1, math.min(most, line.room)))
-    if not member then return false end
-    looks_left = looks_left - 1
-    local id = id_in_line(member)
-    local body, record = redis.call('HGET', bodies, id), some_tried and redis.call('HGET', attempts, id)
-    record = record and parse_record(record) or new
-    local priority = level == '!' and priority_of(id) or 9 - (tonumber(level) or 9)
-    if not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
-      is_full = count > 0 and #body > bytes_left
-      if is_full then return false end
-      hand_out_of(line, member, priority, record, body)
-      return true
-    end
-  end
-  return false
-end
-
--- Return the first suspect of a group, of those whose turn it is.
-local function find_suspect_of_group()
-  for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
-    local line = open_line(group)
-    local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
-    if member and line.room > 0 then
-      local id = id_in_line(member)
-      local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
-      local priority = priority_of(id)
-      if not is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
-        return {id = id, priority = priority, record = record, body = body, line = line, member = member}
-      end
-    end
-  end
-end
-
--- Take messages that belong to no group, up to this number of messages in all.
-local function take_ungrouped(most)
-  local before, whole = count, limit
-  limit = most
-  for priority = highest, 0, -1 do take_from(priority) end
-  limit = whole
-  return count > before
-end
-
--- Groups take turns, and the messages without a group count as one more of them.
-local function take_turns()
-  local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, limit + 1), {}, nil
-  for priority = highest, 0, -1 do
-    local due = tonumber(redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2])
-    if due and due <= now then first_ungrouped = math.min(first_ungrouped or due, due) end
-  end
-  if first_ungrouped and #groups > 0 then
-    first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'turn')))
-  end
-  for i = 1, #groups, 2 do
-    if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
-      sources[#sources + 1], first_ungrouped = false, nil
-    end
-    if groups[i] ~= '' then sources[#sources + 1] = open_line(groups[i]) end
-  end
-  if first_ungrouped then sources[#sources + 1] = false end
-  local last_ungrouped
-  while #sources > 0 and count < limit and looks_left > 0 and not is_full do
-    local still = {}
-    local each = math.ceil((limit - count) / #sources)
-    for _, line in ipairs(sources) do
-      local took = false
-      if count < limit and not is_full then
-        if line then
-          took = take_in(line, each)
-        else
-          took = take_ungrouped(#sources == 1 and limit or count + 1)
-          if took then last_ungrouped = count end
-        end
-      end
-      if took then still[#still + 1] = line end
-    end
-    sources = still
-  end
-  return #groups > 0 and last_ungrouped
-end
-
--- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
-local function line_up_lost()
-  local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
-  local groups, is_checked = {}, false
-  for i = 1, #ids_and_ends, 2 do
-    local id, ends = ids_and_ends[i], tonumber(ids_and_ends[i + 1])
-    local place = redis.call('HGET', places, id)
-    if place then
-      local record = parse_record(redis.call('HGET', attempts, id))
-      if not is_checked then
-        check_details()
-        check_groups()
-        is_checked = true
-      end
-      lose(record, ends)
-      record.mark = ':r'
-      redis.call('ZREM', leased, id)
-      redis.call('HDEL', tokens, id)
-      save_record(id, record)
-      some_tried = true
-      line_up(id, group_of(place), '?', ends, place)
-      groups[group_of(place)] = true
-    end
-  end
-  settle_all(groups, now)
-end
-
 -- Return the end of leases that end about then, with this rest by two, as text. An end names one
 -- claim. Two zeros at its end are avoided, because servers may write such numbers in other ways.
 local function new_token(ends, rest)
@@ -360,35 +204,358 @@ local function is_some_lost()
   return first_end and first_end <= now
 end
 
-local some_lost, some_trials = is_some_lost(), false
-if some_grouped then
-  if some_lost then
-    line_up_lost()
-    some_lost = is_some_lost()
+local some_lost, some_trials, all_grouped = is_some_lost(), false, false
+-- What claims do beside if there are groups or a limit. Most queues have neither, and do not even
+-- create these functions.
+local by_turns
+if some_grouped or queue_limit then
+-- include: groups
+  -- The lines that were opened, by group, those of which messages were handed out, and these messages: their
+  -- members of `lines`, the groups with a NUL, and the ids.
+  local opened, served, left_members, left_bases, left_ids = {}, {}, {}, {}, {}
+  local limit_of_queue, has_trials, has_taken_turns, last_ungrouped = parse_limit(queue_limit), false, false, nil
+  local known_bodies = {}
+
+  -- Read the state of lines, and which of their messages may be taken.
+  local function open_lines(lines_to_open)
+    local groups = {}
+    for i, line in ipairs(lines_to_open) do groups[i] = line.group end
+    local limits, are_paused = limits_of(groups)
+    for _, line in ipairs(lines_to_open) do
+      local its_limit = limits[line.group]
+      line.base, line.from, line.members, line.at = line.group .. '\0', '[' .. line.group .. '\0!', none, 1
+      line.limit, line.room, line.running = its_limit, math.huge, 0
+      if its_limit then
+        if its_limit.concurrency then line.running, line.first_end = running_of(line.group, now) end
+        line.room = room_of(its_limit, line.group, now, line.running, line.first_end)
+        line.is_ordered = its_limit.ordered
+      end
+      if are_paused[line.group] then line.room = 0 end
+      opened[line.group] = line
+    end
   end
-  some_trials = redis.call('ZCOUNT', trials, '-inf', now) > 0
+
+  -- Return the next due message of a line, as a member of `lines`, its level and due time; nil if
+  -- none is left: then `soonest` is when the next one comes due. Read about as many as are wanted at once.
+  local function next_in(line, most)
+    while line.from do
+      local member = line.members[line.at]
+      if member then
+        local nul = #line.base
+        local level, due = string.sub(member, nul + 1, nul + 1), number_or(0, string.sub(member, nul + 2, nul + 20))
+        if due <= now then
+          line.at = line.at + 1
+          return member, level, due
+        end
+        line.soonest = math.min(line.soonest or due, due)
+        local is_end = level == '9' or level == '!' and line.is_ordered
+        line.from = not is_end and '[' .. line.base .. string.char(string.byte(level) + 1)
+        line.members, line.at, line.is_whole = none, 1, false
+      elseif line.is_whole then
+        line.from = nil
+      else
+        -- One more tells whether there is another turn.
+        local found = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. line.base .. ':', 'LIMIT', 0, most + 1)
+        line.members, line.at, line.is_whole = found, 1, #found <= most
+        if #found > 0 then line.from = '(' .. found[#found] end
+      end
+    end
+  end
+
+  -- Read the bodies of the messages that these lines are about to give, this number each.
+  local function read_bodies(some_lines, most)
+    local wanted = {}
+    for _, line in ipairs(some_lines) do
+      if line.room > 0 and not line.members[line.at] then
+        -- This reads the line, and puts the message back.
+        local wants = math.max(1, math.min(most, line.room))
+        if next_in(line, wants) then line.at = line.at - 1 end
+        for at = line.at, math.min(#line.members, line.at + wants - 1) do
+          wanted[#wanted + 1] = string.sub(line.members[at], #line.base + 21)
+        end
+      end
+    end
+    -- If bodies are large, do not read those that would not leave anyway.
+    local fitting = #wanted > 1 and math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, wanted[1]))) or 0
+    if fitting > 1 then
+      wanted = {unpack(wanted, 1, math.min(#wanted, fitting))}
+      for i, body in ipairs(redis.call('HMGET', bodies, unpack(wanted))) do known_bodies[wanted[i]] = body end
+    end
+  end
+
+  -- Hand out a message of a group.
+  local function hand_out_of(line, id, member, priority, record, body)
+    hand_out(id, priority, record, body)
+    local at = #left_members + 1
+    left_members[at], left_bases[at], left_ids[at] = member, line.base, id
+    if not line.last then served[#served + 1], line.ids = line, {} end
+    line.room, line.last, line.ids[#line.ids + 1] = line.room - 1, count, id
+  end
+
+  -- Hand out the next message of a line, and return whether there was one.
+  local function take_in(line, most)
+    while line.room > 0 and looks_left > 0 do
+      local member, level = next_in(line, math.max(1, math.min(most, line.room)))
+      if not member then return false end
+      looks_left = looks_left - 1
+      local id = string.sub(member, #line.base + 21)
+      local body = known_bodies[id]
+      if body == nil then body = redis.call('HGET', bodies, id) end
+      local record = some_tried and redis.call('HGET', attempts, id)
+      record = record and parse_record(record) or new
+      local priority = level == '!' and priority_of(id) or 9 - (tonumber(level) or 9)
+      if not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
+        is_full = count > 0 and #body > bytes_left
+        if is_full then
+          line.at = line.at - 1
+          return false
+        end
+        hand_out_of(line, id, member, priority, record, body)
+        return true
+      end
+    end
+    return false
+  end
+
+  -- Return the first suspect of a group, of those whose turn it is.
+  local function find_suspect_of_group()
+    for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
+      local line = {group = group}
+      open_lines({line})
+      local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
+      if member and line.room > 0 then
+        local id = id_in_line(member)
+        local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
+        local priority = priority_of(id)
+        if not is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
+          return {id = id, priority = priority, record = record, body = body, line = line, member = member}
+        end
+      end
+    end
+  end
+
+  -- Take messages that belong to no group, up to this number of messages in all.
+  local function take_ungrouped(most)
+    local before, whole = count, limit
+    limit = most
+    for priority = highest, 0, -1 do take_from(priority) end
+    limit = whole
+    return count > before
+  end
+
+  -- Groups take turns, and the messages without a group count as one more of them.
+  local function take_turns()
+    has_taken_turns = true
+    -- One of them may be the queue itself.
+    local most = limit + (queue_limit and 1 or 0)
+    local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most), {}, nil
+    all_grouped = true
+    for priority = highest, 0, -1 do
+      local due = tonumber(redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2])
+      if due then all_grouped = false end
+      if due and due <= now then first_ungrouped = math.min(first_ungrouped or due, due) end
+    end
+    if first_ungrouped and #groups > 0 then
+      first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'turn')))
+    end
+    for i = 1, #groups, 2 do
+      if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
+        sources[#sources + 1], first_ungrouped = false, nil
+      end
+      if groups[i] ~= '' then sources[#sources + 1] = {group = groups[i]} end
+    end
+    if first_ungrouped then sources[#sources + 1] = false end
+    while #sources > 0 and count < limit and looks_left > 0 and not is_full do
+      local still, unopened, asked = {}, {}, {}
+      local each = math.ceil((limit - count) / #sources)
+      for i = 1, math.min(#sources, limit - count) do
+        local line = sources[i]
+        if line then asked[#asked + 1] = line end
+        if line and not line.base then unopened[#unopened + 1] = line end
+      end
+      if #unopened > 0 then open_lines(unopened) end
+      read_bodies(asked, each)
+      for _, line in ipairs(sources) do
+        local took = false
+        if count < limit and not is_full then
+          if line then
+            if not line.base then open_lines({line}) end
+            took = take_in(line, each)
+          else
+            took = take_ungrouped(#sources == 1 and limit or count + 1)
+            if took then last_ungrouped = count end
+          end
+        end
+        if took then still[#still + 1] = line end
+      end
+      sources = still
+    end
+    if #groups == 0 then last_ungrouped = nil end
+  end
+
+  -- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
+  local function line_up_lost()
+    local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
+    local groups, is_checked = {}, false
+    for i = 1, #ids_and_ends, 2 do
+      local id, ends = ids_and_ends[i], tonumber(ids_and_ends[i + 1])
+      local place = redis.call('HGET', places, id)
+      if place then
+        local record = parse_record(redis.call('HGET', attempts, id))
+        if not is_checked then
+          check_details()
+          check_groups()
+          is_checked = true
+        end
+        lose(record, ends)
+        record.mark = ':r'
+        redis.call('ZREM', leased, id)
+        redis.call('HDEL', tokens, id)
+        save_record(id, record)
+        some_tried = true
+        line_up(id, group_of(place), '?', ends, place)
+        groups[group_of(place)] = true
+      end
+    end
+    settle_all(groups, now)
+  end
+
+  local function room_of_queue()
+    local after = string.format('(%.0f', now)
+    local running = limit_of_queue.concurrency and redis.call('ZCOUNT', leased, after, '+inf')
+    return room_of(limit_of_queue, '', now, running, function()
+      return tonumber(redis.call('ZRANGEBYSCORE', leased, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    end)
+  end
+
+  -- Fail if a key of a foreign type would be written: taking turns has read some already.
+  local function check_turns()
+    if some_grouped and (not has_taken_turns or #gone > 0) then
+      check_groups()
+    elseif #left_ids > 0 then
+      redis.call('HGET', places, '')
+      redis.call('ZSCORE', grouped, '')
+    end
+    if queue_limit then redis.call('ZSCORE', turns, '') end
+  end
+
+  -- Take messages that are gone out of their lines, whose turns change then.
+  local function leave()
+    for group in pairs(leave_lines(gone)) do opened[group] = opened[group] or {group = group} end
+  end
+
+  -- Return the next turn of a line, of which messages were handed out with this end of their lease.
+  local function turn_after(line, ends)
+    -- Whatever has been handed out holds an ordered group up.
+    if line.is_ordered then return nil end
+    local _, _, passed_due = next_in(line, 1)
+    local due = passed_due or line.soonest
+    if not due or line.room > 0 then return due end
+    local function first_end() return line.running == 0 and ends or line.first_end() end
+    local _, from = room_of(line.limit, line.group, now, line.running + #line.ids, first_end)
+    return math.max(due, from)
+  end
+
+  -- Move what was handed out to its places in the lines, and give its groups their next turns.
+  local function note_left(token)
+    local moved, new_places, next_turns, without_turn = {}, {}, {}, {}
+    local place_of_all = '~' .. format_moment19(tonumber(token))
+    for i, id in ipairs(left_ids) do
+      local place = left_bases[i] .. place_of_all
+      moved[2 * i - 1], moved[2 * i] = 0, place .. id
+      new_places[2 * i - 1], new_places[2 * i] = id, place
+    end
+    if #left_ids > 0 then
+      redis.call('ZREM', lines, unpack(left_members))
+      redis.call('ZREM', grouped, unpack(left_ids))
+      redis.call('ZADD', lines, unpack(moved))
+      redis.call('HSET', places, unpack(new_places))
+    end
+    if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
+    for _, line in ipairs(served) do
+      local served_at = now - (count - line.last) / 4
+      if line.limit and line.limit.rate then log_starts(line.group, line.limit, line.ids, now) end
+      if has_trials then
+        settle(line.group, now, served_at)
+      else
+        local turn = turn_after(line, tonumber(token))
+        if turn then
+          next_turns[#next_turns + 1], next_turns[#next_turns + 2] = format_score(math.max(turn, served_at)), line.group
+        else
+          without_turn[#without_turn + 1] = line.group
+        end
+      end
+    end
+    if #without_turn > 0 then redis.call('ZREM', turns, unpack(without_turn)) end
+    if #next_turns > 0 then redis.call('ZADD', turns, unpack(next_turns)) end
+    if limit_of_queue and limit_of_queue.rate then log_starts('', limit_of_queue, ids, now) end
+  end
+
+  -- Correct the turns of the others, whose limits may have changed since they got them. Return the
+  -- time until the next turn, and whether suspects may be handed out.
+  local function settle_others()
+    local wait, has_suspects = -1, false
+    if not some_grouped then return wait, has_suspects end
+    for group, line in pairs(opened) do
+      if not line.last then
+        settle(group, now)
+        has_trials = true
+      end
+    end
+    local soonest = redis.call('ZRANGEBYSCORE', turns, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    -- The empty name is the queue itself.
+    local at = soonest[1] == '' and 4 or 2
+    if soonest[at] then wait = math.max(0, math.ceil(tonumber(soonest[at])) - now) end
+    if has_trials then
+      has_suspects = redis.call('ZCOUNT', trials, '-inf', now) > 0
+      local later = redis.call('ZRANGEBYSCORE', trials, '(' .. format_score(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      if later then wait = shorter_wait(wait, math.max(0, math.ceil(tonumber(later)) - now)) end
+    end
+    return wait, has_suspects
+  end
+
+  -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait.
+  -- Return the time until the next look.
+  local function wait_for_slot(wait, has_suspects)
+    if not queue_limit then return wait, has_suspects end
+    local room, moment = 1, now
+    if limit_of_queue then room, moment = room_of_queue() end
+    if room <= 0 and moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
+      redis.call('ZADD', turns, format_score(moment), '')
+      return moment - now, false
+    end
+    redis.call('ZREM', turns, '')
+    return wait, has_suspects
+  end
+
+  if some_grouped then
+    if some_lost then
+      line_up_lost()
+      some_lost = is_some_lost()
+    end
+    local first_trial = tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2])
+    has_trials, some_trials = first_trial ~= nil, first_trial ~= nil and first_trial <= now
+  end
+  if limit_of_queue then limit = math.max(0, math.min(limit, (room_of_queue()))) end
+  by_turns = {
+    hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, leave = leave,
+    note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot,
+  }
 end
-local has_limit, limit_of_queue = queue_limit, parse_limit(queue_limit)
-local function room_of_queue()
-  local after = string.format('(%.0f', now)
-  return room_of(limit_of_queue, '', now, function() return redis.call('ZCOUNT', leased, after, '+inf') end, function()
-    return tonumber(redis.call('ZRANGEBYSCORE', leased, after, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
-  end)
-end
-if limit_of_queue then limit = math.max(0, math.min(limit, (room_of_queue()))) end
+
 local may_have_suspect = suspects == '1' and (some_lost or some_trials) and limit > 0
 if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
-local suspect = may_have_suspect and (some_lost and find_suspect() or some_trials and find_suspect_of_group()) or nil
-local is_suspect, last_ungrouped = false, nil
+local suspect = may_have_suspect and (some_lost and find_suspect() or some_trials and by_turns.find_suspect()) or nil
+local is_suspect = false
 if some_grouped and suspect then
   is_suspect = true
   if suspect.line then
-    hand_out_of(suspect.line, suspect.member, suspect.priority, suspect.record, suspect.body)
+    by_turns.hand_out_of(suspect.line, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body)
   else
     hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
   end
 elseif some_grouped then
-  last_ungrouped = take_turns()
+  by_turns.take()
 end
 for priority = some_grouped and -1 or highest, 0, -1 do
   if suspect and count == 0 and suspect.priority >= priority then
@@ -406,15 +573,13 @@ if #gone > 0 then
   fates()
 end
 if #deaths > 0 then check_letters() end
-if some_grouped or has_limit then check_groups() end
+if by_turns then by_turns.check() end
 -- First the writes that free memory: then a full server accepts the rest.
 for priority, seen in pairs(passed) do
   if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
 end
-if some_grouped then
-  for group in pairs(leave_lines(gone)) do changed[group] = true end
-end
 if #gone > 0 then
+  if some_grouped then by_turns.leave() end
   redis.call('ZREM', leased, unpack(gone))
   delete_details(gone)
 end
@@ -438,52 +603,20 @@ if count > 0 then
     suspect.record.mark = ':s'
     save_record(suspect.id, suspect.record)
   end
-  if has_left then
-    local members, grouped_ids, new_members, new_places = {}, {}, {}, {}
-    for i, member in pairs(left) do
-      local place = place_of(group_of(member), '~', tonumber(token))
-      members[#members + 1], grouped_ids[#grouped_ids + 1] = member, ids[i]
-      new_members[#new_members + 1], new_members[#new_members + 2] = 0, place .. ids[i]
-      new_places[#new_places + 1], new_places[#new_places + 2] = ids[i], place
-    end
-    redis.call('ZREM', lines, unpack(members))
-    redis.call('ZREM', grouped, unpack(grouped_ids))
-    redis.call('ZADD', lines, unpack(new_members))
-    redis.call('HSET', places, unpack(new_places))
-  end
-  if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
-  for group, those in pairs(served) do
-    if those.limit and those.limit.rate then log_starts(group, those.limit, those, now) end
-    changed[group] = nil
-    settle(group, now, now - (count - those.last) / 4)
-  end
-  if limit_of_queue and limit_of_queue.rate then log_starts('', limit_of_queue, ids, now) end
+  if by_turns then by_turns.note_left(token) end
   redis.call('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
 end
 
-if some_grouped then settle_all(changed, now) end
 local wait, has_suspects = -1, some_lost and redis.call('ZCOUNT', leased, '-inf', now) > 0
-if some_grouped then
-  has_suspects = has_suspects or redis.call('ZCOUNT', trials, '-inf', now) > 0
-  for _, set in ipairs({turns, trials}) do
-    -- The empty name is the queue itself; and suspects that may go out now count apart.
-    local from = set == trials and '(' .. format_score(now) or '-inf'
-    local names = redis.call('ZRANGEBYSCORE', set, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
-    local at = names[1] == '' and 4 or 2
-    if names[at] then wait = shorter_wait(wait, math.max(0, math.ceil(tonumber(names[at])) - now)) end
-  end
+if by_turns then
+  local some_suspects
+  wait, some_suspects = by_turns.settle_others()
+  has_suspects = has_suspects or some_suspects
 end
-for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
-if has_limit then
-  local room, moment = 1, now
-  if limit_of_queue then room, moment = room_of_queue() end
-  if room <= 0 and moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
-    wait, has_suspects = moment - now, false
-    redis.call('ZADD', turns, format_score(moment), '')
-  else
-    redis.call('ZREM', turns, '')
-  end
+if not all_grouped then
+  for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
 end
+if by_turns then wait, has_suspects = by_turns.wait_for_slot(wait, has_suspects) end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0

@@ -60,22 +60,37 @@ local function parse_limit(text)
   return limit
 end
 
--- Return the limit of a group, nil if it has none, and whether it is paused. Its own settings are
--- in the field "group:" and its name: "z" if it is paused, then its limit after a "=", if it has
--- one of its own.
+-- Return the limits of groups by their names, nil where there is none, and by their names which are
+-- paused. Its own settings are in the field "group:" and its name: "z" if it is paused, then its
+-- limit after a "=", if it has one of its own.
+local function limits_of(groups)
+  local fields, limits, are_paused = {'group_limit'}, {}, {}
+  for i, group in ipairs(groups) do fields[i + 1] = 'group:' .. group end
+  local found = redis.call('HMGET', settings, unpack(fields))
+  -- Most groups have none of their own: then they share one table.
+  local usual = parse_limit(found[1])
+  for i, group in ipairs(groups) do
+    local own = found[i + 1]
+    local its_own = own and string.match(own, '=(.*)$')
+    if its_own then limits[group] = parse_limit(its_own) else limits[group] = usual end
+    if own and string.sub(own, 1, 1) == 'z' then are_paused[group] = true end
+  end
+  return limits, are_paused
+end
+
+-- Return the limit of a group, nil if it has none, and whether it is paused.
 local function limit_of(group)
-  local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
-  if not own then return parse_limit(usual), false end
-  local its_own = string.match(own, '=(.*)$')
-  return parse_limit(its_own or usual), string.sub(own, 1, 1) == 'z'
+  local limits, are_paused = limits_of({group})
+  return limits[group], are_paused[group]
 end
 
 -- Return how many more messages a limit lets run now, and if that is none, from which moment on it
--- may let one. `running` counts those that run, and `first_end` returns the end of the first lease.
+-- may let one. `running` is the number of those that run, if the limit has a concurrency, and
+-- `first_end` returns the end of the first lease.
 local function room_of(limit, group, now, running, first_end)
   local room, moment = math.huge, now
   if limit.concurrency then
-    room = limit.concurrency - running()
+    room = limit.concurrency - running
     if room <= 0 then moment = math.max(moment, first_end() or now) end
   end
   if limit.rate then
@@ -137,7 +152,7 @@ local function next_turns(group, now)
   if not limit or not (due or trial) then return due, trial end
   local running, first_end = 0, nil
   if behind and limit.concurrency then running, first_end = running_of(group, now) end
-  local _, from = room_of(limit, group, now, function() return running end, first_end)
+  local _, from = room_of(limit, group, now, running, first_end)
   return due and math.max(due, from), trial and math.max(trial, from)
 end
 
@@ -172,6 +187,12 @@ local function set_place(id, place, old)
   if old then redis.call('ZREM', lines, old .. id) end
   redis.call('ZADD', lines, 0, place .. id)
   redis.call('HSET', places, id, place)
+end
+
+-- Make a message wait in the line of its group, at a level, where it was at a place, if it was.
+local function line_up(id, group, level, due, old)
+  redis.call('ZADD', grouped, format_score(due), id)
+  set_place(id, place_of(group, level, due), old)
 end
 
 -- Take messages out of their groups' lines, if they are in any, before anything else is deleted.

@@ -8,14 +8,13 @@
 --                                  microseconds
 --   leases                  see include/leases.lua
 
--- Also find the other sets of messages by a name.
-waiting.grouped, waiting.leased = grouped, leased
-
 -- Return the names of the sets of messages that wait: the priorities, highest first, and 'grouped'
 -- for all messages of groups; only 0 if no other is in use.
 local function used_sets()
   -- An array begins at 1, so this leaves out priority 0.
   if redis.call('EXISTS', grouped, unpack(waiting)) == 0 then return {0} end
+  -- So this set is found by its name, as the others are.
+  waiting.grouped = grouped
   return {9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 'grouped'}
 end
 
@@ -54,6 +53,7 @@ local function find_message(id, now)
   local found, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
   if ends then
     found.where, found.score, found.lost, found.leased = 'leased', ends, ends <= now, ends > now
+    waiting.leased = leased
   else
     found.where, found.score = locate(id)
     if not found.score then return nil end
@@ -86,6 +86,7 @@ end
 
 -- Delete a message that is in the set of this name.
 local function delete_message(id, where)
+  waiting.leased = leased
   local waits_for_slot = where == 'leased' and awaits_slot()
   local groups = leave_lines({id})
   redis.call('ZREM', waiting[where], id)
@@ -93,12 +94,6 @@ local function delete_message(id, where)
   local now = now_us()
   settle_all(groups, now)
   if waits_for_slot then free_slot(now) end
-end
-
--- Make a message wait in the line of its group, at a level, where it was at a place, if it was.
-local function line_up(id, group, level, due, old)
-  redis.call('ZADD', grouped, format_score(due), id)
-  set_place(id, place_of(group, level, due), old)
 end
 
 -- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
