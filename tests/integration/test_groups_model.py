@@ -244,14 +244,17 @@ class GroupsMachine(RuleBasedStateMachine):
     @initialize(what=OFFERS, limit=LIMITS, group_limit=GROUP_LIMITS)
     def begin(self, what: list[Any], limit: Limit | None, group_limit: Limit | None) -> None:
         self.run(self.raw.flushall())
-        if (held := self.suspects.held) is not None:
-            self.suspects.over(held)
+        self.run(self.forget_suspect())
         self.model = Model()
         self.held: list[Held] = []
         self.values = 0
         self.configure(limit, group_limit)
         # A backlog shows most.
         self.offer([("a", 0, 0, None)] * 4 + [("b", 0, 0, None)] * 2 + what)
+
+    async def forget_suspect(self) -> None:
+        if (held := self.suspects.held) is not None:
+            self.suspects.over(held)
 
     def next_step(self) -> Model:
         self.model.step += 1

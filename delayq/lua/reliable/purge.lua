@@ -19,7 +19,7 @@
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
 redis.call('ZCARD', waiting[0])
-check_groups()
+if redis.call('EXISTS', places) == 1 then check_groups() end
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
