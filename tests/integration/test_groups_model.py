@@ -227,6 +227,8 @@ class Held:
     message: Message[int]
     lease: object
     id: str
+    # Whether its client was told that the lease is over: then it asks for nothing more.
+    told: bool = False
 
 
 class GroupsMachine(RuleBasedStateMachine):
@@ -357,7 +359,7 @@ class GroupsMachine(RuleBasedStateMachine):
     def end(self, held: Held, how: str, delay: int) -> None:
         model = self.next_step()
         live = model.live.get(held.id)
-        ours = live is not None and live.lease is held.lease
+        ours = live is not None and live.lease is held.lease and not held.told
         if ours and how == "extend":
             assert live is not None
             # The slot of a lost lease may be another message's by now.
@@ -377,6 +379,7 @@ class GroupsMachine(RuleBasedStateMachine):
         if not ours:
             with pytest.raises(delayq.LeaseLost):
                 self.run(work[how]())
+            held.told = True
             if how == "extend" and model.at_work is held.lease:
                 model.at_work = None
             return
