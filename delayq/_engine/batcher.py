@@ -182,6 +182,8 @@ class Batcher(Generic[Item, Result]):
 
     def submit(self, item: Item, size: int, since: float | None = None) -> Future[Result]:
         """Add ``item`` of ``size`` bytes to the next batch. Await or cancel the returned future."""
+        if self._unattended:
+            self._gather()
         future: Future[Result] = Future(loop=self._loop)
         if since is None:
             since = self._loop.time()
@@ -198,6 +200,8 @@ class Batcher(Generic[Item, Result]):
         plan, loop = self._plan, self._loop
         if plan.waiting_bytes > MOST_WAITING:
             return None
+        if self._unattended:
+            self._gather()
         future: Future[Result] = Future(loop=loop)
         if plan.add(item, size, future, loop.time()):
             self._leave()
@@ -267,12 +271,16 @@ class Batcher(Generic[Item, Result]):
         self._plan.flush(done)
         return done
 
+    def _gather(self) -> None:
+        """Put items that no caller waits for into batches, so that later ones cannot overtake."""
+        unattended, self._unattended = self._unattended, []
+        self._plan.add_small(unattended, [None] * len(unattended), self._loop.time())
+
     def _leave(self) -> None:
         """Send the batches that may leave now."""
         plan = self._plan
         if self._unattended:
-            unattended, self._unattended = self._unattended, []
-            plan.add_small(unattended, [None] * len(unattended), self._loop.time())
+            self._gather()
         while (
             plan.waiting and (batch := plan.leave(self._loop.time(), self._moved_at())) is not None
         ):

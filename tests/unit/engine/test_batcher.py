@@ -345,6 +345,17 @@ async def test_items_without_a_caller_leave_together_and_report_outcomes(
     ]
 
 
+async def test_an_awaited_item_does_not_overtake_items_without_a_caller(store: Store) -> None:
+    in_flight, *waiting = [store.batcher.submit(item, 1) for item in range(3)]
+    assert store.batcher.fire_and_forget(3, MOST)
+    last = store.batcher.submit(4, 1)
+    store.reply(3)
+    assert await last == 40
+    assert store.batches == [[0], [1, 2, 3], [4]]
+    assert store.batcher.unanswered == 0
+    await asyncio.gather(in_flight, *waiting)
+
+
 async def test_items_that_succeed_without_a_caller_are_not_reported(store: Store) -> None:
     reported: list[int] = []
     batcher = store.make(
