@@ -1,7 +1,7 @@
 """Finds dead letters by why and when their messages died, and counts, redrives or purges them.
 
-Letters are read in steps of 100, so no call holds up the server. Every function may raise the
-errors of :class:`~delayq.errors.ServerError`.
+Functions take the data of a queue's partitions. Letters are read in steps of 100, so no call holds
+up the server. Every function may raise the errors of :class:`~delayq.errors.ServerError`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from delayq._reliable.dead_letters import (
     read_dead_letter,
     redrive_letters,
 )
-from delayq.admin.inspect import stores_of
 from delayq.codecs import BytesCodec
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
     from delayq._reliable.store import ReliableStore
-    from delayq.client import Client
 
 GroupBy = Literal["error", "type", "reason"]
 
@@ -86,11 +84,11 @@ class LetterGroup:
 
 
 async def find(
-    client: Client, name: str, query: LetterQuery, *, offset: int = 0, limit: int = 100
+    stores: Sequence[ReliableStore], query: LetterQuery, *, offset: int = 0, limit: int = 100
 ) -> list[DeadLetter[bytes]]:
     """Return the dead letters that match, oldest first."""
     found = []
-    for reader in await _readers(client, name, query):
+    for reader in await _readers(stores, query):
         here: list[DeadLetter[bytes]] = []
         # Each partition may have all the letters that come first.
         while len(here) < offset + limit and (some := await reader.step()) is not None:
@@ -101,16 +99,17 @@ async def find(
 
 
 async def groups(
-    client: Client,
-    name: str,
+    stores: Sequence[ReliableStore],
     by: GroupBy,
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
+    most: int | None = None,
 ) -> list[LetterGroup]:
     """Count the dead letters that match by their cause, the most frequent first.
 
-    Letters without an error are counted by their reason.
+    Letters without an error are counted by their reason. ``progress`` is called after each step
+    with the number of letters examined so far, and the total; about ``most`` are examined, or all.
     """
     counts: Counter[str] = Counter()
     moments: dict[str, tuple[datetime, datetime]] = {}
@@ -125,18 +124,21 @@ async def groups(
             moments[cause] = min(first, letter.died_at), max(last, letter.died_at)
         return 0
 
-    await _each(client, name, query, count, progress)
+    await _each(stores, query, count, progress, most)
     return [LetterGroup(cause, number, *moments[cause]) for cause, number in counts.most_common()]
 
 
 async def count(
-    client: Client,
-    name: str,
+    stores: Sequence[ReliableStore],
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
+    most: int | None = None,
 ) -> int:
-    """Return the number of dead letters that match."""
+    """Return the number of dead letters that match.
+
+    ``progress`` and ``most`` are as for :func:`groups`.
+    """
     matched = 0
 
     async def add(_: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
@@ -144,13 +146,12 @@ async def count(
         matched += len(some)
         return 0
 
-    await _each(client, name, query, add, progress)
+    await _each(stores, query, add, progress, most)
     return matched
 
 
 async def redrive(
-    client: Client,
-    name: str,
+    stores: Sequence[ReliableStore],
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -167,12 +168,11 @@ async def redrive(
     async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
         return await redrive_letters(store, [*some])
 
-    return await _each(client, name, query, act, progress)
+    return await _each(stores, query, act, progress)
 
 
 async def purge(
-    client: Client,
-    name: str,
+    stores: Sequence[ReliableStore],
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
@@ -185,7 +185,7 @@ async def purge(
     async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
         return await purge_letters(store, [*some])
 
-    return await _each(client, name, query, act, progress)
+    return await _each(stores, query, act, progress)
 
 
 class _Reader:
@@ -194,7 +194,9 @@ class _Reader:
     def __init__(self, store: ReliableStore, query: LetterQuery, total: int) -> None:
         self.store = store
         self.total = total
+        # Those after which none can match count as examined.
         self.looked_at = 0
+        self.read = 0
         self._query = query
         self._offset = 0
 
@@ -206,6 +208,7 @@ class _Reader:
             return None
         letters = {stored.name: read_dead_letter(stored, BytesCodec()) for stored in page}
         self.looked_at += len(page)
+        self.read += len(page)
         self._offset += len(page)
         if self._query.ends_at(letters[page[-1].name]):
             self.looked_at = self.total
@@ -216,27 +219,28 @@ class _Reader:
         self._offset -= number
 
 
-async def _readers(client: Client, name: str, query: LetterQuery) -> list[_Reader]:
-    stores = await stores_of(client, name)
+async def _readers(stores: Sequence[ReliableStore], query: LetterQuery) -> list[_Reader]:
     return [_Reader(store, query, await store.count_dead()) for store in stores]
 
 
 async def _each(
-    client: Client,
-    name: str,
+    stores: Sequence[ReliableStore],
     query: LetterQuery,
     act: Callable[[ReliableStore, dict[bytes, DeadLetter[bytes]]], Awaitable[int]],
     progress: Callable[[int, int], None] | None,
+    most: int | None = None,
 ) -> int:
-    """Apply ``act``, which returns how many letters it removed, to the letters that match. Return
-    the sum of its results.
+    """Apply ``act``, which returns how many letters it removed, to the letters that match among the
+    first ``most``, or all. Return the sum of its results.
     """
-    readers = await _readers(client, name, query)
+    readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
     done = 0
     for reader in readers:
         try:
-            while (some := await reader.step()) is not None:
+            while (most is None or sum(each.read for each in readers) < most) and (
+                some := await reader.step()
+            ) is not None:
                 gone = await act(reader.store, some) if some else 0
                 reader.removed(gone)
                 done += gone

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq.admin import letters as admin
+from delayq.admin.inspect import stores_of
 from delayq.admin.letters import GroupBy, LetterQuery
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
@@ -152,7 +153,8 @@ def list_dead(
             return await letters.list(offset=offset, limit=limit), await letters.size()
         query = await choice.query(client)
         # One more, to know whether there are more.
-        return await admin.find(client, queue.name, query, offset=offset, limit=limit + 1), None
+        stores = await stores_of(client, queue.name)
+        return await admin.find(stores, query, offset=offset, limit=limit + 1), None
 
     (letters, size), now = at_server_time(url, look)
     shown = letters[:limit]
@@ -196,10 +198,9 @@ def _show_groups(
 ) -> None:
     async def look(client: Client) -> list[LetterGroup]:
         queue.check_reliable(_DOING)
+        stores = await stores_of(client, queue.name)
         with progress("counted", shown=not as_json) as show:
-            return await admin.groups(
-                client, queue.name, by, await choice.query(client), progress=show
-            )
+            return await admin.groups(stores, by, await choice.query(client), progress=show)
 
     every, now = at_server_time(url, look)
     shown = every[offset : offset + limit]
@@ -320,16 +321,16 @@ class _Work:
     async def _act(self, client: Client, tell: Callable[[int, int], None]) -> int:
         if not self.choice.is_all:
             act = admin.redrive if self.name == "redriven" else admin.purge
-            query = await self.choice.query(client)
-            return await act(client, self.queue.name, query, progress=tell)
+            stores = await stores_of(client, self.queue.name)
+            return await act(stores, await self.choice.query(client), progress=tell)
         dead = self.queue.reliable(client).dead
         return await (dead.redrive if self.name == "redriven" else dead.purge)(
             self.ids, progress=tell
         )
 
     async def _count(self, client: Client, tell: Callable[[int, int], None]) -> int:
-        query = await self.choice.query(client)
-        return await admin.count(client, self.queue.name, query, progress=tell)
+        stores = await stores_of(client, self.queue.name)
+        return await admin.count(stores, await self.choice.query(client), progress=tell)
 
 
 def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -15,10 +14,12 @@ import typer
 
 from delayq import codecs
 from delayq.admin.inspect import KINDS, FoundQueue
+from delayq.admin.wording import read_duration
 from delayq.cli.completion import delayed_names, queue_names, reliable_names
 from delayq.cli.errors import CommandFailed
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, ReliableQueue
@@ -68,10 +69,8 @@ CodecName = Annotated[
     typer.Option("--codec", metavar="NAME", help=f"How values are encoded: {', '.join(CODECS)}."),
 ]
 
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _DAY = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})([Zz]|[+-][0-9]{2}:?[0-9]{2})")
 _NAMED_ZONE = re.compile(r"(.*[0-9])\s+([A-Za-z][A-Za-z0-9_+/-]*)")
-_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
 
 
 class Target(FoundQueue):
@@ -169,17 +168,10 @@ def duration(text: str | None, option: str = "--delay") -> float | None:
     """Return the seconds in ``90``, ``1.5s`` or ``1h30m``. Raises CommandFailed."""
     if text is None:
         return None
-    # Python also accepts 1_000, and the digits of other scripts.
-    if text.isascii() and "_" not in text:
-        with suppress(ValueError):
-            return float(text)
-    written = text.replace(" ", "")
-    parts = _PART.findall(written)
-    if not parts or "".join(map("".join, parts)) != written:
-        raise CommandFailed(
-            f"{option} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}"
-        )
-    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    try:
+        return read_duration(text, option)
+    except BadInput as error:
+        raise CommandFailed(str(error)) from error
 
 
 def instant(text: str | None) -> datetime | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from delayq.admin import inspect as inspection
+from delayq.admin.search import Search, Searched, SearchQuery, Shelf
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -25,106 +25,51 @@ from delayq.cli.running import at_server_time
 from delayq.cli.shown import MessageView, show_list
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from delayq import Client
     from delayq.codecs import Codec
 
 SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
 
-# The number of messages read in a step.
-_AT_A_TIME = 500
+
+def _facts_of(view: MessageView) -> Searched:
+    value = view.facts["value"]
+    texts = [view.text, value] if isinstance(value, str) else [view.text]
+    return Searched(
+        texts,
+        view.facts["id"] or "",
+        view.error,
+        view.facts.get("group") or "",
+        view.facts.get("headers") or {},
+    )
 
 
-@dataclass(frozen=True)
-class _Conditions:
-    """What a message must contain: all of it, in any case."""
+async def _shelves(
+    client: Client, queue: Target, states: Sequence[str], codec: Codec[Any]
+) -> list[Shelf[MessageView]]:
+    if queue.is_reliable:
+        depth = await inspection.reliable_stats(client, queue.name)
+    else:
+        depth = await inspection.delayed_stats(client, queue.name)
 
-    payload: str
-    id: str
-    headers: dict[str, str]
-    error: str
+    def shelf(state: Any) -> Shelf[MessageView]:
+        async def page(offset: int, limit: int) -> list[MessageView]:
+            if not queue.is_reliable:
+                records = await inspection.records(
+                    client, queue.name, state, offset=offset, limit=limit
+                )
+                return [MessageView.of_record(one, state, codec) for one in records]
+            handle = queue.reliable(client)
+            if state == "dead":
+                letters = await handle.dead.list(offset=offset, limit=limit)
+                return [MessageView.of_letter(one, codec) for one in letters]
+            messages = await handle.list(state, offset=offset, limit=limit)
+            return [MessageView.of_message(one, codec) for one in messages]
 
-    def match(self, view: MessageView) -> bool:
-        value = view.facts["value"]
-        texts = [view.text, value] if isinstance(value, str) else [view.text]
-        headers = view.facts.get("headers") or {}
-        return (
-            any(self.payload.lower() in text.lower() for text in texts)
-            and self.id.lower() in (view.facts["id"] or "").lower()
-            and self.error.lower() in view.error.lower()
-            and all(
-                name in headers and text.lower() in headers[name].lower()
-                for name, text in self.headers.items()
-            )
-        )
+        return Shelf(getattr(depth, state), page)
 
-
-@dataclass
-class _Search:
-    """A search, and how far it has come."""
-
-    queue: Target
-    conditions: _Conditions
-    codec: Codec[Any]
-    states: tuple[str, ...]
-    offset: int
-    most: int
-    limit: int
-    total: int = 0
-    searched: int = 0
-    # Messages that were counted, and gone when they were to be read.
-    missing: int = 0
-
-    @property
-    def next_offset(self) -> int | None:
-        """Where to search on; None at the end."""
-        until = self.offset + self.searched + self.missing
-        return until if until < self.total else None
-
-    async def run(self, client: Client, show: Callable[[int, int], None]) -> list[MessageView]:
-        """Return the first messages that match among those to look at."""
-        found: list[MessageView] = []
-        skip = self.offset
-        counts = await self._counts(client)
-        self.total = sum(counts.values())
-        for state, count in counts.items():
-            at, skip = min(skip, count), max(0, skip - count)
-            while at < count and (left := self.most - self.searched) > 0:
-                page = await self._page(client, state, at, min(_AT_A_TIME, left, count - at))
-                if not page:
-                    # They are gone meanwhile. To search on from here would find none again.
-                    self.missing += count - at
-                    break
-                for view in page:
-                    self.searched += 1
-                    if self.conditions.match(view):
-                        found.append(view)
-                        if len(found) == self.limit:
-                            return found
-                at += len(page)
-                show(self.searched, min(self.most, self.total - self.offset))
-        return found
-
-    async def _counts(self, client: Client) -> dict[str, int]:
-        if self.queue.is_reliable:
-            depth = await inspection.reliable_stats(client, self.queue.name)
-        else:
-            depth = await inspection.delayed_stats(client, self.queue.name)
-        return {state: getattr(depth, state) for state in self.states}
-
-    async def _page(self, client: Client, state: Any, offset: int, limit: int) -> list[MessageView]:
-        if not self.queue.is_reliable:
-            records = await inspection.records(
-                client, self.queue.name, state, offset=offset, limit=limit
-            )
-            return [MessageView.of_record(one, state, self.codec) for one in records]
-        handle = self.queue.reliable(client)
-        if state == "dead":
-            letters = await handle.dead.list(offset=offset, limit=limit)
-            return [MessageView.of_letter(one, self.codec) for one in letters]
-        messages = await handle.list(state, offset=offset, limit=limit)
-        return [MessageView.of_message(one, self.codec) for one in messages]
+    return [shelf(state) for state in states]
 
 
 def search(
@@ -163,36 +108,31 @@ def search(
 
     Exit status: 0, or 1 if none was found.
     """
-    conditions = _Conditions(payload, id, headers_of(header) or {}, error)
-    if not (payload or id or header or error):
+    query = SearchQuery(payload, id, error, headers=headers_of(header) or {})
+    if query.is_empty:
         raise CommandFailed("nothing to search for: pass --payload, --id, --header or --error")
     states: tuple[str, ...] = ("ready", "delayed", "leased", "dead")
     if not queue.is_reliable:
-        if header or error or state == "dead":
+        if query.needs_reliable or state == "dead":
             raise CommandFailed("--header, --error and --state dead need a reliable queue")
         states = states[:-1]
-    work = _Search(
-        queue,
-        conditions,
-        codec_of(codec),
-        states if state == "all" else (state,),
-        offset,
-        scan,
-        limit,
-    )
+    how = codec_of(codec)
+    chosen = states if state == "all" else (state,)
 
-    async def look(client: Client) -> list[MessageView]:
+    async def look(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
+        shelves = await _shelves(client, queue, chosen, how)
+        work = Search(shelves, lambda view: query.matches(_facts_of(view)), offset)
         with progress("searched", shown=not as_json) as show:
-            return await work.run(client, show)
+            return work, await work.run(most=scan, limit=limit, progress=show)
 
-    found, now = at_server_time(url, look)
+    (work, found), now = at_server_time(url, look)
+    more = work.next_offset
     if found or as_json:
         show_list(found, now, as_json=as_json, mixed=True)
     if as_json:
         figures = {"searched": work.searched, "total": work.total, "found": len(found)}
-        print_json({**figures, "next_offset": work.next_offset})
+        print_json({**figures, "next_offset": more})
     else:
-        more = work.next_offset
         hint = "" if more is None else f"; continue with --offset {more}"
         say(
             f"{len(found):,} found; {work.searched:,} of {work.total:,} messages were searched"

@@ -1,0 +1,119 @@
+"""Durations and limits as people write them: ``1h30m``; ``5``, ``100/s``, ``5,100/10m``. Pure."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delayq._reliable.limits import Limit
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
+
+
+def read_duration(text: str, name: str) -> float:
+    """Return the seconds in ``90``, ``1.5s`` or ``1h30m``.
+
+    Args:
+        text: The text.
+        name: How the caller calls it, for errors.
+
+    Raises:
+        BadInput: It is not a duration.
+    """
+    # Python also accepts 1_000, and the digits of other scripts.
+    if text.isascii() and "_" not in text:
+        with suppress(ValueError):
+            return float(text)
+    written = text.replace(" ", "")
+    parts = _PART.findall(written)
+    if not parts or "".join(map("".join, parts)) != written:
+        raise BadInput(
+            f"{name} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}"
+        )
+    return sum(float(number) * _UNITS[unit] for number, unit in parts)
+
+
+def read_limit(text: str, name: str) -> Limit | None:
+    """Return the limit that a text describes; None for ``none``.
+
+    The arguments are as for :func:`read_duration`.
+
+    Raises:
+        BadInput: It describes none, or an impossible one.
+    """
+    if text.strip() == "none":
+        return None
+    concurrency: int | None = None
+    rate: tuple[int, float] | None = None
+    ordered = False
+    for part in text.replace(" ", "").split(","):
+        number, slash, period = part.partition("/")
+        if part == "ordered" and not ordered:
+            ordered = True
+        elif not _is_number(number):
+            raise _misunderstood(text, name)
+        elif slash and period and rate is None:
+            # "100/s" is short for "100/1s".
+            rate = (int(number), read_duration(period if _starts(period) else f"1{period}", name))
+        elif not slash and concurrency is None:
+            concurrency = int(number)
+        else:
+            raise _misunderstood(text, name)
+    try:
+        if rate is None:
+            return Limit(concurrency, ordered=ordered)
+        return Limit(concurrency, rate[0], rate[1], ordered)
+    except BadInput as error:
+        raise BadInput(f"{name}: {error}") from error
+
+
+def write_limit(limit: Limit | None) -> str:
+    """Return a limit as :func:`read_limit` takes it."""
+    if limit is None:
+        return "none"
+    assert isinstance(limit.per, float)
+    parts = [
+        "" if limit.concurrency is None or limit.ordered else str(limit.concurrency),
+        "" if limit.rate is None else f"{limit.rate}/{limit.per:.15g}s",
+        "ordered" if limit.ordered else "",
+    ]
+    return ",".join(filter(None, parts)) or "none"
+
+
+def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:
+    """Return a limit in words, such as ``5 at a time, 100 in 10 min``.
+
+    ``span`` formats a duration in seconds.
+    """
+    if limit is None:
+        return "none"
+    parts = []
+    if limit.concurrency is not None and not limit.ordered:
+        parts.append(f"{limit.concurrency:,} at a time")
+    if limit.ordered:
+        parts.append("in order")
+    if limit.rate is not None:
+        assert isinstance(limit.per, float)
+        parts.append(f"{limit.rate:,} in {span(limit.per)}")
+    return ", ".join(parts) or "none"
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _starts(period: str) -> bool:
+    return period[:1].isdigit()
+
+
+def _misunderstood(text: str, name: str) -> BadInput:
+    return BadInput(
+        f"{name} must be how many run at a time, such as 5, how many start within a period, such as"
+        f" 100/s, both, such as 5,100/s, or none, not {text!r}"
+    )

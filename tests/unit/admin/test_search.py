@@ -1,0 +1,100 @@
+"""A search reads messages step by step, says how far it came, and can go on from there."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from delayq.admin.search import Search, Searched, SearchQuery, Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAIL = Searched(
+    ['{"to": "Ada"}'], "mail-1", "ValueError: Busy", "tenant-7", {"trace": "T-1", "kind": "mail"}
+)
+
+
+@pytest.mark.parametrize(
+    ("query", "matches"),
+    [
+        (SearchQuery("ada"), True),
+        (SearchQuery("bob"), False),
+        (SearchQuery(id="MAIL"), True),
+        (SearchQuery(error="busy"), True),
+        (SearchQuery(group="tenant-8"), False),
+        (SearchQuery(headers={"trace": "t-1", "kind": ""}), True),
+        (SearchQuery(headers={"other": ""}), False),
+        (SearchQuery("ada", id="mail", error="idle"), False),
+    ],
+)
+def test_a_message_matches_if_it_contains_everything(query: SearchQuery, matches: bool) -> None:
+    assert query.matches(MAIL) is matches
+
+
+def test_a_payload_may_be_written_in_several_ways() -> None:
+    assert SearchQuery("é").matches(Searched(['"\\u00e9"', '"é"']))
+    assert not SearchQuery("é").matches(Searched([]))
+
+
+def test_only_conditions_that_every_queue_knows_fit_a_delayed_queue() -> None:
+    assert not SearchQuery("x", "y").needs_reliable
+    assert all(
+        query.needs_reliable
+        for query in (
+            SearchQuery(error="x"),
+            SearchQuery(group="x"),
+            SearchQuery(headers={"x": ""}),
+        )
+    )
+    assert SearchQuery().is_empty
+    assert not SearchQuery(group="x").is_empty
+
+
+def shelf(numbers: Sequence[int], asked: list[int]) -> Shelf[int]:
+    async def page(offset: int, limit: int) -> Sequence[int]:
+        asked.append(limit)
+        return numbers[offset : offset + limit]
+
+    return Shelf(len(numbers), page)
+
+
+def tenth(number: int) -> bool:
+    return number % 10 == 0
+
+
+async def test_a_search_goes_on_where_it_stopped() -> None:
+    asked: list[int] = []
+    found: list[int] = []
+    offset: int | None = 0
+    while offset is not None:
+        shelves = [shelf(range(700), asked), shelf([], asked), shelf(range(700, 1000), asked)]
+        work = Search(shelves, tenth, offset)
+        found += await work.run(most=300, limit=7)
+        assert work.searched <= 300
+        assert work.total == 1000
+        offset = work.next_offset
+    assert found == [*range(0, 1000, 10)]
+    assert max(asked) <= 200
+
+
+async def test_a_search_ends_at_its_bounds_and_says_so() -> None:
+    work = Search([shelf(range(1000), [])], tenth)
+    told: list[tuple[int, int]] = []
+    await work.run(most=450, limit=1000, progress=lambda *step: told.append(step))
+    assert told == [(200, 450), (400, 450), (450, 450)]
+    assert (work.searched, work.next_offset) == (450, 450)
+    late = Search([shelf(range(1000), [])], tenth)
+    assert await late.run(most=1000, limit=10, until=time.monotonic() - 1) == []
+    assert late.next_offset == 0
+
+
+async def test_a_search_passes_over_messages_that_are_gone() -> None:
+    async def page(offset: int, limit: int) -> Sequence[int]:
+        return []
+
+    work = Search([Shelf(5, page), shelf([10], [])], tenth)
+    assert await work.run(most=100, limit=10) == [10]
+    assert work.next_offset is None
