@@ -6,17 +6,19 @@ import asyncio
 import heapq
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, score_of
-from delayq._reliable.bodies import parse, parse_letter
+from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.dead_letters import purge_letters, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.store import ReliableStore
+from delayq.admin.search import Shelf
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -68,7 +70,13 @@ class Row:
     error: str = ""
     error_line: str = ""
     reason: str = ""
+    group: str = ""
     headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def moment_us(self) -> int | None:
+        """When it died, its lease ends, or it is due."""
+        return self.died_us or self.lease_us or self.due_us
 
 
 class DelayedSource:
@@ -115,6 +123,15 @@ class DelayedSource:
             return [Row(None, state, payload, lease_us=ends_us) for payload, ends_us in leased]
         read = self._store.ready_page if state == "ready" else self._store.quarantined_page
         return [Row(None, state, payload) for payload in await read(offset, limit)]
+
+    async def shelves(self, states: Sequence[str]) -> list[Shelf[Row]]:
+        """Return the messages in these states, to be searched."""
+        depth = await self.depth()
+        return [
+            Shelf(count_in(depth, state), partial(self.page, state))
+            for state in states
+            if state in self.states
+        ]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
         found = None if dead else await self._store.find_at(place.due, place.id)
@@ -176,20 +193,45 @@ class ReliableSource:
         single = len(self._parts) == 1
         first, count = (offset, limit) if single else (0, offset + limit)
 
-        async def rows(number: int, store: ReliableStore) -> list[Row]:
-            if state == "dead":
-                letters = await store.dead_page(first, count)
-                return [_letter(Place(letter.name, number), letter) for letter in letters]
-            messages = await store.page(state, first, count)
-            return [_live(Place(found.id, number), found) for found in messages]
-
         def order(row: Row) -> tuple[int, int]:
             priority = row.priority if state == "ready" else 0
             return -priority, row.died_us or row.due_us or row.lease_us or 0
 
-        parts = await self._each(rows)
+        parts = await self._each(lambda number, _: self._rows(number, state, first, count))
         merged = heapq.merge(*parts, key=order)
         return parts[0] if single else [*islice(merged, offset, offset + limit)]
+
+    async def shelves(self, states: Sequence[str]) -> list[Shelf[Row]]:
+        """Return the messages in these states, to be searched: one partition after the other."""
+        depths = await self._each(lambda _, store: store.depth())
+        return [
+            Shelf(count_in(depth, state), partial(self._rows, number, state))
+            for state in states
+            if state in (*self.states, "dead")
+            for number, depth in enumerate(depths)
+        ]
+
+    async def look_up(self, id: str) -> list[Row]:  # noqa: A002
+        """Return the live message and the dead letters with this id."""
+
+        async def there(number: int, store: ReliableStore) -> list[Row]:
+            found = await store.get(id)
+            rows = [] if found is None else [_live(Place(found.id, number), found)]
+            for name in await store.find_dead([id]):
+                letter = await store.dead_letter(name if isinstance(name, bytes) else name.encode())
+                rows += [] if letter is None else [_letter(Place(letter.name, number), letter)]
+            return rows
+
+        return [row for rows in await self._each(there) for row in rows]
+
+    async def _rows(self, number: int, state: str, offset: int, limit: int) -> list[Row]:
+        """Return messages of one partition."""
+        store = self._parts[number]
+        if state == "dead":
+            letters = await store.dead_page(offset, limit)
+            return [_letter(Place(letter.name, number), letter) for letter in letters]
+        messages = await store.page(state, offset, limit)
+        return [_live(Place(found.id, number), found) for found in messages]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
         if not self.has(place):
@@ -281,6 +323,12 @@ def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
     return None if kind == "delayed" and depth.ready and not late else late
 
 
+def count_in(depth: QueueDepth, state: str) -> int:
+    """Return the number of messages in one state."""
+    count: int = undeliverable(depth) if state == "unreadable" else getattr(depth, state)
+    return count
+
+
 def undeliverable(depth: QueueDepth) -> int:
     """Return the number of dead letters, or of a delayed queue's unreadable records."""
     return depth.dead + (depth.quarantined or 0)
@@ -294,21 +342,24 @@ def _record(found: PendingRecord) -> Row:
 
 
 def _live(place: Place, found: StoredMessage, times: MessageTimes | None = None) -> Row:
-    enqueued, headers, payload = _body(found.body)
+    parts = _body(found.body)
     leased = found.state == "leased"
     due_us = found.moment_us if not leased else None if times is None else times.due_us
+    line, error = unpack_error(found.error or "")
     return Row(
         place,
         found.state,
-        payload,
+        parts.payload,
         due_us=due_us,
         lease_us=found.moment_us if leased else None,
-        enqueued_us=enqueued,
+        enqueued_us=parts.enqueued_us or None,
         expires_us=None if times is None else times.expires_us,
         priority=found.priority,
         attempt=found.attempt,
-        error="" if found.error is None else unpack_error(found.error)[1],
-        headers=headers,
+        error=error,
+        error_line=line,
+        group=parts.group or "",
+        headers=_texts(parts.headers),
     )
 
 
@@ -318,33 +369,37 @@ def _letter(place: Place, stored: StoredLetter) -> Row:
     except ValueError:
         # A letter that cannot be read must not hide the others.
         return Row(place, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
-    enqueued, headers, payload = _body(body)
+    parts = _body(body)
     line, error = unpack_error(str(why.get("error") or ""))
     return Row(
         place,
         "dead",
-        payload,
+        parts.payload,
         died_us=stored.died_us,
-        enqueued_us=enqueued,
+        enqueued_us=parts.enqueued_us or None,
         priority=_number(why.get("priority")),
         attempt=_number(why.get("attempt")),
         error=error,
         error_line=line,
         reason=str(why.get("reason") or ""),
-        headers=headers,
+        group=parts.group or "",
+        headers=_texts(parts.headers),
     )
 
 
-def _body(body: bytes) -> tuple[int | None, dict[str, str], bytes]:
+def _body(body: bytes) -> Body:
+    """Return the parts of a body; of one that cannot be read, all of it as the payload."""
     try:
-        parts = parse(body)
+        return parse(body)
     except ValueError:
-        return None, {}, body
-    texts = {
+        return Body(0, {}, body, None, None)
+
+
+def _texts(headers: dict[str, Any]) -> dict[str, str]:
+    return {
         str(name): value if isinstance(value, str) else json.dumps(value)
-        for name, value in parts.headers.items()
+        for name, value in headers.items()
     }
-    return parts.enqueued_us, texts, parts.payload
 
 
 def _number(value: object) -> int:

@@ -14,6 +14,8 @@ from tests.support.reliable_fixtures import faults, jobs, store
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from httpx import AsyncClient
+
     from tests.support.servers import Kind, PrivateServer
 
 __all__ = ["faults", "jobs", "store"]
@@ -55,3 +57,22 @@ def cluster(_cluster: TestCluster) -> TestCluster:
 @pytest.fixture
 async def queue(client: delayq.Client) -> delayq.DelayedQueue[int]:
     return client.delayed_queue("orders")
+
+
+@pytest.fixture
+async def reader(client: delayq.Client) -> AsyncIterator[AsyncClient]:
+    """Return a browser without scripts, on a dashboard that only reads."""
+    from tests.support.board import browse
+
+    async with browse(delayq.dashboard(client)) as browser:
+        yield browser
+
+
+@pytest.fixture
+async def admin(client: delayq.Client) -> AsyncIterator[AsyncClient]:
+    """Return a browser without scripts that is logged in as an operator."""
+    from tests.support.board import TOKEN, browse, log_in
+
+    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
+        await log_in(browser)
+        yield browser

@@ -25,7 +25,7 @@ from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import find_queues, known_queue
 from tests.conftest import FOUND
 from tests.integration.test_acl import granted
-from tests.support.board import HOST, TOKEN, browse, form, links, log_in, texts, word
+from tests.support.board import HOST, TOKEN, act, browse, form, links, log_in, page, texts, word
 from tests.support.servers import PrivateServer
 from tests.support.waiting import until
 
@@ -51,38 +51,11 @@ CANCEL_ONE = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel"}
 
 
 @pytest.fixture
-async def reader(client: Client) -> AsyncIterator[Browser]:
-    async with browse(delayq.dashboard(client)) as browser:
-        yield browser
-
-
-@pytest.fixture
-async def admin(client: Client) -> AsyncIterator[Browser]:
-    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
-        await log_in(browser)
-        yield browser
-
-
-@pytest.fixture
 async def one(client: Client) -> Jobs:
     """Return a queue with one message, which is due in a minute."""
     jobs = client.reliable_queue("jobs")
     await jobs.offer("a payload", 60, id="one")
     return jobs
-
-
-async def page(browser: Browser, address: str, status: int = 200) -> str:
-    answer = await browser.get(address)
-    assert answer.status_code == status, answer.text
-    return answer.text
-
-
-async def act(browser: Browser, address: str, do: str, **more: Any) -> str:
-    """Submit the form of a page, and return the page to which it redirects."""
-    fields = form(await page(browser, address), *["at"] * address.startswith("message"))
-    answer = await browser.post("act", data=fields | {"do": do} | more)
-    assert answer.status_code == 303, answer.text
-    return await page(browser, answer.headers["location"])
 
 
 async def bury(queue: delayq.ReliableQueue[Any], count: int = 1) -> None:

@@ -58,3 +58,17 @@ def form(page: str, *more: str) -> dict[str, str]:
 def texts(page: str) -> str:
     """Return the readable text of a page on one line."""
     return " ".join(html.unescape(re.sub(r"<[^>]*>", " ", page)).split())
+
+
+async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> str:
+    answer = await browser.get(address)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+async def act(browser: httpx.AsyncClient, address: str, do: str, **more: Any) -> str:
+    """Submit the form of a page, and return the page to which it redirects."""
+    fields = form(await page(browser, address), *["at"] * address.startswith("message"))
+    answer = await browser.post("act", data=fields | {"do": do} | more)
+    assert answer.status_code == 303, answer.text
+    return await page(browser, answer.headers["location"])

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard.forms import offset_of, see
 from delayq._dashboard.page import Action, Note, Page
-from delayq._dashboard.source import undeliverable
+from delayq._dashboard.source import count_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -45,7 +45,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         "settings": settings,
         "bars": list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
         "state": state,
-        "total": undeliverable(depth) if state == "unreadable" else getattr(depth, state),
+        "total": count_in(depth, state),
         "rows": rows,
         "offset": offset,
         "limit": PER_PAGE,

@@ -1,0 +1,178 @@
+"""A search for messages by what they contain, over one queue or all of them."""
+
+from __future__ import annotations
+
+import json
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+
+from delayq._dashboard.forms import whole
+from delayq._dashboard.page import Page
+from delayq._dashboard.rendering import link, name_of
+from delayq._dashboard.source import ReliableSource
+from delayq.admin.search import Search, Searched, SearchQuery
+from delayq.errors import ServerRefused
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from starlette.requests import Request
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.source import AnySource, Row
+    from delayq.admin.catalog import QueueKind
+
+STATES = ("ready", "delayed", "leased", "dead", "unreadable")
+_FOUND = 25
+# The bounds of one page: visitors go on to the next one.
+_MOST = 5_000
+_SECONDS = 1.5
+# The longest payload that is parsed to be searched, in bytes.
+_PARSED = 256 * 1024
+_MOST_TROUBLES = 10
+
+
+@dataclass
+class _Progress:
+    """What the search of one page has found so far."""
+
+    until: float
+    found: list[tuple[AnySource, Row]] = field(default_factory=list)
+    searched: int = 0
+    troubles: list[str] = field(default_factory=list)
+    # Where to go on: a queue, and how many of its messages to skip.
+    next: tuple[QueueKind, str, int] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.found) >= _FOUND or self.searched >= _MOST or time.monotonic() >= self.until
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    asked = request.query_params
+    texts = {name: asked.get(name, "").strip() for name in ("q", "id", "error", "group", "header")}
+    state = asked.get("state", "")
+    if state and state not in STATES:
+        raise HTTPException(404, "Unknown message state.")
+    only = await board.source(request) if asked.get("name") else None
+    query, wrong = _query(texts)
+    work = None
+    if not query.is_empty and not wrong:
+        work = _Progress(time.monotonic() + _SECONDS)
+        states = (state,) if state else STATES
+        if only is not None:
+            await _look(only, query, states, whole(asked.get("offset")), work)
+        else:
+            after = asked.get("from", ""), asked.get("from_kind", "")
+            await _look_at_all(board, query, states, after, whole(asked.get("offset")), work)
+    seen = whole(asked.get("seen")) + (0 if work is None else work.searched)
+    return {
+        "only": only,
+        "texts": texts,
+        "state": state,
+        "states": STATES,
+        "wrong": wrong,
+        "work": work,
+        "seen": seen,
+        "more": "" if work is None or work.next is None else _more(only, texts, state, work, seen),
+        "now": await board.now(),
+    }
+
+
+def _query(texts: Mapping[str, str]) -> tuple[SearchQuery, str]:
+    """Return what to search for, and why it is invalid."""
+    name, equals, text = texts["header"].partition("=")
+    headers = {name.strip(): text.strip()} if equals and name.strip() else {}
+    query = SearchQuery(texts["q"], texts["id"], texts["error"], texts["group"], headers)
+    if texts["header"] and not headers:
+        return query, "The header must be NAME=TEXT."
+    return query, ""
+
+
+async def _look_at_all(
+    board: Board,
+    query: SearchQuery,
+    states: Sequence[str],
+    start: tuple[str, str],
+    offset: int,
+    work: _Progress,
+) -> None:
+    """Search all queues by name, from a name and kind on."""
+    known = sorted(await board.queues.known(), key=lambda each: (each[1], each[0]))
+    for kind, name, partitions in known:
+        if (name, kind) < start:
+            continue
+        if work.is_full:
+            work.next = kind, name, 0
+            return
+        source = board.queues.of(kind, name, partitions)
+        skip = offset if (name, kind) == start else 0
+        try:
+            await _look(source, query, states, skip, work)
+        except ServerRefused as error:
+            # A queue whose keys hold something else must not hide the others.
+            if len(work.troubles) < _MOST_TROUBLES:
+                work.troubles.append(f"{name}: {error}")
+        if work.next is not None:
+            return
+
+
+async def _look(
+    source: AnySource, query: SearchQuery, states: Sequence[str], offset: int, work: _Progress
+) -> None:
+    """Search one queue, from an offset on."""
+    if source.kind == "delayed" and query.needs_reliable:
+        return
+    known = ""
+    if query.id and isinstance(source, ReliableSource):
+        # A whole id is found at once, however long the queue is.
+        known = query.id
+        rows = await source.look_up(known) if not offset else []
+        wanted = [row for row in rows if row.state in states and query.matches(_searched(row))]
+        work.found += [(source, row) for row in wanted]
+
+    def matches(row: Row) -> bool:
+        searched = _searched(row)
+        return query.matches(searched) and not (known and searched.id == known)
+
+    search = Search(await source.shelves(states), matches, offset)
+    found = await search.run(
+        most=max(0, _MOST - work.searched),
+        limit=max(1, _FOUND - len(work.found)),
+        until=work.until,
+    )
+    work.found += [(source, row) for row in found]
+    work.searched += search.searched
+    if (next_offset := search.next_offset) is not None:
+        work.next = source.kind, source.name, next_offset
+
+
+def _searched(row: Row) -> Searched:
+    name = "" if row.place is None else name_of(row.place)
+    return Searched(_texts(row.payload or b""), name, row.error_line, row.group, row.headers)
+
+
+def _texts(payload: bytes) -> list[str]:
+    """Return a payload as it is stored, and JSON with escapes also without them."""
+    texts = [payload.decode(errors="replace")]
+    if b"\\" in payload and len(payload) <= _PARSED:
+        with suppress(ValueError, RecursionError):
+            texts.append(json.dumps(json.loads(payload), ensure_ascii=False))
+    return texts
+
+
+def _more(
+    only: AnySource | None, texts: Mapping[str, str], state: str, work: _Progress, seen: int
+) -> str:
+    """Return the address of the next page."""
+    assert work.next is not None
+    kind, name, offset = work.next
+    start = {} if only is not None else {"from": name, "from_kind": kind}
+    return link("search", only, None, **texts, state=state, **start, offset=offset, seen=seen)
+
+
+PAGE = Page("/search", "search.html", load, label="Search", scope="server")
