@@ -25,10 +25,15 @@ _FARTHEST_IN_PARTITIONS = 10_000
 
 
 class Form:
-    """The fields of a form. Each may have several values."""
+    """The fields of a form. Each may have several values.
 
-    def __init__(self, fields: dict[str, list[str]]) -> None:
+    Attributes:
+        request: The request that has sent it.
+    """
+
+    def __init__(self, fields: dict[str, list[str]], request: Request) -> None:
         self._fields = fields
+        self.request = request
 
     @classmethod
     async def of(cls, request: Request) -> Form:
@@ -40,7 +45,7 @@ class Form:
                 raise HTTPException(413, "The form is too large.")
         text = body.decode(errors="replace")
         try:
-            return cls(parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+            return cls(parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS), request)
         except ValueError:
             raise HTTPException(400, "The form cannot be parsed.") from None
 

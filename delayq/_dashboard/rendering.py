@@ -14,6 +14,7 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
+from delayq._durations import MICROSECOND
 
 if TYPE_CHECKING:
     from delayq._dashboard.source import AnySource, Row
@@ -26,6 +27,7 @@ _BYTES_SHOWN = 4096
 _WHOLE = 2 * 1024 * 1024
 # The last moment that can be written as a date.
 _LAST = 253402300799 * SECOND
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 _PLACE = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
 
@@ -87,6 +89,11 @@ def _dump(payload: bytes) -> str:
     if len(payload) > _BYTES_SHOWN:
         lines.append(f"… {len(payload) - _BYTES_SHOWN:,} more bytes")
     return "\n".join(lines)
+
+
+def us(when: datetime) -> int:
+    """Return a moment in microseconds."""
+    return (when - _EPOCH) // MICROSECOND
 
 
 def moment(us: int | None) -> str:
@@ -188,7 +195,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (pretty, preview, moment, iso, span, relative, size, name_of, packed)
+    of_values = (pretty, preview, us, moment, iso, span, relative, size, name_of, packed)
     filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
     made.filters.update(filters, number="{:,}".format)
     made.globals["link"] = link

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, score_of
 from delayq._reliable.bodies import Body, parse, parse_letter
-from delayq._reliable.dead_letters import purge_letters, redrive_letters
+from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
+from delayq.codecs import BytesCodec
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from delayq._delayed.store import PendingRecord
     from delayq._engine.session import Session
+    from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings
     from delayq.admin.catalog import QueueKind
@@ -250,6 +252,24 @@ class ReliableSource:
     async def reschedule(self, place: Place, delay_us: int) -> Place | None:
         (done,) = await self._parts[place.partition].reschedule([place.id], delay_us)
         return place if done else None
+
+    async def letters(self) -> list[Shelf[tuple[Row, DeadLetter[bytes]]]]:
+        """Return the dead letters, to be searched: one partition after the other."""
+
+        async def page(number: int, offset: int, limit: int) -> list[tuple[Row, DeadLetter[bytes]]]:
+            stored = await self._parts[number].dead_page(offset, limit)
+            return [
+                (_letter(Place(each.name, number), each), read_dead_letter(each, BytesCodec()))
+                for each in stored
+            ]
+
+        counts = await self._each(lambda _, store: store.count_dead())
+        return [Shelf(count, partial(page, number)) for number, count in enumerate(counts)]
+
+    async def every_store(self) -> Sequence[ReliableStore]:
+        """Return the data of all partitions, also of those that were not found yet."""
+        await self._learn()
+        return self._parts
 
     async def redrive(self, places: Sequence[Place] | None) -> int:
         """Redrive dead letters; all of them if None."""

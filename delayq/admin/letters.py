@@ -45,15 +45,18 @@ class LetterQuery:
         error: Text that the line of the last error contains, in any case.
         reason: Text that the reason contains, in any case.
         died_before: The latest time of death.
+        cause: The cause of their group, exactly, and how they are grouped; None for all groups.
     """
 
     error: str = ""
     reason: str = ""
     died_before: datetime | None = None
+    cause: tuple[GroupBy, str] | None = None
 
     def matches(self, letter: DeadLetter[bytes]) -> bool:
         return (
-            self.error.lower() in letter.error.lower()
+            (self.cause is None or _cause(letter, self.cause[0]) == self.cause[1])
+            and self.error.lower() in letter.error.lower()
             and self.reason.lower() in letter.reason.lower()
             and not self._is_too_young(letter)
         )

@@ -4,6 +4,7 @@ bulk actions, groups, schedules, timelines, new messages.
 
 from __future__ import annotations
 
+import html
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -168,3 +169,136 @@ async def test_payloads_that_are_no_text_are_searched_too(raw: Any, reader: Brow
     await raw.rpush(keys.ready, b"\xff\x00needle", b'"\\ud800 needle"')
     await raw.rpush(keys.quarantine, b"needle")
     assert "3 found." in texts(await page(reader, "search?q=NEEDLE"))
+
+
+# Dead letters
+
+
+LETTERS = "dead?kind=reliable&name=jobs"
+
+
+async def die(jobs: Jobs, reason: str, *errors: str) -> None:
+    """Make messages dead letters, one for each error, with the ids dead-0, dead-1 and so on."""
+    for error in errors:
+        number = await jobs.dead.size()
+        await jobs.offer({"n": number}, id=f"dead-{number}")
+        await (await jobs.claim())[0].bury(reason, error)
+
+
+async def dead_of_all_kinds(client: Client, partitions: int | None = None) -> Jobs:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await die(jobs, "attempts", *["TimeoutError: a"] * 2, "TimeoutError: b", "LookupError: Timeout")
+    await die(jobs, "expired", "", "TimeoutError: a")
+    return jobs
+
+
+def confirmation(shown: str) -> dict[str, str]:
+    """Return the form that applies an action to all letters that match."""
+    (fields,) = re.findall(
+        r'<form method="post"[^>]*class="card actions">(.*?)</form>', shown, re.DOTALL
+    )
+    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', fields)
+    return {name: html.unescape(value) for name, value in found}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(
+    ("asked", "ids"),
+    [
+        ("error=timeout", {0, 1, 2, 3, 5}),
+        ("reason=expired", {4, 5}),
+        ("error=timeout&reason=expired", {5}),
+        ("by=type&cause=TimeoutError", {0, 1, 2, 5}),
+        ("by=error&cause=TimeoutError%3A+a", {0, 1, 5}),
+        ("by=reason&cause=expired&error=timeout", {5}),
+        ("older=0&unit=seconds", {0, 1, 2, 3, 4, 5}),
+        ("older=1&unit=hours", set[int]()),
+    ],
+)
+async def test_dead_letters_are_filtered(
+    client: Client, reader: Browser, partitions: int | None, asked: str, ids: set[int]
+) -> None:
+    await dead_of_all_kinds(client, partitions)
+    shown = await page(reader, f"{LETTERS}&{asked}")
+    assert set(names(shown)) == {f"dead-{number}" for number in ids}
+    assert f"{len(ids)} matching." in texts(shown) or f"{len(ids)} with the" in texts(shown)
+
+
+async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser) -> None:
+    await dead_of_all_kinds(client)
+    shown = await page(reader, f"{LETTERS}&by=type")
+    assert re.search(r"TimeoutError 4 .* LookupError 1 .* expired 1 ", texts(shown))
+    (address,) = [each for each in links(shown, "dead?") if "TimeoutError" in each]
+    assert len(names(await page(reader, address))) == 4
+    shown = texts(await page(reader, f"{LETTERS}&by=error&reason=expired"))
+    assert re.search(r"TimeoutError: a 1 .* expired 1 ", shown) or re.search(
+        r"expired 1 .* TimeoutError: a 1 ", shown
+    )
+    await page(reader, f"{LETTERS}&by=moon", 404)
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize(("do", "note"), [("redrive", "messages re-queued"), ("purge", "dropped")])
+async def test_an_action_applies_to_what_a_filter_shows(
+    client: Client, admin: Browser, partitions: int | None, do: str, note: str
+) -> None:
+    jobs = await dead_of_all_kinds(client, partitions)
+    fields = confirmation(
+        await page(admin, f"{LETTERS}&by=type&cause=TimeoutError&reason=attempts")
+    )
+    # One that died after the visitor has looked stays.
+    await die(jobs, "attempts", "TimeoutError: late")
+    refused = await admin.post("act", data=fields | {"do": do})
+    assert "confirm that the action" in await page(admin, refused.headers["location"])
+    assert await jobs.dead.size() == 7
+    done = await admin.post("act", data=fields | {"do": do, "sure": "1"})
+    assert f"3 {note}" in texts(await page(admin, done.headers["location"])).replace(
+        "dead letters dropped", "dropped"
+    )
+    assert {each.id for each in await jobs.dead.list()} == {"dead-3", "dead-4", "dead-5", "dead-6"}
+    assert (await jobs.stats()).ready == (3 if do == "redrive" else 0)
+
+
+async def test_conditions_that_cannot_be_are_told_beside_the_field(
+    client: Client, reader: Browser
+) -> None:
+    await dead_of_all_kinds(client)
+    for age in ("soon", "-1", "nan", "1e99"):
+        shown = await page(reader, f"{LETTERS}&older={age}&unit=days&error=kept")
+        assert 'aria-describedby="wrong_older"' in shown
+        assert f'value="{age}"' in shown
+        assert 'value="kept"' in shown
+        assert "<option selected>days" in shown
+
+
+async def test_a_malformed_filter_drops_nothing(client: Client, admin: Browser) -> None:
+    jobs = await dead_of_all_kinds(client)
+    fields = confirmation(await page(admin, f"{LETTERS}&error=timeout"))
+    for change in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
+        answer = await admin.post("act", data=fields | {"do": "purge", "sure": "1"} | change)
+        assert answer.status_code == 400
+    assert await jobs.dead.size() == 6
+
+
+async def test_a_filter_of_many_dead_letters_is_bounded(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.pages.dead._MOST", 300)
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(i, id=f"m{i:03}") for i in range(500)])
+    while messages := await jobs.claim(100):
+        for message in messages:
+            await message.bury("x", "Odd: 1" if message.value % 2 else "Even: 1")
+    shown = await page(admin, f"{LETTERS}&by=type")
+    assert "The oldest 300 of 500 dead letters are counted." in texts(shown)
+    shown = await page(admin, f"{LETTERS}&error=odd")
+    assert "150 matching, among the oldest 300 of 500." in texts(shown)
+    address, seen = f"{LETTERS}&error=odd", list[str]()
+    while address:
+        shown = await page(admin, address)
+        seen += names(shown)
+        found = re.search(r'rel="next" href="([^"]+)"', shown)
+        address = html.unescape(found[1]) if found else ""
+    assert len(seen) == len({*seen}) == 250
+    done = await admin.post("act", data=confirmation(shown) | {"do": "purge", "sure": "1"})
+    assert "250 dead letters dropped." in await page(admin, done.headers["location"])
