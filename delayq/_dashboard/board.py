@@ -14,6 +14,7 @@ from delayq._dashboard.queues import Queues
 from delayq._dashboard.rendering import environment
 from delayq._dashboard.security import Guard, same_origin
 from delayq._dashboard.source import ReliableSource
+from delayq._dashboard.undo import Undos
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -43,6 +44,7 @@ class Board:
         self.guard = guard
         self.queues = Queues(self.session, queues)
         self.live = Live(self.now)
+        self.undos = Undos()
         self._templates = environment()
         self._templates.globals |= {"title": title, "site": pages}
         self._notes: dict[str, Note] = {}
@@ -92,6 +94,7 @@ class Board:
         """Show a template."""
         login = self.guard.login(request)
         note, bad = self._note(request)
+        undo = request.query_params.get("undo", "")
         shared = {
             "writable": self.guard.writable,
             "private": self.guard.private,
@@ -100,6 +103,8 @@ class Board:
             "word": self.guard.word(login) if login is not None and login.may_act else None,
             "note": note,
             "note_is_bad": bad,
+            "undo": undo if self.undos.has(undo) else None,
+            "is_final": undo == "no",
             "refresh": of.refresh if of else 0,
             "here": of.name if of else None,
         }

@@ -6,20 +6,26 @@ import asyncio
 import heapq
 import json
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.store import DelayedStore, score_of
+from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
 from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
+from delayq._reliable.offering import Offer
+from delayq._reliable.queue import ReliableQueue
+from delayq._reliable.replies import MessageTimes
+from delayq._reliable.settings import Settings
 from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
+from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -28,16 +34,21 @@ if TYPE_CHECKING:
     from delayq._delayed.store import PendingRecord
     from delayq._engine.session import Session
     from delayq._reliable.dead_letters import DeadLetter
-    from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
+    from delayq._reliable.replies import StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings
     from delayq.admin.catalog import QueueKind
+    from delayq.admin.inspect import PurgeState
 
 R = TypeVar("R")
+T = TypeVar("T")
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
 # Ends of the bars of a histogram. There is another bar beyond the last one.
 HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
+# The most messages in a call, and the most calls at once.
+_AT_A_TIME = 100
+_AT_ONCE = 20
 
 
 @dataclass(frozen=True)
@@ -73,7 +84,22 @@ class Row:
     error_line: str = ""
     reason: str = ""
     group: str = ""
+    max_attempts: int | None = None
+    timeout_us: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether it can be offered again: a message whose id or body is no text cannot."""
+        if self.place is None or self.payload is None or self.state == "unreadable":
+            return False
+        if self.place.due:
+            return True
+        try:
+            self.place.id.decode()
+        except UnicodeDecodeError:
+            return False
+        return self.enqueued_us is not None
 
     @property
     def moment_us(self) -> int | None:
@@ -139,15 +165,57 @@ class DelayedSource:
         found = None if dead else await self._store.find_at(place.due, place.id)
         return None if found is None else _record(found)
 
-    async def cancel(self, place: Place) -> bool:
-        found = await self._store.find_at(place.due, place.id)
-        return found is not None and await self._store.cancel([found.record]) > 0
+    async def look_at(self, places: Sequence[Place]) -> list[Row]:
+        """Return those of some messages that are there."""
+        found = await in_steps(places, self._record_at)
+        return [_record(each) for each in found if each is not None]
 
-    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        """Give a message another delay. Return its new place, or None if it is gone."""
-        found = await self._store.find_at(place.due, place.id)
-        due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
-        return None if due_us is None else Place(place.id, 0, score_of(due_us))
+    async def cancel(self, places: Sequence[Place], *, running: bool = False) -> list[bool]:
+        """Remove pending messages, and return which were there."""
+        if running:
+            # A worker's payloads have left the queue.
+            return [False] * len(places)
+
+        async def remove(place: Place) -> bool:
+            found = await self._record_at(place)
+            return found is not None and await self._store.cancel([found.record]) > 0
+
+        return await in_steps(places, remove)
+
+    async def reschedule(self, places: Sequence[Place], delay_us: int) -> list[Place | None]:
+        """Give messages another delay. Return their new places; None for those that are gone."""
+        return await self.reschedule_each([(place, delay_us) for place in places])
+
+    async def reschedule_each(self, moves: Sequence[tuple[Place, int]]) -> list[Place | None]:
+        """Give each message a delay of its own, as :meth:`reschedule` does."""
+
+        async def move(one: tuple[Place, int]) -> Place | None:
+            place, delay_us = one
+            found = await self._record_at(place)
+            due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
+            return None if due_us is None else Place(place.id, 0, score_of(due_us))
+
+        return await in_steps(moves, move)
+
+    async def restore(self, rows: Sequence[Row], now: int) -> int:
+        """Offer messages again, with new ids, and return how many."""
+        for at in range(0, len(rows), _AT_A_TIME):
+            some = rows[at : at + _AT_A_TIME]
+            await self.offer([(_left(row.due_us, now), row.payload or b"") for row in some])
+        return len(rows)
+
+    async def offer(self, offers: Sequence[tuple[int, bytes]]) -> list[Place]:
+        """Store messages, each with its delay in microseconds, and return their places."""
+        reply = await self._store.send(self._store.offer_request(offers))
+        _, stored = self._store.parse_offered(offers, reply)
+        return [Place(id_of_stored(each), 0, score_of(due_us_of_stored(each))) for each in stored]
+
+    async def purge(self, state: str) -> int:
+        """Drop the messages in one state, or in all."""
+        return await self._store.purge(cast("PurgeState", state))
+
+    async def _record_at(self, place: Place) -> PendingRecord | None:
+        return await self._store.find_at(place.due, place.id)
 
 
 class ReliableSource:
@@ -245,13 +313,96 @@ class ReliableSource:
         found = await store.get(place.id)
         return None if found is None else _live(place, found, await store.times(found))
 
-    async def cancel(self, place: Place) -> bool:
-        (done,) = await self._parts[place.partition].cancel([place.id])
-        return done
+    async def look_at(self, places: Sequence[Place]) -> list[Row]:
+        """Return those of some messages that are alive."""
+        rows: list[Row] = []
+        for number, some in self._by_partition(places):
+            store, ids = self._parts[number], [place.id for place in some]
+            found, ends = await asyncio.gather(store.get_many(ids), store.expiries(ids))
+            for place, message, expires_us in zip(some, found, ends, strict=True):
+                if message is not None:
+                    rows.append(_live(place, message, MessageTimes(None, expires_us)))
+        return rows
 
-    async def reschedule(self, place: Place, delay_us: int) -> Place | None:
-        (done,) = await self._parts[place.partition].reschedule([place.id], delay_us)
-        return place if done else None
+    async def cancel(self, places: Sequence[Place], *, running: bool = False) -> list[bool]:
+        """Remove messages, also those that workers have if ``running``; return which were there."""
+        done: dict[Place, bool] = {}
+        for number, some in self._by_partition(places):
+            ids = [place.id for place in some]
+            removed = await self._parts[number].cancel(ids, leased=running)
+            done |= zip(some, removed, strict=True)
+        return [done[place] for place in places]
+
+    async def reschedule(self, places: Sequence[Place], delay_us: int) -> list[Place | None]:
+        """Give messages another delay. Return their places; None for those that are gone."""
+        done: dict[Place, Place | None] = {}
+        for number, some in self._by_partition(places):
+            moved = await self._parts[number].reschedule([place.id for place in some], delay_us)
+            done |= {
+                place: place if is_there else None
+                for place, is_there in zip(some, moved, strict=True)
+            }
+        return [done[place] for place in places]
+
+    async def reschedule_each(self, moves: Sequence[tuple[Place, int]]) -> list[Place | None]:
+        """Give each message a delay of its own, as :meth:`reschedule` does."""
+
+        async def move(one: tuple[Place, int]) -> Place | None:
+            place, delay_us = one
+            (moved,) = await self._parts[place.partition].reschedule([place.id], delay_us)
+            return place if moved else None
+
+        return await in_steps(moves, move)
+
+    async def restore(self, rows: Sequence[Row], now: int) -> int:
+        """Offer messages again, with all their attempts, and return how many.
+
+        A message stays away if its id is taken by now, the queue is full, or its payload is larger
+        than offers on this client may be.
+        """
+        queue = self.open()
+
+        async def refused(some: Sequence[Offer[bytes]]) -> int:
+            try:
+                await queue.offer_many(some)
+            except (DuplicateMessage, QueueFull) as error:
+                return len(error.ids)
+            except PayloadTooLarge:
+                return 1 if len(some) == 1 else sum([await refused([each]) for each in some])
+            return 0
+
+        offers = [_offer(row, now) for row in rows]
+        steps = (offers[at : at + _AT_A_TIME] for at in range(0, len(offers), _AT_A_TIME))
+        return len(rows) - sum([await refused(some) for some in steps])
+
+    async def purge(self, state: str) -> int:
+        """Drop the messages in one state, or in all, step by step."""
+        return await self.open().purge(cast("PurgeState", state))
+
+    def open(self) -> ReliableQueue[bytes]:
+        """Open the queue, under its name on the server. It stays open as long as the client."""
+        queue: ReliableQueue[bytes] = ReliableQueue(
+            self.name,
+            lambda number: ReliableKeys.of(self.name, partition=number),
+            BytesCodec(),
+            # A visitor does not wait for a slot.
+            Settings(when_full="raise"),
+            self._session,
+        )
+        # The application may have this client, and open the queue with a codec of its own.
+        queue.keep_codec()
+        return queue
+
+    def _by_partition(self, places: Sequence[Place]) -> list[tuple[int, list[Place]]]:
+        """Return places by partition, in steps of the size that a script may have."""
+        parts: dict[int, list[Place]] = {}
+        for place in places:
+            parts.setdefault(place.partition, []).append(place)
+        return [
+            (number, some[at : at + _AT_A_TIME])
+            for number, some in parts.items()
+            for at in range(0, len(some), _AT_A_TIME)
+        ]
 
     async def letters(self) -> list[Shelf[tuple[Row, DeadLetter[bytes]]]]:
         """Return the dead letters, to be searched: one partition after the other."""
@@ -334,6 +485,43 @@ class ReliableSource:
 AnySource = DelayedSource | ReliableSource
 
 
+def _left(moment_us: int | None, now: int) -> int:
+    """Return the time until a moment, microseconds; 0 if it has passed."""
+    return max(0, (moment_us or 0) - now)
+
+
+def _offer(row: Row, now: int) -> Offer[bytes]:
+    """Return the offer of a message as it was when it was read."""
+    assert row.place is not None
+    delay_us = _left(row.due_us, now)
+    ttl_us = None if row.expires_us is None else max(row.expires_us - now, delay_us + 1)
+    return Offer(
+        row.payload or b"",
+        delay=timedelta(microseconds=delay_us),
+        id=row.place.id.decode(),
+        headers=row.headers or None,
+        priority=row.priority,
+        ttl=None if ttl_us is None else timedelta(microseconds=ttl_us),
+        max_attempts=row.max_attempts,
+        timeout=None if row.timeout_us is None else timedelta(microseconds=row.timeout_us),
+        group=row.group or None,
+    )
+
+
+async def in_steps(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
+    """Act on all items, on some of them at a time."""
+    results: list[R] = []
+    for at in range(0, len(items), _AT_ONCE):
+        some = [act(item) for item in items[at : at + _AT_ONCE]]
+        # Wait for all calls, so that none continues behind the page.
+        outcomes = await asyncio.gather(*some, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+            results.append(outcome)
+    return results
+
+
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
     """Return how long the oldest due message has been due, in microseconds; 0 if there is none.
 
@@ -379,6 +567,8 @@ def _live(place: Place, found: StoredMessage, times: MessageTimes | None = None)
         error=error,
         error_line=line,
         group=parts.group or "",
+        max_attempts=parts.max_attempts,
+        timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
     )
 
@@ -403,6 +593,8 @@ def _letter(place: Place, stored: StoredLetter) -> Row:
         error_line=line,
         reason=str(why.get("reason") or ""),
         group=parts.group or "",
+        max_attempts=parts.max_attempts,
+        timeout_us=parts.timeout_us,
         headers=_texts(parts.headers),
     )
 

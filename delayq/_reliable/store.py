@@ -325,12 +325,15 @@ class ReliableStore:
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
         """Return a live message; None if there is none with that id."""
-        (facts,) = await self._run(GET, id)
-        return (
-            None
-            if facts is None
-            else StoredMessage.of(id.encode() if isinstance(id, str) else id, facts)
-        )
+        (found,) = await self.get_many([id.encode() if isinstance(id, str) else id])
+        return found
+
+    async def get_many(self, ids: Sequence[bytes]) -> list[StoredMessage | None]:
+        """Return live messages as :meth:`get` does."""
+        return [
+            None if facts is None else StoredMessage.of(name, facts)
+            for name, facts in zip(ids, await self._run(GET, *ids), strict=True)
+        ]
 
     async def outcome(self, id: str) -> Outcome:  # noqa: A002
         """Return what is known about the end of a message."""
@@ -356,6 +359,11 @@ class ReliableStore:
         record = await self.client.command("HGET", self.keys.named("attempts"), message.id)
         expiry = await self.client.command("HGET", self.keys.expiries, message.id)
         return MessageTimes.of(message.body, record, expiry)
+
+    async def expiries(self, ids: Sequence[bytes]) -> list[int | None]:
+        """Return when the time to live of each message ends; None if it has none."""
+        found = await self.client.command("HMGET", self.keys.expiries, *ids)
+        return [None if expiry is None else parse_us(expiry) for expiry in found]
 
     # Inspection and cleanup
 

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import html
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from delayq import Offer
+from delayq._dashboard.undo import Undo, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from tests.support.board import links, page, texts
+from tests.support.board import act, field, form, links, page, texts
 
 if TYPE_CHECKING:
     from httpx import AsyncClient as Browser
@@ -302,3 +304,245 @@ async def test_a_filter_of_many_dead_letters_is_bounded(
     assert len(seen) == len({*seen}) == 250
     done = await admin.post("act", data=confirmation(shown) | {"do": "purge", "sure": "1"})
     assert "250 dead letters dropped." in await page(admin, done.headers["location"])
+
+
+# Actions on several messages, and undoing them
+
+
+JOBS = "queue?kind=reliable&name=jobs"
+ORDERS = "queue?kind=delayed&name=orders"
+SETTINGS = "settings?kind=reliable&name=jobs"
+
+
+def places(shown: str) -> list[str]:
+    """Return the places of the messages that a page offers to select."""
+    return [html.unescape(each) for each in re.findall(r'name="at" value="([^"]+)"', shown)]
+
+
+async def select(browser: Browser, address: str, do: str, *chosen: int, **more: Any) -> str:
+    """Submit the form about selected messages, and return the page to which it redirects."""
+    shown = await page(browser, address)
+    state = field(shown, "state")
+    at = [places(shown)[number] for number in chosen]
+    fields = form(shown) | {"state": state, "sure": "1", "do": do, "at": at}
+    answer = await browser.post("act", data=fields | more)
+    assert answer.status_code == 303, answer.text
+    return await page(browser, answer.headers["location"])
+
+
+async def undo(browser: Browser, shown: str) -> str:
+    """Undo the action that a page reports."""
+    fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
+    answer = await browser.post("act", data=fields)
+    return texts(await page(browser, answer.headers["location"]))
+
+
+async def known(jobs: Jobs) -> dict[str, tuple[Any, ...]]:
+    """Return what matters of the waiting messages, by id."""
+    waiting = await jobs.list("delayed") + await jobs.list("ready")
+    return {
+        each.id: (
+            each.value,
+            each.headers,
+            each.priority,
+            each.group,
+            each.state,
+            each.due_at.timestamp() // 30,
+        )
+        for each in waiting
+    }
+
+
+async def expiry(browser: Browser) -> str:
+    """Return when m0 expires, in minutes."""
+    (address,) = [each for each in links(await page(browser, JOBS), "message?") if "m0" in each]
+    found = re.search(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
+    assert found is not None
+    return found[1]
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_selected_messages_are_cancelled_and_brought_back(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await jobs.offer(
+        {"n": 0}, 3000, id="m0", headers={"a": "é"}, priority=7, group="g/ 1", ttl=9000
+    )
+    await jobs.offer({"n": 1}, 4000, id="m1", max_attempts=2, timeout=30)
+    await jobs.offer({"n": 2}, 5000, id="m2")
+    before = await known(jobs)
+    expires = await expiry(admin)
+    # m2 stays.
+    order = names(await page(admin, JOBS))
+    shown = await select(admin, JOBS, "cancel_many", order.index("m0"), order.index("m1"))
+    assert "2 messages cancelled." in texts(shown)
+    assert set(await known(jobs)) == {"m2"}
+    assert "2 messages are as before." in await undo(admin, shown)
+    assert await known(jobs) == before
+    assert await expiry(admin) == expires
+    # Once.
+    assert "Nothing changed: an action can be undone within a minute" in await undo(admin, shown)
+    assert await known(jobs) == before
+
+
+async def test_one_message_is_cancelled_and_brought_back(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("x", 3000, id="one")
+    shown = await act(admin, "message?kind=reliable&name=jobs&at=//one", "cancel")
+    assert await jobs.get("one") is None
+    assert "1 message is as before." in await undo(admin, shown)
+    message = await jobs.get("one")
+    assert message is not None
+    assert message.value == "x"
+
+
+async def test_what_cannot_be_brought_back_is_told(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", max_size=2)
+    await jobs.offer_many([Offer(1, delay=3000, id="m1"), Offer(2, delay=4000, id="m2")])
+    shown = await select(admin, JOBS, "cancel_many", 0, 1)
+    await jobs.offer("another", 60, id="m1")
+    answer = await undo(admin, shown)
+    assert "1 message is as before. The others could not be brought back." in answer
+    assert {each.id: each.value for each in await jobs.list("delayed")} == {
+        "m1": "another",
+        "m2": 2,
+    }
+
+
+async def test_an_undo_is_kept_for_a_minute(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, 3000, id="m1")
+    shown = await select(admin, JOBS, "cancel_many", 0)
+    now = time.monotonic()
+    monkeypatch.setattr("delayq._dashboard.undo.time.monotonic", lambda: now + 61)
+    assert "Nothing changed: an action can be undone within a minute" in await undo(admin, shown)
+
+
+def test_what_is_kept_to_undo_is_bounded() -> None:
+    async def nothing() -> int:
+        return 0
+
+    undos = Undos()
+    tokens = [undos.keep(Undo(nothing, 1, 10 * 1024 * 1024)) for _ in range(4)]
+    assert [undos.has(token) for token in tokens] == [False, True, True, True]
+    assert not undos.keep(Undo(nothing, 1, 40 * 1024 * 1024))
+    assert undos.has(tokens[3])
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_messages_are_run_now_and_set_back(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await jobs.offer_many([Offer(n, delay=3000 + 100 * n, id=f"m{n}") for n in range(4)])
+    before = await known(jobs)
+    shown = await select(admin, JOBS, "run_now", 1, 2)
+    assert "2 messages rescheduled." in texts(shown)
+    assert {each.id for each in await jobs.list("ready")} == {"m1", "m2"}
+    assert "2 messages are as before." in await undo(admin, shown)
+    assert await known(jobs) == before
+    shown = await select(admin, JOBS, "run_now", all="1")
+    assert (await jobs.stats()).ready == 4
+    (taken,) = await jobs.claim()
+    assert "3 messages are as before. The others could not" in await undo(admin, shown)
+    await taken.ack()
+
+
+async def test_messages_are_rescheduled_and_set_back(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n, delay=3000 + 100 * n, id=f"m{n}") for n in range(3)])
+    before = await known(jobs)
+    shown = await select(admin, JOBS, "reschedule_many", 0, 2, delay="2", unit="days")
+    assert "2 messages rescheduled." in texts(shown)
+    tomorrow = time.time() + 86_400
+    late = [each.id for each in await jobs.list("delayed") if each.due_at.timestamp() > tomorrow]
+    assert set(late) == {"m0", "m2"}
+    await undo(admin, shown)
+    assert await known(jobs) == before
+
+
+async def test_running_messages_are_cancelled(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer_many([Offer("x", id="m1"), Offer("y", id="m2")])
+    await jobs.claim(2)
+    shown = await select(admin, f"{JOBS}&state=leased", "cancel_many", 0, 1)
+    assert "2 messages cancelled." in texts(shown)
+    assert (await jobs.stats()).leased == 0
+    assert "2 messages are as before." in await undo(admin, shown)
+    assert (await jobs.stats()).ready == 2
+
+
+async def test_a_delayed_queue_has_the_same_actions(client: Client, admin: Browser) -> None:
+    orders = client.delayed_queue("orders")
+    receipts = await orders.offer_many([("a", 3000), ("b", 4000), ("c", 5000)])
+    shown = await select(admin, ORDERS, "cancel_many", 0, 2)
+    assert "2 messages cancelled." in texts(shown)
+    assert [value for value, _ in await orders.pending.entries()] == ["b"]
+    assert "2 messages are as before." in await undo(admin, shown)
+    entries = await orders.pending.entries()
+    assert [value for value, _ in entries] == ["a", "b", "c"]
+    dues = [receipt.due_at for receipt in receipts]
+    for (_, due_at), was in zip(entries, dues, strict=True):
+        assert abs((due_at - was).total_seconds()) < 1
+    shown = await select(admin, ORDERS, "reschedule_many", all="1", delay="9", unit="hours")
+    assert "3 messages rescheduled." in texts(shown)
+    assert "3 messages are as before." in await undo(admin, shown)
+    await select(admin, ORDERS, "run_now", 1)
+    assert await orders.poll(5.0) == "b"
+
+
+async def test_an_action_on_a_whole_state_is_bounded(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.changes.MOST", 250)
+    for partitions in (None, 3):
+        jobs = client.reliable_queue(f"jobs{partitions or ''}", partitions=partitions)
+        await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(400)])
+        address = f"queue?kind=reliable&name={jobs.name}"
+        assert "The first 250 of 400 delayed messages" in texts(await page(admin, address))
+        assert "250 messages cancelled." in texts(
+            await select(admin, address, "cancel_many", all="1")
+        )
+        assert (await jobs.stats()).delayed == 150
+
+
+async def test_an_action_on_nothing_changes_nothing(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("x", 60, id="m1")
+    for do in ("cancel_many", "run_now", "reschedule_many"):
+        shown = texts(await select(admin, JOBS, do, delay="1", unit="hours"))
+        assert "Nothing changed: select messages first." in shown
+    await jobs.cancel("m1")
+    fields = form(await page(admin, SETTINGS)) | {"sure": "1", "do": "cancel_many", "at": "//m1"}
+    answer = await admin.post("act", data=fields | {"state": "delayed"})
+    assert "Nothing changed: the message no longer exists" in texts(
+        await page(admin, answer.headers["location"])
+    )
+    assert (await admin.post("act", data=fields | {"state": "lost"})).status_code == 400
+
+
+async def test_a_delay_that_cannot_be_is_told_beside_the_field(
+    client: Client, admin: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("x", 60, id="m1")
+    shown = await page(admin, JOBS)
+    fields = form(shown) | {"do": "reschedule_many", "state": "delayed", "at": places(shown)}
+    for delay in ("soon", "-1", "1e300"):
+        answer = await admin.post("act", data=fields | {"delay": delay, "unit": "hours"})
+        assert answer.status_code == 400
+        assert 'aria-describedby="wrong_delay"' in answer.text
+        assert f'value="{delay}"' in answer.text
+        assert "<option selected>hours" in answer.text
+
+
+async def test_a_reader_is_offered_no_action(client: Client, reader: Browser) -> None:
+    await dead_of_all_kinds(client)
+    await client.reliable_queue("jobs").offer("x", 60, id="m1")
+    for address in (JOBS, LETTERS, f"{LETTERS}&error=timeout"):
+        shown = await page(reader, address)
+        assert 'action="act"' not in shown
+        assert "checkbox" not in shown

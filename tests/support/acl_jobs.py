@@ -225,9 +225,16 @@ async def show(board: DelayedSource | ReliableSource) -> None:
     assert sum(await board.histogram(0)) >= 2
     assert (await board.settings() is None) == (board.kind == "delayed")
     for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
+        searched = [row for shelf in await board.shelves([state]) for row in await shelf.page(0, 9)]
         for row in await board.page(state, 0, 9):
+            assert row in searched
             if row.place is not None:
                 assert await board.find(row.place, dead=state == "dead")
+                assert state == "dead" or await board.look_at([row.place])
+            if row.place is not None and isinstance(board, ReliableSource):
+                assert await board.look_up(row.place.id.decode())
+    if isinstance(board, ReliableSource):
+        assert len(await board.letters()) == 1
 
 
 async def look_at(queue: DelayedQueue[Any], first: int) -> None:
@@ -249,9 +256,10 @@ async def delayed_admin(place: Place) -> None:
     board = DelayedSource(place.client._open_session(), NAME)
     row = (await board.page("delayed", 0, 1))[0]
     assert row.place is not None
-    moved = await board.reschedule(row.place, 10_000_000)
+    (moved,) = await board.reschedule([row.place], 10_000_000)
     assert moved is not None
-    assert await board.cancel(moved)
+    assert len(await board.look_at([moved])) == 1
+    assert await board.cancel([moved]) == [True]
     assert await queue.pending.clear()
     assert await queue.ready.clear()
     await theirs.offer_many([(i, 60) for i in range(20)])

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
+from delayq._dashboard import changes
 from delayq._dashboard.forms import UNITS, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.rendering import packed, unpacked
@@ -35,16 +36,18 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:
-    done = await source.cancel(form.place(source))
-    return see("queue", source, done="cancelled" if done else "gone")
+    count, undo = await changes.cancel(board, source, [form.place(source)])
+    if not count:
+        return see("queue", source, done="gone")
+    return see("queue", source, done="cancelled", undo=undo or "no")
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
     delay = microseconds(form.seconds("delay"))
-    there = await source.reschedule(form.place(source), delay)
-    if there is None:
+    there, undo = await changes.reschedule(board, source, [form.place(source)], delay)
+    if not there:
         return see("queue", source, done="gone")
-    return see("message", source, at=packed(there), done="rescheduled")
+    return see("message", source, at=packed(there[0]), done="rescheduled", undo=undo)
 
 
 PAGE = Page(

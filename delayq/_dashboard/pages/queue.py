@@ -7,9 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
 
-from delayq._dashboard.forms import offset_of, see
+from delayq._dashboard import changes
+from delayq._dashboard.forms import UNITS, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.source import count_in
+from delayq._durations import microseconds
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource
+    from delayq._dashboard.source import AnySource, Place, ReliableSource
 
 PER_PAGE = 25
 """How many messages a page of a list shows."""
@@ -29,9 +32,12 @@ _BARS = ("next minute", "next hour", "next day", "later")
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.source(request)
     state = request.query_params.get("state", source.states[0])
+    return await _values(board, source, state, offset_of(request, source))
+
+
+async def _values(board: Board, source: AnySource, state: str, offset: int) -> dict[str, Any]:
     if state not in source.states:
         raise HTTPException(404, "Unknown message state.")
-    offset = offset_of(request, source)
     now = await board.now()
     depth, bars, rows, settings = await asyncio.gather(
         source.depth(),
@@ -50,6 +56,11 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         "offset": offset,
         "limit": PER_PAGE,
         "now": now,
+        "units": tuple(UNITS),
+        "most": changes.MOST,
+        "delay": "60",
+        "unit": "seconds",
+        "wrong": "",
     }
 
 
@@ -61,6 +72,73 @@ async def pause(board: Board, source: ReliableSource, form: Form) -> Response:
 async def resume(board: Board, source: ReliableSource, form: Form) -> Response:
     await source.resume()
     return see("queue", source, done="resumed")
+
+
+async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
+    state = _state(source, form)
+    if not (places := await _chosen(source, state, form)):
+        return see("queue", source, state=state, done="unselected")
+    count, undo = await changes.cancel(board, source, places, running=state == "leased")
+    return _changed(source, state, "cancelled_many", count, undo)
+
+
+async def reschedule_many(board: Board, source: AnySource, form: Form) -> Response:
+    state = _state(source, form)
+    try:
+        delay = microseconds(form.seconds("delay"))
+    except (HTTPException, BadInput) as error:
+        why = error.detail if isinstance(error, HTTPException) else str(error)
+        values = await _values(board, source, state, 0)
+        kept = {"delay": form.get("delay"), "unit": form.get("unit"), "wrong": why}
+        return await board.page(form.request, PAGE.template, 400, of=PAGE, **values | kept)
+    return await _reschedule(board, source, form, state, delay)
+
+
+async def run_now(board: Board, source: AnySource, form: Form) -> Response:
+    return await _reschedule(board, source, form, _state(source, form), 0)
+
+
+async def _reschedule(
+    board: Board, source: AnySource, form: Form, state: str, delay_us: int
+) -> Response:
+    if not (places := await _chosen(source, state, form)):
+        return see("queue", source, state=state, done="unselected")
+    there, undo = await changes.reschedule(board, source, places, delay_us)
+    return _changed(source, state, "rescheduled_many", len(there), undo)
+
+
+async def undo(board: Board, source: AnySource, form: Form) -> Response:
+    kept = board.undos.take(form.get("undo"))
+    if kept is None:
+        return see("queue", source, done="late")
+    count = await kept.run()
+    done = "undone" if count == kept.count else "partly"
+    return see("queue", source, done=done, count=str(count))
+
+
+def _state(source: AnySource, form: Form) -> str:
+    if (state := form.get("state")) not in source.states:
+        raise HTTPException(400, "Unknown message state.")
+    return state
+
+
+async def _chosen(source: AnySource, state: str, form: Form) -> list[Place]:
+    """Return the places of the messages that were selected, or of all in that state."""
+    chosen = form.places()
+    if chosen is None:
+        return await changes.places_in(source, state)
+    return [place for place in chosen if source.has(place)]
+
+
+def _changed(source: AnySource, state: str, done: str, count: int, undo: str) -> Response:
+    return see(
+        "queue",
+        source,
+        state=state,
+        done=done if count else "gone",
+        count=str(count),
+        undo=undo or ("no" if count else ""),
+    )
 
 
 def _share(bar: int, bars: Iterable[int]) -> int:
@@ -76,8 +154,30 @@ PAGE = Page(
     label="Messages",
     scope="queue",
     refresh=10,
-    actions={"pause": Action(pause, ("reliable",)), "resume": Action(resume, ("reliable",))},
+    actions={
+        "pause": Action(pause, ("reliable",)),
+        "resume": Action(resume, ("reliable",)),
+        "cancel_many": Action(cancel_many),
+        "reschedule_many": Action(reschedule_many),
+        "run_now": Action(run_now),
+        "undo": Action(undo),
+    },
     notes={
+        "cancelled_many": Note("message cancelled.", "messages cancelled."),
+        "rescheduled_many": Note("message rescheduled.", "messages rescheduled."),
+        "unselected": Note("Nothing changed: select messages first.", bad=True),
+        "undone": Note("message is as before.", "messages are as before."),
+        "partly": Note(
+            "message is as before. The others could not be brought back.",
+            "messages are as before. The others could not be brought back: they are gone, their ids"
+            " are taken, or the queue is full.",
+            bad=True,
+        ),
+        "late": Note(
+            "Nothing changed: an action can be undone within a minute, once, by the server process"
+            " that ran it.",
+            bad=True,
+        ),
         "paused": Note("Queue paused. No messages are delivered until you resume it."),
         "resumed": Note("Queue resumed."),
     },
