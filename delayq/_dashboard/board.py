@@ -77,7 +77,9 @@ class Board:
         """Return the reliable queue in a page's address. Raises HTTPException."""
         source = await self.source(request)
         if not isinstance(source, ReliableSource):
-            raise HTTPException(404, "A delayed queue has neither dead letters nor settings.")
+            raise HTTPException(
+                404, "A delayed queue has neither dead letters nor groups, schedules or settings."
+            )
         return source
 
     # Pages and forms

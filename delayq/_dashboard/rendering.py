@@ -15,9 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
 from delayq._durations import MICROSECOND
+from delayq.admin.wording import describe_limit, write_limit
 
 if TYPE_CHECKING:
     from delayq._dashboard.source import AnySource, Row
+    from delayq._reliable.limits import Limit
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
 SHOWN = 100_000
@@ -124,6 +126,11 @@ def span(us: float) -> str:
     return f"{whole // size:,} {unit}" + (f" {rest} {of_rest}" if rest else "")
 
 
+def limit(value: Limit | None) -> str:
+    """Format a limit in words."""
+    return describe_limit(value, lambda seconds: span(seconds * SECOND))
+
+
 def relative(us: int | None, now: int) -> str:
     """Format a moment relative to now."""
     if us is None:
@@ -195,8 +202,10 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (pretty, preview, us, moment, iso, span, relative, size, name_of, packed)
-    filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
+    of_values = (pretty, preview, us, moment, iso, span, limit, relative, size, name_of, packed)
+    filters = {"write_limit": write_limit} | {
+        each.__name__: each for each in (*of_values, late_us, undeliverable)
+    }
     made.filters.update(filters, number="{:,}".format)
     made.globals["link"] = link
     return made

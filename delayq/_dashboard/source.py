@@ -16,9 +16,11 @@ from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, 
 from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
+from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.offering import Offer
+from delayq._reliable.placement import home_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import Settings
@@ -35,7 +37,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.replies import StoredLetter, StoredMessage
-    from delayq._reliable.settings import Declared, QueueSettings
+    from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
     from delayq.admin.catalog import QueueKind
     from delayq.admin.inspect import PurgeState
 
@@ -249,6 +251,17 @@ class ReliableSource:
         """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
         known = KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
         await known.configure(changes)
+        if changes.keys() & {"limit", "group_limit"}:
+            await self._everywhere(ReliableStore.regroup)
+
+    @property
+    def groups(self) -> Groups:
+        """The groups of the queue's messages."""
+        return Groups(self._home_of_group, self.every_store)
+
+    async def _home_of_group(self, group: str) -> ReliableStore:
+        stored = await self._learn()
+        return self._parts[home_of(group, stored.group_partitions)]
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]
@@ -282,14 +295,14 @@ class ReliableSource:
         ]
 
     async def look_up(self, id: str) -> list[Row]:  # noqa: A002
-        """Return the live message and the dead letters with this id."""
+        """Return the live message and the oldest dead letter with this id."""
 
         async def there(number: int, store: ReliableStore) -> list[Row]:
             found = await store.get(id)
             rows = [] if found is None else [_live(Place(found.id, number), found)]
-            for name in await store.find_dead([id]):
-                letter = await store.dead_letter(name if isinstance(name, bytes) else name.encode())
-                rows += [] if letter is None else [_letter(Place(letter.name, number), letter)]
+            letter = await store.dead_letter(id.encode())
+            if letter is not None:
+                rows.append(_letter(Place(letter.name, number), letter))
             return rows
 
         return [row for rows in await self._each(there) for row in rows]
@@ -442,12 +455,12 @@ class ReliableSource:
 
     # Internals
 
-    async def _learn(self) -> str:
-        """Add the partitions that were not found yet, and return the epoch of the settings."""
+    async def _learn(self) -> StoredSettings:
+        """Add the partitions that were not found yet, and return the settings."""
         stored = await self._parts[0].settings()
         number = max(stored.partitions, *stored.former, 0)
         self._parts += map(self._partition, range(len(self._parts), number))
-        return stored.epoch
+        return stored
 
     async def _everywhere(self, act: Callable[[ReliableStore], Awaitable[object]]) -> None:
         """Act on every partition, the first one first: see :mod:`delayq._reliable.settings_writer`.
@@ -455,7 +468,7 @@ class ReliableSource:
         Act on all of them again if the queue has got others meanwhile.
         """
         epoch = ""
-        while epoch != (epoch := await self._learn()):
+        while epoch != (epoch := (await self._learn()).epoch):
             if len(self._parts) > 1:
                 await act(self._parts[0])
             await self._each(lambda _, store: act(store))

@@ -120,14 +120,8 @@ class OpenReliableQueue:
         return self._places(lambda number: partition_of(id, number))
 
     def home_of_group(self, group: str) -> Partition:
-        """Return the partition in which all messages of a group lie.
-
-        As long as messages may lie where a former number of partitions has placed them, that number
-        still counts, so that no group is ever split.
-        """
-        stored = self.settings.stored
-        number = stored.former[0] if stored.former else stored.partitions
-        return self.partitions[home_of(group, number)]
+        """Return the partition in which all messages of a group lie."""
+        return self.partitions[home_of(group, self.settings.stored.group_partitions)]
 
     def elsewhere(self, id: str) -> list[Partition]:  # noqa: A002
         """Return the other partitions in which a message may lie that has a group and an id of the

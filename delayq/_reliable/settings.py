@@ -264,6 +264,15 @@ class StoredSettings:
         self.keep_us: int = max(_number(fields.get("keep")), 0)
         self.drops_letters: bool = any(limit > 0 for limit in limits)
 
+    @property
+    def group_partitions(self) -> int:
+        """The number of partitions among which groups are spread.
+
+        As long as messages may lie where a former number of partitions has placed them, that number
+        still counts, so that no group is ever split.
+        """
+        return self.former[0] if self.former else self.partitions
+
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Self:
         """Parse the values of :data:`FIELDS`."""

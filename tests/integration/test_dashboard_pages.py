@@ -8,10 +8,11 @@ import html
 import re
 import time
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
 
-from delayq import Offer
+from delayq import Limit, Offer
 from delayq._dashboard.undo import Undo, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
@@ -546,3 +547,126 @@ async def test_a_reader_is_offered_no_action(client: Client, reader: Browser) ->
         shown = await page(reader, address)
         assert 'action="act"' not in shown
         assert "checkbox" not in shown
+
+
+# Groups and limits
+
+
+GROUPS = "groups?kind=reliable&name=jobs"
+
+
+def group_form(shown: str, group: str) -> dict[str, str]:
+    """Return the form about one group."""
+    fields = form(shown)
+    assert f'name="group" value="{quote(group)}"' in shown
+    return fields | {"group": quote(group)}
+
+
+async def send(browser: Browser, fields: dict[str, Any], status: int = 303) -> str:
+    """Submit a form, and return the page that answers it."""
+    answer = await browser.post("act", data=fields)
+    assert answer.status_code == status, answer.text
+    return answer.text if status != 303 else await page(browser, answer.headers["location"])
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_groups_are_listed_with_their_figures(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions, lease=60, limit=Limit(9))
+    await jobs.configure(group_limit=Limit(2, 100, 60))
+    await jobs.offer_many([Offer(n, group="a b", delay=0 if n else 60) for n in range(3)])
+    await jobs.offer(1, group="other/é")
+    await jobs.groups.pause("idle")
+    while await jobs.claim(10):
+        pass
+    shown = texts(await page(admin, GROUPS))
+    assert "Limit of the queue 9 at a time Limit of each group 2 at a time, 100 in 1 min" in shown
+    assert "a b 1 2 in 59" in shown
+    assert "other/é 0 1" in shown
+    assert "idle paused 0 0" in shown
+
+
+async def test_a_group_is_limited_paused_and_resumed(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, group="tenant/é 1")
+    fields = group_form(await page(admin, GROUPS), "tenant/é 1")
+    shown = await send(admin, fields | {"do": "limit_group", "limit": "5,100/10m"})
+    assert "Limit set." in shown
+    assert 'value="5,100/600s"' in shown
+    assert (await jobs.groups.get("tenant/é 1")).limit == Limit(5, 100, 600)
+    await send(admin, fields | {"do": "clear_limit"})
+    assert (await jobs.groups.get("tenant/é 1")).limit is None
+    assert "paused" in texts(await send(admin, fields | {"do": "pause_group"}))
+    assert (await jobs.groups.get("tenant/é 1")).paused
+    await send(admin, fields | {"do": "resume_group"})
+    assert not (await jobs.groups.get("tenant/é 1")).paused
+    assert "the group is not paused" in await send(admin, fields | {"do": "resume_group"})
+    # One that has no messages.
+    new = form(await page(admin, GROUPS)) | {"do": "limit_group", "new_group": "later"}
+    await send(admin, new | {"limit": "ordered"})
+    assert (await jobs.groups.get("later")).limit == Limit(ordered=True)
+
+
+async def test_a_limit_that_cannot_be_is_told_beside_the_field(
+    client: Client, admin: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(1, group="g")
+    for more in ({"group": "g"}, {"new_group": "new"}):
+        fields = form(await page(admin, GROUPS)) | {"do": "limit_group", "limit": "five"} | more
+        shown = await send(admin, fields, 400)
+        assert shown.count("must be how many run at a time") == 1
+        assert shown.count('value="five"') == 1
+        assert more.get("new_group", "g") in shown
+    shown = await send(admin, fields | {"limit": "5", "new_group": "g" * 600}, 400)
+    assert 'id="wrong_new_group"' in shown
+    assert [group.limit for group in await jobs.groups.list()] == [None]
+    shown = await page(admin, f"{GROUPS}&q={'g' * 600}")
+    assert 'id="wrong_q"' in shown
+
+
+async def test_many_groups_have_pages(client: Client, reader: Browser) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n, group=f"g{n:03}") for n in range(120)])
+    address, seen = GROUPS, list[str]()
+    while address:
+        shown = await page(reader, address)
+        seen += re.findall(r"<bdi>(g\d+)</bdi>", shown)
+        found = re.search(r'rel="next" href="([^"]+)"', shown)
+        address = html.unescape(found[1]) if found else ""
+    assert seen == [f"g{n:03}" for n in range(120)]
+    assert re.findall(r"<bdi>(g\d+)</bdi>", await page(reader, f"{GROUPS}&q=g007")) == ["g007"]
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_limits_are_settings_and_count_at_once(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions, lease=60)
+    await jobs.offer_many([Offer(n, group="g") for n in range(5)])
+    shown = await page(admin, SETTINGS)
+    names = ("max_size", "expired", "dedup_window", "unit", "limit", "group_limit")
+    fields = form(shown, *(f"was_{name}" for name in names)) | {"do": "configure"}
+    fields |= {name: fields[f"was_{name}"] for name in names}
+    assert (fields["limit"], fields["group_limit"]) == ("none", "none")
+    shown = await send(
+        admin, fields | {"limit": "5 or so", "group_limit": "x", "max_size": "7"}, 400
+    )
+    assert 'aria-describedby="wrong_limit about_limit"' in shown
+    assert 'id="wrong_group_limit"' in shown
+    assert 'value="5 or so"' in shown
+    assert 'name="max_size" type="number" min="1" value="7"' in shown
+    assert (await jobs.settings()).max_size is None
+    said = texts(await send(admin, fields | {"limit": "50", "group_limit": "2"}))
+    assert "Limit 50 at a time Limit of each group 2 at a time" in said
+    assert len(await jobs.claim(5)) == 2
+
+
+async def test_readers_see_groups_and_change_nothing(client: Client, reader: Browser) -> None:
+    await client.reliable_queue("jobs").offer(1, group="g")
+    shown = await page(reader, GROUPS)
+    assert "g 1 0" in texts(shown)
+    assert 'action="act"' not in shown
+    await client.delayed_queue("orders").offer(1, 60)
+    await page(reader, "groups?kind=delayed&name=orders", 404)

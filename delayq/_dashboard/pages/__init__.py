@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.pages import dead, login, message, overview, queue, search, settings
+from delayq._dashboard.pages import dead, groups, login, message, overview, queue, search, settings
 
 if TYPE_CHECKING:
     from delayq._dashboard.page import Page
@@ -16,6 +16,7 @@ PAGES: tuple[Page, ...] = (
     # Of a queue
     queue.PAGE,
     dead.PAGE,
+    groups.PAGE,
     settings.PAGE,
     message.PAGE,
 )

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from starlette.exceptions import HTTPException
+
 from delayq._dashboard.forms import UNITS, in_units, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._reliable.keys import MOST_PARTITIONS
 from delayq._reliable.settings import declare
+from delayq.admin.wording import read_limit, write_limit
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from starlette.requests import Request
     from starlette.responses import Response
@@ -23,20 +27,45 @@ if TYPE_CHECKING:
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
+    return await _values(source)
+
+
+async def _values(source: ReliableSource) -> dict[str, Any]:
     settings = await source.settings()
     window, unit = in_units(settings.dedup_window)
+    texts = {
+        "partitions": str(settings.partitions),
+        "max_size": str(settings.max_size or ""),
+        "expired": settings.expired,
+        "dedup_window": window,
+        "unit": unit,
+        "limit": write_limit(settings.limit),
+        "group_limit": write_limit(settings.group_limit),
+    }
     return {
         "source": source,
-        "settings": settings,
-        "window": window,
-        "unit": unit,
+        # As they are stored, and as the form shows them.
+        "was": texts,
+        "texts": texts,
+        "wrong": {},
         "units": tuple(UNITS),
         "most_partitions": MOST_PARTITIONS,
     }
 
 
 async def configure(board: Board, source: ReliableSource, form: Form) -> Response:
-    changes = _changes(form)
+    changes, wrong = _changes(form)
+    if wrong:
+        values = await _values(source)
+        texts = {
+            name: form.get(name) if name in form else text for name, text in values["was"].items()
+        }
+        was = {
+            name: form.get(f"was_{name}") if f"was_{name}" in form else text
+            for name, text in values["was"].items()
+        }
+        shown = values | {"texts": texts, "was": was, "wrong": wrong}
+        return await board.page(form.request, PAGE.template, 400, of=PAGE, **shown)
     if not changes:
         return see("queue", source, done="unchanged")
     if "partitions" in changes and form.get("sure") != "1":
@@ -46,24 +75,40 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
     return see("queue", source, done="configured")
 
 
-def _changes(form: Form) -> Declared:
-    """Return the settings in a form that differ from those that it showed.
+def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
+    """Return the settings in a form that differ from those that it showed, and what is wrong with
+    those that are invalid, by their fields.
 
     The others stay as they are, even if another visitor has changed them meanwhile.
-
-    Raises:
-        HTTPException, BadInput: One of them is invalid.
     """
-    given: dict[str, Any] = {}
-    if form.edited("partitions"):
-        given["partitions"] = form.count("partitions")
-    if form.edited("max_size"):
-        given["max_size"] = form.count("max_size") if form.get("max_size") else None
-    if form.edited("expired"):
-        given["expired"] = form.get("expired")
-    if form.edited("dedup_window", "unit"):
-        given["dedup_window"] = form.seconds("dedup_window")
-    return declare(**given)
+    changes: dict[str, str] = {}
+    wrong: dict[str, str] = {}
+    for name, (fields, read) in _FIELDS.items():
+        if form.edited(*fields):
+            try:
+                changes |= declare(**{name: read(form)})
+            except HTTPException as error:
+                wrong[name] = error.detail
+            except BadInput as error:
+                wrong[name] = str(error)
+    return changes, wrong
+
+
+# What each setting is read from, and how.
+_FIELDS: dict[str, tuple[tuple[str, ...], Callable[[Form], Any]]] = {
+    "partitions": (("partitions",), lambda form: form.count("partitions")),
+    "max_size": (
+        ("max_size",),
+        lambda form: form.count("max_size") if form.get("max_size") else None,
+    ),
+    "expired": (("expired",), lambda form: form.get("expired")),
+    "dedup_window": (("dedup_window", "unit"), lambda form: form.seconds("dedup_window")),
+    "limit": (("limit",), lambda form: read_limit(form.get("limit"), "The limit")),
+    "group_limit": (
+        ("group_limit",),
+        lambda form: read_limit(form.get("group_limit"), "The group limit"),
+    ),
+}
 
 
 PAGE = Page(

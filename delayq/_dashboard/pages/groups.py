@@ -1,0 +1,118 @@
+"""The groups of a reliable queue's messages, and the limits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from delayq._dashboard.forms import see
+from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.rendering import link
+from delayq._reliable.limits import Limit
+from delayq.admin.wording import read_limit
+from delayq.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.source import ReliableSource
+
+_PER_PAGE = 50
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    source = await board.reliable(request)
+    asked = request.query_params
+    return await _values(board, source, asked.get("q", ""), asked.get("after"))
+
+
+async def _values(
+    board: Board, source: ReliableSource, wanted: str, after: str | None
+) -> dict[str, Any]:
+    wrong: dict[str, str] = {}
+    settings, now = await asyncio.gather(source.settings(), board.now())
+    try:
+        if wanted:
+            found = [await source.groups.get(wanted)]
+        else:
+            # One more tells whether there are more.
+            found = await source.groups.list(after=after or None, limit=_PER_PAGE + 1)
+    except BadInput as error:
+        wrong, found = {"q": str(error)}, []
+    shown = found[:_PER_PAGE]
+    return {
+        "source": source,
+        "settings": settings,
+        "rows": shown,
+        "wanted": wanted,
+        "now": now,
+        "wrong": wrong,
+        # What a visitor has typed that is wrong.
+        "group": "",
+        "limit": "",
+        "next": link("groups", source, None, after=shown[-1].name)
+        if len(found) > len(shown)
+        else "",
+    }
+
+
+async def limit_group(board: Board, source: ReliableSource, form: Form) -> Response:
+    """Give a group a limit of its own: one of the list, or one that is typed."""
+    group, typed = unquote(form.get("group")), form.get("new_group").strip()
+    try:
+        # None would be the limit of the queue.
+        limit = read_limit(form.get("limit"), "The limit") or Limit()
+        await source.groups.set_limit(group or typed, limit)
+    except BadInput as error:
+        name = "limit" if "limit" in str(error) or group else "new_group"
+        values = await _values(board, source, group, None)
+        kept = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
+        return await board.page(form.request, PAGE.template, 400, of=PAGE, **values | kept)
+    return see("groups", source, done="limited")
+
+
+async def clear_limit(board: Board, source: ReliableSource, form: Form) -> Response:
+    await source.groups.set_limit(unquote(form.get("group")), None)
+    return see("groups", source, done="unlimited")
+
+
+async def pause_group(board: Board, source: ReliableSource, form: Form) -> Response:
+    await source.groups.pause(unquote(form.get("group")))
+    return see("groups", source, done="group_paused")
+
+
+async def resume_group(board: Board, source: ReliableSource, form: Form) -> Response:
+    was_paused = await source.groups.resume(unquote(form.get("group")))
+    return see("groups", source, done="group_resumed" if was_paused else "not_paused")
+
+
+PAGE = Page(
+    "/groups",
+    "groups.html",
+    load,
+    label="Groups",
+    scope="queue",
+    kinds=("reliable",),
+    actions={
+        name: Action(run, ("reliable",))
+        for name, run in (
+            ("limit_group", limit_group),
+            ("clear_limit", clear_limit),
+            ("pause_group", pause_group),
+            ("resume_group", resume_group),
+        )
+    },
+    notes={
+        "limited": Note("Limit set. Messages that run stay, and count."),
+        "unlimited": Note("The group has the limit of all groups again."),
+        "group_paused": Note("Group paused. None of its messages start until you resume it."),
+        "group_resumed": Note("Group resumed."),
+        "not_paused": Note("Nothing changed: the group is not paused.", bad=True),
+    },
+)
