@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     from delayq._timer.wakeup import WakeupKind
 
@@ -141,3 +143,102 @@ class QueueStats:
 _COUNTS = tuple(
     each.name for each in fields(QueueStats) if each.name not in ("name", "kind", "waiting")
 )
+
+
+# The upper end of the first bucket, seconds. Each of the others reaches 1.41 times as far as the
+# one before; the last one also has what is longer than 15 hours.
+_FIRST = 0.0001
+_LAST = 59
+
+
+def bucket_of(seconds: float) -> int:
+    """Return the bucket of a :class:`Spread` that counts a duration."""
+    if seconds <= _FIRST:
+        return 0
+    return min(_LAST, 1 + int(2 * math.log2(seconds / _FIRST)))
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How durations are spread, from which quantiles are estimated, to within a fifth.
+
+    Attributes:
+        buckets: How many there were, by bucket: bucket 0 counts those up to 0.1 ms, and each of the
+            others reaches 1.41 times as far as the one before.
+    """
+
+    buckets: Mapping[int, int]
+
+    @property
+    def count(self) -> int:
+        """How many durations there were. On a busy queue, this is an estimate."""
+        return sum(self.buckets.values())
+
+    @property
+    def p50(self) -> float | None:
+        """The median, seconds; None if there were none."""
+        return self.quantile(0.5)
+
+    @property
+    def p99(self) -> float | None:
+        """The duration that 99 % do not exceed, seconds; None if there were none."""
+        return self.quantile(0.99)
+
+    def quantile(self, share: float) -> float | None:
+        """Return the duration that this share of all do not exceed, seconds; None if there were
+        none.
+        """
+        left = share * self.count
+        for bucket in sorted(self.buckets):
+            left -= self.buckets[bucket]
+            if left <= 0:
+                # The middle of the bucket, on a logarithmic scale.
+                return float(_FIRST * 2 ** ((bucket - 0.5) / 2)) if bucket else _FIRST
+        return None
+
+    @classmethod
+    def total(cls, parts: Sequence[Spread]) -> Spread:
+        """Add up spreads."""
+        buckets: dict[int, int] = {}
+        for part in parts:
+            for bucket, count in part.buckets.items():
+                buckets[bucket] = buckets.get(bucket, 0) + count
+        return cls(buckets)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activity:
+    """The work of all processes on a reliable queue in a minute, an hour, or several of them.
+
+    Attributes:
+        start: When it began, UTC.
+        seconds: How long it is. The current one has not ended yet.
+        offered: Messages that were stored, except occurrences of recurring messages.
+        handled: Messages that were acknowledged.
+        failed: Attempts that failed, after which the message was to be retried.
+        dead: Messages that became dead letters.
+        expired: Messages that were found past their time to live.
+        lateness: How long after they were due messages were handed out.
+        handling: How long handlers took: ``async with message`` blocks, and listeners of workers.
+    """
+
+    start: datetime
+    seconds: int
+    offered: int
+    handled: int
+    failed: int
+    dead: int
+    expired: int
+    lateness: Spread
+    handling: Spread
+
+    @classmethod
+    def total(cls, parts: Sequence[Activity]) -> Activity:
+        """Add up activities that follow each other, of which there is at least one."""
+        counts = ("seconds", "offered", "handled", "failed", "dead", "expired")
+        return replace(
+            parts[0],
+            **{name: sum(getattr(part, name) for part in parts) for name in counts},
+            lateness=Spread.total([part.lateness for part in parts]),
+            handling=Spread.total([part.handling for part in parts]),
+        )

@@ -91,6 +91,8 @@ class ReliableKeys:
     """HASH of these records by id."""
     awaited: str
     """ZSET of ids whose end clients wait for, scored by the end of that, microseconds."""
+    history: str
+    """HASH of what happened in the queue, by minute and hour."""
     settings: str
     """HASH of the queue's settings, and channel that announces their changes; those of the first
     partition decide.
@@ -140,6 +142,7 @@ class ReliableKeys:
             recorded=f"{prefix}recorded",
             records=f"{prefix}records",
             awaited=f"{prefix}awaited",
+            history=f"{prefix}history",
             settings=f"{prefix}settings",
         )
 

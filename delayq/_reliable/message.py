@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import Body
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
+    from delayq._reliable.tallies import Sampler
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Hooks, Observation
@@ -139,6 +140,7 @@ class QueueHandle(Generic[T]):
         loop: The client's event loop.
         cancelled: As in :class:`MessageNews`.
         hooks: The observers to notify.
+        handling: Measures how long handlers take.
         encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
     """
 
@@ -151,6 +153,7 @@ class QueueHandle(Generic[T]):
     loop: asyncio.AbstractEventLoop
     cancelled: Mapping[tuple[bytes, bytes], None]
     hooks: Hooks
+    handling: Sampler
     encode_result: Callable[[object], bytes | None]
 
 
@@ -464,6 +467,8 @@ class Message(Generic[T]):
         self._task = task
         self._cancelled = False
         self._cancelling = task.cancelling()
+        # A slot of its base.
+        claim.begun_at = now if now > 0 else origin.loop.time()  # type: ignore[misc]
         origin.keeper.hold(claim, self._lose)
         if origin.hooks.around_handling:
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
@@ -485,7 +490,7 @@ class Message(Generic[T]):
             return False
         origin, claim, ahead = self._origin, self._claim, self._ahead
         origin.keeper.let_go(claim)
-        self._task = None
+        self._end_task()
         if (
             ahead is not None
             and (ahead or ahead.fetching)
@@ -504,7 +509,7 @@ class Message(Generic[T]):
         if error is None and self._end():
             return False
         self._origin.keeper.let_go(self._claim)
-        task, self._task = self._task, None
+        task = self._end_task()
         if self._observation is not None:
             self._end_observation(error)
         # A message whose lease is lost counts as settled.
@@ -553,6 +558,18 @@ class Message(Generic[T]):
             await self.nack(error=error)
         else:
             await self.release()
+
+    def _end_task(self) -> asyncio.Task[object] | None:
+        """Return the task in which the block has run, and measure how long, or leave that to
+        another message.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            handling = self._origin.handling
+            handling.skip -= 1
+            if handling.skip < 0:
+                handling.add(self._origin.loop.time() - self._claim.begun_at)
+        return task
 
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None

@@ -17,6 +17,7 @@ from delayq._reliable.news import MessageNews
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import endings_in, home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence
+from delayq._reliable.reports import Reports
 from delayq._reliable.store import PAGE, ReliableStore
 from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
@@ -50,6 +51,7 @@ class OpenReliableQueue:
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
         news: What this client hears of single messages.
+        reports: What this client tells the server of its work.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class OpenReliableQueue:
             policy_of=lambda claim: claim.policy,
         )
         self.news: MessageNews = MessageNews(self)
+        self.reports: Reports = Reports(self, services)
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)

@@ -45,6 +45,7 @@ class Partition:
         claims: Claims due messages for the callers that wait.
         offers: Stores messages.
         closed: Whether the queue was closed.
+        is_quiet: Whether, after that, all its calls have ended.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Partition:
         self.claims: Claims = Claims(self, services)
         self.offers: ReliableOffers = ReliableOffers(self, services)
         self.closed: bool = False
+        self.is_quiet: bool = False
 
     @property
     def name(self) -> str:
@@ -115,6 +117,8 @@ class Partition:
 
     def resync_keys(self) -> tuple[str, ...]:
         self.queue.news.look_again()
+        if not self.index:
+            self.queue.reports.look()
         if self.queue.waiters.waiting:
             return self.keys.re_checked
         self.wakeups.rest()
@@ -183,6 +187,10 @@ class Partition:
         self.recurrence.close()
 
     async def aclose(self, grace: float) -> None:
+        until = self.queue.loop.time() + grace
         await asyncio.gather(
             self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
         )
+        self.is_quiet = True
+        if all(partition.is_quiet for partition in self.queue.partitions):
+            await self.queue.reports.aclose(until)

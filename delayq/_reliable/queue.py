@@ -31,6 +31,7 @@ from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, declare
+from delayq._reliable.tallies import checked_span
 from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
 from delayq.errors import (
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
     from delayq._unset import Unset
     from delayq.codecs import Codec
+    from delayq.stats import Activity
 
 R = TypeVar("R")
 
@@ -117,6 +119,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._backoff = settings.backoff or RETRIES
         self._declaration = Declaration(self._open, given.declared())
         self._hooks = self._open.services.hooks
+        self._lateness = self._open.reports.lateness
         self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(
             self._codec, settings.max_payload or 0, self._open.ids
@@ -498,6 +501,26 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._settled()
         return QueueDepth.total(await self._open.of_each(lambda partition: partition.store.depth()))
 
+    async def activity(
+        self, *, minutes: int | None = None, hours: int | None = None
+    ) -> list[Activity]:
+        """Return what happened in the queue, in all processes, minute by minute or hour by hour.
+
+        Each process reports with every re-check, so the newest figures are some seconds old. To
+        add several of them up, use :meth:`Activity.total() <delayq.stats.Activity.total>`.
+
+        Args:
+            minutes: The number of minutes, up to 1,440, of which the last one has not ended yet;
+                60 if both are left out.
+            hours: Instead, the number of hours, up to 720.
+
+        Returns:
+            One for each minute or hour, oldest first, also if nothing happened.
+        """
+        self._check_open()
+        unit, span = checked_span(minutes, hours)
+        return await self._open.partitions[0].store.activity(unit, span)
+
     async def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due.
 
@@ -790,6 +813,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         origin = self._origins.get(claim.partition) or self._origin_of(claim)
         partition = origin.partition
         partition.counters.delivered += 1
+        lateness = self._lateness
+        lateness.skip -= 1
+        if lateness.skip < 0:
+            lateness.add(-partition.clock.seconds_from_now(claim.due_us))
         if self._hooks.delivered:
             self._hooks.tell_delivered(
                 self.name, max(0.0, -partition.clock.seconds_from_now(claim.due_us))
@@ -811,6 +838,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 self._open.loop,
                 self._open.news.cancelled,
                 self._hooks,
+                self._open.reports.handling,
                 self._encode_result,
             )
         return self._origins[place]

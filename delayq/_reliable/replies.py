@@ -28,21 +28,23 @@ def parse_us(score: bytes | float) -> int:
     return int(min(max(moment, 0.0), _MOST_US)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
-class HasResult:
-    """A message whose handler may have a result.
+class IsHandled:
+    """A message that may be handled. Its attributes are not set before they are needed, because
+    that would take time for each message.
 
     Attributes:
-        result: The encoded result; not set if there is none, because that would take time for each
-            message.
+        begun_at: When its handler began, in loop time.
+        result: The encoded result of its handler, if there is one.
     """
 
-    __slots__ = ("result",)
+    __slots__ = ("begun_at", "result")
 
+    begun_at: float
     result: bytes
 
 
 @dataclass(slots=True, eq=False)
-class Claim(HasResult):
+class Claim(IsHandled):
     """A message that belongs to this client until its lease ends.
 
     Attributes:

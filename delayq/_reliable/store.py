@@ -31,6 +31,7 @@ from delayq._reliable.replies import (
     parse_us,
 )
 from delayq._reliable.settings import FIELDS, StoredSettings
+from delayq._reliable.tallies import activity_of
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
+    from delayq._reliable.tallies import Unit
     from delayq._reliable.timing import Timing
+    from delayq.stats import Activity
 
 OFFER = Script("reliable/offer")
 OFFER_NEW = Script("reliable/offer_new")
@@ -75,6 +78,8 @@ CONFIGURE = Script("reliable/configure")
 REGROUP = Script("reliable/regroup")
 SET_GROUP = Script("reliable/set_group")
 LIST_GROUPS = Script("reliable/list_groups")
+TALLY = Script("reliable/tally")
+ACTIVITY = Script("reliable/activity")
 
 Part = str | bytes | int
 
@@ -371,6 +376,15 @@ class ReliableStore:
         """Count the messages by state."""
         delayed, ready, leased, dead, oldest_us, paused = await self._run(STATS)
         return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
+
+    async def tally(self, counts: str) -> None:
+        """Add what a client has done to the history, without repeating the call."""
+        await self.client.run_once(TALLY, self.keys.of_script(TALLY), (counts,), lambda _: None)
+
+    async def activity(self, unit: Unit, span: int) -> list[Activity]:
+        """Return what happened in the last minutes or hours, oldest first."""
+        _, *found = await self._run(ACTIVITY, unit, span)
+        return [activity_of(unit, each) for each in found]
 
     async def page(self, state: str, offset: int, limit: int) -> list[StoredMessage]:
         """List messages in one state. No script looks at more than :data:`PAGE` of them."""

@@ -20,6 +20,7 @@ from delayq.cli.demo.command import demo
 from delayq.cli.doctor import doctor
 from delayq.cli.errors import CommandFailed
 from delayq.cli.groups import groups
+from delayq.cli.history import history
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
 from delayq.cli.output import tell
@@ -41,6 +42,7 @@ app.command(rich_help_panel=_LOOKING)(top)
 app.command(rich_help_panel=_LOOKING)(messages.peek)
 app.command("list", rich_help_panel=_LOOKING)(messages.list_messages)
 app.command(rich_help_panel=_LOOKING)(messages.get)
+app.command(rich_help_panel=_LOOKING)(history)
 app.command(rich_help_panel=_LOOKING)(search)
 app.command(rich_help_panel=_LOOKING)(schedules)
 app.command(rich_help_panel=_LOOKING)(inspect)

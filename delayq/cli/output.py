@@ -28,6 +28,7 @@ _FIGURE = re.compile(r"[0-9.,]+|-|")
 # Widths in columns: the least for columns that are cut off, and the width of a file.
 _NARROWEST = 8
 _ENDLESS = 2**31
+_BARS = " ▁▂▃▄▅▆▇█"
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -188,6 +189,28 @@ def span(seconds: float) -> str:
     if hours < 48:
         return f"{hours} h {minutes % 60} min"
     return f"{hours // 24:,} d"
+
+
+def duration_text(seconds: float | None) -> str:
+    """Format a short duration to two digits: ``0.12 ms``, ``3.4 s``; ``-`` if there is none."""
+    if seconds is None:
+        return "-"
+    if seconds >= 9.95:
+        return span(seconds)
+    figure, unit = (seconds, "s") if seconds >= 0.995 else (seconds * 1000, "ms")
+    return f"{figure:.0f} {unit}" if figure >= 9.95 else f"{figure:.2g} {unit}"
+
+
+def sparkline(figures: Sequence[float], width: int = 60) -> str:
+    """Draw figures as a line of bars, of at most ``width`` characters. Neighbours share one."""
+    share = max(1, -(-len(figures) // width))
+    sums = [sum(figures[at : at + share]) for at in range(0, len(figures), share)]
+    most = max(sums, default=0)
+    # What happened at all is seen.
+    return "".join(
+        _BARS[-(-int(each * 1000) * (len(_BARS) - 1) // int(most * 1000))] if each > 0 else _BARS[0]
+        for each in sums
+    )
 
 
 def _as_json(value: Any) -> Any:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from delayq._reliable.schedules import Schedule
     from delayq._reliable.settings import Expired, QueueSettings
     from delayq._unset import Unset
-    from delayq.stats import QueueDepth
+    from delayq.stats import Activity, QueueDepth
     from delayq.sync._link import Door
 
 
@@ -266,6 +266,10 @@ class ReliableQueue(Generic[T]):
     def stats(self) -> QueueDepth:
         """Return the number of messages in each state."""
         return self._door.run(lambda queue: queue.stats())
+
+    def activity(self, *, minutes: int | None = None, hours: int | None = None) -> list[Activity]:
+        """Return what happened in the queue, in all processes, minute by minute or hour by hour."""
+        return self._door.run(lambda queue: queue.activity(minutes=minutes, hours=hours))
 
     def peek(self, limit: int = 1) -> list[Message[T]]:
         """Return the messages to be claimed next: the ready ones, then those that come due."""

@@ -519,6 +519,7 @@ async def reliable_dashboard(place: Place) -> None:
     stats = await queue.stats()
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (2, 2, 1, 1)
     assert len(await queue.peek(2)) == 2
+    assert len(await queue.activity(minutes=2)) == 2
     for state in ("delayed", "ready", "leased"):
         (found, *_) = await queue.list(state)
         assert await queue.get(found.id)

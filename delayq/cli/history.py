@@ -1,0 +1,170 @@
+"""The command ``history``, of a queue or of one of its messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
+from delayq.cli.output import (
+    duration_text,
+    moment_cell,
+    moment_json,
+    moment_text,
+    print_json,
+    say,
+    show_fields,
+    show_table,
+    span,
+    sparkline,
+)
+from delayq.cli.running import at_server_time
+from delayq.stats import Activity
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from delayq import Attempt, Client, MessageHistory
+
+_DOING = "have a history"
+_COUNTS = ("offered", "handled", "failed", "dead", "expired")
+_COLUMNS = ("from", *_COUNTS, "late p50", "late p99", "took p50", "took p99")
+# The largest number of rows in the table.
+_ROWS = 12
+
+
+def history(
+    queue: ReliableOnly,
+    minutes: Annotated[
+        int | None,
+        typer.Option(min=1, max=1440, help="Show the last minutes. 60 unless --hours is given."),
+    ] = None,
+    hours: Annotated[
+        int | None, typer.Option(min=1, max=720, help="Show the last hours instead.")
+    ] = None,
+    id: Annotated[  # noqa: A002
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Show what is known about one message: its attempts, as far as the queue keeps"
+            " them.",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what happened in a reliable queue, in all processes: by minutes or by hours.
+
+    Clients report every five seconds, so the newest figures may be incomplete. Several minutes or
+    hours share a row; with `--json`, each has a line. Latencies are those of the handing out, after
+    a message was due, and of its handler.
+
+    Exit status: 0, or 1 if nothing happened, or nothing is known about the message.
+    """
+    queue.check_reliable(_DOING)
+    if minutes is not None and hours is not None:
+        raise CommandFailed("use either --minutes or --hours")
+    if id is not None:
+        _of_message(queue, id, url, as_json=as_json)
+        return
+
+    async def look(client: Client) -> list[Activity]:
+        return await queue.reliable(client, _DOING).activity(minutes=minutes, hours=hours)
+
+    found, now = at_server_time(url, look)
+    whole = Activity.total(found)
+    is_empty = not any(getattr(whole, name) for name in _COUNTS)
+    if as_json:
+        for each in found:
+            print_json(_facts(each))
+    elif is_empty:
+        say(f"nothing happened in the last {span(whole.seconds)}")
+    else:
+        show_fields(
+            [
+                (name, f"{sparkline([getattr(each, name) for each in found])} {total:,}")
+                for name in _COUNTS
+                if (total := getattr(whole, name))
+            ]
+        )
+        at_a_time = -(-len(found) // _ROWS)
+        parts = [found[at : at + at_a_time] for at in range(0, len(found), at_a_time)]
+        rows = [_row(Activity.total(part), now) for part in parts]
+        show_table(_COLUMNS, rows)
+    raise typer.Exit(1 if is_empty else 0)
+
+
+def _of_message(queue: ReliableOnly, id: str, url: str | None, *, as_json: bool) -> None:  # noqa: A002
+    async def look(client: Client) -> MessageHistory | None:
+        return await queue.reliable(client, _DOING).history(id)
+
+    found, now = at_server_time(url, look)
+    if found is None:
+        say(f"nothing is known about message {id!r}")
+        raise typer.Exit(1)
+    if as_json:
+        print_json(
+            {
+                "id": found.id,
+                "state": found.state,
+                "offered_at": moment_json(found.offered_at),
+                "finished_at": moment_json(found.finished_at),
+                "error": found.error,
+                "attempts": [
+                    {
+                        **vars(each),
+                        "started_at": moment_json(each.started_at),
+                        "finished_at": moment_json(each.finished_at),
+                    }
+                    for each in found.attempts
+                ],
+            }
+        )
+        return
+    facts = [
+        ("id", found.id),
+        ("state", found.state),
+        ("offered", moment_text(found.offered_at, now)),
+        ("finished", moment_text(found.finished_at, now)),
+        ("error", found.error or "-"),
+    ]
+    show_fields([(name, text) for name, text in facts if text != "-"])
+    if found.attempts:
+        rows = [_attempt(each, now) for each in found.attempts]
+        show_table(("attempt", "started", "took", "worker", "error"), rows, wide=["error"])
+
+
+def _attempt(attempt: Attempt, now: datetime) -> list[str]:
+    began, ended = attempt.started_at, attempt.finished_at
+    took = None if began is None or ended is None else (ended - began).total_seconds()
+    return [
+        str(attempt.number),
+        moment_cell(began, now),
+        duration_text(took),
+        attempt.worker or "-",
+        attempt.error or "-",
+    ]
+
+
+def _row(activity: Activity, now: datetime) -> list[str]:
+    late, handling = activity.lateness, activity.handling
+    return [
+        moment_cell(activity.start, now),
+        *(f"{getattr(activity, name):,}" for name in _COUNTS),
+        *(duration_text(each) for each in (late.p50, late.p99, handling.p50, handling.p99)),
+    ]
+
+
+def _facts(activity: Activity) -> dict[str, Any]:
+    return {
+        "start": moment_json(activity.start),
+        "seconds": activity.seconds,
+        **{name: getattr(activity, name) for name in _COUNTS},
+        "lateness_p50": activity.lateness.p50,
+        "lateness_p99": activity.lateness.p99,
+        "handling_p50": activity.handling.p50,
+        "handling_p99": activity.handling.p99,
+    }

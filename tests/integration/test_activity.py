@@ -1,0 +1,200 @@
+"""What happened in a queue, by minutes and by hours, as its clients report it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Backoff, Offer
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import TALLY
+from delayq.admin.acl import acl_rules
+from delayq.stats import Activity
+from tests.support.reliable_fixtures import faults
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, ReliableQueue
+    from tests.integration.test_faults import Faults
+    from tests.support.clusters import TestCluster
+    from tests.support.servers import PrivateServer
+
+pytestmark = [pytest.mark.every_server]
+__all__ = ["faults"]
+
+KEYS = ReliableKeys.of("jobs")
+
+
+async def whole(queue: ReliableQueue[Any]) -> Activity:
+    """Return what happened in the last two hours, so that the hour may change meanwhile."""
+    return Activity.total(await queue.activity(hours=2))
+
+
+async def handle(queue: ReliableQueue[Any], count: int) -> None:
+    """Handle messages, of which those with the value "bad" fail."""
+    for message in await queue.claim(count):
+        with suppress(ZeroDivisionError):
+            async with message:
+                if message.value == "bad":
+                    raise ZeroDivisionError
+
+
+async def test_it_adds_up_what_all_clients_have_done(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url) as producer:
+        await producer.reliable_queue("jobs").offer_many([Offer(i) for i in range(5)])
+    async with delayq.connect(server.url) as consumer:
+        theirs = consumer.reliable_queue("jobs", backoff=Backoff.fixed(0))
+        await handle(theirs, 4)
+        await theirs.offer("bad", id="failing")
+        await handle(theirs, 2)
+        (message,) = await theirs.claim()
+        await message.bury("why")
+    found = await whole(client.reliable_queue("jobs"))
+    assert (found.offered, found.handled, found.failed, found.dead) == (6, 5, 1, 1)
+    assert found.lateness.count == 7
+    assert found.handling.count == 6
+    for spread in (found.lateness, found.handling):
+        assert spread.p50 is not None
+        assert spread.p99 is not None
+        assert spread.p50 <= spread.p99
+
+
+async def test_each_minute_and_hour_is_there_oldest_first(client: Client) -> None:
+    queue = client.reliable_queue("jobs")
+    minutes, hours = await queue.activity(), await queue.activity(hours=720)
+    assert (len(minutes), len(hours)) == (60, 720)
+    for found, seconds in ((minutes, 60), (hours, 3600)):
+        starts = [each.start.timestamp() for each in found]
+        assert starts == [starts[0] + seconds * i for i in range(len(found))]
+    assert minutes[-1].start <= await client.server_time()
+
+
+async def test_it_shows_what_happened_while_the_clients_go_on(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        queue = client.reliable_queue("jobs")
+        await queue.offer_many([Offer(i) for i in range(3)])
+
+        async def is_there(count: int) -> bool:
+            return (await whole(queue)).offered == count
+
+        await until(lambda: is_there(3))
+        await queue.offer(3)
+        await until(lambda: is_there(4))
+
+
+async def test_partitions_count_together(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url) as other:
+        queue = other.reliable_queue("jobs", partitions=4)
+        await queue.offer_many([Offer(i) for i in range(20)])
+        for message in await queue.claim(20):
+            await message.ack()
+    found = await whole(client.reliable_queue("jobs"))
+    assert (found.offered, found.handled) == (20, 20)
+
+
+async def test_it_works_in_a_cluster(cluster: TestCluster) -> None:
+    async with delayq.connect(cluster.url) as other:
+        queue = other.reliable_queue("jobs", partitions=4)
+        await queue.offer_many([Offer(i) for i in range(20)])
+    async with delayq.connect(cluster.url) as client:
+        assert (await whole(client.reliable_queue("jobs"))).offered == 20
+
+
+async def test_a_place_of_an_earlier_day_counts_no_more(
+    server: PrivateServer, client: Client, raw: Any
+) -> None:
+    now = (await client.server_time()).timestamp()
+    for minute in range(int(now) // 60, int(now) // 60 + 2):
+        await raw.hset(KEYS.history, f"m{minute % 1440}", f"{minute - 2880} o=99")
+    queue = client.reliable_queue("jobs")
+    assert Activity.total(await queue.activity(minutes=1440)).offered == 0
+    async with delayq.connect(server.url) as other:
+        await other.reliable_queue("jobs").offer(1)
+    assert Activity.total(await queue.activity(minutes=1440)).offered == 1
+
+
+async def test_it_is_kept_for_thirty_days(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url) as client:
+        await client.reliable_queue("jobs").offer(1)
+    assert 719 * 3600 < await raw.ttl(KEYS.history) <= 720 * 3600
+
+
+async def test_a_client_that_did_nothing_reports_nothing(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url) as client:
+        await client.reliable_queue("jobs").stats()
+    assert not await raw.exists(KEYS.history)
+
+
+async def test_messages_cost_no_calls_of_their_own(server: PrivateServer, faults: Faults) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        queue = client.reliable_queue("jobs")
+        for number in range(50):
+            await queue.offer(number)
+            await handle(queue, 1)
+    # One with the look that follows the subscription, and one at the end.
+    assert 1 <= faults.calls.count(TALLY.name) <= 2
+
+
+async def test_what_the_server_did_not_get_is_reported_later(
+    server: PrivateServer, faults: Faults
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        queue = client.reliable_queue("jobs")
+        faults.fail(TALLY, "unsent", times=2)
+        await queue.offer(1)
+        await handle(queue, 1)
+
+        async def is_there() -> bool:
+            found = await whole(queue)
+            return (found.offered, found.lateness.count, found.handling.count) == (1, 1, 1)
+
+        await until(is_there)
+    assert faults.calls.count(TALLY.name) > 2
+
+
+async def test_a_report_whose_reply_is_lost_is_not_repeated(
+    server: PrivateServer, client: Client, faults: Faults
+) -> None:
+    faults.fail(TALLY, "lost", times=1)
+    async with delayq.connect(server.url, resync_interval=0.05) as other:
+        queue = other.reliable_queue("jobs")
+        await queue.offer(1)
+        await until(lambda: TALLY.name in faults.calls)
+        await queue.offer(2)
+    assert (await whole(client.reliable_queue("jobs"))).offered == 2
+
+
+async def test_a_user_without_the_right_works_on_and_is_told_once(
+    server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    rules = [*acl_rules("consumer", reliable=["jobs"]), *acl_rules("producer", reliable=["jobs"])]
+    allowed = [
+        rule
+        for rule in dict.fromkeys(rules)
+        if not rule.startswith(("reset", "-@", "&")) and rule != f"~{KEYS.history}"
+    ]
+    await raw.execute_command("ACL", "SETUSER", "old", "on", ">secret", "allchannels", *allowed)
+    address = server.url.replace("://", "://old:secret@")
+    with caplog.at_level(logging.WARNING, "delayq"):
+        async with delayq.connect(address, resync_interval=0.05) as client:
+            queue = client.reliable_queue("jobs")
+            await queue.offer(1)
+            await until(lambda: "leaves out what this process does" in caplog.text)
+            await queue.offer(2)
+            await handle(queue, 2)
+            assert queue._open.stats().acked == 2
+    assert caplog.text.count("leaves out what this process does") == 1
+
+
+async def test_a_month_of_a_busy_queue_fits_into_three_megabytes(raw: Any) -> None:
+    """Every minute and hour is in use, with millions of messages and wide spreads in each."""
+    counts = " ".join(f"{name}=9999999" for name in "ohfde")
+    spreads = " ".join(f"{kind}{bucket}=99999" for kind in "lt" for bucket in range(10, 40))
+    ring = {f"m{place}": f"29924245 {counts} {spreads}" for place in range(1440)}
+    ring |= {f"h{place}": f"498737 {counts} {spreads}" for place in range(720)}
+    await raw.hset(KEYS.history, mapping=ring)
+    assert await raw.memory_usage(KEYS.history, samples=0) < 3_000_000

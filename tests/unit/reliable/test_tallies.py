@@ -1,0 +1,123 @@
+"""The counts of a queue's history: durations in buckets, and the text that the server keeps."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from delayq._reliable.tallies import Sampler, activity_of, checked_span, packed
+from delayq.errors import BadInput
+from delayq.stats import Activity, Spread, bucket_of
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("seconds", [0.0002, 0.003, 0.05, 0.7, 4.0, 90.0, 3600.0, DAY / 2])
+def test_a_quantile_is_off_by_a_fifth_at_most(seconds: float) -> None:
+    median = Spread({bucket_of(seconds): 3}).p50
+    assert median is not None
+    assert 1 / 1.2 <= median / seconds <= 1.2
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 0.0001])
+def test_short_durations_share_the_first_bucket(seconds: float) -> None:
+    assert bucket_of(seconds) == 0
+    assert Spread({0: 1}).p99 == 0.0001
+
+
+def test_durations_of_many_days_share_the_last_bucket() -> None:
+    assert bucket_of(100 * DAY) == bucket_of(1000 * DAY) == 59
+
+
+def test_quantiles_count_from_the_shortest_duration() -> None:
+    spread = Spread({bucket_of(1.0): 1, bucket_of(0.001): 98, bucket_of(0.01): 1})
+    assert spread.count == 100
+    assert spread.p50 == spread.quantile(0.98)
+    assert spread.p99 == Spread({bucket_of(0.01): 1}).p50
+    assert spread.quantile(1.0) == Spread({bucket_of(1.0): 1}).p50
+
+
+def test_no_durations_have_no_quantiles() -> None:
+    assert Spread({}).p50 is None
+
+
+def measure(sampler: Sampler, messages: int, seconds: float) -> int:
+    """Let messages end, and return how many of them were measured."""
+    measured = 0
+    for _ in range(messages):
+        sampler.skip -= 1
+        if sampler.skip < 0:
+            sampler.add(seconds)
+            measured += 1
+    return measured
+
+
+def test_few_messages_are_all_measured() -> None:
+    sampler = Sampler()
+    assert measure(sampler, 256, 0.5) == 256
+    assert sampler.drain() == {bucket_of(0.5): 256}
+
+
+def test_of_many_messages_some_count_for_the_others() -> None:
+    sampler = Sampler()
+    assert measure(sampler, 1_000_000, 0.5) < 4000
+    assert sum(sampler.drain().values()) == pytest.approx(1_000_000, rel=0.01)
+    # The next report begins anew.
+    assert measure(sampler, 256, 0.5) == 256
+
+
+def test_what_could_not_be_reported_is_added_again() -> None:
+    sampler = Sampler()
+    measure(sampler, 3, 0.5)
+    unsent = sampler.drain()
+    measure(sampler, 2, 0.5)
+    sampler.put_back(unsent)
+    assert sampler.drain() == {bucket_of(0.5): 5}
+
+
+def test_what_is_written_is_read_again() -> None:
+    counts = {"o": 7, "h": 5, "f": 0, "d": 2, "e": 1}
+    text = packed(counts, {3: 4}, {0: 2, 59: 1})
+    assert "f=" not in text
+    assert activity_of("m", f"29924245 {text}".encode()) == Activity(
+        start=datetime(2026, 11, 23, 17, 25, tzinfo=UTC),
+        seconds=60,
+        offered=7,
+        handled=5,
+        failed=0,
+        dead=2,
+        expired=1,
+        lateness=Spread({3: 4}),
+        handling=Spread({0: 2, 59: 1}),
+    )
+
+
+@pytest.mark.parametrize("stored", [b"498737", b"498737 ", b"498737 \xff=1 z=9 o=x =3 q7=1"])
+def test_what_cannot_be_read_counts_as_nothing(stored: bytes) -> None:
+    found = activity_of("h", stored)
+    assert (found.seconds, found.start) == (3600, datetime(2026, 11, 23, 17, tzinfo=UTC))
+    assert (found.offered, found.lateness.count) == (0, 0)
+
+
+def test_activities_add_up() -> None:
+    parts = [activity_of("m", b"10 o=1 h=2 l3=4"), activity_of("m", b"11 o=5 l3=1 t2=2")]
+    whole = Activity.total(parts)
+    assert (whole.start, whole.seconds) == (parts[0].start, 120)
+    assert (whole.offered, whole.handled) == (6, 2)
+    assert (whole.lateness, whole.handling) == (Spread({3: 5}), Spread({2: 2}))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"minutes": 0}, {"minutes": 1441}, {"hours": 721}, {"hours": True}, {"minutes": 1.5}],
+)
+def test_an_impossible_span_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(BadInput, match=rf"{next(iter(asked))} must be an int from 1 to"):
+        checked_span(asked.get("minutes"), asked.get("hours"))
+
+
+def test_minutes_and_hours_exclude_each_other() -> None:
+    with pytest.raises(BadInput, match="not both"):
+        checked_span(1, 1)
