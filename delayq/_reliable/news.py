@@ -48,7 +48,9 @@ class MessageNews:
             del self.cancelled[next(iter(self.cancelled))]
 
     def on_finished(self, id: bytes) -> None:  # noqa: A002
-        """Wake those that wait for a message, because it may have ended."""
+        """Wake those that wait for a message, because it may have ended; all for an empty id."""
+        if not id:
+            self.look_again()
         for event in self._waiting.get(id, ()):
             event.set()
 

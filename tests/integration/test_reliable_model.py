@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -30,7 +31,7 @@ from tests.support.depth import examples
 from tests.support.reliable_store import HOUR, Store, Stored, hours
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterator
+    from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 
     from delayq import Message
     from delayq._engine.suspects import Suspects
@@ -46,6 +47,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "forgetful": {"expired": "drop", "dedup_window": 2 * HOUR},
     "small": {"expired": "dead", "max_size": 4},
+    "keeping": {"keep": 6 * HOUR, "dedup_window": 2 * HOUR},
+    "trimmed": {
+        "expired": "dead",
+        "keep": 7 * HOUR,
+        "max_kept": 3,
+        "keep_dead": 5 * HOUR,
+        "max_dead": 2,
+    },
 }
 
 Moment = tuple[float, int, float]
@@ -74,6 +83,7 @@ class Live:
     id: str
     value: int
     priority: int
+    offered: int
     moment: Moment
     expires: int | None
     max_attempts: int = MAX_ATTEMPTS
@@ -101,11 +111,36 @@ class Dead:
     id: str
     value: int
     priority: int
+    offered: int
     max_attempts: int
     attempts: int
     reason: str
     error: str
     died: Moment
+
+
+@dataclass
+class Record:
+    """What is kept of the last message with an id that was retried, died or was acknowledged."""
+
+    value: int
+    offered: int
+    changed: Moment
+    is_done: bool
+    result: object
+    attempts: list[tuple[int, str]]
+    """The number of each attempt, and its error."""
+
+    def attempts_of(self, value: int) -> list[tuple[int, str | None]]:
+        """Return the attempts of a message, with None as the error of one that was lost."""
+        if self.value != value:
+            return []
+        found: list[tuple[int, str | None]] = []
+        for number, error in self.attempts:
+            last = found[-1][0] if found else number
+            found += [(lost, None) for lost in range(last + 1, number)]
+            found.append((number, error))
+        return found
 
 
 @dataclass
@@ -132,10 +167,14 @@ class Model:
     at_work: object | None = None
     done: dict[str, int] = field(default_factory=dict)
     paused: bool = False
+    records: dict[str, Record] = field(default_factory=dict)
 
     @property
     def max_size(self) -> int:
         return int(self.kind.get("max_size", 1000))
+
+    def hours(self, setting: str) -> int:
+        return int(self.kind.get(setting, 0)) // HOUR
 
     def in_order(self) -> list[Live]:
         """Return those that have or had a lease by its end, then the others."""
@@ -194,7 +233,7 @@ class Model:
         expires = None if ttl is None else self.now + delay + ttl
         # Within one call, messages without a delay come before those due at that very moment.
         due = self.after(delay, place)
-        self.live[key] = Live(key, value, priority, due, expires, most or MAX_ATTEMPTS)
+        self.live[key] = Live(key, value, priority, self.now, due, expires, most or MAX_ATTEMPTS)
         if offered[0] and window:
             self.remember(key, window)
         return "stored"
@@ -240,6 +279,7 @@ class Model:
             if not self.drops(message):
                 message.was_due = message.moment
                 claimed.append(message)
+        self.trim_dead(of_this_step=True)
         if suspect and not claimed:
             claimed = [suspect]
         else:
@@ -272,8 +312,98 @@ class Model:
             self.names += 1
             name = f"{key}\0{self.names:016}"
         # Messages that die in one call die at the same moment, and the server sorts them by name.
-        facts = (message.value, message.priority, message.max_attempts, message.attempts, reason)
-        self.dead[name] = Dead(name, key, *facts, error or "", self.after(0))
+        facts = (message.max_attempts, message.attempts, reason, error or "", self.after(0))
+        self.dead[name] = Dead(name, key, message.value, message.priority, message.offered, *facts)
+
+    def bury(self, held: Held, reason: str, error: str | None) -> None:
+        live = self.live.pop(held.id)
+        self.die(live, reason, error or live.error)
+        self.trim_dead()
+        self.record_attempt(held, live, error)
+
+    def dead_in_order(self) -> list[Dead]:
+        return sorted(self.dead.values(), key=lambda one: (one.died, one.name.encode()))
+
+    def trim_dead(self, *, of_this_step: bool = False) -> None:
+        """Drop letters that are too old or too many. A claim does so if it makes a letter."""
+        letters = self.dead_in_order()
+        if of_this_step and not any(letter.died == self.after(0) for letter in letters):
+            return
+        if keep := self.hours("keep_dead"):
+            letters = [letter for letter in letters if letter.died[0] + keep > self.now]
+        letters = letters[-int(self.kind.get("max_dead", 1000)) :]
+        self.dead = {letter.name: letter for letter in letters}
+
+    # Records
+
+    def record_attempt(self, held: Held, live: Live, error: str | None) -> None:
+        """Record an attempt that has not handled its message."""
+        self.record(Record(live.value, live.offered, self.after(0), False, None, []), held, error)
+
+    def record(self, new: Record, held: Held, error: str | None) -> None:
+        """Keep a record of an attempt that has just ended. Drop those that are too old or many."""
+        if not (keep := self.hours("keep")):
+            return
+        known = self.records.get(held.id)
+        is_same = known is not None and known.value == new.value and not known.is_done
+        before = known.attempts if known is not None and is_same else []
+        new.attempts = [*before, (held.attempt, error or "")][-10:]
+        self.records[held.id] = new
+        # Those that were acknowledged in one call were so at the same moment.
+        in_order = sorted(
+            self.records.items(), key=lambda item: (item[1].changed, item[0].encode())
+        )
+        fresh = [item for item in in_order if item[1].changed[0] + keep > self.now]
+        self.records = dict(fresh[-int(self.kind.get("max_kept", 1000)) :])
+
+    def fresh_record(self, key: str) -> Record | None:
+        found = self.records.get(key)
+        keep = self.hours("keep")
+        return None if found is None or found.changed[0] + keep <= self.now else found
+
+    def end_of(self, key: str) -> Record | Dead | None:
+        """Return the last end of a message with this id: of a record, or a dead letter."""
+        record = self.fresh_record(key)
+        letters = [letter for letter in self.dead_in_order() if letter.id == key]
+        if record is not None and record.is_done:
+            return letters[-1] if letters and letters[-1].died > record.changed else record
+        return letters[-1] if letters else None
+
+    def result(self, key: str) -> tuple[object, ...]:
+        """Return the result of a message; or an error, and what it tells."""
+        if key in self.live:
+            return (delayq.ResultTimeout,)
+        end = self.end_of(key)
+        if isinstance(end, Dead):
+            return (delayq.MessageFailed, end.reason, end.error)
+        return (delayq.NoResult,) if end is None else (None, end.result)
+
+    def history(self, key: str) -> tuple[object, ...] | None:
+        """Return the state, the hours of the offer and of the end, the attempts, the result and the
+        error.
+        """
+        record, live, end = self.fresh_record(key), self.find(key), self.end_of(key)
+        if live is not None:
+            attempts = [] if record is None or record.is_done else record.attempts_of(live.value)
+            return (self.state(live), live.offered, None, attempts, None, "")
+        if isinstance(end, Dead):
+            attempts = [] if record is None else record.attempts_of(end.value)
+            return ("dead", end.offered, end.died[0], attempts, None, end.error or end.reason)
+        if record is None:
+            return None
+        state, finished = ("done", record.changed[0]) if record.is_done else ("dropped", None)
+        attempts = record.attempts_of(record.value)
+        return (state, record.offered, finished, attempts, record.result, "")
+
+
+async def told(work: Awaitable[object]) -> tuple[object, ...]:
+    """Return the result of a message; or an error, and what it tells."""
+    try:
+        return (None, await work)
+    except delayq.MessageFailed as error:
+        return (type(error), error.reason, error.error.rsplit("\n", 1)[-1])
+    except (delayq.NoResult, delayq.ResultTimeout) as error:
+        return (type(error),)
 
 
 class ReliableMachine(RuleBasedStateMachine):
@@ -284,6 +414,8 @@ class ReliableMachine(RuleBasedStateMachine):
     stores: dict[str, Store]
     suspects: Suspects[Any]
     raw: Any
+    # Those that wait for the result of a message, by its id.
+    waits: dict[str, asyncio.Task[object]]
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         # Not runner.run(), which spends more time on signal handlers than on most operations.
@@ -306,10 +438,18 @@ class ReliableMachine(RuleBasedStateMachine):
         self.offer(what)
 
     async def forget_the_last_example(self) -> None:
+        for waiting in self.waits.values():
+            waiting.cancel()
+        await asyncio.gather(*self.waits.values(), return_exceptions=True)
+        self.waits.clear()
         if (held := self.suspects.held) is not None:
             self.suspects.over(held)
         partition = self.queue._open.partitions[0]
         partition.claims._claimed = partition.ended
+
+    async def server_now(self) -> datetime:
+        whole, rest = await self.raw.time()
+        return datetime.fromtimestamp(whole + rest / 1_000_000, UTC)
 
     def next_step(self) -> Model:
         self.model.step += 1
@@ -437,6 +577,8 @@ class ReliableMachine(RuleBasedStateMachine):
             not self.model.paused
             and self.model.of("ready")
             and all(not m.lease for m in self.model.of("ready"))
+            # The order in which letters are dropped, too.
+            and "max_dead" not in self.model.kind
         )
     )
     @rule(count=st.integers(1, 3))
@@ -491,11 +633,13 @@ class ReliableMachine(RuleBasedStateMachine):
         # A worker that has lost its lease to another one matters most, and is rare.
         late = [held for held in self.held if not held.over and self.taken_over(held)]
         prefer: bool = data.draw(st.booleans())
-        held = data.draw(st.sampled_from(late if late and prefer else self.held))
+        held: Held = data.draw(st.sampled_from(late if late and prefer else self.held))
+        return held, self.live_of(held)
+
+    def live_of(self, held: Held) -> Live | None:
+        """Return the message, if its worker still has it."""
         live = self.model.live.get(held.id)
-        if live is None or live.lease is not held.lease or held.over:
-            live = None
-        return held, live
+        return None if live is None or live.lease is not held.lease or held.over else live
 
     def taken_over(self, held: Held) -> bool:
         live = self.model.live.get(held.id)
@@ -513,17 +657,37 @@ class ReliableMachine(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data())
-    def ack(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), result=st.sampled_from([None, 0, "", "a result\n\n", [1, None]]))
+    def ack(self, data: st.DataObject, result: object) -> None:
         model = self.next_step()
         held, live = self.pick(data)
-        if self.settle(held, live, held.message.ack()):
-            self.handled(model, held)
+        if self.settle(held, live, held.message.ack(result)):
+            self.handled(model, held, result)
 
-    def handled(self, model: Model, held: Held) -> None:
-        del model.live[held.id]
+    @precondition(lambda self: len(self.held) > 1)
+    @rule(results=st.booleans())
+    def ack_together(self, *, results: bool) -> None:
+        """Acknowledge everything at once: the first leaves by itself, the others in one call."""
+        model = self.next_step()
+        every = [held for held in self.held if not held.over and self.live_of(held) is not None]
+
+        async def ack() -> None:
+            await asyncio.gather(
+                *(held.message.ack(held.attempt if results else None) for held in every)
+            )
+
+        self.run(ack())
+        for place, held in enumerate(every):
+            model.over(held.lease)
+            held.over = True
+            self.handled(model, held, held.attempt if results else None, min(place, 1))
+
+    def handled(self, model: Model, held: Held, result: object = None, place: int = 0) -> None:
+        live = model.live.pop(held.id)
         if "dedup_window" in model.kind:
             model.remember(held.id, 2)
+        record = Record(live.value, live.offered, model.after(0, place), True, result, [])
+        model.record(record, held, None)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), delay=HOURS, error=st.sampled_from([None, "it broke"]))
@@ -536,10 +700,10 @@ class ReliableMachine(RuleBasedStateMachine):
     def failed(self, model: Model, held: Held, delay: int, error: str | None) -> None:
         live = model.live[held.id]
         if held.attempt - held.forgiven >= live.max_attempts:
-            model.die(live, "attempts", error or live.error)
-            del model.live[held.id]
+            model.bury(held, "attempts", error)
         else:
             live.error, live.lease, live.moment = error or live.error, None, model.after(delay)
+            model.record_attempt(held, live, error)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), delay=HOURS)
@@ -559,8 +723,7 @@ class ReliableMachine(RuleBasedStateMachine):
         model = self.next_step()
         held, live = self.pick(data)
         if self.settle(held, live, held.message.bury("no good")):
-            model.die(model.live[held.id], "no good", model.live[held.id].error)
-            del model.live[held.id]
+            model.bury(held, "no good", None)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -625,8 +788,7 @@ class ReliableMachine(RuleBasedStateMachine):
         elif how == "snooze":
             self.snoozed(model, held, 2)
         elif how == "reject":
-            model.die(model.live[held.id], "bad", model.live[held.id].error)
-            del model.live[held.id]
+            model.bury(held, "bad", None)
         else:
             self.untouched(held)
 
@@ -659,6 +821,22 @@ class ReliableMachine(RuleBasedStateMachine):
             free.forgiven = free.forgiven_if_lost()
             free.lease, free.returned, free.moment = None, False, model.after(delay)
 
+    @precondition(lambda self: self.model.hours("keep") and self.model.live)
+    @rule(data=st.data())
+    def wait_for_a_result(self, data: st.DataObject) -> None:
+        """Check that the end of the message wakes the call, or those that look instead of it."""
+        self.next_step()
+        keys = sorted(key for key in self.model.live if "\0" not in key)
+        key: str = data.draw(st.sampled_from(keys or ["none"]))
+
+        async def wait() -> None:
+            if key in self.model.live and key not in self.waits:
+                self.waits[key] = asyncio.create_task(self.queue.result(key))
+                while not await self.raw.zscore(self.store.keys.awaited, key):
+                    await asyncio.sleep(0)
+
+        self.run(wait())
+
     # The whole queue
 
     @precondition(lambda self: self.model.live or self.model.done)
@@ -666,6 +844,11 @@ class ReliableMachine(RuleBasedStateMachine):
     def time_passes(self, passed: int) -> None:
         self.next_step().now += passed
         self.run(self.store.let_pass(passed * HOUR))
+        # Workers tell the server when the messages that they have were offered.
+        for held in self.held:
+            claim = held.message._claim
+            offered = int(claim.body[:16]) - passed * HOUR * 1_000_000
+            claim.body = b"%016d%b" % (offered, claim.body[16:])
 
     @precondition(lambda self: self.model.paused or self.model.of("ready"))
     @rule()
@@ -686,14 +869,12 @@ class ReliableMachine(RuleBasedStateMachine):
         for message in gone:
             del model.live[message.id]
 
-    def dead_in_order(self) -> list[Dead]:
-        return sorted(self.model.dead.values(), key=lambda one: (one.died, one.name.encode()))
-
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data(), everything=st.booleans())
     def redrive(self, data: st.DataObject, everything: bool) -> None:
         model = self.next_step()
-        letters = self.dead_in_order()
+        model.trim_dead()
+        letters = model.dead_in_order()
         chosen = [letter.id for letter in letters]
         if not everything:
             chosen = data.draw(st.lists(st.sampled_from([*chosen, "none"]), max_size=3))
@@ -709,12 +890,15 @@ class ReliableMachine(RuleBasedStateMachine):
             letter = model.dead.pop(first[key].name)
             model.set_aside(key)
             due, most = model.after(0, place), letter.max_attempts
-            model.live[key] = Live(key, letter.value, letter.priority, due, None, most)
+            model.live[key] = Live(
+                key, letter.value, letter.priority, letter.offered, due, None, most
+            )
 
     @precondition(lambda self: self.model.dead)
     @rule(data=st.data(), everything=st.booleans())
     def purge_dead(self, data: st.DataObject, everything: bool) -> None:
         model = self.next_step()
+        model.trim_dead()
         chosen = sorted({letter.id for letter in model.dead.values()})
         if not everything:
             chosen = data.draw(st.lists(st.sampled_from([*chosen, "none"]), max_size=2))
@@ -762,9 +946,15 @@ class ReliableMachine(RuleBasedStateMachine):
             key for key, end in model.done.items() if end > model.now
         }
         assert [name.partition("\0")[0] for name in stored.dead] == [
-            letter.id for letter in self.dead_in_order()
+            letter.id for letter in model.dead_in_order()
         ]
         assert stored.paused == model.paused
+        assert {key: hours(moment) for key, moment in stored.recorded.items()} == {
+            key: record.changed[0] - model.now
+            for key, record in model.records.items()
+            if any(model.fresh_record(each) for each in model.records)
+        }
+        assert max(stored.records_end_in) <= model.hours("keep") * HOUR * 1000
 
     async def compare_what_the_queue_tells(self) -> None:
         model, queue = self.model, self.queue
@@ -792,13 +982,54 @@ class ReliableMachine(RuleBasedStateMachine):
             assert (message.value, message.attempt) == (expected.value, expected.attempts)
             assert message.state == model.state(expected)
             assert (message.last_error or "").rsplit("\n", 1)[-1] == (expected.error or "")
+        await self.compare_results(
+            sorted({*live, *model.records, *model.dead})[model.step % 4 :][:2]
+        )
+        await self.compare_waits()
         if model.step % 3:
             return
         assert await queue.get("none") is None
         letters = await queue.dead.list() if model.dead else []
+        if model.dead:
+            # Who lists them drops the old ones.
+            model.trim_dead()
         assert [(x.id, x.value, x.priority, x.attempt, x.reason, x.error) for x in letters] == [
-            (x.id, x.value, x.priority, x.attempts, x.reason, x.error) for x in self.dead_in_order()
+            (x.id, x.value, x.priority, x.attempts, x.reason, x.error)
+            for x in model.dead_in_order()
         ]
+
+    async def compare_results(self, ids: Iterable[str]) -> None:
+        model, queue = self.model, self.queue
+        if not model.hours("keep"):
+            return
+        for key in (each for each in ids if "\0" not in each):
+            assert await told(queue.result(key, 0)) == model.result(key)
+            found, expected = await queue.history(key), model.history(key)
+            assert (found is None) == (expected is None)
+            if found is None or expected is None:
+                continue
+            attempts = [
+                (each.number, None if each.started_at is None else each.error)
+                for each in found.attempts
+            ]
+            now = await self.server_now()
+            offered, finished = (
+                None if moment is None else model.now + round((moment - now).total_seconds() / HOUR)
+                for moment in (found.offered_at, found.finished_at)
+            )
+            facts = (found.state, offered, finished, attempts, found.result, found.error)
+            assert facts == expected
+
+    async def compare_waits(self) -> None:
+        """Check that exactly those are woken whose message has ended."""
+        for key, waiting in list(self.waits.items()):
+            expected = self.model.result(key)
+            if expected == (delayq.ResultTimeout,):
+                assert not waiting.done()
+                continue
+            async with asyncio.timeout(20):
+                assert await told(waiting) == expected
+            del self.waits[key]
 
     def teardown(self) -> None:
         """Check that handling everything leaves only dead letters and ids that are remembered."""
@@ -850,6 +1081,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
 
     Machine.runner, Machine.raw = runner, raw
     Machine.queues = runner.run(opened())
+    Machine.waits = {}
     Machine.suspects = Machine.queues["plain"]._open.services.suspects
     Machine.stores = {name: Store(raw, name) for name in KINDS}
     yield Machine

@@ -166,6 +166,19 @@ async def test_a_message_that_is_cancelled_has_no_result(
         await result
 
 
+@pytest.mark.parametrize("state", ["ready", "delayed", "all"])
+async def test_a_message_that_is_purged_has_no_result(
+    jobs: ReliableQueue[Any], other: Client, state: Any
+) -> None:
+    theirs = other.reliable_queue("jobs")
+    id = await theirs.offer(1, 3600 if state == "delayed" else 0)  # noqa: A001
+    result = asyncio.create_task(theirs.result(id, timeout=WITHIN))
+    await waiting(other)
+    assert await jobs.purge(state) == 1
+    with pytest.raises(NoResult):
+        await result
+
+
 async def test_an_unknown_message_has_no_result(jobs: ReliableQueue[Any]) -> None:
     for timeout in (None, 0, WITHIN):
         with pytest.raises(NoResult, match=r"'no such'.* never offered"):
@@ -247,6 +260,21 @@ async def test_the_last_of_several_letters_counts(jobs: ReliableQueue[Any]) -> N
         await fail(jobs, f"error {n}")
         with pytest.raises(MessageFailed, match=f"error {n}"):
             await jobs.result("a")
+
+
+async def test_the_last_letter_counts_after_an_earlier_one_was_redriven(
+    jobs: ReliableQueue[Any],
+) -> None:
+    for n in range(2):
+        await jobs.offer(n, id="a", max_attempts=1)
+        await fail(jobs, f"error {n}")
+    assert await jobs.dead.redrive(["a"]) == 1
+    await fail(jobs, "error 2")
+    with pytest.raises(MessageFailed, match="error 2"):
+        await jobs.result("a")
+    history = await jobs.history("a")
+    assert history is not None
+    assert history.error == "error 2"
 
 
 async def test_a_redriven_message_may_have_a_result_after_all(

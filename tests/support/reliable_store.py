@@ -17,20 +17,29 @@ _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
 local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
 for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
-for at = 1, 27 do
-  if at < 12 or at == 18 or at == 19 or at > 24 then
+for at = 1, 30 do
+  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 then
     for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
       redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
     end
   end
 end
-local bodies = redis.call('HGETALL', KEYS[13])
-for i = 1, #bodies, 2 do
-  local enqueued, rest = tonumber(string.sub(bodies[i + 1], 1, 16)), string.sub(bodies[i + 1], 17)
-  if enqueued then
-    redis.call('HSET', KEYS[13], bodies[i], string.format('%016.0f', enqueued - ARGV[1]) .. rest)
+-- Move the time of the offer, which stands behind this.
+local function move_offers(hash, behind)
+  local all = redis.call('HGETALL', hash)
+  for i = 1, #all, 2 do
+    local whole = all[i + 1]
+    local from = string.match(whole, '^' .. behind .. '()') or #whole + 1
+    local enqueued = tonumber(string.sub(whole, from, from + 15))
+    if enqueued then
+      local head, rest = string.sub(whole, 1, from - 1), string.sub(whole, from + 16)
+      redis.call('HSET', hash, all[i], head .. string.format('%016.0f', enqueued - ARGV[1]) .. rest)
+    end
   end
 end
+move_offers(KEYS[13], '')
+move_offers(KEYS[20], '[^\\n]*\\n')
+move_offers(KEYS[31], '%a+ ')
 local records = redis.call('HGETALL', KEYS[14])
 for i = 1, #records, 2 do
   local used, due, mark = string.match(records[i + 1], '^(%d+%-%d+:)([%d.]+)(.*)$')
@@ -48,6 +57,10 @@ local places = redis.call('HGETALL', KEYS[23])
 for i = 1, #places, 2 do redis.call('HSET', KEYS[23], places[i], moved(places[i + 1], 1)) end
 local turn = redis.call('HGET', KEYS[29], 'turn')
 if turn then redis.call('HSET', KEYS[29], 'turn', back(turn)) end
+for at = 30, 31 do
+  local left = redis.call('PTTL', KEYS[at])
+  if left > 0 then redis.call('PEXPIRE', KEYS[at], math.ceil(left - ARGV[1] / 1000)) end
+end
 for at, level in pairs({[24] = 1, [28] = 0}) do
   for _, member in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
     redis.call('ZREM', KEYS[at], member)
@@ -66,6 +79,9 @@ reply[#reply + 1] = redis.call('EXISTS', KEYS[21])
 reply[#reply + 1] = redis.call('HGETALL', KEYS[22])
 reply[#reply + 1] = redis.call('HGETALL', KEYS[23])
 for at = 24, 28 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
+reply[#reply + 1] = redis.call('ZRANGE', KEYS[30], 0, -1, 'WITHSCORES')
+reply[#reply + 1] = redis.call('HGETALL', KEYS[31])
+for at = 30, 31 do reply[#reply + 1] = redis.call('PTTL', KEYS[at]) end
 return reply
 """
 
@@ -103,6 +119,13 @@ class Stored:
     turns: dict[str, float]
     trials: dict[str, float]
     starts: list[str]
+    recorded: dict[str, float]
+    """When each record was changed last, by id, in order."""
+    records: set[str]
+    """Ids with a record."""
+    records_end_in: tuple[int, int]
+    """Milliseconds after which everything about records disappears; -1 for never, -2 if there is
+    nothing."""
 
     def renamed(self, names: dict[str, str]) -> Stored:
         """Return a copy in which live messages have other ids."""
@@ -147,6 +170,8 @@ class Stored:
         }
         listed = {f"{name}{stamp}" for name, stamps in more.items() for stamp in stamps}
         assert listed == {name for name in letters if "\0" in name}
+        assert set(self.recorded) == self.records
+        assert -1 not in self.records_end_in, "records stay for good"
 
 
 class Store:
@@ -156,11 +181,12 @@ class Store:
         self.keys = ReliableKeys.of(name)
         self._raw = connection
         known = ("done", "dead", "dead_messages", "paused", "schedules")
+        kept = ("settings", "recorded", "records", "awaited")
         self._names = (
             *self.keys.messages[:17],
             *(getattr(self.keys, name) for name in known),
             *self.keys.messages[17:],
-            self.keys.settings,
+            *(getattr(self.keys, name) for name in kept),
         )
 
     async def let_pass(self, seconds: float) -> None:
@@ -208,6 +234,9 @@ class Store:
             turns=turns,
             trials=trials,
             starts=list(_pairs(parts[27])),
+            recorded={key: float(moment) - now for key, moment in _pairs(parts[28]).items()},
+            records=set(_pairs(parts[29])),
+            records_end_in=(parts[30], parts[31]),
         )
 
     async def others(self) -> set[str]:

@@ -3,7 +3,8 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
---   settings  HASH     see include/settings.lua
+--   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the end of
+--                      messages is announced: "finished", for all of them
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -48,4 +49,6 @@ local groups = leave_lines(dropped)
 delete_details(dropped)
 settle_all(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
+-- A hint for the clients that wait for the end of one of them: they look now and then.
+if #dropped > 0 and redis.call('HGET', settings, 'keep') then redis.pcall('PUBLISH', settings, 'finished') end
 return {#dropped - expired, expired}

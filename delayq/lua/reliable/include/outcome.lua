@@ -8,10 +8,12 @@ local function find_outcome(id, now)
   local live = find_message(id, now) and 1 or 0
   local moment, record = redis.call('ZSCORE', recorded, id), redis.call('HGET', records, id)
   if keep_us > 0 and number_or(0, moment) <= now - keep_us then moment, record = false, false end
-  -- See include/letters.lua.
+  -- See include/letters.lua. The name without a stamp is that of the oldest letter, or, once that
+  -- was redriven, of a later one.
   local stamps = redis.call('HGET', dead_messages, id .. '\0')
   local stamp = stamps and string.match(stamps, '%d+$')
-  local name = stamp and id .. '\0' .. stamp or id
-  local died = redis.call('ZSCORE', dead, name)
+  local name, died = id, redis.call('ZSCORE', dead, id)
+  local last = stamp and redis.call('ZSCORE', dead, id .. '\0' .. stamp)
+  if number_or(0, last or nil) > number_or(0, died or nil) then name, died = id .. '\0' .. stamp, last end
   return {now, keep_us, live, record, moment, died and redis.call('HGET', dead_messages, name), died}
 end
