@@ -41,13 +41,23 @@ def test_the_first_program_prints_what_the_readme_shows(tmp_path: Path) -> None:
     assert (tmp_path / "output").read_text("utf-8") == shown
 
 
+def headings(page: Path) -> set[str]:
+    """Return the anchors of a page, as repositories' pages have them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    words = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).strip().replace(" ", "-") for each in words}
+
+
 def test_every_local_link_leads_somewhere() -> None:
-    missing = [
-        f"{page.name}: {target}"
-        for page in {*PAGES, *ROOT.glob("*.md")}
-        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text("utf-8"))
-        if not (page.parent / target).exists()
-    ]
+    folders = (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks")
+    missing = []
+    for page in [path for folder in folders for path in folder.glob("*.md")]:
+        for target, anchor in re.findall(
+            r"\]\(([^)#:\s]*)(?:#([^)\s]*))?\)", page.read_text("utf-8")
+        ):
+            to = page.parent / target if target else page
+            if not to.exists() or (anchor and anchor not in headings(to)):
+                missing.append(f"{page.name}: {target}#{anchor}")
     assert missing == []
 
 
