@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # What is left out of `make test`, but for storms, which need the machine to themselves.
 ALL := --servers all --hypothesis-profile full -m "not storm"
 
-.PHONY: help demo test test-all storms soak fuzz packages docs lint house types layers coverage clean
+.PHONY: help demo test test-all storms soak fuzz packages docs links lint house types layers coverage clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
@@ -23,6 +23,7 @@ help:
 	@echo "make fuzz      fuzzing of codecs, records and addresses for a minute (ARGS='--seconds 600' for more), then random examples"
 	@echo "make packages  build wheel and sdist, and try them in fresh environments, on each Python that is found"
 	@echo "make docs      the documentation site, in docs/_build/html; warnings are errors"
+	@echo "make links     ask for every link to another site, and list them in docs/_build/links/output.txt"
 	@echo "make lint      style and formatting"
 	@echo "make house     measures of wording, layers and sizes, each with its bound (ARGS='--list FIGURE' for what one counts)"
 	@echo "make types     mypy --strict, and pyright on the public interface"
@@ -58,6 +59,10 @@ docs: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group docs
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html
 	@echo "open docs/_build/html/index.html"
+
+links: $(VENV)/dev.stamp
+	@$(BIN)/python -m pip install --quiet --group docs
+	@$(BIN)/python -m sphinx -b linkcheck --keep-going --quiet docs docs/_build/links
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

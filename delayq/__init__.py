@@ -61,6 +61,7 @@ if typing.TYPE_CHECKING:
     from delayq._reliable.settings import QueueSettings
     from delayq._timer.timer import HashedWheelTimer
     from delayq._timer.wheel import Timeout
+    from delayq._version import __version__ as __version__
     from delayq.backoff import Backoff
     from delayq.client import Client, connect
     from delayq.codecs import JsonCodec, StringCodec
@@ -163,6 +164,7 @@ _HOMES = {
     "Tasks": "tasks",
     "Timeout": "_timer.wheel",
     "Worker": "worker",
+    "__version__": "_version",
     "connect": "client",
     "dashboard": "_dashboard",
     # Modules that are used without an import of their own.

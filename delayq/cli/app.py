@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from contextlib import suppress
-from importlib import metadata
 from typing import Annotated, Any
 
 import typer
 
+from delayq._version import __version__
 from delayq.cli import messages, queues
 from delayq.cli.acl import acl
 from delayq.cli.bench import bench
@@ -76,7 +76,7 @@ def delayq(
 ) -> None:
     """Inspect and manage delayq's queues on a Redis or Valkey server."""
     if version:
-        typer.echo(metadata.version("delayq"))
+        typer.echo(__version__)
         raise typer.Exit
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())

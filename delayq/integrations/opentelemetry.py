@@ -20,9 +20,9 @@ from __future__ import annotations
 
 import time
 from contextlib import contextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from delayq._version import __version__
 from delayq.errors import DecodeError
 from delayq.instrumentation import Observer, OfferEvent
 from delayq.integrations._failures import failure_of, type_name
@@ -95,9 +95,7 @@ class Tracing(Observer):
         self, client: Client | SyncClient, tracer_provider: TracerProvider | None = None
     ) -> None:
         self._client = client
-        self._tracer = trace.get_tracer(
-            "delayq", version("delayq"), tracer_provider, schema_url=_SCHEMA
-        )
+        self._tracer = trace.get_tracer("delayq", __version__, tracer_provider, schema_url=_SCHEMA)
 
     @contextmanager
     def sending(self, sending: OfferEvent) -> Iterator[None]:
@@ -153,7 +151,7 @@ class Measuring(Observer):
         self, client: Client | SyncClient, meter_provider: MeterProvider | None = None
     ) -> None:
         self._client = client
-        meter = metrics.get_meter("delayq", version("delayq"), meter_provider, _SCHEMA)
+        meter = metrics.get_meter("delayq", __version__, meter_provider, _SCHEMA)
         self._sent = meter.create_counter(
             "messaging.client.sent.messages", "{message}", "Messages that were offered."
         )

@@ -18,13 +18,13 @@ import platform
 import re
 from bisect import bisect_left
 from contextlib import asynccontextmanager
-from importlib import metadata
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 from anyio import to_thread
 
+from delayq._version import __version__
 from delayq.errors import BadInput, DelayqError, ServerError, ServerRefused
 from delayq.instrumentation import Observer
 from delayq.integrations._failures import failure_of, type_name
@@ -101,7 +101,7 @@ _OF_CLIENT = {
 _BUILD = GaugeMetricFamily(
     "delayq_build_info", "1, with the versions in use.", labels=["version", "python"]
 )
-_BUILD.add_metric([metadata.version("delayq"), platform.python_version()], 1)
+_BUILD.add_metric([__version__, platform.python_version()], 1)
 
 
 class Metrics:

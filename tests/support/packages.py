@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -104,7 +105,13 @@ def compare(wheel: Path, sdist: Path) -> None:
     differ("the sdist", files - {"PKG-INFO", "pyproject.toml", ".gitignore"}, source)
     with ZipFile(wheel) as archive:
         files = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        description = archive.read(metadata).decode()
     differ("the wheel", files, {name for name in tracked if name.startswith("delayq/")})
+    if "delayq/py.typed" not in files:
+        raise Wrong("the wheel lacks py.typed, so type checkers ignore its types")
+    if relative := re.findall(r"\]\((?!https?:|#)[^)\s]+\)", description):
+        raise Wrong(f"the long description has relative links: {', '.join(relative)}")
 
 
 def differ(package: str, files: set[str], wanted: set[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from importlib import metadata
 from pathlib import Path
 from typing import get_args
 
@@ -42,6 +43,11 @@ def test_every_public_name_exists_and_is_listed() -> None:
     }
     assert public == set(delayq.__all__)
     assert list(delayq.__all__) == sorted(delayq.__all__)
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert delayq.__version__ == metadata.version("delayq")
+    assert "importlib.metadata" not in loaded_by("import typing, warnings, delayq")
 
 
 def test_what_is_not_there_is_said_as_python_does() -> None:
@@ -101,8 +107,9 @@ def test_a_part_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
     def fails(_: str) -> None:
         raise AttributeError("module 'redis' has no attribute 'asyncio'")
 
+    # Loads it, so that it can be taken away.
+    monkeypatch.delattr(delayq, "connect")
     monkeypatch.setattr("delayq._on_demand.import_module", fails)
-    monkeypatch.delattr(delayq, "connect", raising=False)
     with pytest.raises(ImportError, match="no attribute 'asyncio'"):
         _ = delayq.connect
 

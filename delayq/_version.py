@@ -1,0 +1,5 @@
+"""The version of the package that is installed."""
+
+from importlib import metadata
+
+__version__: str = metadata.version("delayq")

@@ -1,0 +1,70 @@
+"""Links that work on the package index, made by hatch_build.py."""
+
+from __future__ import annotations
+
+import re
+import sys
+from runpy import run_path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.terminal import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Hook:
+    """What hatchling's interface has of a hook: the root of the project."""
+
+    def __init__(self) -> None:
+        self.root = str(ROOT)
+
+
+@pytest.fixture
+def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names of hatch_build.py, which imports an interface that only builds have."""
+    for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    interface = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = Hook  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, interface.__name__, interface)
+    return run_path(str(ROOT / "hatch_build.py"))
+
+
+@pytest.fixture
+def absolute(hook: dict[str, Any]) -> Callable[..., str]:
+    made: Callable[..., str] = hook["absolute"]
+    return made
+
+
+def test_links_lead_to_the_files_of_the_release(absolute: Callable[..., str]) -> None:
+    text = "[a](docs/a.md#b), ![c](docs/c.svg), [d](https://example.org/d), [e](#e)"
+    assert absolute(text, "https://host/us/it/", "1.2.0") == (
+        "[a](https://host/us/it/blob/v1.2.0/docs/a.md#b),"
+        " ![c](https://host/us/it/raw/v1.2.0/docs/c.svg), [d](https://example.org/d), [e](#e)"
+    )
+
+
+def test_without_a_source_the_words_stay(absolute: Callable[..., str]) -> None:
+    assert absolute("![c](docs/c.svg)[a](docs/a.md)", None, "1.2.0") == "a"
+
+
+def test_code_is_left_alone(absolute: Callable[..., str]) -> None:
+    code = "```python\nhandlers[name](value)\n```\n"
+    assert absolute(code + "[a](a.md)", None, "1") == code + "a"
+
+
+@pytest.mark.parametrize("urls", [{}, {"urls": {"Source": "https://host/us/it"}}])
+def test_no_link_in_the_long_description_is_relative(
+    hook: dict[str, Any], urls: dict[str, Any]
+) -> None:
+    metadata = {"version": "1.2.0", **urls}
+    hook["LongDescription"]().update(metadata)
+    text = metadata["readme"]["text"]
+    assert metadata["readme"]["content-type"] == "text/markdown"
+    assert text.startswith("# delayq\n")
+    assert re.findall(r"\]\((?!https://)[^)]+\)", text) == []
+    assert ("https://host/us/it/blob/v1.2.0/docs/tutorial.md" in text) == bool(urls)
