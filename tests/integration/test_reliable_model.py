@@ -47,12 +47,12 @@ KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
     "forgetful": {"expired": "drop", "dedup_window": 2 * HOUR},
     "small": {"expired": "dead", "max_size": 4},
-    "keeping": {"keep": 6 * HOUR, "dedup_window": 2 * HOUR},
+    "keeping": {"keep": 3 * HOUR, "dedup_window": 2 * HOUR},
     "trimmed": {
         "expired": "dead",
-        "keep": 7 * HOUR,
+        "keep": 4 * HOUR,
         "max_kept": 3,
-        "keep_dead": 5 * HOUR,
+        "keep_dead": 3 * HOUR,
         "max_dead": 2,
     },
 }
