@@ -68,6 +68,7 @@ class MessageHistory:
             missing.
         result: What the handler returned; None while there is nothing.
         error: Why it died, in one line: the last error, or the reason; empty if it did not.
+        payload: The encoded value while it lives or is a dead letter; None if it is gone.
     """
 
     id: str
@@ -77,6 +78,7 @@ class MessageHistory:
     attempts: tuple[Attempt, ...]
     result: Any = field(default=None, repr=False)
     error: str = ""
+    payload: bytes | None = field(default=None, repr=False)
 
     @property
     def is_live(self) -> bool:
@@ -109,13 +111,13 @@ class Death(NamedTuple):
         died_us: When it died, in microseconds.
         reason: Why, as :attr:`delayq.DeadLetter.reason` tells it.
         error: Its last error as it was stored; empty if there was none.
-        offered: When it was offered, as its body has it.
+        body: Its body.
     """
 
     died_us: int
     reason: str
     error: str
-    offered: bytes
+    body: bytes
 
 
 class Outcome(NamedTuple):
@@ -144,7 +146,7 @@ class Outcome(NamedTuple):
         if letter is not None and died is not None:
             why = read_letter(letter)[0]
             body = letter.partition(b"\n")[2]
-            death = Death(parse_us(died), why.reason, why.error, offered_of(body))
+            death = Death(parse_us(died), why.reason, why.error, body)
             if record is not None and record.is_done:
                 if record.moment_us < death.died_us:
                     record = None
@@ -269,14 +271,19 @@ def history_of(
         # The record may be that of an earlier message with the same id.
         is_its_own = record is not None and not record.is_done and record.offered == offered
         attempts = record.attempts if record is not None and is_its_own else ()
-        return MessageHistory(id, live.state, _offered_at(offered), None, attempts)
+        return MessageHistory(
+            id, live.state, _offered_at(offered), None, attempts, payload=_payload_of(live.body)
+        )
     if death is not None:
-        is_its_own = record is not None and record.offered == death.offered
+        offered = offered_of(death.body)
+        is_its_own = record is not None and record.offered == offered
         attempts = record.attempts if record is not None and is_its_own else ()
         error = unpack_error(death.error)[0] or death.reason
         died_at = moment_us(death.died_us)
         return MessageHistory(
-            id, "dead", _offered_at(death.offered), died_at, attempts, error=error
+            *(id, "dead", _offered_at(offered), died_at, attempts),
+            error=error,
+            payload=_payload_of(death.body),
         )
     if record is None:
         return None
@@ -290,6 +297,10 @@ def history_of(
         record.attempts,
         None if payload is None else decoded(result_codec(codec), payload),
     )
+
+
+def _payload_of(body: bytes) -> bytes:
+    return body.partition(b"\n")[2]
 
 
 def _offered_at(offered: bytes) -> datetime | None:

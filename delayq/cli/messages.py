@@ -39,7 +39,7 @@ from delayq.cli.output import (
 )
 from delayq.cli.running import at_server_time, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
-from delayq.errors import DuplicateMessage
+from delayq.errors import DuplicateMessage, MessageFailed, NoResult, ResultTimeout
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -237,6 +237,39 @@ def get(
     if found is None:
         raise _none_of(id)
     show_one(found, now, as_json=as_json)
+
+
+def result(
+    queue: Queue,
+    id: Id,  # noqa: A002
+    timeout: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="How long to wait for the end of the message, in seconds or as 90s, 2m.",
+        ),
+    ] = "0",
+    codec: CodecName = "json",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the result of a message, in a reliable queue that keeps results.
+
+    Exit status: 0, or 1 if there is none: the message failed, is unknown, or has not ended yet.
+    """
+    seconds, how = duration(timeout, "--timeout") or 0.0, codec_of(codec)
+
+    async def look(client: Client) -> bytes | None:
+        found: bytes | None = await queue.reliable(client, "have results").result(id, seconds)
+        return found
+
+    try:
+        payload = with_client(url, look)
+    except (MessageFailed, NoResult, ResultTimeout) as error:
+        tell(str(error))
+        raise typer.Exit(1) from None
+    shown = {"value": None} if payload is None else payload_json(how, payload)
+    report({"queue": queue.name, "id": id, **shown}, text_of(shown), as_json=as_json)
 
 
 def cancel(

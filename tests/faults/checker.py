@@ -18,6 +18,8 @@ The rules:
 - *stuck*: a message arrived later than the allowed time after it was due and the last fault that
   could delay it was over.
 - *attempts*: the attempt numbers do not rise, or rise faster than leases can end.
+- *result*: a message was acknowledged, and its result is not there, or is that of no consumer which
+  may have acknowledged it.
 - *left*: something is still on the server although it is no longer needed.
 """
 
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING
 from tests.faults.history import End, Told
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tests.faults.history import Delivered, Fault, History, Offered
 
@@ -87,6 +89,7 @@ def check(history: History, rules: Rules) -> list[Violation]:
             found += _early(key, offered, some)
         found += _stored_twice(key, some)
         found += _again(key, some, rules)
+        found += _results(key, some, history.results)
         if rules.lease_us:
             found += _attempts(key, some, offered, rules)
             for end, violation in _after_ack(key, some, history.doubts):
@@ -191,6 +194,17 @@ def _after_ack(
         if first.end is End.ACKED or (first.end is End.UNATTENDED and first.copy not in doubts):
             words = f"came to {second.who} after {first.who} had acknowledged it"
             yield first.end, Violation("after ack", key, words)
+
+
+def _results(
+    key: int, some: Sequence[Delivered], results: Mapping[str, object]
+) -> Iterator[Violation]:
+    for copy in {one.copy for one in some if one.copy in results}:
+        mine, found = [one for one in some if one.copy == copy], results[copy]
+        possible = [[key, one.attempt] for one in mine if one.end in _DONE]
+        is_sure = any(one.end is End.ACKED for one in mine)
+        if found not in possible and (is_sure or not isinstance(found, type)):
+            yield Violation("result", key, f"has the result {found}, and not one of {possible}")
 
 
 def _attempts(

@@ -168,6 +168,9 @@ class Consumer:
             self._witness.ended(one)
 
     async def _do(self, one: Delivered, message: Leased) -> None:
+        if isinstance(message, delayq.Message):
+            # Nothing is kept unless the storm has said so.
+            message.keep_result(_result_of(message))
         fate, habits, self._unsure = self._chance.random(), self._habits, False
         if fate < habits.fails:
             self._ends(one, End.NACKED)
@@ -184,7 +187,10 @@ class Consumer:
         if 0 <= fate < habits.waits_for_its_ack:
             self._ends(one, End.UNKNOWN)
             with self._doubting(one):
-                await message.ack()
+                if isinstance(message, delayq.Message):
+                    await message.ack(_result_of(message))
+                else:
+                    await message.ack()
                 one.end = End.ACKED
             return
         if 0 <= fate - habits.waits_for_its_ack < habits.dawdles:
@@ -210,6 +216,10 @@ class Consumer:
         """Report the end before trying it, because this process may be killed from now on."""
         one.end = end
         self._witness.ended(one)
+
+
+def _result_of(message: delayq.Message[int]) -> list[int]:
+    return [message.value, message.attempt]
 
 
 def _delivered(message: Leased, who: str) -> Delivered:
@@ -242,7 +252,7 @@ class WorkerConsumer:
     def stop(self) -> None:
         self._worker.stop()
 
-    async def _handle(self, message: delayq.Message[int]) -> None:
+    async def _handle(self, message: delayq.Message[int]) -> list[int]:
         one = _delivered(message, self._who)
         self._witness.began(one)
         fate, habits = self._chance.random(), self._habits
@@ -257,6 +267,7 @@ class WorkerConsumer:
                 await asyncio.sleep(self._chance.random() * 1.5 * LEASE)
             # The worker acknowledges the message, but does not report whether that succeeded.
             one.end = End.UNKNOWN
+            return _result_of(message)
         except asyncio.CancelledError:
             one.end = End.RETURNED
             raise

@@ -105,6 +105,8 @@ class History:
     """Copies whose acknowledgement failed or may have failed, according to the log."""
     nameless_doubts: int = 0
     """How many more of these the log does not name."""
+    results: dict[str, object] = field(default_factory=dict)
+    """The results of some messages at the end, by copy; the class of the error if there is none."""
     left: list[str] = field(default_factory=list)
     """What is still on the server at the end, in words."""
 

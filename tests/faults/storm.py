@@ -82,6 +82,8 @@ WITHIN = 30.0
 """Seconds that a message may take once it is due and nothing holds it back."""
 REUSES = 0.1
 """The share of offering calls after which ids of expired messages are used again."""
+RESULTS = 2_000
+"""The number of messages whose results are looked at."""
 BACKLOG = 4_000
 """Undelivered messages at the next fault, at most: it should hit clients at work."""
 
@@ -108,6 +110,8 @@ class Plan:
     habits: Habits = field(default_factory=Habits)
     drain_within: float = 45.0
     """Seconds within which everything must be delivered once all is healed."""
+    keeps: bool = False
+    """Whether results are kept. Only for a reliable queue."""
     workers: bool = False
     """Whether workers consume instead of loops. Only for a reliable queue."""
     only: tuple[str, ...] = ()
@@ -160,6 +164,8 @@ class Storm:
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
             for _ in range(plan.clients):
                 self._producers.append(await self._client())
+            if plan.keeps:
+                await open_reliable(self._producers[0]).configure(keep=3600, max_kept=1_000_000)
             stack.push_async_callback(self._stop_consuming)
             for _ in range(plan.clients):
                 await self.start_consuming()
@@ -297,6 +303,8 @@ class Storm:
         await asyncio.to_thread(self.crowd.close)
         history.delivered += self.crowd.take_notes()
         history.doubts, history.nameless_doubts = self._doubts.copies, self._doubts.nameless
+        if self._plan.keeps:
+            await self._look_at_results(history)
         for client in self._clients:
             # Closing a client twice does nothing.
             await client.aclose()
@@ -312,6 +320,18 @@ class Storm:
             f"stays on the server for ever: {name}" for name in await self._lasting_keys()
         ]
         return history
+
+    async def _look_at_results(self, history: History) -> None:
+        queue = open_reliable(self._producers[0])
+        ids = sorted({one.copy for one in history.delivered if not one.copy.startswith(_REUSED)})
+
+        async def look(id: str) -> None:  # noqa: A002
+            try:
+                history.results[id] = await queue.result(id, 0)
+            except (delayq.NoResult, delayq.ResultTimeout, delayq.MessageFailed) as error:
+                history.results[id] = type(error)
+
+        await asyncio.gather(*map(look, self._chance.sample(ids, min(RESULTS, len(ids)))))
 
     async def start_consuming(self) -> None:
         """Start a client that consumes in several loops."""
@@ -388,7 +408,7 @@ class Storm:
         ttl = chance.uniform(0.01, 0.2)
         delay = ttl * chance.random()
         first, second = ([next(self._keys) for _ in range(count)] for _ in range(2))
-        names = [f"reused {key}" for key in second]
+        names = [f"{_REUSED} {key}" for key in second]
         for key in first:
             offered[key] = Offered(now_us() + int(delay * 1_000_000), expires=True)
         with suppress(delayq.ServerError):
@@ -569,6 +589,8 @@ class _Doubts(logging.Handler):
             self.nameless += 1
 
 
+# Ids of messages in the other queue begin with this.
+_REUSED = "reused"
 _FAILOVERS = ("planned failover", "Sentinel killed")
 AWAY_FOR_LONG = "server away for long"
 # Of these, a storm revokes one at a time.
@@ -727,6 +749,7 @@ def main() -> None:
     parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
     parser.add_argument("--workers", action="store_true", help="consume by workers, if reliable")
+    parser.add_argument("--keep", action="store_true", help="keep results, if reliable")
     parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
     parser.add_argument("--server", help="one of those that the tests find; or the first one")
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
@@ -748,6 +771,7 @@ def main() -> None:
         round_trip=options.round_trip,
         mbit=options.mbit,
         workers=options.workers,
+        keeps=options.keep,
     )
     servers: PrivateServer | Replicated
     match options.servers:

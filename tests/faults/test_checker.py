@@ -56,6 +56,9 @@ def kinds(history: History, rules: Rules = LEASED) -> list[str]:
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), doubts={"m0"}),
         story(came(0, 0, End.UNATTENDED), came(0, 2, attempt=2), nameless_doubts=1),
         story(came(0, 2, attempt=2)),
+        story(came(0, 0), results={"m0": [0, 1]}),
+        story(came(0, 0, End.UNKNOWN), came(0, 2, attempt=2), results={"m0": [0, 1]}),
+        story(came(0, 0, End.UNATTENDED), results={"m0": KeyError}),
         story(came(0, 9), faults=[Fault("away", DUE - SECOND, DUE + 8 * SECOND)]),
     ],
 )
@@ -98,6 +101,14 @@ PLANTED: dict[str, list[tuple[History, list[str]]]] = {
     "what comes again before its lease has ended is a duplicate": [
         (story(came(0, 0, end), came(0, 1.9, attempt=2)), ["duplicate"])
         for end in (End.NONE, End.UNKNOWN, End.LOST)
+    ],
+    "what was acknowledged has the result of that attempt": [
+        (story(came(0, 0), results={"m0": found}), ["result"])
+        for found in (None, KeyError, [0, 2], [1, 1])
+    ],
+    "no result is that of an attempt that failed": [
+        (story(came(0, 0, End.LOST), came(0, 2, attempt=2), results={"m0": [0, 1]}), ["result"]),
+        (story(came(0, 0, End.UNKNOWN), results={"m0": [0, 2]}), ["result"]),
     ],
     "what comes after its ack is named": [
         (story(came(0, 0), came(0, 3, attempt=2)), ["after ack"])

@@ -189,6 +189,8 @@ plant_in(reliable_store.CLAIM, "attempts are not counted", "reliable", "attempts
 AGAIN = "return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)"
 LOSES = (AGAIN, "redis.call('ZREM', leased, id)")
 plant_in(reliable_store.NACK, "a nack loses the message", "reliable", "lost", LOSES)
+KEEPS = ("if keep_us > 0 then save_records(new, keep_us, most, now) end", "")
+plant_in(reliable_store.FINISH, "a result is lost", "reliable", "result", KEEPS)
 FORGETS = ("return reply", "redis.call('HSET', attempts, 'forgotten', 1)\nreturn reply")
 plant_in(reliable_store.NACK, "a nack leaves something behind", "reliable", "left", FORGETS)
 EXPIRED = (
@@ -218,6 +220,7 @@ STORMS: dict[str, dict[str, Any]] = {
     "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
     "a close loses what its loops have at hand": {**_CLOSING, "habits": Habits(pauses=0.1)},
     "a close loses what is on its way": _CLOSING,
+    "a result is lost": {"keeps": True, "habits": Habits(waits_for_its_ack=0.5)},
     "a script is refused half way": {"faults": 30, "only": ("right lost",)},
 }
 """Conditions under which a bug shows."""

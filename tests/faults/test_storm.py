@@ -34,7 +34,12 @@ async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
 ) -> None:
     shorten_deadlines(monkeypatch.setattr)
     plan = Plan(
-        kind, messages=6_000, faults=20, seed=KINDS.index(kind), processes=0, round_trip=60, mbit=40
+        *(kind, 6_000, 20),
+        seed=KINDS.index(kind),
+        processes=0,
+        round_trip=60,
+        mbit=40,
+        keeps=kind == "reliable",
     )
     _, history = await ride_out(own_server, plan, tmp_path)
     violations = check(history, plan.rules)
@@ -81,6 +86,8 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
         seed=KINDS.index(kind) + 10 * list(FOUND).index(own_server.kind.name),
         processes=0 if kind == "plain" else 1,
         tcp=kind != "deliveries",
+        # On every other server.
+        keeps=kind == "reliable" and list(FOUND).index(own_server.kind.name) % 2 == 0,
     )
     storm, history = await ride_out(own_server, plan, tmp_path)
     late = lateness_us(history)

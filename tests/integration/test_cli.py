@@ -391,6 +391,32 @@ def test_cancel(cli: Cli, queue: str) -> None:
     assert cli(f"list {queue}") == (1, [])
 
 
+def test_result(cli: Cli) -> None:
+    assert cli("result mails a") == (1, [])
+    assert "keeps none; give it keep=" in cli.error
+    cli("offer mails 5 --id a")
+    assert cli("configure mails --keep 1h")[0] == 0
+    assert cli("result mails b") == (1, [])
+    assert "never offered" in cli.error
+    assert cli("result mails a") == (1, [])
+    assert "was not finished within 0 s" in cli.error
+    assert cli("take mails")[0] == 0
+    status, (told,) = cli("result mails a --timeout 1m")
+    assert (status, *fields(told, "queue id value")) == (0, "mails", "a", None)
+    cli("offer mails 5 --id b")
+    with delayq.sync.connect(cli.url) as client:
+        client.run(handle_with_a_result)
+    assert cli("result mails b")[1][0]["value"] == {"pages": 12}
+    assert cli.plain("result mails b") == (0, '{"pages": 12}\n')
+    cli.assert_refused("result delayed:mails b", words="a delayed queue cannot have results")
+    cli.assert_refused("result mails b --timeout soon", words="--timeout must be a duration")
+
+
+async def handle_with_a_result(client: delayq.Client) -> None:
+    (message,) = await client.reliable_queue("mails").claim(wait=20)
+    await message.ack({"pages": 12})
+
+
 def test_an_id_that_is_taken_is_a_one(cli: Cli) -> None:
     assert [cli("offer mails 1 --id a")[0] for _ in range(2)] == [0, 1]
     told = "delayq: the id 'a' is taken, and the message was not stored: see --on-duplicate\n"

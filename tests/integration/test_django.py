@@ -37,7 +37,11 @@ from django.core.checks import run_checks  # noqa: E402
 from django.core.exceptions import ImproperlyConfigured  # noqa: E402
 from django.core.management import CommandError, call_command  # noqa: E402
 from django.tasks import TaskResultStatus, default_task_backend, task_backends  # noqa: E402
-from django.tasks.exceptions import InvalidTask  # noqa: E402
+from django.tasks.exceptions import (  # noqa: E402
+    InvalidTask,
+    TaskResultDoesNotExist,
+    TaskResultMismatch,
+)
 from django.tasks.signals import task_enqueued, task_finished, task_started  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.utils import timezone  # noqa: E402
@@ -143,8 +147,14 @@ def test_the_backend_tells_what_it_can_do(configure: Configure) -> None:
     assert default_task_backend.supports_async_task
     assert default_task_backend.supports_priority
     assert not default_task_backend.supports_get_result
-    with pytest.raises(NotImplementedError):
+    with pytest.raises(NotImplementedError, match="it needs keep in OPTIONS"):
         tasks.note.get_result("1")
+    configure(queues=[], keep=60)
+    assert not default_task_backend.supports_get_result
+    with pytest.raises(NotImplementedError, match="it needs names in QUEUES"):
+        async_to_sync(tasks.note.aget_result)("1")
+    configure(keep=60)
+    assert default_task_backend.supports_get_result
 
 
 def test_a_coroutine_function_runs_in_the_event_loop(configure: Configure) -> None:
@@ -273,6 +283,32 @@ def test_all_threads_and_loops_share_a_client(configure: Configure, server: Priv
     assert queue().stats().ready == 16
 
 
+def test_a_queue_is_opened_once(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[str] = []
+    open_queue = delayq.Client.reliable_queue
+
+    def noted(client: delayq.Client, name: str, **more: Any) -> Any:
+        opened.append(name)
+        return open_queue(client, name, **more)
+
+    monkeypatch.setattr(delayq.Client, "reliable_queue", noted)
+
+    def enqueue() -> None:
+        # Each thread has a backend of its own.
+        tasks.note.enqueue()
+        async_to_sync(tasks.note.aenqueue)()
+
+    for _ in range(3):
+        thread = threading.Thread(target=enqueue)
+        thread.start()
+        thread.join()
+    tasks.note.using(queue_name="emails").enqueue()
+    assert opened == ["default", "emails"]
+    configure(lease=60)
+    enqueue()
+    assert opened == ["default", "emails", "default"]
+
+
 def test_a_closed_backend_opens_another_client(configure: Configure) -> None:
     first = default_task_backend.client
     tasks.note.enqueue()
@@ -392,6 +428,120 @@ def test_a_module_that_cannot_be_imported_now_is_tried_again(
     queue().offer({"task": "needy_tasks.go", "args": [], "kwargs": {}})
     work()
     assert (queue().stats().dead, queue().stats().delayed) == (0, 1)
+
+
+# Results
+
+
+KEEP = {"keep": timedelta(hours=1), "max_attempts": 3, "backoff": Backoff.fixed(3600)}
+
+
+@pytest.fixture(params=["get_result", "aget_result"])
+def get(configure: Configure, request: pytest.FixtureRequest) -> Callable[[Any, str], Any]:
+    """Return a function that gets a task's result by its id, in a project that keeps results."""
+    configure(**KEEP)
+    is_async = request.param == "aget_result"
+    return lambda task, known: (
+        async_to_sync(task.aget_result)(known) if is_async else task.get_result(known)
+    )
+
+
+@pytest.mark.parametrize("name", ["note", "anote"])
+def test_a_result_is_what_the_task_has_returned(get: Callable[[Any, str], Any], name: str) -> None:
+    task = getattr(tasks, name).using(priority=5, queue_name="emails")
+    sent = task.enqueue((1, b"2"))
+    before = get(task, sent.id)
+    assert (before.status, before.is_finished, before.attempts) == ("READY", False, 0)
+    with pytest.raises(ValueError, match="not finished"):
+        _ = before.return_value
+    work()
+    found = get(task, sent.id)
+    assert (found.status, found.errors, found.attempts) == ("SUCCESSFUL", [], 1)
+    assert found.return_value == (None if name == "note" else [1, "2"])
+    assert (found.id, found.args, found.kwargs) == (sent.id, [[1, "2"]], {})
+    assert (found.task, found.backend) == (task, "default")
+    assert found.worker_ids[0].endswith(f":{os.getpid()}")
+    moments = [found.enqueued_at, found.started_at, found.finished_at]
+    assert moments == sorted(moments)
+    assert found.last_attempted_at == found.started_at
+    assert abs(found.enqueued_at - sent.enqueued_at) < timedelta(minutes=1)
+
+
+def test_a_result_is_refreshed(configure: Configure) -> None:
+    configure(**KEEP)
+    result = tasks.anote.enqueue(5)
+    work()
+    result.refresh()
+    assert result.return_value == 5
+    async_to_sync(result.arefresh)()
+    assert result.is_finished
+
+
+@pytest.mark.parametrize("name", ["fail", "afail"])
+def test_a_result_tells_the_error_of_each_attempt(
+    get: Callable[[Any, str], Any], name: str
+) -> None:
+    task = getattr(tasks, name)
+    id = task.enqueue().id  # noqa: A001
+    for attempt in (1, 2, 3):
+        work()
+        queue().reschedule(id, 0)
+        found = get(task, id)
+        assert [error.exception_class for error in found.errors] == [ValueError] * attempt
+        assert found.errors[-1].traceback.startswith("Traceback")
+        assert found.errors[-1].traceback.endswith("ValueError: it fails")
+        assert (found.attempts, found.status) == (attempt, "FAILED" if attempt == 3 else "READY")
+        assert (found.finished_at is None) == (attempt < 3)
+        assert found.started_at <= found.last_attempted_at
+    with pytest.raises(ValueError, match="Task failed"):
+        _ = found.return_value
+
+
+def test_the_error_of_a_task_has_its_class(configure: Configure) -> None:
+    configure(**KEEP)
+    id = tasks.unusual.enqueue().id  # noqa: A001
+    work()
+    (error,) = tasks.unusual.get_result(id).errors
+    assert error.exception_class is tasks.Unusual
+    assert "Unusual: a\nb" in error.traceback
+
+
+def test_a_task_that_was_rejected_has_failed(configure: Configure, signals: list[Any]) -> None:
+    configure(**KEEP)
+    for task, reason in ((tasks.reject, "no use"), (tasks.no_json, "its return value is not JSON")):
+        id = task.enqueue().id  # noqa: A001
+        work()
+        found = task.get_result(id)
+        assert found.status == TaskResultStatus.FAILED
+        assert found.errors[-1].exception_class is delayq.Reject
+        assert found.errors[-1].traceback.startswith(reason)
+
+
+def test_a_task_that_runs_is_running(configure: Configure) -> None:
+    configure(**KEEP)
+    id = tasks.note.enqueue().id  # noqa: A001
+
+    async def claim(client: delayq.Client) -> Any:
+        (message,) = await client.reliable_queue("default").claim()
+        return message
+
+    message = default_task_backend.client.run(claim)
+    found = tasks.note.get_result(id)
+    assert (found.status, found.attempts, found.started_at) == ("RUNNING", 1, None)
+    default_task_backend.client.run(lambda _: message.release())
+    assert tasks.note.get_result(id).attempts == 0
+
+
+def test_there_is_no_result_of_what_is_unknown(configure: Configure) -> None:
+    configure(**KEEP)
+    id = tasks.note.enqueue().id  # noqa: A001
+    with pytest.raises(TaskResultMismatch):
+        tasks.anote.get_result(id)
+    queue().cancel(id)
+    other = queue().offer("not a task")
+    for unknown in (id, other, "no such", "", "x" * 5000):
+        with pytest.raises(TaskResultDoesNotExist):
+            tasks.note.get_result(unknown)
 
 
 # The database

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from contextlib import suppress
@@ -10,7 +11,7 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from django.conf import settings
+from asgiref.sync import sync_to_async
 from django.core import checks
 from django.core.exceptions import ImproperlyConfigured
 from django.tasks.base import Task, TaskResult, TaskResultStatus
@@ -24,10 +25,13 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.client import URL_VARIABLE, connect
 from delayq.errors import BadInput, BadName, ConfigurationError
 from delayq.integrations.django._options import Options
+from delayq.integrations.django._results import result_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from delayq._reliable.outcomes import MessageHistory
+    from delayq._reliable.queue import ReliableQueue
     from delayq.client import Client
 
     # As in apps.py.
@@ -36,7 +40,7 @@ else:
     from django.tasks.backends.base import BaseTaskBackend
 
 # Clients by address, for all threads: Django makes a backend for each of them.
-_clients: dict[str, sync.Client] = {}
+_clients: dict[str, _Shared] = {}
 
 _NO_ADDRESS = f"there is no address of a server, in OPTIONS['url'] or ${URL_VARIABLE}"
 _PRIVATE = (
@@ -49,6 +53,22 @@ _HINT = "An address is, for example, redis://127.0.0.1:6379/0"
 _USUAL = 4
 
 
+class _Shared:
+    """A client, and the queues that are open.
+
+    Attributes:
+        client: The client.
+        queues: By the alias of the backend and the name, in the client's loop: the asynchronous
+            client, of which each process has its own, the settings, and the queue.
+    """
+
+    def __init__(self, client: sync.Client) -> None:
+        self.client = client
+        self.queues: dict[
+            tuple[str, str], tuple[Client, Mapping[str, Any], ReliableQueue[Any]]
+        ] = {}
+
+
 class DelayqBackend(BaseTaskBackend):
     """A backend of Django's Tasks framework that stores tasks in reliable queues.
 
@@ -59,7 +79,6 @@ class DelayqBackend(BaseTaskBackend):
     supports_defer = True
     supports_async_task = True
     supports_priority = True
-    supports_get_result = False
 
     def __init__(self, alias: str, params: Mapping[str, Any]) -> None:
         """Create a backend, which connects with its first call.
@@ -99,27 +118,36 @@ class DelayqBackend(BaseTaskBackend):
         return address
 
     @property
+    def supports_get_result(self) -> bool:
+        """Whether results are kept, and the queues in which one may be are known."""
+        return bool(self.options.get("keep")) and bool(self.queues)
+
+    @property
     def client(self) -> sync.Client:
         """The client, which all backends with the same address share in this process.
 
         Raises:
             ImproperlyConfigured: An option is unknown or invalid, or there is no address.
         """
+        return self._shared.client
+
+    @property
+    def _shared(self) -> _Shared:
         address = self.address
-        if (client := _clients.get(address)) is None:
+        if (shared := _clients.get(address)) is None:
             try:
                 # Two threads may get here at once, but only one of the clients is ever opened.
-                client = _clients.setdefault(address, sync.connect(address))
+                shared = _clients.setdefault(address, _Shared(sync.connect(address)))
             except ConfigurationError as error:
                 raise ImproperlyConfigured(f"TASKS[{self.alias!r}]: {error}") from error
-        return client
+        return shared
 
     def close(self) -> None:
         """Close the client. A later call opens another one."""
         # Without an address that can be used, there is none: nothing is wrong with closing it.
         with suppress(ImproperlyConfigured):
-            if (client := _clients.pop(self.address, None)) is not None:
-                client.close()
+            if (shared := _clients.pop(self.address, None)) is not None:
+                shared.client.close()
 
     def message_queue(self, queue_name: str) -> str:
         """Return the name of the queue, in delayq, of tasks with this ``queue_name``."""
@@ -155,7 +183,8 @@ class DelayqBackend(BaseTaskBackend):
             DelayqError: As for :meth:`delayq.ReliableQueue.offer`.
         """
         value, options = self._message(task, args, kwargs)
-        id = self.client.run(self._offer, task.queue_name, value, options)  # noqa: A001
+        shared = self._shared
+        id = shared.client.run(self._offer, shared, task.queue_name, value, options)  # noqa: A001
         result = self._result(task, id, value)
         # The task is stored: an error of a receiver must not make the caller enqueue it again.
         task_enqueued.send_robust(type(self), task_result=result)
@@ -166,10 +195,33 @@ class DelayqBackend(BaseTaskBackend):
     ) -> TaskResult:
         """Store a task in its queue, as :meth:`enqueue` does."""
         value, options = self._message(task, args, kwargs)
-        id = await self.client.arun(self._offer, task.queue_name, value, options)  # noqa: A001
+        shared = self._shared
+        offer = shared.client.arun(self._offer, shared, task.queue_name, value, options)
+        id = await offer  # noqa: A001
         result = self._result(task, id, value)
         await task_enqueued.asend_robust(type(self), task_result=result)
         return result
+
+    def get_result(self, result_id: str) -> TaskResult:
+        """Return what is known about a task that was enqueued. Needs the option ``keep``.
+
+        Raises:
+            TaskResultDoesNotExist: There is none with this id, it was cancelled, or its result is
+                not kept any more.
+            NotImplementedError: The option is not set, or ``QUEUES`` allows any name.
+            DelayqError: As for :meth:`delayq.ReliableQueue.history`.
+        """
+        self._demand_results()
+        shared = self._shared
+        return result_of(self.alias, result_id, shared.client.run(self._find, shared, result_id))
+
+    async def aget_result(self, result_id: str) -> TaskResult:
+        """Return what is known about a task, as :meth:`get_result` does."""
+        self._demand_results()
+        shared = self._shared
+        found = await shared.client.arun(self._find, shared, result_id)
+        # It may import the module of the task.
+        return await sync_to_async(result_of)(self.alias, result_id, found)
 
     def check(self, **kwargs: Any) -> list[checks.CheckMessage]:
         """Check ``QUEUES`` and ``OPTIONS``, for ``manage.py check``."""
@@ -233,13 +285,49 @@ class DelayqBackend(BaseTaskBackend):
             options["at"] = task.run_after if aware else timezone.make_aware(task.run_after)
         return value, options
 
+    def _queue(self, client: Client, shared: _Shared, queue_name: str) -> ReliableQueue[Any]:
+        """Return a queue, which is opened for the first call only. Called in the client's loop."""
+        key, settings = (self.alias, queue_name), self.delayq_options.settings
+        known = shared.queues.get(key)
+        if known is None or known[0] is not client or known[1] != settings:
+            queue = client.reliable_queue(self.message_queue(queue_name), **settings)
+            known = shared.queues[key] = (client, settings, queue)
+        return known[2]
+
     async def _offer(
-        self, client: Client, queue_name: str, value: object, options: Mapping[str, Any]
+        self,
+        client: Client,
+        shared: _Shared,
+        queue_name: str,
+        value: object,
+        options: Mapping[str, Any],
     ) -> str:
-        queue = client.reliable_queue(
-            self.message_queue(queue_name), **self.delayq_options.settings
+        return await self._queue(client, shared, queue_name).offer(value, **options)
+
+    def _demand_results(self) -> None:
+        if not self.supports_get_result:
+            what = "names in QUEUES" if self.options.get("keep") else "keep in OPTIONS"
+            raise NotImplementedError(
+                f"TASKS[{self.alias!r}] keeps no results that can be found by id: it needs {what}"
+            )
+
+    async def _find(
+        self,
+        client: Client,
+        shared: _Shared,
+        id: str,  # noqa: A002
+    ) -> tuple[str, MessageHistory] | None:
+        """Return the history of a message, and the ``queue_name`` of the task."""
+        names = sorted(self.queues)
+        queues = [self._queue(client, shared, name) for name in names]
+        try:
+            found = await asyncio.gather(*(queue.history(id) for queue in queues))
+        except BadInput:
+            return None
+        return next(
+            ((name, each) for name, each in zip(names, found, strict=True) if each is not None),
+            None,
         )
-        return await queue.offer(value, **options)
 
     def _result(self, task: Task, id: str, value: Mapping[str, Any]) -> TaskResult:  # noqa: A002
         return TaskResult(
@@ -270,8 +358,3 @@ def message_priority(priority: int) -> int:
     them; among each, there are steps of 20 or 25.
     """
     return _USUAL - -priority // 20 if priority > 0 else _USUAL + priority // 25
-
-
-def local_moment(moment: datetime) -> datetime:
-    """Return a moment as Django does: naive, in the local time zone, without ``USE_TZ``."""
-    return moment if settings.USE_TZ else timezone.make_naive(moment)

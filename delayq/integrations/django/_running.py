@@ -12,22 +12,18 @@ from typing import TYPE_CHECKING, Any
 from asgiref.sync import ThreadSensitiveContext, sync_to_async
 from django.core.cache import close_caches
 from django.db import close_old_connections, connections, reset_queries
-from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
+from django.tasks.base import TaskContext, TaskError, TaskResult, TaskResultStatus
 from django.tasks.signals import task_finished, task_started
 from django.utils import timezone
 from django.utils.json import normalize_json
-from django.utils.module_loading import import_string
 
 from delayq._reliable.message import Message, Reject, Snooze, instruction_of
-from delayq.integrations.django._backend import local_moment
+from delayq.integrations.django._results import UNKNOWN_WORKER, local_moment, read_call, to_keep
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq.integrations.django._backend import DelayqBackend
-
-# Its length is the number of attempts: nothing is stored about those of other workers.
-_UNKNOWN_WORKER = ""
 
 
 def runner(backend: DelayqBackend, queue_name: str) -> Callable[[Message[Any]], Any]:
@@ -69,7 +65,7 @@ class TaskRun:
         self.is_async: bool = iscoroutinefunction(self._task.func)
 
     def call(self) -> Any:
-        """Call the function here, and return what it returns, as JSON has it."""
+        """Call the function here, and return what is kept of what it returns."""
         self._begin()
         try:
             returned = self._start()
@@ -82,7 +78,7 @@ class TaskRun:
             close_caches()
 
     async def await_call(self) -> Any:
-        """Await the function, and return what it returns, as :meth:`call` does.
+        """Await the function, and return what is kept, as :meth:`call` does.
 
         Its queries run in a thread of its own, as those of a request do under ASGI.
         """
@@ -118,7 +114,7 @@ class TaskRun:
             raise _NoJson(f"its return value is not JSON: {error}") from error
         _set(self._result, _return_value=value)
         self._finish(TaskResultStatus.SUCCESSFUL)
-        return value
+        return to_keep(self._message.value, value) if self._message.keeps_result else None
 
     def _failed(self, error: BaseException) -> None:
         # Receivers see the same error as with Django's own backends.
@@ -146,13 +142,7 @@ class TaskRun:
 def _read(
     backend: DelayqBackend, queue_name: str, message: Message[Any], worker_id: str
 ) -> TaskResult:
-    value = message.value
-    try:
-        path, args, kwargs = value["task"], value["args"], value["kwargs"]
-        priority = value.get("priority", 0)
-    except (TypeError, KeyError, AttributeError):
-        raise Reject("it is not a call of a Django task") from None
-    task = find(path).using(priority=priority, queue_name=queue_name, backend=backend.alias)
+    task, args, kwargs = read_call(backend.alias, queue_name, message.value)
     now = timezone.now()
     return TaskResult(
         task=task,
@@ -166,35 +156,8 @@ def _read(
         kwargs=kwargs,
         backend=backend.alias,
         errors=[],
-        worker_ids=[_UNKNOWN_WORKER] * (message.attempt - 1) + [worker_id],
+        worker_ids=[UNKNOWN_WORKER] * (message.attempt - 1) + [worker_id],
     )
-
-
-def find(path: object) -> Task:
-    """Import the task at a path.
-
-    Raises:
-        Reject: There is none.
-    """
-    if not isinstance(path, str):
-        raise Reject("it is not a call of a Django task")
-    try:
-        found = import_string(path)
-    except ImportError as error:
-        if not _is_absent(path, error):
-            # A module that it imports is missing: a later attempt may find it installed.
-            raise
-        raise Reject(f"unknown task: {error}") from error
-    if not isinstance(found, Task):
-        raise Reject(f"unknown task: {path} is not a Task")
-    return found
-
-
-def _is_absent(path: str, error: ImportError) -> bool:
-    """Return whether the error of ``import_string`` says that there is nothing at a path."""
-    if isinstance(error, ModuleNotFoundError):
-        return error.name is not None and path.startswith(f"{error.name}.")
-    return isinstance(error.__cause__, AttributeError | ValueError)
 
 
 def _close_all() -> None:

@@ -52,6 +52,15 @@ async def afail(context: Any) -> None:
     raise ValueError("it fails")
 
 
+class Unusual(Exception):
+    pass
+
+
+@task  # type: ignore[untyped-decorator]
+def unusual() -> None:
+    raise Unusual("a\nb")
+
+
 @task  # type: ignore[untyped-decorator]
 def reject() -> None:
     raise delayq.Reject("no use")
