@@ -27,12 +27,17 @@ _BLOCK = re.compile(
 _CTRL_C = "^C"
 # What differs from run to run, and what it is replaced by in both.
 _CHANGING = (
+    (r"[ \t]+", " "),
+    (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ ", "LOG "),
     (r"\d\d:\d\d:\d\d(?: UTC)?|\d{4}-\d\d-\d\d", "TIME"),
     (r"\(?\b(?:in )?\d[\d.]*(?: ?(?:ms|s|min|m|h|d)\b)+(?: \d+ ?(?:min|s)\b)?(?: ago)?\)?", "SPAN"),
     (r"\b\d+\.\d+\.\d+\b", "VERSION"),
     (r'File ".*/', 'File "'),
-    (r"[ \t]+", " "),
+    # How often a message has been tried that is still being tried.
+    (r"(?<=attempts: )\d+|(?<=SPAN )\d+(?= \{)", "N"),
+    # Ids that delayq makes.
+    (r"\b[0-9A-Za-z]{12}\b(?= TIME)", "ID"),
 )
 
 
@@ -106,7 +111,7 @@ class Terminal:
         self._directory = directory
         self._path = path
         self._typed = typed
-        # Variables that commands set stay set.
+        # What commands set stays set.
         self._settings: list[str] = []
 
     def follow(self, page: str, at_ctrl_c: Callable[[str], None]) -> list[str]:
@@ -129,13 +134,15 @@ class Terminal:
         return done
 
     def _type(self, command: Command, at_ctrl_c: Callable[[str], None]) -> None:
-        if command.line.startswith(("export ", ". ")):
-            self._settings.append(command.line)
+        line = self._typed(command.line)
+        if line.startswith(("export ", ". ", "cd ")):
+            self._settings.append(line)
+            line = ":"
         # Of the rest, pip needs its configuration.
         variables = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         variables |= {"PATH": self._path, "HOME": os.environ["HOME"]}
         process = subprocess.Popen(
-            ["bash", "-ec", "\n".join([*self._settings, self._typed(command.line)])],
+            ["bash", "-ec", "\n".join([*self._settings, line])],
             cwd=self._directory,
             env=variables | {"PYTHONUNBUFFERED": "1", "COLUMNS": "150"},
             stdin=subprocess.DEVNULL,
