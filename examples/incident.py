@@ -5,7 +5,7 @@
 
 The way through it is in docs/operations.md. Nothing is in the queues at first; afterwards:
 
-- `mails` has messages that are due, and no worker: `cd examples; delayq worker incident:mailer`
+- `mails` has messages that are due, and no worker
 - `invoices` has a poison message, which fails in every attempt
 - `exports` has a tenant whose messages take long, so another one waits
 - `webhooks` has had a wave of dead letters, of two kinds of errors

@@ -232,18 +232,19 @@ async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path
 
 
 @pytest.mark.thorough
-async def test_an_incident_is_found_and_fixed_as_the_page_tells(own_server: PrivateServer) -> None:
+async def test_an_incident_is_found_and_fixed_as_the_page_tells(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
     page = (ROOT / "docs" / "operations.md").read_text("utf-8")
     story = page.partition("## An incident, from the command line\n")[2].partition("\n## ")[0]
-    here = Terminal(
-        ROOT,
-        path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        typed=lambda line: line.replace("embedded:./example-data", own_server.url),
-    )
-    async with program(own_server, EXAMPLES / "incident.py") as incident:
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    here = Terminal(tmp_path, path=path)
+    url = f"embedded:{tmp_path}/example-data"
+    async with program(own_server, EXAMPLES / "incident.py", DELAYQ_URL=url) as incident:
         await incident.line_with("everything is broken now")
         (shown,) = re.findall(r"^```text\n(.*?)^```", story, re.DOTALL | re.MULTILINE)
-        seen = await to_thread.run_sync(top, own_server.url)
+        seen = await to_thread.run_sync(top, url)
         assert [masked(line) for line in shown.splitlines()] == seen
         typed = await to_thread.run_sync(here.follow, story, lambda _: None)
         await incident.stop()

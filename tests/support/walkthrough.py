@@ -135,7 +135,7 @@ class Terminal:
 
     def _type(self, command: Command, at_ctrl_c: Callable[[str], None]) -> None:
         line = self._typed(command.line)
-        if line.startswith(("export ", ". ", "cd ")):
+        if line.startswith(("export ", ". ")):
             self._settings.append(line)
             line = ":"
         # Of the rest, pip needs its configuration.

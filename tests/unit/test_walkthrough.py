@@ -70,7 +70,7 @@ def test_output_is_the_same_but_for_times_and_versions(
 
 
 def test_ctrl_c_is_typed_when_the_lines_before_it_are_there(tmp_path: Path) -> None:
-    typed = []
+    typed: list[str] = []
     program = "trap 'echo stopping; exit 130' INT; echo ready; while :; do sleep 0.1; done"
     Terminal(tmp_path).follow(page(f"$ {program}", "ready", "^C", "stopping"), typed.append)
     assert typed == ["ready\n"]
