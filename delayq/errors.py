@@ -158,10 +158,9 @@ class DuplicateMessage(DelayqError):
         self.stored = stored
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.ids)} messages have an id that is already taken; the first is"
-            f" {self.ids[0]!r}"
-        )
+        if len(self.ids) == 1:
+            return f"the id {self.ids[0]!r} is already taken"
+        return f"{len(self.ids)} ids are already taken; the first is {self.ids[0]!r}"
 
 
 class QueueFull(DelayqError):

@@ -115,6 +115,8 @@ class QueueStats:
         waiting: Whether a consumer is waiting for a message.
         in_flight: Messages being handled: their leases are being renewed.
         slots: How many messages the workers of this client handle at a time, at most.
+        free_slots: How many more they could handle now. A worker that is busy with other queues
+            has none.
     """
 
     name: str
@@ -132,6 +134,7 @@ class QueueStats:
     waiting: bool
     in_flight: int = 0
     slots: int = 0
+    free_slots: int = 0
 
     @classmethod
     def total(cls, parts: Sequence[QueueStats]) -> QueueStats:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 @dataclass(slots=True)
@@ -20,6 +24,7 @@ class Counters:
         quarantined: Unreadable records of a delayed queue.
         slots: Messages that workers handle at a time now, at most. The first partition counts for
             all, because workers take from all of them alike.
+        free_slots: Return how many of them are free, one for each worker.
     """
 
     offered: int = 0
@@ -31,3 +36,4 @@ class Counters:
     lease_ended: int = 0
     quarantined: int = 0
     slots: int = 0
+    free_slots: list[Callable[[], int]] = field(default_factory=list)

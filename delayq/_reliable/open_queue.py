@@ -344,14 +344,21 @@ class OpenReliableQueue:
         )
 
     @contextmanager
-    def served(self, slots: int) -> Iterator[None]:
-        """Count, while the block runs, that a worker handles up to ``slots`` messages at a time."""
+    def served(self, slots: int, free: Callable[[], int]) -> Iterator[None]:
+        """Count, while the block runs, that a worker handles up to ``slots`` messages at a time.
+
+        Args:
+            slots: The slots of the worker.
+            free: Returns how many of them are free.
+        """
         counters = self.partitions[0].counters
         counters.slots += slots
+        counters.free_slots.append(free)
         try:
             yield
         finally:
             counters.slots -= slots
+            counters.free_slots.remove(free)
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""

@@ -178,6 +178,7 @@ class Partition:
             waiting=self.queue.waiters.waiting,
             in_flight=sum(keeper.held for keeper in self._keepers.values()),
             slots=counters.slots,
+            free_slots=sum(free() for free in counters.free_slots),
         )
 
     def close(self, last: LastCalls) -> None:

@@ -413,6 +413,11 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
         "Messages that workers in this process handle at a time, at most; 0 without a worker.",
         labels=_QUEUE,
     )
+    free_slots = GaugeMetricFamily(
+        "delayq_queue_free_slots",
+        "Messages that workers in this process could handle now, beside those that they do.",
+        labels=_QUEUE,
+    )
     counters = {
         name: CounterMetricFamily(f"delayq_{name}", text, labels=_QUEUE)
         for name, text in _COUNTERS.items()
@@ -422,9 +427,10 @@ def _counters(queues: Iterable[QueueStats]) -> list[Metric]:
         waiting.add_metric(labels, queue.waiting)
         in_flight.add_metric(labels, queue.in_flight)
         slots.add_metric(labels, queue.slots)
+        free_slots.add_metric(labels, queue.free_slots)
         for name, family in counters.items():
             family.add_metric(labels, getattr(queue, name.removeprefix("transfer_")))
-    return [*counters.values(), waiting, in_flight, slots]
+    return [*counters.values(), waiting, in_flight, slots, free_slots]
 
 
 def _of_client(stats: ClientStats | None, unanswered: int) -> list[Metric]:

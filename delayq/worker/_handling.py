@@ -74,7 +74,8 @@ class Source:
         self.give_back = self._open.waiters.give_back
         self.quiet = self._open.quiet
         self.flush = self._open.flush
-        # Counts, within a block, how many messages are handled at a time.
+        # Counts, within a block, how many messages are handled at a time, given a function that
+        # returns how many more could be.
         self.served = partial(self._open.served, concurrency)
 
     @property

@@ -67,6 +67,10 @@ class Pool:
         for feed in self._plan.feeds:
             feed.handling.threads.changed = partial(self._threads_changed, feed)
 
+    def free(self, feed: Feed) -> int:
+        """Return how many more messages of a feed may be begun now."""
+        return self._plan.free(feed)
+
     def start(self) -> None:
         """Start claiming messages."""
         for feed in self._plan.feeds:

@@ -98,6 +98,13 @@ class SlotPlan:
         self.running: int = 0
         self.finished: int = 0
 
+    def free(self, feed: Feed) -> int:
+        """Return how many more handlers of a feed may run now, as far as slots go."""
+        free = feed.places - feed.running
+        if not feed.has_own_slots:
+            free = min(free, self._slots - self._using_slots)
+        return max(0, free)
+
     def room(self, feed: Feed) -> int:
         """Return how many messages a feed may claim now, or how many too many it has, negative."""
         free = feed.places - feed.running

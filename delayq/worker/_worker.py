@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import logging
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
         Coroutine,
         Iterator,
         Mapping,
-        Sequence,
     )
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
@@ -519,19 +519,20 @@ class Worker:
                     await scope.get(kind)
                 with stop.working():
                     feeds = self._feeds(stop, made, stack)
-                    await self._work(stop, feeds, burst=burst, started=started)
+                    pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
+                    for feed in feeds:
+                        stack.enter_context(feed.source.served(partial(pool.free, feed)))
+                    await self._work(stop, pool, started=started)
         finally:
             self._client = self._stop = None
 
     async def _work(
         self,
         stop: _Stop,
-        feeds: Sequence[Feed],
+        pool: Pool,
         *,
-        burst: bool,
         started: Callable[[], object] | None,
     ) -> None:
-        pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
         try:
             pool.start()
             if started is not None:
@@ -568,7 +569,6 @@ class Worker:
                 handling.gather(concurrency)
                 concurrency = handling.places
             source, own = Source(queue, concurrency), given.batch is not None
-            stack.enter_context(source.served())
             feeds.append(Feed(source, handling, concurrency, has_own_slots=own))
         for name, included in self._included.items():
             feeds.append(self._feed_of_tasks(name, included, stop, made, stack))
@@ -598,7 +598,6 @@ class Worker:
         unreadable = self._handling(included.unreadable(), made, threads, stop)
         handling = TaskHandling(queue, handlings, unreadable, treatments, threads)
         source = Source(queue, concurrency)
-        stack.enter_context(source.served())
         return Feed(source, handling, concurrency)
 
     def _opened_queue(

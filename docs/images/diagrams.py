@@ -49,7 +49,8 @@ DARK = {
 class Picture:
     """An SVG, built up element by element."""
 
-    def __init__(self, title: str, height: int) -> None:
+    def __init__(self, title: str, height: int, *, card: bool = True) -> None:
+        """Begin a picture, on a card of its own, or on the page that shows it."""
         self.height = height
         size = f'width="{WIDTH * 1.25:g}" height="{height * 1.25:g}" viewBox="0 0 {WIDTH} {height}"'
         self._parts = [
@@ -72,10 +73,11 @@ class Picture:
                 f' fill="{line}"/></marker>'
             )
         self._parts.append("</defs>")
-        self._parts.append(
-            f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10"'
-            ' fill="#fcfcfe" stroke="#ccd2dc"/>'
-        )
+        if card:
+            self._parts.append(
+                f'<rect x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="10"'
+                ' fill="#fcfcfe" stroke="#ccd2dc"/>'
+            )
 
     def text(
         self,

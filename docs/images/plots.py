@@ -2,7 +2,8 @@
 ``python docs/images/plots.py`` writes them beside this file, or into a directory.
 
 The figures are in ``benchmarks/figures``, in files with the names of the benchmarks. ``clients``
-and ``crowd`` are of ``many_clients``, with a process for each client and without.
+and ``crowd`` are of ``many_clients``, with a process for each client and without. The plots have no
+background, and their colours are for light or dark pages, as the reader prefers.
 """
 
 from __future__ import annotations
@@ -68,7 +69,8 @@ def rates() -> Picture:
         if settings(row, "delivered")
     ]
     found.sort(key=lambda row: (not row[0].startswith("delayq"), -row[1]))
-    p = Picture("Messages that one process offers and handles per second", 100 + 31 * len(found))
+    height = 100 + 31 * len(found)
+    p = Picture("Messages that one process offers and handles per second", height, card=False)
     p.text(16, 28, "Messages per second, one process", size=15, bold=True)
     p.lines(16, 46, "Each library at its best settings, with one process offering,", size=12)
     p.lines(16, 61, "and one handling; both beside the server on two cores.", size=12)
@@ -95,7 +97,8 @@ def lateness() -> Picture:
     found = [(name, of) for name, of in found if of]
     found.sort(key=lambda row: (not row[0].startswith("delayq"), row[1]["default"]["p50"]))
     height = 108 + 27 * len(found)
-    p = Picture("How late messages are handled, from the median to the 99th percentile", height)
+    title = "How late messages are handled, from the median to the 99th percentile"
+    p = Picture(title, height, card=False)
     p.text(16, 28, "From due to handled", size=15, bold=True)
     p.lines(16, 46, "100 messages a second. Dot: the median; end of the line:", size=12)
     p.lines(16, 61, "the 99th percentile.", size=12)
@@ -148,7 +151,8 @@ TAKING = {"DelayedQueue, async for": "DelayedQueue", "ReliableQueue, 100 tasks":
 
 def scale() -> Picture:
     """Draw the costs of a message by the number of pending messages and of waiting clients."""
-    p = Picture("What a message costs, by how many are pending and how many clients wait", 470)
+    title = "What a message costs, by how many are pending and how many clients wait"
+    p = Picture(title, 470, card=False)
     p.text(16, 28, "What a message costs as you grow", size=15, bold=True)
     for at, (kind, colour) in enumerate(KINDS.items()):
         p.dot(22 + at * 120, 46, colour)

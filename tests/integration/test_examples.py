@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from contextlib import asynccontextmanager
@@ -13,13 +14,15 @@ from typing import TYPE_CHECKING
 import anyio
 import httpx
 import pytest
+from anyio import to_thread
 
 import delayq
 from tests.support.servers import free_port
-from tests.support.terminal import ROOT
+from tests.support.terminal import ROOT, at_terminal, screen
+from tests.support.walkthrough import Terminal, masked
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from tests.support.servers import PrivateServer
 
@@ -226,6 +229,42 @@ async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path
     async with delayq.connect(own_server.url) as client:
         (message,) = await client.reliable_queue("mails").claim(wait=5)
         assert (message.value, message.attempt) == ("ada", 1)
+
+
+@pytest.mark.thorough
+async def test_an_incident_is_found_and_fixed_as_the_page_tells(
+    own_server: PrivateServer, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    story = page.partition("## An incident, from the command line\n")[2].partition("\n## ")[0]
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    here = Terminal(tmp_path, path=path)
+    url = f"embedded:{tmp_path}/example-data"
+    async with program(own_server, EXAMPLES / "incident.py", DELAYQ_URL=url) as incident:
+        await incident.line_with("everything is broken now")
+        (shown,) = re.findall(r"^```text\n(.*?)^```", story, re.DOTALL | re.MULTILINE)
+        seen = await to_thread.run_sync(top, url)
+        assert [masked(line) for line in shown.splitlines()] == seen
+        typed = await to_thread.run_sync(here.follow, story, lambda _: None)
+        await incident.stop()
+    assert {line.split()[1] for line in typed if line.startswith("delayq")} == {
+        *("stats", "worker", "groups", "list", "cancel", "search", "get", "dead", "queues")
+    }
+
+
+def top(url: str) -> list[str]:
+    """Return the table of ``delayq top``, without times."""
+    first: list[str] = []
+
+    def act(_: object, written: str, type_: Callable[[str], None]) -> None:
+        if "q quit" in written and not first:
+            first.append(written)
+            type_("q")
+
+    at_terminal("top", columns=78, rows=12, act=act, DELAYQ_URL=url)
+    lines = [masked(line) for line in screen(first[0], 78)]
+    return [line for line in lines if line][1:-1]
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,29 @@ def failures(seen: Samples, queue: str) -> dict[str, float]:
     return {key[2]: value for key, value in seen.items() if key[:2] == (FAILURES, queue)}
 
 
+async def test_queues_of_a_full_worker_have_no_free_slots(client: Client, metrics: Metrics) -> None:
+    worker = delayq.Worker(client, concurrency=2)
+    running, go_on = asyncio.Semaphore(0), asyncio.Event()
+
+    async def handle(value: int) -> None:
+        running.release()
+        await go_on.wait()
+
+    worker.listener("a", **SETTINGS)(handle)
+    worker.listener("b", **SETTINGS)(handle)
+    worker.listener("batches", batch=3, **SETTINGS)(lambda values: None)
+    for queue in ("a", "b"):
+        await client.reliable_queue(queue).offer(1)
+    async with worker:
+        for _ in range(2):
+            await running.acquire()
+        full = await samples(metrics)
+        go_on.set()
+    free = {name: full["delayq_queue_free_slots", name, "reliable"] for name in ("a", "b")}
+    assert free == {"a": 0, "b": 0}
+    assert full["delayq_queue_free_slots", "batches", "reliable"] > 0
+
+
 async def test_a_worker_reports_what_fails_inside_it(client: Client, metrics: Metrics) -> None:
     worker = delayq.Worker(client, concurrency=7)
     seen_within: list[Samples] = []
@@ -213,9 +236,11 @@ async def test_a_worker_reports_what_fails_inside_it(client: Client, metrics: Me
     (within,) = seen_within
     assert within["delayq_queue_in_flight", "jobs", "reliable"] == 1
     assert within["delayq_queue_slots", "jobs", "reliable"] == 7
+    assert within["delayq_queue_free_slots", "jobs", "reliable"] == 6
     seen = await samples(metrics)
     assert seen["delayq_queue_in_flight", "jobs", "reliable"] == 0
     assert seen["delayq_queue_slots", "jobs", "reliable"] == 0
+    assert seen["delayq_queue_free_slots", "jobs", "reliable"] == 0
     assert failures(seen, "jobs") == {f"{__name__}.CardDeclined": 1, "other": 0}
     assert seen["delayq_handling_seconds_count", "jobs"] == 1
 
@@ -450,6 +475,37 @@ def test_the_dashboard_shows_metrics_that_exist() -> None:
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     ids = [panel["id"] for panel in dashboard["panels"]]
     assert len(set(places)) == len(places) == len(set(ids))
+
+
+def dashboard_queries() -> list[str]:
+    dashboard = json.loads((MONITORING / "dashboard.json").read_text())
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+@pytest.mark.skipif(
+    PROMTOOL is None, reason="promtool is not on the PATH: on Debian, apt install prometheus"
+)
+def test_prometheus_understands_the_queries_of_the_dashboard(tmp_path: Path) -> None:
+    rules = [
+        {
+            "record": f"query_{number}",
+            "expr": query.replace("$queue", ".*").replace("$__rate_interval", "5m"),
+        }
+        for number, query in enumerate(dashboard_queries())
+    ]
+    # JSON is YAML, too.
+    (tmp_path / "rules.yml").write_text(
+        json.dumps({"groups": [{"name": "dashboard", "rules": rules}]})
+    )
+    assert PROMTOOL
+    done = subprocess.run(
+        [PROMTOOL, "check", "rules", tmp_path / "rules.yml"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert f"{len(rules)} rules found" in done.stdout, done.stderr
 
 
 def test_the_alerts_ask_for_metrics_that_exist() -> None:

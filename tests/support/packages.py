@@ -1,7 +1,8 @@
 """Try what users install: ``python -m tests.support.packages [--python P] [TEST ...]``.
 
 Wheel and sdist are built and compared with the source. For each interpreter found, the wheel is
-imported in an environment that contains nothing else, and passes the tests from the sdist.
+imported in an environment that contains nothing else, and passes the tests from the sdist. The
+README and the tutorial are followed as a newcomer follows them: ``--first-steps`` does only that.
 """
 
 from __future__ import annotations
@@ -15,8 +16,15 @@ import sys
 import tarfile
 import tempfile
 import tomllib
+import urllib.request
 from pathlib import Path
+from typing import TYPE_CHECKING
 from zipfile import ZipFile
+
+from tests.support.walkthrough import Differs, Terminal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = range(11, 15)
@@ -215,9 +223,59 @@ def try_tests(
     return "; ".join(line for each in said for line in each.strip().splitlines()[-2:])
 
 
+def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
+    """Do what the README and the tutorial say, literally, in an empty directory."""
+    directory.mkdir(parents=True)
+    # Nothing but what the pages install: "python3" is the interpreter that is tried.
+    (commands := directory / "commands").mkdir()
+    (commands / "python3").symlink_to(shutil.which(interpreter) or interpreter)
+    (home := directory / "home").mkdir()
+    here = Terminal(
+        home,
+        path=f"{commands}{os.pathsep}/usr/bin{os.pathsep}/bin",
+        typed=lambda line: re.sub(
+            r"pip install '(delayq\[.*?\])'", rf"pip install '\1 @ {wheel.as_uri()}'", line
+        ),
+    )
+    seen: list[str] = []
+    try:
+        followed = here.follow((ROOT / "docs" / "tutorial.md").read_text("utf-8"), visit(seen))
+        readme = (ROOT / "README.md").read_text("utf-8")
+        here.follow(first_program(readme), visit(seen))
+    except Differs as error:
+        raise Wrong(str(error)) from error
+    if not seen or not any(line.startswith("delayq worker") for line in followed):
+        raise Wrong("the tutorial starts no worker, or no dashboard")
+
+
+def first_program(readme: str) -> str:
+    """Return what the README shows of its first program, in the form of a page to follow."""
+    (program,) = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (printed,) = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    run_it = f"```console\n$ python hello.py\n{printed}```\n"
+    return f"Put this into `hello.py`:\n\n```python\n{program}```\n\n{run_it}"
+
+
+def visit(seen: list[str]) -> Callable[[str], None]:
+    """Return a visitor of the dashboard whose address a command has printed."""
+
+    def visitor(printed: str) -> None:
+        for address in re.findall(r"http://127\.0\.0\.1:\d+/", printed):
+            with urllib.request.urlopen(address, timeout=30) as page:  # follows to the first page
+                text = page.read().decode()
+            if "orders" not in text:
+                raise Wrong(f"the dashboard does not show the queue:\n{text}")
+            seen.append(address)
+
+    return visitor
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] if __doc__ else None)
     parser.add_argument("--python", action="append", metavar="P", help="all that are found if none")
+    parser.add_argument(
+        "--first-steps", action="store_true", help="only follow the README and the tutorial"
+    )
     parser.add_argument("tests", nargs="*", default=TESTS, help=f"default: {' '.join(TESTS)}")
     options = parser.parse_args()
     found = (
@@ -235,6 +293,10 @@ def main() -> None:
             tell(f"built {wheel.name} and {sdist.name}")
             for number, (version, interpreter) in enumerate(found.items()):
                 mine = directory / str(number)
+                try_first_steps(interpreter, wheel, mine / "first-steps")
+                tell(f"{version}: the README and the tutorial work as shown")
+                if options.first_steps:
+                    continue
                 try_alone(interpreter, wheel, mine / "alone")
                 try_sdist(interpreter, sdist, wheel, mine / "sdist")
                 result = try_tests(interpreter, wheel, sdist, mine / "tests", options.tests)
