@@ -670,3 +670,72 @@ async def test_readers_see_groups_and_change_nothing(client: Client, reader: Bro
     assert 'action="act"' not in shown
     await client.delayed_queue("orders").offer(1, 60)
     await page(reader, "groups?kind=delayed&name=orders", 404)
+
+
+# Schedules
+
+
+SCHEDULES = "schedules?kind=reliable&name=jobs"
+
+
+def schedule_form(shown: str, name: str) -> dict[str, str]:
+    assert f'name="schedule" value="{quote(name)}"' in shown
+    return form(shown) | {"schedule": quote(name)}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_schedules_tell_their_next_runs(
+    client: Client, raw: Any, reader: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await jobs.schedule("often", every=3600, value=1, priority=3)
+    await jobs.schedule("nightly", cron="0 3 * * *", timezone="Europe/Berlin", value=2)
+    shown = texts(await page(reader, SCHEDULES))
+    assert "Schedules 2" in shown
+    assert "often priority 3 every 1 h" in shown
+    assert re.search(r"in 59 min 5\d s \S+ \S+ UTC then in 1 h 59 min , in 2 h 59 min ,", shown)
+    assert "0 3 * * * Europe/Berlin" in shown
+    (nightly,) = [each for each in await jobs.schedules() if each.name == "nightly"]
+    assert nightly.next_at is not None
+    assert f"{nightly.next_at:%Y-%m-%d %H:%M}" in shown
+    assert "never" in shown
+    assert 'action="act"' not in await page(reader, SCHEDULES)
+    await raw.hset(ReliableKeys.of("jobs").schedules, "broken", "{}")
+    assert "broken The record of this schedule cannot be read." in texts(
+        await page(reader, SCHEDULES)
+    )
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_a_schedule_is_run_now_and_set_back(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    next_at = await jobs.schedule("often/é", every=3600, value=1)
+    fields = schedule_form(await page(admin, SCHEDULES), "often/é")
+    shown = await send(admin, fields | {"do": "run_schedule"})
+    assert "The next run is due now." in shown
+    assert (await jobs.stats()).ready == 1
+    assert "1 message is as before." in await undo(admin, shown)
+    (waiting,) = await jobs.list("delayed")
+    assert abs((waiting.due_at - next_at).total_seconds()) < 1
+    await send(admin, fields | {"do": "run_schedule"})
+    (message,) = await jobs.claim()
+    assert "a worker has its message" not in await send(admin, fields | {"do": "run_schedule"})
+    await message.ack()
+    # It does not come a second time.
+    (schedule,) = await jobs.schedules()
+    assert schedule.next_at is not None
+    assert schedule.next_at > next_at
+
+
+async def test_a_schedule_is_removed(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("another", 60)
+    await jobs.schedule("often", every=3600, value=1)
+    fields = schedule_form(await page(admin, SCHEDULES), "often") | {"do": "unschedule"}
+    assert "Schedule removed." in await send(admin, fields)
+    assert await jobs.schedules() == []
+    assert (await jobs.stats()).delayed == 1
+    assert "there is no such schedule" in await send(admin, fields)
+    assert "there is no such schedule" in await send(admin, fields | {"do": "run_schedule"})

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.pages import dead, groups, login, message, overview, queue, search, settings
+from delayq._dashboard.pages import (
+    dead,
+    groups,
+    login,
+    message,
+    overview,
+    queue,
+    schedules,
+    search,
+    settings,
+)
 
 if TYPE_CHECKING:
     from delayq._dashboard.page import Page
@@ -17,6 +27,7 @@ PAGES: tuple[Page, ...] = (
     queue.PAGE,
     dead.PAGE,
     groups.PAGE,
+    schedules.PAGE,
     settings.PAGE,
     message.PAGE,
 )
