@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
+from delayq._durations import moment_us
 from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
@@ -20,6 +21,7 @@ from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.offering import Offer
+from delayq._reliable.outcomes import history_of
 from delayq._reliable.placement import home_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from delayq._delayed.store import PendingRecord
     from delayq._engine.session import Session
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
     from delayq.admin.catalog import QueueKind
@@ -210,7 +213,11 @@ class DelayedSource:
         """Store messages, each with its delay in microseconds, and return their places."""
         reply = await self._store.send(self._store.offer_request(offers))
         _, stored = self._store.parse_offered(offers, reply)
-        return [Place(id_of_stored(each), 0, score_of(due_us_of_stored(each))) for each in stored]
+        # A record begins with the length of its id.
+        return [
+            Place(b"\x08" + id_of_stored(each), 0, score_of(due_us_of_stored(each)))
+            for each in stored
+        ]
 
     async def purge(self, state: str) -> int:
         """Drop the messages in one state, or in all."""
@@ -336,6 +343,24 @@ class ReliableSource:
                 if message is not None:
                     rows.append(_live(place, message, MessageTimes(None, expires_us)))
         return rows
+
+    async def history(self, row: Row) -> MessageHistory | None:
+        """Return what is recorded of a message; None if that is nothing, or its id is no text."""
+        assert row.place is not None
+        store, name = self._parts[row.place.partition], row.place.id
+        if row.state == "dead" and (letter := await store.dead_letter(name)) is not None:
+            message = read_dead_letter(letter, BytesCodec()).id
+        else:
+            message = name.decode(errors="replace")
+        live = None if row.state == "dead" else await store.get(name)
+        found = history_of(message, await store.outcome(message), live, BytesCodec())
+        # The record may be that of another message with the same id.
+        is_its_own = (
+            found is not None
+            and found.offered_at is not None
+            and (row.enqueued_us is None or found.offered_at == moment_us(row.enqueued_us))
+        )
+        return found if is_its_own else None
 
     async def cancel(self, places: Sequence[Place], *, running: bool = False) -> list[bool]:
         """Remove messages, also those that workers have if ``running``; return which were there."""

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from delayq._dashboard.pages import (
     dead,
+    enqueue,
     groups,
     login,
     message,
     overview,
+    purge,
     queue,
     schedules,
     search,
@@ -28,6 +30,8 @@ PAGES: tuple[Page, ...] = (
     dead.PAGE,
     groups.PAGE,
     schedules.PAGE,
+    enqueue.PAGE,
     settings.PAGE,
+    purge.PAGE,
     message.PAGE,
 )
