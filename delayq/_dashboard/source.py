@@ -32,8 +32,9 @@ R = TypeVar("R")
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
-# Ends of the bars of a histogram. There is another bar beyond the last one.
-HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
+# Ends of the bars of a histogram. There is another bar beyond the last one. The first is the time
+# between two looks: it tells how many messages come due in between.
+HORIZONS = (SECOND, 60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 
 
 @dataclass(frozen=True)

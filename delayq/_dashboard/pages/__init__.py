@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.pages import dead, login, message, overview, queue, settings
+from delayq._dashboard.pages import dead, login, message, overview, queue, server, settings
 
 if TYPE_CHECKING:
     from delayq._dashboard.page import Page
 
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
+    server.PAGE,
     login.PAGE,
     # Of a queue
     queue.PAGE,

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard.forms import offset_of, see
 from delayq._dashboard.page import Action, Note, Page
-from delayq._dashboard.source import undeliverable
+from delayq._dashboard.source import late_us, undeliverable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -33,16 +33,16 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         raise HTTPException(404, "Unknown message state.")
     offset = offset_of(request, source)
     now = await board.now()
-    depth, bars, rows, settings = await asyncio.gather(
-        source.depth(),
-        source.histogram(now),
-        source.page(state, offset, PER_PAGE),
-        source.settings(),
+    depth, (soon, *bars), rows = await asyncio.gather(
+        source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
+    bars[0] += soon
+    trail = board.live.trail(source)
+    trail.add(depth, late_us(depth, source.kind), soon)
     return {
         "source": source,
         "depth": depth,
-        "settings": settings,
+        "trail": trail,
         "bars": list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
         "state": state,
         "total": undeliverable(depth) if state == "unreadable" else getattr(depth, state),

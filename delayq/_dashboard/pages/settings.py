@@ -38,12 +38,12 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 async def configure(board: Board, source: ReliableSource, form: Form) -> Response:
     changes = _changes(form)
     if not changes:
-        return see("queue", source, done="unchanged")
+        return see("settings", source, done="unchanged")
     if "partitions" in changes and form.get("sure") != "1":
         return see("settings", source, done="unsure")
     await source.configure(changes)
     board.queues.search_again()
-    return see("queue", source, done="configured")
+    return see("settings", source, done="configured")
 
 
 def _changes(form: Form) -> Declared:
