@@ -49,11 +49,12 @@ T = TypeVar("T")
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
-# Ends of the bars of a histogram. There is another bar beyond the last one.
-HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 # The most messages in a call, and the most calls at once.
 _AT_A_TIME = 100
 _AT_ONCE = 20
+# Ends of the bars of a histogram. There is another bar beyond the last one. The first is the time
+# between two looks: it tells how many messages come due in between.
+HORIZONS = (SECOND, 60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ async def test_payloads_that_are_no_text_are_searched_too(raw: Any, reader: Brow
 # Dead letters
 
 
-LETTERS = "dead?kind=reliable&name=jobs"
+LETTERS = "letters?kind=reliable&name=jobs"
 
 
 async def die(jobs: Jobs, reason: str, *errors: str) -> None:
@@ -240,7 +240,7 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
     await dead_of_all_kinds(client)
     shown = await page(reader, f"{LETTERS}&by=type")
     assert re.search(r"TimeoutError 4 .* LookupError 1 .* expired 1 ", texts(shown))
-    (address,) = [each for each in links(shown, "dead?") if "TimeoutError" in each]
+    (address,) = [each for each in links(shown, "letters?") if "TimeoutError" in each]
     assert len(names(await page(reader, address))) == 4
     shown = texts(await page(reader, f"{LETTERS}&by=error&reason=expired"))
     assert re.search(r"TimeoutError: a 1 .* expired 1 ", shown) or re.search(
@@ -250,7 +250,9 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize(("do", "note"), [("redrive", "messages re-queued"), ("purge", "dropped")])
+@pytest.mark.parametrize(
+    ("do", "note"), [("redrive_matching", "messages re-queued"), ("purge_matching", "dropped")]
+)
 async def test_an_action_applies_to_what_a_filter_shows(
     client: Client, admin: Browser, partitions: int | None, do: str, note: str
 ) -> None:
@@ -268,7 +270,7 @@ async def test_an_action_applies_to_what_a_filter_shows(
         "dead letters dropped", "dropped"
     )
     assert {each.id for each in await jobs.dead.list()} == {"dead-3", "dead-4", "dead-5", "dead-6"}
-    assert (await jobs.stats()).ready == (3 if do == "redrive" else 0)
+    assert (await jobs.stats()).ready == (3 if do == "redrive_matching" else 0)
 
 
 async def test_conditions_that_cannot_be_are_told_beside_the_field(
@@ -287,7 +289,9 @@ async def test_a_malformed_filter_drops_nothing(client: Client, admin: Browser) 
     jobs = await dead_of_all_kinds(client)
     fields = confirmation(await page(admin, f"{LETTERS}&error=timeout"))
     for change in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
-        answer = await admin.post("act", data=fields | {"do": "purge", "sure": "1"} | change)
+        answer = await admin.post(
+            "act", data=fields | {"do": "purge_matching", "sure": "1"} | change
+        )
         assert answer.status_code == 400
     assert await jobs.dead.size() == 6
 
@@ -295,7 +299,7 @@ async def test_a_malformed_filter_drops_nothing(client: Client, admin: Browser) 
 async def test_a_filter_of_many_dead_letters_is_bounded(
     client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.dead._MOST", 300)
+    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
     jobs = client.reliable_queue("jobs")
     await jobs.offer_many([Offer(i, id=f"m{i:03}") for i in range(500)])
     while messages := await jobs.claim(100):
@@ -312,7 +316,7 @@ async def test_a_filter_of_many_dead_letters_is_bounded(
         found = re.search(r'rel="next" href="([^"]+)"', shown)
         address = html.unescape(found[1]) if found else ""
     assert len(seen) == len({*seen}) == 250
-    done = await admin.post("act", data=confirmation(shown) | {"do": "purge", "sure": "1"})
+    done = await admin.post("act", data=confirmation(shown) | {"do": "purge_matching", "sure": "1"})
     assert "250 dead letters dropped." in await page(admin, done.headers["location"])
 
 

@@ -8,6 +8,7 @@ from delayq._dashboard.pages import (
     dead,
     enqueue,
     groups,
+    letters,
     login,
     message,
     overview,
@@ -15,6 +16,7 @@ from delayq._dashboard.pages import (
     queue,
     schedules,
     search,
+    server,
     settings,
 )
 
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     search.PAGE,
+    server.PAGE,
     login.PAGE,
     # Of a queue
     queue.PAGE,
     dead.PAGE,
+    letters.PAGE,
     groups.PAGE,
     schedules.PAGE,
     enqueue.PAGE,
