@@ -39,6 +39,13 @@ PAGES = {
     "letter": f"message?{MAILS}&at=//bounce-0&dead=1",
     "message": f"message?{MAILS}&at=//welcome-ada",
     "settings": f"settings?{MAILS}",
+    "search": "search?q=customer",
+    "letters": f"letters?{MAILS}&error=mailbox",
+    "causes": f"letters?{MAILS}&by=type",
+    "groups": f"groups?{MAILS}",
+    "schedules": "schedules?kind=reliable&name=reports",
+    "enqueue": f"enqueue?{MAILS}",
+    "purge": f"purge?{MAILS}",
     "server": "server",
     "nothing": "?q=nothing",
     "empty": "dead?kind=reliable&name=thumbs",
@@ -199,7 +206,9 @@ async def fill(client: Client) -> None:
     await parts.offer_many([Offer({"image": i}, delay=300 + i) for i in range(200)])
     reports = client.reliable_queue("reports")
     await reports.offer({"report": "monthly"}, delay=86_400)
+    await reports.schedule("monthly", cron="0 3 1 * *", value={}, timezone="Europe/Berlin")
     await reports.pause()
+    await mails.groups.set_limit("tenant-7", delayq.Limit(5, 100, 60))
 
 
 async def bury(queue: delayq.ReliableQueue[Any], count: int, error: str | None = None) -> None:
