@@ -15,7 +15,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
 from delayq._durations import moment_us
 from delayq._reliable.bodies import Body, parse, parse_letter
-from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
+from delayq._reliable.dead_letters import half_way, purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
@@ -29,7 +29,7 @@ from delayq._reliable.settings import Settings
 from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
-from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull
+from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -415,8 +415,21 @@ class ReliableSource:
         return len(rows) - sum([await refused(some) for some in steps])
 
     async def purge(self, state: str) -> int:
-        """Drop the messages in one state, or in all, step by step."""
-        return await self.open().purge(cast("PurgeState", state))
+        """Drop the messages in one state, or in all, step by step.
+
+        Raises:
+            OutcomeUnknown: Some were dropped, or may have been. With any other error, none was.
+        """
+        dropped = 0
+        try:
+            for store in await self.every_store():
+                is_last = False
+                while not is_last:
+                    step, is_last = await store.purge(state)
+                    dropped += step
+        except ServerError as error:
+            raise half_way(error, dropped) from error.__cause__
+        return dropped
 
     def open(self) -> ReliableQueue[bytes]:
         """Open the queue, under its name on the server. It stays open as long as the client."""

@@ -25,7 +25,7 @@ class Event:
         worker: The worker.
         error: The error in one line.
         traceback: The end of its traceback.
-        note: What there is to say beyond that.
+        note: Anything else to say.
         is_bad: Whether it is a failure.
     """
 

@@ -29,7 +29,7 @@ class ListedSchedule:
 
     Attributes:
         name: Its name.
-        schedule: What is known about it; None if its record cannot be read.
+        schedule: The schedule; None if its record cannot be read.
         runs: When the next five occurrences are due, as far as they are known (UTC).
     """
 

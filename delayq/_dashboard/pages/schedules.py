@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.source import ReliableSource
 
 _PER_PAGE = 50
-# What it takes to undo a run, in bytes, at most.
+# The memory that an undo takes at most, in bytes.
 _SIZE = 2000
 
 

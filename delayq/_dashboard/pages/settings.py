@@ -95,7 +95,7 @@ def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
     return changes, wrong
 
 
-# What each setting is read from, and how.
+# The fields of each setting, and how to read it.
 _FIELDS: dict[str, tuple[tuple[str, ...], Callable[[Form], Any]]] = {
     "partitions": (("partitions",), lambda form: form.count("partitions")),
     "max_size": (
