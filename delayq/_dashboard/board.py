@@ -130,6 +130,8 @@ class Board:
         login = self.login(request)
         note, bad = self._note(request)
         undo = request.query_params.get("undo", "")
+        # The answer to a form has no address that could be asked for again.
+        is_at_rest = request.method == "GET"
         shown = self._templates.get_template(template)
         query = {name: each for name, each in request.query_params.items() if name not in _ONCE}
         values |= self._shared(request, of, may_act=login is not None and login.may_act)
@@ -142,9 +144,11 @@ class Board:
             "note_is_bad": bad,
             "undo": undo if self.undos.has(undo) else None,
             "is_final": undo == "no",
-            "refresh": of.refresh if of else 0,
+            "refresh": of.refresh if of and is_at_rest else 0,
             "back": link(of.name or "./", **query) if of and not of.public else "",
-            "live": _live_blocks(shown) and link("events", **query | {"page": template[:-5]}),
+            "live": is_at_rest
+            and _live_blocks(shown)
+            and link("events", **query | {"page": template[:-5]}),
         }
         # A payload may be large, so other requests are served in the meantime.
         text = await run_in_threadpool(shown.render, values)

@@ -119,7 +119,7 @@ def _operate(address: str, browser: Seen) -> None:
     browser.go(ops)
     browser.until("wait-0")
     browser.type("#q", "RUNNING")
-    browser.follow(("Search", "1 found."), ("running", "Attempt 1 is running"))
+    browser.follow(("Find messages", "1 found."), ("running", "Attempt 1 is running"))
     browser.go(ops)
     for button, said in (
         ("Run now", "1 message rescheduled."),

@@ -551,6 +551,9 @@ async def test_a_delay_that_cannot_be_is_told_beside_the_field(
         assert 'aria-describedby="wrong_delay"' in answer.text
         assert f'value="{delay}"' in answer.text
         assert "<option selected>hours" in answer.text
+        # It must not be asked for again, and its live parts have no address.
+        assert 'http-equiv="refresh"' not in answer.text
+        assert "data-live" not in answer.text
 
 
 async def test_a_reader_is_offered_no_action(client: Client, reader: Browser) -> None:
