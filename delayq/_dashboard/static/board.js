@@ -41,8 +41,9 @@ function contain(parent, wanted) {
   for (const child of parent.children) if (keyOf(child)) keyed.set(keyOf(child), child);
   let at = parent.firstChild;
   for (const next of [...wanted.childNodes]) {
-    let old = keyOf(next) ? keyed.get(keyOf(next)) : at && !keyOf(at) ? at : null;
-    if (!old || !alike(old, next)) {
+    let old = keyOf(next) ? keyed.get(keyOf(next)) : at;
+    while (old && !alike(old, next)) old = keyOf(next) ? null : old.nextSibling;
+    if (!old) {
       parent.insertBefore(next, at);
       continue;
     }
