@@ -55,6 +55,9 @@ packages: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group packages
 	@$(BIN)/python -m tests.support.packages $(ARGS)
 
+pictures: $(VENV)/dev.stamp
+	@$(BIN)/python -m docs.images.dashboard
+
 docs: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group docs
 	@$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs docs/_build/html

@@ -8,12 +8,14 @@ This package has another name than the function, as a submodule of its name woul
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+
+    from starlette.requests import HTTPConnection
 
     from delayq.client import Client
 
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
         Awaitable[None],
     ]
 
+DashboardRole = Literal["viewer", "operator"]
+"""The rights of a visitor: a viewer reads, an operator acts as well."""
+
 _NEEDED = ("starlette", "jinja2", "itsdangerous")
 
 
@@ -31,6 +36,8 @@ def dashboard(
     *,
     token: str | None = None,
     read_token: str | None = None,
+    authenticate: Callable[[HTTPConnection], DashboardRole | Awaitable[DashboardRole | None] | None]
+    | None = None,
     queues: Iterable[str] | None = None,
     title: str = "delayq",
 ) -> ASGIApp:
@@ -38,7 +45,7 @@ def dashboard(
     delayq.dashboard(client))``.
 
     The dashboard never takes part in a queue: it opens none, and moves no due messages. Without a
-    ``read_token``, anyone who can reach it can read it: put it behind your own access control.
+    ``read_token`` or ``authenticate``, anyone who can reach it can read it, payloads included.
 
     Args:
         client: A client of this event loop, open by the time of the first request. To read, it
@@ -48,17 +55,29 @@ def dashboard(
             settings. It has 16 characters or more. Without a token, the dashboard is read-only.
         read_token: Allows its holder to read. If it is given, reading takes one of the two tokens.
             It has 16 characters or more.
+        authenticate: Decides by itself instead of the tokens: it gets the connection of each
+            request, with the cookies, headers and session of your application, and returns
+            ``"operator"``, ``"viewer"``, or None to refuse access; sync or async. An error, or
+            another value, refuses access and is logged.
         queues: The only queues to show, by their names on the server: ``"reliable:jobs"``,
             ``"delayed:orders"``. Without them,
             all queues that are found are shown.
         title: The text at the top of each page.
 
     Raises:
-        ConfigurationError: The extra is missing, a token is too short, or both tokens are the same.
+        ConfigurationError: The extra is missing, a token is too short, both tokens are the same, or
+            there are tokens besides ``authenticate``.
         BadInput, BadName: ``queues`` cannot be read.
     """
     if missing := [name for name in _NEEDED if find_spec(name) is None]:
         raise ConfigurationError(f"{missing[0]} is missing: pip install 'delayq[dashboard]'")
     from delayq._dashboard.app import make  # noqa: PLC0415 - only once it is known that the import works
 
-    return make(client, token=token, read_token=read_token, queues=queues, title=title)
+    return make(
+        client,
+        token=token,
+        read_token=read_token,
+        authenticate=authenticate,
+        queues=queues,
+        title=title,
+    )

@@ -26,4 +26,7 @@ async def act(board: Board, request: Request) -> Response:
         raise HTTPException(400, "Unknown action.")
     if source.kind not in action.kinds:
         raise HTTPException(400, f"{source.kind.capitalize()} queues do not support this action.")
-    return await action.run(board, source, form)
+    try:
+        return await action.run(board, source, form)
+    finally:
+        board.live.forget()

@@ -26,9 +26,12 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
     from delayq._dashboard.page import Page
+    from delayq._dashboard.security import Authenticate
     from delayq.client import Client
 
     Handler = Callable[[Board, Request], Awaitable[Response]]
+
+_PATHS = {page.path for page in PAGES}
 
 
 def make(
@@ -36,16 +39,22 @@ def make(
     *,
     token: str | None,
     read_token: str | None,
+    authenticate: Authenticate | None,
     queues: Iterable[str] | None,
     title: str,
 ) -> ASGIApp:
     """Make the application. See :func:`delayq.dashboard`."""
-    board = Board(client, Guard(token, read_token), PAGES, queues=queues, title=title)
+    guard = Guard(token, read_token, authenticate)
+    board = Board(client, guard, PAGES, queues=queues, title=title)
 
     def route(path: str, handler: Handler, method: str = "GET", *, public: bool = False) -> Route:
         async def handle(request: Request) -> Response:
-            if not public and not board.guard.may_read(request):
-                return see("login")
+            if not await board.admit(request) and not public:
+                if guard.hosted:
+                    raise HTTPException(403, "You have no access to this dashboard.")
+                # Only reading leads back here.
+                back = f"{path.removeprefix('/') or './'}?{request.url.query}".removesuffix("?")
+                return see("login", next=back if path in _PATHS else "")
             return await handler(board, request)
 
         return Route(path, handle, methods=[method])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import logging
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
 
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -10,15 +12,16 @@ from starlette.responses import HTMLResponse, Response
 
 from delayq._dashboard.forms import Form, whole
 from delayq._dashboard.live import Live
-from delayq._dashboard.queues import Queues
-from delayq._dashboard.rendering import environment
-from delayq._dashboard.security import Guard, same_origin
+from delayq._dashboard.queues import Cached, Queues
+from delayq._dashboard.rendering import environment, link
+from delayq._dashboard.security import Guard, is_loopback, same_origin
 from delayq._dashboard.source import ReliableSource
 from delayq._dashboard.undo import Undos
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
+    from jinja2 import Template
     from starlette.requests import Request
 
     from delayq._dashboard.page import Note, Page
@@ -26,6 +29,14 @@ if TYPE_CHECKING:
     from delayq._dashboard.source import AnySource
     from delayq._engine.session import Session
     from delayq.client import Client
+
+T = TypeVar("T")
+
+_log = logging.getLogger("delayq")
+
+_LOGIN = "delayq.login"
+# Parts of an address that are about how the visitor got there.
+_ONCE = ("done", "count")
 
 
 class Board:
@@ -40,23 +51,45 @@ class Board:
         queues: Iterable[str] | None,
         title: str,
     ) -> None:
-        self._client = client
+        self.client = client
         self.guard = guard
         self.queues = Queues(self.session, queues)
-        self.live = Live(self.now)
         self.undos = Undos()
+        self.live = Live(self._live_parts)
+        self._pages = {page.template.removesuffix(".html"): page for page in pages}
         self._templates = environment()
         self._templates.globals |= {"title": title, "site": pages}
+        self._warned = False
+        self._answers: dict[str, Cached[Any]] = {}
         self._notes: dict[str, Note] = {}
         for page in pages:
             self._notes |= page.notes
 
     def session(self) -> Session:
-        return self._client._open_session()  # noqa: SLF001 - a part of the library
+        return self.client._open_session()  # noqa: SLF001 - a part of the library
 
     async def now(self) -> int:
         """Return the server's time, in microseconds."""
         return await self.session().server.time_us()
+
+    def login(self, request: Request) -> Login | None:
+        """Return the login of a request, which was found once for all that needs it."""
+        login: Login | None = request.scope.get(_LOGIN)
+        return login
+
+    async def admit(self, request: Request) -> bool:
+        """Find the login of a request. Returns whether it may read."""
+        request.scope[_LOGIN] = login = await self.guard.login(request)
+        return login is not None or not self.guard.private
+
+    def may_act(self, request: Request) -> bool:
+        login = self.login(request)
+        return login is not None and login.may_act
+
+    async def shared(self, what: str, ask: Callable[[], Coroutine[None, None, T]], age: float) -> T:
+        """Return the answer to a question, at most ``age`` seconds old, for all who ask it."""
+        answer: T = await self._answers.setdefault(what, Cached(ask)).at_most(age)
+        return answer
 
     # Queues
 
@@ -94,28 +127,89 @@ class Board:
         **values: Any,
     ) -> Response:
         """Show a template."""
-        login = self.guard.login(request)
+        login = self.login(request)
         note, bad = self._note(request)
         undo = request.query_params.get("undo", "")
-        shared = {
-            "writable": self.guard.writable,
-            "private": self.guard.private,
+        # The answer to a form has no address that could be asked for again.
+        is_at_rest = request.method == "GET"
+        shown = self._templates.get_template(template)
+        query = {name: each for name, each in request.query_params.items() if name not in _ONCE}
+        values |= self._shared(request, of, may_act=login is not None and login.may_act)
+        values |= {
             # One for the form that logs out, and one for the forms that act.
-            "leave": None if login is None else self.guard.word(login),
+            "leave": None if login is None or login.hosted else self.guard.word(login),
             "word": self.guard.word(login) if login is not None and login.may_act else None,
+            "admitted": login is not None or not self.guard.private,
             "note": note,
             "note_is_bad": bad,
             "undo": undo if self.undos.has(undo) else None,
             "is_final": undo == "no",
-            "refresh": of.refresh if of else 0,
-            "here": of.name if of else None,
+            "refresh": of.refresh if of and is_at_rest else 0,
+            "back": link(of.name or "./", **query) if of and not of.public else "",
+            "live": is_at_rest
+            and _live_blocks(shown)
+            and link("events", **query | {"page": template[:-5]}),
         }
         # A payload may be large, so other requests are served in the meantime.
-        text = await run_in_threadpool(
-            self._templates.get_template(template).render, shared | values
-        )
+        text = await run_in_threadpool(shown.render, values)
         # Text that cannot be encoded came from the server in this state.
-        return HTMLResponse(text.encode(errors="replace"), status)
+        response = HTMLResponse(text.encode(errors="replace"), status)
+        if login is not None and login.hosted:
+            self.guard.remember(request, response, login)
+        return response
+
+    def _shared(self, request: Request, of: Page | None, *, may_act: bool) -> dict[str, Any]:
+        """Return the values of all templates, including live parts."""
+        return {
+            "guard": self.guard,
+            "operator": may_act,
+            "here": of.name if of else None,
+            "exposed": self._is_exposed(request),
+        }
+
+    async def _live_parts(self, page: Page, request: Request, may_act: bool) -> dict[str, str]:
+        template = self._templates.get_template(page.template)
+        values = {**await page.load(self, request), **self._shared(request, page, may_act=may_act)}
+
+        def render() -> dict[str, str]:
+            context = template.new_context(values)
+            return {name: "".join(block(context)) for name, block in _live_blocks(template).items()}
+
+        return await run_in_threadpool(render)
+
+    def _is_exposed(self, request: Request) -> bool:
+        """Return whether other machines can read, and warn of it once."""
+        server = request.scope.get("server")
+        if self.guard.private or server is None or server[1] is None or is_loopback(server[0]):
+            return False
+        if not self._warned:
+            self._warned = True
+            _log.warning(
+                "the dashboard has no read_token and no authenticate: anyone who reaches %s can"
+                " read all payloads",
+                server[0],
+            )
+        return True
+
+    def own_address(self, address: str) -> tuple[str, dict[str, str]]:
+        """Return the page and the query of an address; the first page if it is not one of ours.
+
+        Both are put together anew, so that a link to the login cannot lead anywhere else.
+        """
+        page, _, query = address.partition("?")
+        if page not in {each.name for each in self._pages.values()}:
+            return "./", {}
+        try:
+            found = dict(parse_qsl(query, max_num_fields=20))
+        except ValueError:
+            return "./", {}
+        return page or "./", {name: each for name, each in found.items() if name not in _ONCE}
+
+    def page_named(self, name: str) -> Page:
+        """Return a page by the name of its template. Raises HTTPException."""
+        if name not in self._pages:
+            raise HTTPException(404, "There is no such page.")
+        return self._pages[name]
 
     def _note(self, request: Request) -> tuple[str, bool]:
         note = self._notes.get(request.query_params.get("done", ""))
@@ -128,7 +222,7 @@ class Board:
 
     async def form_to_act(self, request: Request) -> Form:
         """Return the form of a request that may act. Raises HTTPException."""
-        login = self.guard.login(request)
+        login = self.login(request)
         if not self.guard.writable or (login is not None and not login.may_act):
             raise HTTPException(403, "This dashboard is read-only.")
         return await self.form_of(login, request)
@@ -149,3 +243,7 @@ class Board:
         if not same_origin(request):
             raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
         return await Form.of(request)
+
+
+def _live_blocks(template: Template) -> dict[str, Any]:
+    return {name: block for name, block in template.blocks.items() if name.startswith("live_")}

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 """The most messages that one action changes."""
-# What the program needs for a message beyond its payload, in bytes.
+# The memory of a message beyond its payload, in bytes.
 _OVERHEAD = 1000
 
 

@@ -100,7 +100,7 @@ class Form:
         return count
 
 
-def see(page: str, source: AnySource | None = None, **more: str) -> Response:
+def see(page: str, source: AnySource | None = None, /, **more: str) -> Response:
     """Send the browser to a page, so that reloading it repeats nothing."""
     return RedirectResponse(link(page, source, None, **more), 303)
 

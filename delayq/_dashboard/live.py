@@ -1,29 +1,37 @@
-"""Sends the figures of a queue to its viewers, once a second."""
+"""Keeps pages up to date: sends their live parts to the viewers, once a second.
+
+The parts of a page that are live are the blocks of its template whose names begin with ``live_``.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.queues import Cached
-from delayq._dashboard.source import SECOND, late_us, undeliverable
+from delayq._dashboard.source import SECOND
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.page import Page
     from delayq._dashboard.source import AnySource
-    from delayq.admin.catalog import QueueKind
     from delayq.stats import QueueDepth
+
+    Render = Callable[[Page, Request, bool], Coroutine[None, None, dict[str, str]]]
+
+T = TypeVar("T")
 
 # Maximum number of live views at a time; each holds a connection. They end by themselves, because a
 # server that stops waits for them and cannot tell them. A browser then opens a new one.
@@ -33,73 +41,167 @@ _RETRY_MS = 300
 _EVERY = 1.0
 # Less than that, since a sleep of this length may end a moment early.
 _FRESH = 0.9 * _EVERY
-# Maximum number of queues whose figures are kept.
-_MOST_WATCHED = 1000
+# Counting all queues may take a twentieth of the time: it counts for this many times as long.
+_SHARE = 20
+# Maximum number of queues whose figures are kept, and of pages with viewers.
+_MOST_WATCHED = 2000
+# Maximum number of queues that are counted at a time.
+_AT_ONCE = 50
 
 
 async def events(board: Board, request: Request) -> Response:
-    """Send the figures of a queue until the viewer leaves."""
-    return board.live.view(await board.source(request))
+    """Send the live parts of a page until the viewer leaves."""
+    page = board.page_named(request.query_params.get("page", "queue"))
+    return await board.live.view(page, request, operator=board.may_act(request))
+
+
+class Trail:
+    """The latest figures of a queue, once a second while it has viewers; for its lines."""
+
+    def __init__(self) -> None:
+        self.ready: deque[float] = deque(maxlen=60)
+        self.late: deque[float] = deque(maxlen=60)
+        self.taken: deque[float] = deque(maxlen=60)
+        self._before: tuple[float, QueueDepth, int | None] | None = None
+
+    def add(self, depth: QueueDepth, late_us: int | None, soon: int | None = None) -> None:
+        """Add the figures of this moment.
+
+        Args:
+            depth: The numbers of messages.
+            late_us: How long the oldest message has been due; None if that is unknown.
+            soon: How many messages come due within a second; None if that was not counted.
+        """
+        now = time.monotonic()
+        if self._before is not None:
+            then, earlier, coming = self._before
+            if now - then < _FRESH:
+                return
+            if now - then > 3 * _EVERY:
+                # The queue had no viewers for a while: too much may have come and gone.
+                for line in (self.ready, self.late, self.taken):
+                    line.clear()
+            elif coming is not None:
+                # Taken, at least: these messages were due, and have gone.
+                taken = max(0, earlier.ready + coming - depth.ready)
+                self.taken.append(round(taken / (now - then), 1))
+        self._before = now, depth, soon
+        self.ready.append(depth.ready)
+        if late_us is not None:
+            self.late.append(late_us / SECOND)
 
 
 class Live:
-    """The queues that have viewers."""
+    """The queues and pages that have viewers. However many there are, the server is asked once."""
 
-    def __init__(self, now: Callable[[], Awaitable[int]]) -> None:
-        self._now = now
+    def __init__(self, render: Render) -> None:
+        self._render = render
         self._streams = 0
-        self._watched: dict[tuple[str, str], _Watched] = {}
+        self._depths: dict[tuple[object, ...], Cached[QueueDepth | str]] = {}
+        self._trails: dict[tuple[object, ...], Trail] = {}
+        self._views: dict[tuple[object, ...], Cached[str]] = {}
+        self._took = 0.0
+
+    # Figures
 
     async def depth(self, source: AnySource) -> QueueDepth | str:
         """Return the depth of a queue, at most a second old, or why it is unknown."""
-        return await self._watch(source).depth.at_most(_FRESH)
+        return (await self.depths([source]))[0]
 
-    def view(self, source: AnySource) -> Response:
-        """Begin a live view. Raises HTTPException if there are too many."""
+    async def depths(self, sources: Sequence[AnySource]) -> list[QueueDepth | str]:
+        """Return the depth of each queue, or why it is unknown; a second old, or some more."""
+        started = time.monotonic()
+        turn = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(source: AnySource) -> QueueDepth | str:
+            async with turn:
+                cached = _kept(self._depths, source, lambda: Cached(lambda: _depth(source)))
+                return await cached.at_most(max(_FRESH, _SHARE * self._took))
+
+        found = await asyncio.gather(*map(one, sources))
+        self._took = time.monotonic() - started if len(sources) > _AT_ONCE else 0.0
+        return found
+
+    def trail(self, source: AnySource) -> Trail:
+        """Return the latest figures of a queue."""
+        return _kept(self._trails, source, Trail)
+
+    def forget(self) -> None:
+        """Read everything anew, because a queue was changed."""
+        self._depths.clear()
+        self._views.clear()
+
+    # Views
+
+    async def view(self, page: Page, request: Request, *, operator: bool) -> Response:
+        """Begin a live view.
+
+        Raises:
+            HTTPException: There are too many, or there is nothing to see.
+        """
         if self._streams >= _MOST_STREAMS:
             raise HTTPException(
                 503, "Too many live views are open. Close some of them and try again."
             )
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        view = _LiveView(
-            self._events(self._watch(source)), media_type="text/event-stream", headers=headers
-        )
         # Count the view here, and not when it begins: others may be let in before that.
         self._streams += 1
+        try:
+            parts = self._parts(page, request, operator)
+            await _or_trouble(parts)
+        except BaseException:
+            self._ended()
+            raise
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        view = _LiveView(_events(parts), media_type="text/event-stream", headers=headers)
         view.ended = self._ended
         return view
 
     def _ended(self) -> None:
         self._streams -= 1
 
-    async def _events(self, watched: _Watched) -> AsyncIterator[str]:
-        """Yield the figures of a queue once a second."""
-        ends = time.monotonic() + _STREAM_LASTS
-        last = ""
-        yield f"retry: {_RETRY_MS}\n\n"
-        while time.monotonic() < ends:
-            try:
-                said = await watched.figures.at_most(_FRESH)
-            except DelayqError as error:
-                said = f"event: trouble\ndata: {json.dumps(str(error))}\n\n"
-                if isinstance(error, Closed):
-                    yield said
-                    return
-            # An idle queue's figures look the same again, but they are new.
-            if said is not last:
-                yield said
-                last = said
-            await asyncio.sleep(_EVERY)
+    def _parts(self, page: Page, request: Request, operator: bool) -> Cached[str]:
+        """Return the live parts of a page, shared by all viewers who may do the same."""
 
-    def _watch(self, source: AnySource) -> _Watched:
-        """Return the figures of a queue, shared by all its viewers."""
-        key = source.kind, source.name
-        if key not in self._watched and len(self._watched) >= _MOST_WATCHED:
-            self._watched.clear()
-        watched = self._watched.setdefault(key, _Watched(source, self._now))
-        # The queue may have more partitions by now.
-        watched.source = source
-        return watched
+        async def ask() -> str:
+            return f"data: {json.dumps(await self._render(page, request, operator))}\n\n"
+
+        key = page.path, tuple(sorted(request.query_params.multi_items())), operator
+        if key not in self._views and len(self._views) >= _MOST_WATCHED:
+            self._views.clear()
+        return self._views.setdefault(key, Cached(ask))
+
+
+async def _events(parts: Cached[str]) -> AsyncIterator[str]:
+    ends = time.monotonic() + _STREAM_LASTS
+    last = ""
+    yield f"retry: {_RETRY_MS}\n\n"
+    while time.monotonic() < ends:
+        said, closed = await _or_trouble(parts)
+        # The parts of an idle queue look the same again, but they are new.
+        if said is not last:
+            yield said
+            last = said
+        if closed:
+            return
+        await asyncio.sleep(_EVERY)
+
+
+async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
+    """Return an event, and whether it is the last one."""
+    try:
+        return await parts.at_most(_FRESH), False
+    except DelayqError as error:
+        return f"event: trouble\ndata: {json.dumps(str(error))}\n\n", isinstance(error, Closed)
+
+
+def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:
+    """Return the value of a queue. One that has got more partitions is another queue."""
+    key = source.kind, source.name, source.partitions
+    if key not in kept:
+        if len(kept) >= _MOST_WATCHED:
+            kept.clear()
+        kept[key] = make()
+    return kept[key]
 
 
 class _LiveView(StreamingResponse):
@@ -114,59 +216,12 @@ class _LiveView(StreamingResponse):
             self.ended()
 
 
-class _Watched:
-    """A queue with viewers. However many there are, the server is asked once a second."""
+async def _depth(source: AnySource) -> QueueDepth | str:
+    """Return the number of messages in each state, or why it is unknown.
 
-    def __init__(self, source: AnySource, now: Callable[[], Awaitable[int]]) -> None:
-        self.source = source
-        self._now = now
-        self.depth: Cached[QueueDepth | str] = Cached(self._depth)
-        self.figures: Cached[str] = Cached(self._figures)
-        self._before: tuple[int, QueueDepth, int] | None = None
-
-    async def _depth(self) -> QueueDepth | str:
-        """Return the number of messages in each state, or why it is unknown.
-
-        A queue whose keys hold something else must not hide the others.
-        """
-        try:
-            return await self.source.depth()
-        except ServerRefused as error:
-            return str(error)
-
-    async def _figures(self) -> str:
-        """Return an event with the current figures."""
-        before, self._before = self._before, None
-        now = await self._now()
-        depth = await self.source.depth()
-        # Messages that come due until the next look, and a little more: it may be late.
-        soon = await self.source.due_between(now, now + int(_EVERY * SECOND))
-        self._before = now, depth, soon
-        if before is not None and now - before[0] > 3 * _EVERY * SECOND:
-            # The queue had no viewers for a while: too much may have come and gone.
-            before = None
-        return f"data: {json.dumps(_figures(now, self.source.kind, depth, before))}\n\n"
-
-
-def _figures(
-    now: int, kind: QueueKind, depth: QueueDepth, before: tuple[int, QueueDepth, int] | None
-) -> dict[str, Any]:
-    """Return the figures that the live view shows.
-
-    ``gone`` is how many messages were taken per second, at least: they were due, and have gone.
+    A queue whose keys hold something else must not hide the others.
     """
-    late, gone = late_us(depth, kind), None
-    if before is not None:
-        then, earlier, soon = before
-        seconds = max((now - then) / SECOND, 0.001)
-        left = earlier.ready + soon - depth.ready
-        gone = round(max(0, left) / seconds, 1)
-    return {
-        "delayed": depth.delayed,
-        "ready": depth.ready,
-        "leased": depth.leased,
-        "dead": undeliverable(depth),
-        "paused": depth.paused,
-        "late_ms": None if late is None else late // 1000,
-        "gone": gone,
-    }
+    try:
+        return await source.depth()
+    except ServerRefused as error:
+        return str(error)

@@ -58,6 +58,7 @@ class Page:
         scope: The navigation that lists the page: of the whole server, or of each queue.
         kinds: The queues that have this page.
         refresh: The time until the page reloads itself where scripts do not run (s); 0 for never.
+        operators: Whether the navigation lists the page for operators only.
         public: Whether the page is shown without a login.
         actions: The actions by name. A name belongs to one page.
         notes: The texts that these actions lead to, by the value of ``done`` in the address.
@@ -70,6 +71,7 @@ class Page:
     scope: Literal["", "server", "queue"] = ""
     kinds: tuple[QueueKind, ...] = KINDS
     refresh: int = 0
+    operators: bool = False
     public: bool = False
     actions: Mapping[str, Action] = field(default_factory=dict)
     notes: Mapping[str, Note] = field(default_factory=dict)

@@ -13,11 +13,14 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from delayq._dashboard.health import states
 from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
 from delayq._durations import MICROSECOND
 from delayq.admin.wording import describe_limit, write_limit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delayq._dashboard.source import AnySource, Row
     from delayq._reliable.limits import Limit
 
@@ -181,6 +184,7 @@ def link(
     page: str,
     source: AnySource | None = None,
     row: Row | None = None,
+    /,
     **more: Any,
 ) -> str:
     """Return a page's address relative to this one, so that it works below any prefix."""
@@ -193,6 +197,14 @@ def link(
     return page + ("?" + urlencode(query) if query else "")
 
 
+def points(values: Sequence[float]) -> str:
+    """Return the points of a line through the values, on a field of 120 by 30."""
+    most, last = max([1.0, *values]), max(1, len(values) - 1)
+    return " ".join(
+        f"{120 * at / last:.1f},{28 - 26 * value / most:.1f}" for at, value in enumerate(values)
+    )
+
+
 def environment() -> Environment:
     """Create the environment of the templates. All of them escape."""
     made = Environment(
@@ -202,10 +214,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (pretty, preview, us, moment, iso, span, limit, relative, size, name_of, packed)
-    filters = {"write_limit": write_limit} | {
-        each.__name__: each for each in (*of_values, late_us, undeliverable)
-    }
+    of_moments = (us, moment, iso, span, relative)
+    of_values = (pretty, preview, limit, write_limit, size, name_of, packed, points)
+    of_queues = (late_us, undeliverable, states)
+    filters = {each.__name__: each for each in (*of_moments, *of_values, *of_queues)}
     made.filters.update(filters, number="{:,}".format)
     made.globals["link"] = link
+    # Live parts are rendered by themselves, without the imports of their templates.
+    macros = vars(made.get_template("macros.html").module)
+    made.globals |= {name: each for name, each in macros.items() if not name.startswith("_")}
     return made

@@ -1,4 +1,4 @@
-"""Controls access: tokens, a signed cookie, a word in each form, the origin of a request.
+"""Controls access: tokens, the users of the host application, cookies, forms and their origin.
 
 Also sets headers for browsers.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import inspect
 import ipaddress
+import logging
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -21,9 +24,19 @@ from starlette.datastructures import MutableHeaders
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from starlette.requests import Request
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import HTTPConnection, Request
     from starlette.responses import Response
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from delayq._dashboard import DashboardRole
+
+    Authenticate = Callable[
+        [HTTPConnection], DashboardRole | Awaitable[DashboardRole | None] | None
+    ]
+
+_log = logging.getLogger("delayq")
 
 COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
@@ -33,6 +46,8 @@ _LASTS = 12 * 3600
 _TRIES = 10
 # Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
+
+_NAME = re.compile("[A-Za-z0-9_-]{22}")
 
 HEADERS = {
     # Everything comes from here, nothing is inline, forms go here, and no other page may frame us.
@@ -52,16 +67,30 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Login:
-    """A login, made with the token that allows actions, or with the one that does not."""
+    """A visitor with rights.
+
+    Attributes:
+        name: Distinguishes the login from others, in the cookie.
+        may_act: Whether the login may change queues, or may only read.
+        hosted: Whether the host application logged the visitor in.
+    """
 
     name: str
     may_act: bool
+    hosted: bool = False
 
 
 class Guard:
-    """Admits visitors with a token."""
+    """Admits visitors with a token, or those that the host application knows."""
 
-    def __init__(self, token: str | None, read_token: str | None = None) -> None:
+    def __init__(
+        self,
+        token: str | None,
+        read_token: str | None = None,
+        authenticate: Authenticate | None = None,
+    ) -> None:
+        if authenticate is not None and (token is not None or read_token is not None):
+            raise ConfigurationError("give either authenticate or tokens, not both")
         for each in (token, read_token):
             if each is not None and len(each) < SHORTEST_TOKEN:
                 raise ConfigurationError(
@@ -72,8 +101,10 @@ class Guard:
                 "token and read_token must differ: otherwise every reader could change queues"
             )
         # Whether any login may act, and whether reading takes a token.
-        self.writable: bool = token is not None
-        self.private: bool = read_token is not None
+        self.hosted: bool = authenticate is not None
+        self.writable: bool = self.hosted or token is not None
+        self.private: bool = self.hosted or read_token is not None
+        self._authenticate = authenticate
         # By whether the token allows actions.
         self._tokens = {
             may_act: each.encode(errors="surrogateescape")
@@ -106,7 +137,7 @@ class Guard:
         if not right:
             self._count_wrong(_network(address))
             return None
-        return Login(secrets.token_urlsafe(16), right[0])
+        return Login(_new_name(), right[0])
 
     def _count_wrong(self, network: str) -> None:
         now = time.monotonic()
@@ -131,8 +162,10 @@ class Guard:
         """Delete the cookie."""
         response.delete_cookie(COOKIE, path=None, httponly=True, samesite="strict")  # type: ignore[arg-type]
 
-    def login(self, request: Request) -> Login | None:
+    async def login(self, request: Request) -> Login | None:
         """Return the login of this request; None if there is none."""
+        if self._authenticate is not None:
+            return await self._hosted_login(request, self._authenticate)
         for may_act, signer in self._signers.items():
             with suppress(BadSignature):
                 return Login(
@@ -140,17 +173,59 @@ class Guard:
                 )
         return None
 
-    def may_read(self, request: Request) -> bool:
-        """Return whether this request may see anything."""
-        return not self.private or self.login(request) is not None
+    async def _hosted_login(self, request: Request, authenticate: Authenticate) -> Login | None:
+        """Ask the host application. A failure of it admits nobody."""
+        try:
+            answer = authenticate(request)
+            role = await answer if inspect.isawaitable(answer) else answer
+        except Exception:  # noqa: BLE001 - the code of the host application
+            _log.exception("authenticate() of the dashboard failed: access refused")
+            return None
+        if role not in ("viewer", "operator"):
+            if role is not None:
+                _log.error("authenticate() of the dashboard returned %r: access refused", role)
+            return None
+        name = request.cookies.get(COOKIE, "")
+        return Login(name if _NAME.fullmatch(name) else _new_name(), role == "operator", True)
+
+    def remember(self, request: Request, response: Response, login: Login) -> None:
+        """Let the browser keep the name of a login that the host application made.
+
+        Forms carry a word that belongs to this name. It gives no access.
+        """
+        if request.cookies.get(COOKIE) != login.name:
+            response.set_cookie(
+                COOKIE,
+                login.name,
+                path=None,
+                secure=request.url.scheme == "https",
+                httponly=True,
+                # Unlike a strict one, it comes along when a link of another site leads here.
+                samesite="lax",
+            )
 
     def word(self, login: Login) -> str:
         """Return the word that each form of this login contains, and that no other page can."""
+        if login.hosted:
+            # Only pages of this host know the name, and every process finds the same word.
+            return hmac.digest(login.name.encode(), b"delayq form", hashlib.sha256).hex()
         return self._signers[login.may_act].get_signature(f"form {login.name}").decode()
 
     def is_ours(self, login: Login, word: str) -> bool:
         """Return whether a form comes from a page of this login."""
         return hmac.compare_digest(word.encode(), self.word(login).encode())
+
+
+def _new_name() -> str:
+    return secrets.token_urlsafe(16)
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _network(address: str) -> str:

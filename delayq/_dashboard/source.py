@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
+from delayq._durations import moment_us
 from delayq._reliable.bodies import Body, parse, parse_letter
-from delayq._reliable.dead_letters import purge_letters, read_dead_letter, redrive_letters
+from delayq._reliable.dead_letters import half_way, purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.offering import Offer
+from delayq._reliable.outcomes import history_of
 from delayq._reliable.placement import home_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
@@ -27,7 +29,7 @@ from delayq._reliable.settings import Settings
 from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
-from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull
+from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from delayq._delayed.store import PendingRecord
     from delayq._engine.session import Session
     from delayq._reliable.dead_letters import DeadLetter
+    from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
     from delayq.admin.catalog import QueueKind
@@ -46,11 +49,12 @@ T = TypeVar("T")
 
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
-# Ends of the bars of a histogram. There is another bar beyond the last one.
-HORIZONS = (60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 # The most messages in a call, and the most calls at once.
 _AT_A_TIME = 100
 _AT_ONCE = 20
+# Ends of the bars of a histogram. There is another bar beyond the last one. The first is the time
+# between two looks: it tells how many messages come due in between.
+HORIZONS = (SECOND, 60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,11 @@ class DelayedSource:
         """Store messages, each with its delay in microseconds, and return their places."""
         reply = await self._store.send(self._store.offer_request(offers))
         _, stored = self._store.parse_offered(offers, reply)
-        return [Place(id_of_stored(each), 0, score_of(due_us_of_stored(each))) for each in stored]
+        # A record begins with the length of its id.
+        return [
+            Place(b"\x08" + id_of_stored(each), 0, score_of(due_us_of_stored(each)))
+            for each in stored
+        ]
 
     async def purge(self, state: str) -> int:
         """Drop the messages in one state, or in all."""
@@ -337,6 +345,24 @@ class ReliableSource:
                     rows.append(_live(place, message, MessageTimes(None, expires_us)))
         return rows
 
+    async def history(self, row: Row) -> MessageHistory | None:
+        """Return what is recorded of a message; None if that is nothing, or its id is no text."""
+        assert row.place is not None
+        store, name = self._parts[row.place.partition], row.place.id
+        if row.state == "dead" and (letter := await store.dead_letter(name)) is not None:
+            message = read_dead_letter(letter, BytesCodec()).id
+        else:
+            message = name.decode(errors="replace")
+        live = None if row.state == "dead" else await store.get(name)
+        found = history_of(message, await store.outcome(message), live, BytesCodec())
+        # The record may be that of another message with the same id.
+        is_its_own = (
+            found is not None
+            and found.offered_at is not None
+            and (row.enqueued_us is None or found.offered_at == moment_us(row.enqueued_us))
+        )
+        return found if is_its_own else None
+
     async def cancel(self, places: Sequence[Place], *, running: bool = False) -> list[bool]:
         """Remove messages, also those that workers have if ``running``; return which were there."""
         done: dict[Place, bool] = {}
@@ -389,8 +415,21 @@ class ReliableSource:
         return len(rows) - sum([await refused(some) for some in steps])
 
     async def purge(self, state: str) -> int:
-        """Drop the messages in one state, or in all, step by step."""
-        return await self.open().purge(cast("PurgeState", state))
+        """Drop the messages in one state, or in all, step by step.
+
+        Raises:
+            OutcomeUnknown: Some were dropped, or may have been. With any other error, none was.
+        """
+        dropped = 0
+        try:
+            for store in await self.every_store():
+                is_last = False
+                while not is_last:
+                    step, is_last = await store.purge(state)
+                    dropped += step
+        except ServerError as error:
+            raise half_way(error, dropped) from error.__cause__
+        return dropped
 
     def open(self) -> ReliableQueue[bytes]:
         """Open the queue, under its name on the server. It stays open as long as the client."""

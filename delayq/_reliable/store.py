@@ -436,12 +436,15 @@ class ReliableStore:
         """Count the waiting messages that come due after one moment and, unless it is None, by
         another one.
         """
+        return await self._count_in(await self._waiting_sets(), after_us, until_us)
+
+    async def _waiting_sets(self) -> Sequence[str]:
+        """Return the sets of waiting messages. Most queues have messages of one priority."""
+        has_others = await self.client.command("EXISTS", *self.keys.waiting[1:])
+        return self.keys.waiting if has_others else self.keys.waiting[:1]
+
+    async def _count_in(self, sets: Sequence[str], after_us: int, until_us: int | None) -> int:
         until = "+inf" if until_us is None else until_us
-        sets = (
-            self.keys.waiting
-            if await self.client.command("EXISTS", *self.keys.waiting[1:])
-            else self.keys.waiting[:1]
-        )
         return sum(
             await asyncio.gather(
                 *(self.client.command("ZCOUNT", key, f"({after_us}", until) for key in sets)
@@ -452,12 +455,9 @@ class ReliableStore:
         """Count the waiting messages that come due between each two of these moments, and after the
         last one.
         """
-        return await asyncio.gather(
-            *(
-                self.count_due(start, end)
-                for start, end in zip(edges, (*edges[1:], None), strict=True)
-            )
-        )
+        sets = await self._waiting_sets()
+        spans = zip(edges, (*edges[1:], None), strict=True)
+        return await asyncio.gather(*(self._count_in(sets, *span) for span in spans))
 
     async def remove(self) -> int:
         """Remove every key of the queue, and return how many there were."""

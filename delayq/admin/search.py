@@ -37,7 +37,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """What a message must contain: all of it, in any case.
+    """The texts that a message must contain: all of them, in any case.
 
     Attributes:
         payload: Text in its payload.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import socket
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,7 @@ import typer
 import delayq
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Queues, RequiredUrl  # noqa: TC001 - typer reads them
-from delayq.cli.output import report
+from delayq.cli.output import report, tell
 from delayq.cli.running import public_part, server_of
 
 if TYPE_CHECKING:
@@ -62,10 +61,12 @@ async def _serve(
 ) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
+    from delayq._dashboard.security import is_loopback  # noqa: PLC0415 - an extra
+
     with _listener(host, port) as listener:
         async with delayq.connect(address) as client:
             app: Any = delayq.dashboard(client, **options)
-            if _is_loopback(host):
+            if is_loopback(host):
                 app = _only_localhost(app, host)
             # Live views never end by themselves.
             config = uvicorn.Config(
@@ -86,6 +87,11 @@ async def _serve(
                 where = f"[{host}]" if ":" in host else host
                 shown = public_part(address)
                 read_only = options["token"] is None
+                if options["read_token"] is None and not is_loopback(host):
+                    tell(
+                        f"anyone who reaches {host} can read all payloads: give"
+                        " --read-token, or listen on 127.0.0.1"
+                    )
                 access = "read-only" if read_only else "operators log in with a token"
                 report(
                     {
@@ -115,13 +121,6 @@ def _listener(host: str, port: int) -> socket.socket:
             " --host"
         ) from None
     return listener
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _only_localhost(app: ASGIApp, host: str) -> ASGIApp:

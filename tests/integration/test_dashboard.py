@@ -26,6 +26,7 @@ from delayq.admin.catalog import find_queues, known_queue
 from tests.conftest import FOUND
 from tests.integration.test_acl import granted
 from tests.support.board import HOST, TOKEN, act, browse, form, links, log_in, page, texts, word
+from tests.support.browser import AGE
 from tests.support.servers import PrivateServer
 from tests.support.waiting import until
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from httpx import AsyncClient as Browser
+    from starlette.requests import HTTPConnection
 
     from delayq import Client
 
@@ -83,8 +85,9 @@ async def test_the_overview_shows_queues_of_every_kind(client: Client, reader: B
     shown = texts(await page(reader, "/"))
     assert "Queues 3" in shown
     assert re.search(r"jobs reliable paused 1 2 1 0 \S+ m?s ago", shown), shown
-    assert "orders delayed 3 0 0 0" in shown
-    assert "parts reliable, 4 partitions 40 0 0 0" in shown
+    assert "orders delayed waiting 3 0 0 0" in shown
+    assert "parts reliable, 4 partitions waiting 40 0 0 0" in shown
+    assert "All 3 queues 44 2 1 0" in shown
 
 
 async def test_the_overview_finds_by_name(client: Client, reader: Browser) -> None:
@@ -96,14 +99,91 @@ async def test_the_overview_finds_by_name(client: Client, reader: Browser) -> No
     assert "orders" not in shown
 
 
+async def late(server: PrivateServer, queue: Jobs, count: int, seconds: int) -> None:
+    """Offer messages that have been due for some time."""
+    await queue.offer_many([Offer(i) for i in range(count)])
+    waiting = ReliableKeys.of(queue.name).waiting[0]
+    server.call("EVAL", AGE, "1", waiting, str(seconds * 1_000_000))
+
+
+def queues_of(shown: str) -> list[str]:
+    return re.findall(r'<tr data-key="\w+ ([^"]+)">', shown)
+
+
+async def test_trouble_comes_first(server: PrivateServer, client: Client, reader: Browser) -> None:
+    await client.reliable_queue("a-working-one").offer(1)
+    await client.reliable_queue("b-waiting-one").offer(1, 60)
+    paused = client.reliable_queue("c-paused-one")
+    await paused.offer(1, 60)
+    await paused.pause()
+    await bury(client.reliable_queue("d-dead-letters"), 2)
+    slow = client.reliable_queue("e-late-one", lease=60)
+    await late(server, slow, 3, 100)
+    await slow.claim()
+    await late(server, client.reliable_queue("f-unattended-one"), 5, 100)
+    shown = await page(reader, "/")
+    names = ["f-un", "e-la", "d-de", "c-pa", "a-wo", "b-wa"]
+    assert [name[:4] for name in queues_of(shown)] == names
+    assert "1 no consumers 1 late 1 dead letters 1 paused" in texts(shown)
+    # Each of these leads to the queues that it counts.
+    (address,) = (each for each in links(shown, "./?state=") if "consumers" in each)
+    found = await page(reader, address)
+    assert queues_of(found) == ["f-unattended-one"]
+    assert "All 1 queue 0 5 0 0" in texts(found)
+
+
+async def test_columns_are_sorted_by_the_server(client: Client, reader: Browser) -> None:
+    for name, count in (("few", 1), ("many", 30), ("some", 7)):
+        await client.reliable_queue(name).offer_many([Offer(i, delay=60) for i in range(count)])
+    shown = await page(reader, "/")
+    (address,) = (each for each in links(shown, "./?sort=") if "sort=delayed" in each)
+    shown = await page(reader, address)
+    assert queues_of(shown) == ["many", "some", "few"]
+    assert shown.count("aria-sort") == 1
+    (address,) = (each for each in links(shown, "./?sort=delayed") if "reversed" in each)
+    assert queues_of(await page(reader, address)) == ["few", "some", "many"]
+    assert queues_of(await page(reader, "/?sort=name&order=reversed")) == ["some", "many", "few"]
+    assert queues_of(await page(reader, "/?sort=nonsense")) == ["few", "many", "some"]
+
+
+async def test_every_figure_leads_to_the_messages_that_it_counts(
+    client: Client, reader: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await bury(jobs, 5)
+    await jobs.offer_many([Offer(i, delay=60 * (i < 2)) for i in range(9)])
+    await jobs.claim(3)
+    shown = await page(reader, "/")
+    for figure, address in re.findall(r'class="figure" href="([^"]+)">(\d+)<', shown):
+        rows = (await page(reader, html.unescape(figure))).count("<tr data-key=")
+        assert rows == int(address), figure
+
+
+async def test_with_too_many_queues_only_those_of_a_page_are_counted(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.pages.overview._MOST_RANKED", 3)
+    monkeypatch.setattr("delayq._dashboard.pages.overview._PER_PAGE", 2)
+    for name in "dcba":
+        await client.reliable_queue(name).offer(1)
+    shown = await page(reader, "/?sort=ready")
+    assert queues_of(shown) == ["a", "b"]
+    assert "The 2 queues of this page 0 2 0 0" in texts(shown)
+    assert "1–2 of 4" in texts(shown)  # noqa: RUF001
+    assert "aria-sort" in shown
+    assert "./?sort=" not in shown
+
+
 async def test_a_queue_whose_keys_hold_something_else_hides_no_other(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
     await client.reliable_queue("good").offer(1)
     server.call("SET", ReliableKeys.of("bad").dead, "x")
     shown = texts(await page(reader, "/"))
-    assert "good reliable 0 1 0 0" in shown
-    assert "bad reliable one of the queue's keys holds a value of the wrong type" in shown
+    assert "good reliable working 0 1 0 0" in shown
+    assert (
+        "bad reliable unreadable one of the queue's keys holds a value of the wrong type" in shown
+    )
     await page(reader, "queue?kind=reliable&name=bad", 502)
 
 
@@ -126,13 +206,13 @@ async def test_a_reliable_queue_shows_its_settings(
 ) -> None:
     jobs = client.reliable_queue("jobs", max_size=12_000, expired="dead", dedup_window=90)
     await jobs.offer(1)
-    text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
+    text = await page(reader, SETTINGS)
     for shown in ("<dd>12,000</dd>", "<dd>become dead letters</dd>", "<dd>1 min 30 s</dd>"):
         assert shown in text
     assert "<dd>for good</dd>" in text
     await jobs.configure(max_size=None, expired="drop", dedup_window=0, keep_dead=600, max_dead=77)
     await jobs.configure(keep=600, max_kept=99)
-    text = (await reader.get("/queue", params={"kind": "reliable", "name": "jobs"})).text
+    text = await page(reader, SETTINGS)
     for shown in (
         "<dd>none</dd>",
         "<dd>are dropped</dd>",
@@ -490,12 +570,149 @@ async def test_with_a_read_token_nobody_else_reads(
     await client.reliable_queue("jobs").offer("a payload", 60, id="one")
     for address in PAGES:
         answer = await private.get(address)
-        assert (answer.status_code, answer.headers["location"], answer.text) == (303, "login", "")
+        assert (answer.status_code, answer.text) == (303, "")
+        assert re.fullmatch(r"login(\?next=[^:]+)?", answer.headers["location"])
     assert (await private.get("login")).status_code == 200
     assert (await private.get("static/board.css")).status_code == 200
     assert "jobs" not in await page(private, "no-such-page", 404)
     refused = await private.post("act", data={"kind": "reliable", "name": "jobs", "do": "pause"})
     assert refused.status_code == 403
+
+
+async def test_a_link_survives_the_login(one: Jobs, private: Browser) -> None:
+    address = f"{JOBS}&state=ready&offset=25"
+    answer = await private.get(address)
+    shown = await page(private, answer.headers["location"])
+    wanted = html.unescape(re.findall(r'name="next" value="([^"]+)"', shown)[0])
+    assert wanted == address
+    # Also after a wrong token.
+    answer = await private.post("login", data={"token": "x" * 20, "next": wanted})
+    assert f'value="{html.escape(wanted)}"' in answer.text
+    answer = await private.post("login", data={"token": TOKEN, "next": wanted})
+    assert answer.headers["location"] == f"{address}&done=loggedin"
+    assert one.name in texts(await page(private, answer.headers["location"]))
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *("https://evil.test/", "//evil.test/", "/\\evil.test", "\\\\evil.test"),
+        *("javascript:alert(1)", "../", "./..//evil.test", "queue/../../x"),
+        *("logout", "act", "events", "static/board.js", " queue", "\x00queue"),
+        *("queue?a=b\r\nSet-Cookie: x=y", "?" + "a=b&" * 50),
+    ],
+    ids=repr,
+)
+async def test_a_login_leads_to_pages_of_the_dashboard_only(private: Browser, address: str) -> None:
+    answer = await private.post("login", data={"token": TOKEN, "next": address})
+    there = answer.headers["location"]
+    assert re.fullmatch(r"(\./|queue)\?[\w%.&=+-]+", there), there
+    assert "\n" not in there
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_users_of_the_host_application(client: Client, one: Jobs, is_async: bool) -> None:
+    def role(connection: HTTPConnection) -> Any:
+        return connection.headers.get("X-Role")
+
+    async def role_soon(connection: HTTPConnection) -> Any:
+        await asyncio.sleep(0)
+        return role(connection)
+
+    app = delayq.dashboard(client, authenticate=role_soon if is_async else role)
+    async with browse(app) as browser:
+        for address in ("/", JOBS, "events?kind=reliable&name=jobs"):
+            assert "jobs" not in await page(browser, address, 403)
+        browser.headers["X-Role"] = "viewer"
+        shown = await page(browser, ONE)
+        assert "Read-only" in texts(shown)
+        assert "Cancel message" not in shown
+        assert (await browser.post("act", data=CANCEL_ONE)).status_code == 403
+        browser.headers["X-Role"] = "operator"
+        fields = form(await page(browser, ONE), "at")
+        # The word belongs to this browser.
+        async with browse(app) as other:
+            other.headers["X-Role"] = "operator"
+            await page(other, ONE)
+            refused = await other.post("act", data=fields | {"do": "cancel"})
+            assert refused.status_code == 403
+        away = {"Origin": "https://evil.test"}
+        refused = await browser.post("act", data=fields | {"do": "cancel"}, headers=away)
+        assert refused.status_code == 403
+        assert await one.get("one")
+        # Other processes of the application find the word valid as well.
+        again = delayq.dashboard(client, authenticate=role)
+        async with browse(again) as browser_there:
+            browser_there.headers["X-Role"] = "operator"
+            browser_there.cookies = browser.cookies
+            answer = await browser_there.post("act", data=fields | {"do": "cancel"})
+            assert answer.status_code == 303
+    assert await one.get("one") is None
+
+
+def fails(connection: Any) -> Any:
+    raise LookupError("no such user")
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [fails, lambda _: "admin", lambda _: True, lambda _: ["viewer"]],
+    ids=["raises", "unknown", "true", "list"],
+)
+async def test_a_hook_that_errs_admits_nobody(
+    client: Client, hook: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with browse(delayq.dashboard(client, authenticate=hook)) as browser:
+        assert "no access" in await page(browser, "/", 403)
+    assert "access refused" in caplog.text
+
+
+async def test_tokens_and_a_hook_exclude_each_other(client: Client) -> None:
+    with pytest.raises(delayq.ConfigurationError, match="not both"):
+        delayq.dashboard(client, token=TOKEN, authenticate=fails)
+
+
+@pytest.mark.parametrize(
+    ("listening", "options", "warned"),
+    [
+        (("192.0.2.7", 80), {}, True),
+        (("192.0.2.7", 80), {"token": TOKEN}, True),
+        (("192.0.2.7", 80), {"read_token": TOKEN}, False),
+        (("192.0.2.7", 80), {"authenticate": lambda _: "viewer"}, False),
+        (("127.0.0.1", 80), {}, False),
+        (("::1", 80), {}, False),
+        (("/run/board.sock", None), {}, False),
+    ],
+    ids=["none", "token", "read-token", "hook", "loopback", "loopback-6", "socket"],
+)
+async def test_whoever_serves_payloads_to_everyone_is_warned(
+    client: Client, listening: Any, options: Any, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = delayq.dashboard(client, **options)
+
+    async def served(scope: Any, receive: Any, send: Any) -> None:
+        await app(scope | {"server": listening}, receive, send)
+
+    async with browse(served) as browser:
+        for _ in range(2):
+            shown = texts((await browser.get("/", follow_redirects=True)).text)
+            assert ("can read all payloads" in shown) is warned
+    assert caplog.text.count("can read all payloads") == warned
+
+
+async def test_the_server_has_a_page(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await bury(jobs)
+    server.call("CONFIG", "SET", "maxmemory", "100mb")
+    try:
+        shown = texts(await page(reader, "server"))
+    finally:
+        server.call("CONFIG", "SET", "maxmemory", "0")
+    for said in ("100.00M", "noeviction", "master, 0 replicas", "connected", "snapshots only"):
+        assert said in shown
+    assert "reliable jobs : 0 ready, 0 delayed, 0 leased, 1 dead → delayq dead list jobs" in shown
 
 
 async def test_who_gives_the_read_token_looks_and_does_nothing(
@@ -772,7 +989,7 @@ async def test_it_is_mounted_below_any_prefix(client: Client) -> None:
         assert 'href="/' not in shown
         assert 'action="/' not in shown
         assert (await browser.get("static/board.css")).status_code == 200
-        (address,) = links(shown, "queue?")
+        address, *_ = links(shown, "queue?")
         (message,) = links(await page(browser, address), "message?")
         assert "Message cancelled" in await act(browser, message, "cancel")
     async with browse(app, HOST) as browser:
@@ -824,7 +1041,7 @@ async def test_who_may_scan_as_well_needs_no_names(server: PrivateServer, client
         delayq.connect(url) as limited,
         browse(delayq.dashboard(limited)) as browser,
     ):
-        assert "jobs reliable 0 1 0 0" in texts(await page(browser, "/"))
+        assert "jobs reliable working 0 1 0 0" in texts(await page(browser, "/"))
 
 
 @pytest.mark.parametrize(
@@ -932,8 +1149,9 @@ class Viewer:
             if line.startswith("data: "):
                 self.seen.put_nowait(json.loads(line[6:]))
 
-    async def next(self) -> dict[str, Any]:
-        return await asyncio.wait_for(self.seen.get(), 10)
+    async def next(self) -> str:
+        """Return the text of the live parts."""
+        return texts(" ".join((await asyncio.wait_for(self.seen.get(), 10)).values()))
 
     async def leave(self) -> None:
         self._gone.set()
@@ -945,14 +1163,15 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) 
     await jobs.offer_many([Offer(i) for i in range(50)])
     viewer = Viewer(delayq.dashboard(client))
     first = await viewer.next()
-    assert (first["ready"], first["leased"], first["gone"]) == (50, 0, None)
-    assert first["late_ms"] >= 0
+    assert "Ready 50 Leased 0" in first
+    assert re.search(r"Oldest due \S+ m?s ago Deliveries per second \(at least\) – ", first)  # noqa: RUF001
     await jobs.claim(40)
     figures = await viewer.next()
-    assert (figures["ready"], figures["leased"]) == (10, 40)
-    assert figures["gone"] > 10
+    assert "Ready 10 Leased 40" in figures
+    taken = re.compile(r"Deliveries per second \(at least\) (\S+) ")
+    assert float(taken.findall(figures)[0]) > 10
     # A period without changes is reported as well.
-    assert (await viewer.next())["gone"] == 0
+    assert taken.findall(await viewer.next()) == ["0"]
     await viewer.leave()
 
 
@@ -963,17 +1182,23 @@ async def test_many_who_look_are_one_who_asks(
     monkeypatch.setattr(live, "_EVERY", 0.4)
     monkeypatch.setattr(live, "_FRESH", 0.36)
     app = delayq.dashboard(client)
+    asked = client._open_session().server
+    async with browse(app) as browser:
+        await page(browser, JOBS)
+        before = asked.round_trips
+        await page(browser, JOBS)
+    look = asked.round_trips - before
+    # The clock, the counts, five spans of due times and their sets, the rows.
+    assert look <= 9
     viewers = [Viewer(app) for _ in range(40)]
     for viewer in viewers:
         await viewer.next()
-    asked = client._open_session().server
     before = asked.round_trips
     for _ in range(3):
         for viewer in viewers:
             await viewer.next()
-    # Each look reads the clock, the counts and the upcoming due times; the first look may fall in
-    # between.
-    assert asked.round_trips - before <= 4 * 5
+    # The first look may fall in between, and so may a search for queues.
+    assert asked.round_trips - before <= 4 * look + 3
     async with browse(app) as browser:
         before = asked.round_trips
         await asyncio.gather(*(page(browser, "/") for _ in range(40)))
@@ -988,7 +1213,7 @@ async def test_who_leaves_takes_nothing_from_the_others(client: Client) -> None:
         first, second = Viewer(app), Viewer(app)
         # It leaves while it may be the viewer that queries the server.
         await first.leave()
-        assert (await second.next())["delayed"] == 1
+        assert "Delayed 1 " in await second.next()
         await second.leave()
 
 

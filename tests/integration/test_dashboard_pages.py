@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 
 from delayq import Limit, Offer
+from delayq._dashboard.pages import PAGES
 from delayq._dashboard.undo import Undo, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
     Jobs = delayq.ReliableQueue[Any]
+
+
+@pytest.fixture
+async def one(client: Client) -> Jobs:
+    """Return a queue with one message, which is due in a minute."""
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("a payload", 60, id="one")
+    return jobs
 
 
 def names(shown: str) -> list[str]:
@@ -177,7 +186,7 @@ async def test_payloads_that_are_no_text_are_searched_too(raw: Any, reader: Brow
 # Dead letters
 
 
-LETTERS = "dead?kind=reliable&name=jobs"
+LETTERS = "letters?kind=reliable&name=jobs"
 
 
 async def die(jobs: Jobs, reason: str, *errors: str) -> None:
@@ -231,7 +240,7 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
     await dead_of_all_kinds(client)
     shown = await page(reader, f"{LETTERS}&by=type")
     assert re.search(r"TimeoutError 4 .* LookupError 1 .* expired 1 ", texts(shown))
-    (address,) = [each for each in links(shown, "dead?") if "TimeoutError" in each]
+    (address,) = [each for each in links(shown, "letters?") if "TimeoutError" in each]
     assert len(names(await page(reader, address))) == 4
     shown = texts(await page(reader, f"{LETTERS}&by=error&reason=expired"))
     assert re.search(r"TimeoutError: a 1 .* expired 1 ", shown) or re.search(
@@ -241,7 +250,9 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize(("do", "note"), [("redrive", "messages re-queued"), ("purge", "dropped")])
+@pytest.mark.parametrize(
+    ("do", "note"), [("redrive_matching", "messages re-queued"), ("purge_matching", "dropped")]
+)
 async def test_an_action_applies_to_what_a_filter_shows(
     client: Client, admin: Browser, partitions: int | None, do: str, note: str
 ) -> None:
@@ -259,7 +270,7 @@ async def test_an_action_applies_to_what_a_filter_shows(
         "dead letters dropped", "dropped"
     )
     assert {each.id for each in await jobs.dead.list()} == {"dead-3", "dead-4", "dead-5", "dead-6"}
-    assert (await jobs.stats()).ready == (3 if do == "redrive" else 0)
+    assert (await jobs.stats()).ready == (3 if do == "redrive_matching" else 0)
 
 
 async def test_conditions_that_cannot_be_are_told_beside_the_field(
@@ -278,7 +289,9 @@ async def test_a_malformed_filter_drops_nothing(client: Client, admin: Browser) 
     jobs = await dead_of_all_kinds(client)
     fields = confirmation(await page(admin, f"{LETTERS}&error=timeout"))
     for change in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
-        answer = await admin.post("act", data=fields | {"do": "purge", "sure": "1"} | change)
+        answer = await admin.post(
+            "act", data=fields | {"do": "purge_matching", "sure": "1"} | change
+        )
         assert answer.status_code == 400
     assert await jobs.dead.size() == 6
 
@@ -286,7 +299,7 @@ async def test_a_malformed_filter_drops_nothing(client: Client, admin: Browser) 
 async def test_a_filter_of_many_dead_letters_is_bounded(
     client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.dead._MOST", 300)
+    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
     jobs = client.reliable_queue("jobs")
     await jobs.offer_many([Offer(i, id=f"m{i:03}") for i in range(500)])
     while messages := await jobs.claim(100):
@@ -303,7 +316,7 @@ async def test_a_filter_of_many_dead_letters_is_bounded(
         found = re.search(r'rel="next" href="([^"]+)"', shown)
         address = html.unescape(found[1]) if found else ""
     assert len(seen) == len({*seen}) == 250
-    done = await admin.post("act", data=confirmation(shown) | {"do": "purge", "sure": "1"})
+    done = await admin.post("act", data=confirmation(shown) | {"do": "purge_matching", "sure": "1"})
     assert "250 dead letters dropped." in await page(admin, done.headers["location"])
 
 
@@ -538,6 +551,9 @@ async def test_a_delay_that_cannot_be_is_told_beside_the_field(
         assert 'aria-describedby="wrong_delay"' in answer.text
         assert f'value="{delay}"' in answer.text
         assert "<option selected>hours" in answer.text
+        # It must not be asked for again, and its live parts have no address.
+        assert 'http-equiv="refresh"' not in answer.text
+        assert "data-live" not in answer.text
 
 
 async def test_a_reader_is_offered_no_action(client: Client, reader: Browser) -> None:
@@ -670,3 +686,277 @@ async def test_readers_see_groups_and_change_nothing(client: Client, reader: Bro
     assert 'action="act"' not in shown
     await client.delayed_queue("orders").offer(1, 60)
     await page(reader, "groups?kind=delayed&name=orders", 404)
+
+
+# Schedules
+
+
+SCHEDULES = "schedules?kind=reliable&name=jobs"
+
+
+def schedule_form(shown: str, name: str) -> dict[str, str]:
+    assert f'name="schedule" value="{quote(name)}"' in shown
+    return form(shown) | {"schedule": quote(name)}
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_schedules_tell_their_next_runs(
+    client: Client, raw: Any, reader: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await jobs.schedule("often", every=3600, value=1, priority=3)
+    await jobs.schedule("nightly", cron="0 3 * * *", timezone="Europe/Berlin", value=2)
+    shown = texts(await page(reader, SCHEDULES))
+    assert "Schedules 2" in shown
+    assert "often priority 3 every 1 h" in shown
+    assert re.search(r"in 59 min 5\d s \S+ \S+ UTC then in 1 h 59 min , in 2 h 59 min ,", shown)
+    assert "0 3 * * * Europe/Berlin" in shown
+    (nightly,) = [each for each in await jobs.schedules() if each.name == "nightly"]
+    assert nightly.next_at is not None
+    assert f"{nightly.next_at:%Y-%m-%d %H:%M}" in shown
+    assert "never" in shown
+    assert 'action="act"' not in await page(reader, SCHEDULES)
+    await raw.hset(ReliableKeys.of("jobs").schedules, "broken", "{}")
+    assert "broken The record of this schedule cannot be read." in texts(
+        await page(reader, SCHEDULES)
+    )
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_a_schedule_is_run_now_and_set_back(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    next_at = await jobs.schedule("often/é", every=3600, value=1)
+    fields = schedule_form(await page(admin, SCHEDULES), "often/é")
+    shown = await send(admin, fields | {"do": "run_schedule"})
+    assert "The next run is due now." in shown
+    assert (await jobs.stats()).ready == 1
+    assert "1 message is as before." in await undo(admin, shown)
+    (waiting,) = await jobs.list("delayed")
+    assert abs((waiting.due_at - next_at).total_seconds()) < 1
+    await send(admin, fields | {"do": "run_schedule"})
+    (message,) = await jobs.claim()
+    assert "a worker has its message" not in await send(admin, fields | {"do": "run_schedule"})
+    await message.ack()
+    # It does not come a second time.
+    (schedule,) = await jobs.schedules()
+    assert schedule.next_at is not None
+    assert schedule.next_at > next_at
+
+
+async def test_a_schedule_is_removed(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("another", 60)
+    await jobs.schedule("often", every=3600, value=1)
+    fields = schedule_form(await page(admin, SCHEDULES), "often") | {"do": "unschedule"}
+    assert "Schedule removed." in await send(admin, fields)
+    assert await jobs.schedules() == []
+    assert (await jobs.stats()).delayed == 1
+    assert "there is no such schedule" in await send(admin, fields)
+    assert "there is no such schedule" in await send(admin, fields | {"do": "run_schedule"})
+
+
+# A message's timeline
+
+
+def events(shown: str) -> list[str]:
+    """Return the entries of the timeline on a page."""
+    (found,) = re.findall(r'<ol class="timeline">(.*?)</ol>', shown, re.DOTALL)
+    return [texts(each) for each in re.findall(r"<li.*?</li>", found, re.DOTALL)]
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_a_timeline_has_each_recorded_attempt(
+    client: Client, reader: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions, lease=60, keep=3600)
+    await jobs.offer("x", id="one", ttl=7200)
+    for error in ("ValueError: first", "Traceback\n  line\nLookupError: second"):
+        await (await jobs.claim())[0].nack(0, error=error)
+    address = links(await page(reader, f"{JOBS}&state=ready"), "message?")[0]
+    offered, first, second, *_ = found = events(await page(reader, address))
+    assert offered.startswith("Offered ")
+    assert re.match(r"Attempt 1 .* UTC took \d+ ms on \S+:\d+ ValueError: first$", first)
+    assert re.match(r"Attempt 2 .* LookupError: second Traceback line LookupError: second$", second)
+    assert any(each.startswith("Due ") for each in found)
+    assert re.match("Expires in 1 h 59 min .* still to come", found[-1])
+    await jobs.claim()
+    found = events(await page(reader, address))
+    assert "Attempt 3 is running A worker has the message." in found
+    assert any(each.startswith("Lease ends in 59") for each in found)
+
+
+async def test_a_timeline_tells_what_is_missing(client: Client, reader: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("x", id="one")
+    for _ in range(2):
+        await (await jobs.claim())[0].nack(0, error="ValueError: busy")
+    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one"))
+    assert any(each.startswith("Attempts 1 to 2 Nothing is recorded") for each in found)
+    assert "ValueError: busy" in " ".join(found)
+    await (await jobs.claim())[0].bury("no such customer")
+    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one&dead=1"))
+    assert re.match(r"Died \d+ m?s ago .* no such customer", found[-1])
+
+
+async def test_a_timeline_has_no_attempts_of_an_earlier_message(
+    client: Client, reader: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs", keep=3600)
+    await jobs.offer("x", id="one")
+    await (await jobs.claim())[0].nack(0, error="ValueError: of the first")
+    await jobs.cancel("one")
+    await jobs.offer("y", 60, id="one")
+    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one"))
+    assert [each.split()[0] for each in found] == ["Offered", "Due"]
+
+
+# New messages
+
+
+def new_message(shown: str, **more: str) -> dict[str, str]:
+    names = re.findall(r'name="(\w+)"', shown[shown.index('id="payload"') :])
+    return form(shown) | dict.fromkeys(names, "") | {"do": "enqueue", "format": "JSON"} | more
+
+
+ENQUEUE = "enqueue?kind=reliable&name=jobs"
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_a_message_is_added_with_all_options(
+    client: Client, admin: Browser, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await jobs.offer(0, 60)
+    fields = new_message(
+        await page(admin, ENQUEUE),
+        payload='{"to":\r\n "é"}',
+        delay="2",
+        unit="hours",
+        id="mine",
+        group="g 1",
+        priority="7",
+        headers="trace=a=b\r\n tenant=é",
+        ttl="3",
+        ttl_unit="days",
+        max_attempts="4",
+    )
+    shown = texts(await send(admin, fields))
+    assert "Message added." in shown
+    assert "mine delayed" in shown
+    message = await jobs.get("mine")
+    assert message is not None
+    assert (message.value, message.group, message.priority) == ({"to": "é"}, "g 1", 7)
+    assert message.headers == {"trace": "a=b", "tenant": "é"}
+    assert "Expires in 2 d 23 h" in shown
+    assert "Max attempts 4" in shown
+    assert "Due in 1 h 59 min" in shown
+    again = await send(admin, fields, 400)
+    assert "A message with this id is alive" in again
+    # The application's own handles keep their codec.
+    assert (await client.reliable_queue("jobs").get("mine")).value == {"to": "é"}  # type: ignore[union-attr]
+
+
+async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(0, 60)
+    shown = await page(admin, ENQUEUE)
+    fields = new_message(shown, payload="plain", format="text", at_time="2099-01-31T12:30")
+    assert "2099-01-31 12:30:00" in await send(admin, fields)
+    (late,) = [each for each in await jobs.list("delayed") if each.due_at.year == 2099]
+    assert late._claim.body.endswith(b"\nplain")
+
+
+async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Browser) -> None:
+    orders = client.delayed_queue("orders")
+    await orders.offer(0, 7200)
+    fields = new_message(await page(admin, "enqueue?kind=delayed&name=orders"), payload='{"n": 1}')
+    shown = texts(await send(admin, fields | {"delay": "1", "unit": "hours"}))
+    assert "Due in 59 min" in shown
+    assert [value for value, _ in await orders.pending.entries()] == [{"n": 1}, 0]
+    await send(admin, fields | {"payload": "2", "delay": "", "unit": "hours"})
+    assert await orders.poll(5.0) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "wrong", "said"),
+    [
+        ({"payload": "{"}, "payload", "The payload must be JSON"),
+        ({"payload": r'"\ud800"'}, "payload", "lone surrogate"),
+        ({"delay": "soon"}, "delay", "The delay must be a number of seconds"),
+        ({"delay": "-1", "unit": "days"}, "delay", "delay must not be negative"),
+        ({"at_time": "tomorrow"}, "at", "The date must be like"),
+        ({"id": "x" * 600}, "id", "at most 512 bytes"),
+        ({"group": "x" * 600}, "group", "at most 512 bytes"),
+        ({"priority": "10"}, "priority", "from 0 to 9"),
+        ({"headers": "no value"}, "headers", "a line NAME=VALUE"),
+        ({"ttl": "-1", "ttl_unit": "days"}, "ttl", "must be a number"),
+        (
+            {"ttl": "1", "ttl_unit": "hours", "delay": "2", "unit": "hours"},
+            "ttl",
+            "ttl ends before",
+        ),
+        ({"max_attempts": "0"}, "max_attempts", "1 or more"),
+    ],
+)
+async def test_what_is_wrong_with_a_message_is_told_beside_the_field(
+    client: Client, admin: Browser, more: dict[str, str], wrong: str, said: str
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer(0, 60)
+    fields = new_message(await page(admin, ENQUEUE), payload="[1]", unit="seconds") | more
+    shown = await send(admin, fields, 400)
+    assert f'id="wrong_{wrong}"' in shown
+    assert said in html.unescape(shown)
+    for text in more.values():
+        assert text in html.unescape(shown) or f"<option selected>{text}" in shown
+    assert (await jobs.stats()).delayed == 1
+
+
+async def test_a_full_queue_takes_no_new_message(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs", max_size=1)
+    await jobs.offer(0, 60)
+    fields = new_message(await page(admin, ENQUEUE), payload='"kept"')
+    shown = await send(admin, fields, 400)
+    assert "The queue is full" in shown
+    assert "&#34;kept&#34;" in shown
+
+
+# Purging
+
+
+@pytest.mark.parametrize("kind", ["reliable", "delayed"])
+async def test_a_queue_is_purged_once_its_name_is_typed(
+    client: Client, admin: Browser, kind: str
+) -> None:
+    queue: Any = getattr(client, f"{kind}_queue")("jobs")
+    await queue.offer_many([(1, 60), (2, 60)] if kind == "delayed" else [Offer(1, delay=60)] * 2)
+    address = f"purge?kind={kind}&name=jobs"
+    fields = form(await page(admin, address)) | {"do": "purge_queue"}
+    for wrong in ({"typed": "job", "state": "all"}, {"typed": "jobs", "state": ""}, {}):
+        shown = await send(admin, fields | wrong, 400)
+        assert "This is not the name" in shown or "Choose which messages" in shown
+        assert f'value="{wrong.get("typed", "")}"' in shown
+    assert "Delayed: 2" in shown
+    shown = texts(await send(admin, fields | {"typed": " jobs", "state": "ready"}))
+    assert "0 messages dropped. This cannot be undone." in shown
+    shown = texts(await send(admin, fields | {"typed": "jobs", "state": "all"}))
+    assert "2 messages dropped." in shown
+    assert "Delayed 0 Ready 0" in shown
+
+
+async def test_readers_add_and_drop_nothing(one: Jobs, reader: Browser) -> None:
+    for name in ("enqueue", "purge"):
+        shown = await page(reader, f"{name}?kind=reliable&name=jobs")
+        assert "Log in as an operator" in shown
+        assert 'action="act"' not in shown
+    shown = await page(reader, JOBS)
+    assert "New message" not in shown
+    assert "Purge" not in shown
+    fields = {"kind": "reliable", "name": "jobs", "word": "x", "sure": "1"}
+    for page_of in PAGES:
+        for do in page_of.actions:
+            answer = await reader.post("act", data=fields | {"do": do, "at": "//one"})
+            assert answer.status_code == 403, do
+    assert await one.get("one") is not None

@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from delayq._dashboard.pages import dead, groups, login, message, overview, queue, search, settings
+from delayq._dashboard.pages import (
+    dead,
+    enqueue,
+    groups,
+    letters,
+    login,
+    message,
+    overview,
+    purge,
+    queue,
+    schedules,
+    search,
+    server,
+    settings,
+)
 
 if TYPE_CHECKING:
     from delayq._dashboard.page import Page
@@ -12,11 +26,16 @@ if TYPE_CHECKING:
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     search.PAGE,
+    server.PAGE,
     login.PAGE,
     # Of a queue
     queue.PAGE,
     dead.PAGE,
+    letters.PAGE,
     groups.PAGE,
+    schedules.PAGE,
+    enqueue.PAGE,
     settings.PAGE,
+    purge.PAGE,
     message.PAGE,
 )

@@ -53,7 +53,7 @@ async def _values(
         "wanted": wanted,
         "now": now,
         "wrong": wrong,
-        # What a visitor has typed that is wrong.
+        # The refused input.
         "group": "",
         "limit": "",
         "next": link("groups", source, None, after=shown[-1].name)

@@ -17,25 +17,28 @@ if TYPE_CHECKING:
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    return {"wrong": ""}
+    return {"wrong": "", "next": request.query_params.get("next", "")}
 
 
 async def log_in(board: Board, request: Request) -> Response:
     form = await board.form(request)
+    wanted = form.get("next")
     address = request.client.host if request.client is not None else ""
     if board.guard.is_locked(address):
         locked = "Too many failed attempts. Try again in a minute."
-        return await board.page(request, PAGE.template, 429, wrong=locked)
+        return await board.page(request, PAGE.template, 429, wrong=locked, next=wanted)
     login = board.guard.login_with(form.get("token"), address)
     if login is None:
-        return await board.page(request, PAGE.template, 403, wrong="Wrong token.")
-    response = see("./", done="loggedin" if login.may_act else "reading")
+        wrong = "Wrong token."
+        return await board.page(request, PAGE.template, 403, wrong=wrong, next=wanted)
+    page, query = board.own_address(wanted)
+    response = see(page, **query | {"done": "loggedin" if login.may_act else "reading"})
     board.guard.log_in(request, response, login)
     return response
 
 
 async def log_out(board: Board, request: Request) -> Response:
-    await board.form_of(board.guard.login(request), request)
+    await board.form_of(board.login(request), request)
     response = see("login" if board.guard.private else "./", done="loggedout")
     board.guard.log_out(response)
     return response

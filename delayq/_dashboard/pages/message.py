@@ -10,6 +10,8 @@ from delayq._dashboard import changes
 from delayq._dashboard.forms import UNITS, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.rendering import packed, unpacked
+from delayq._dashboard.source import ReliableSource
+from delayq._dashboard.timeline import timeline
 from delayq._durations import microseconds
 
 if TYPE_CHECKING:
@@ -32,7 +34,15 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         raise HTTPException(
             404, "This message no longer exists: it was delivered, cancelled, moved or dropped."
         )
-    return {"source": source, "row": row, "now": await board.now(), "units": tuple(UNITS)}
+    now = await board.now()
+    history = await source.history(row) if isinstance(source, ReliableSource) else None
+    return {
+        "source": source,
+        "row": row,
+        "now": now,
+        "units": tuple(UNITS),
+        "events": timeline(row, history, now) if source.kind == "reliable" else (),
+    }
 
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:

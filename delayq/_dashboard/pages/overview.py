@@ -1,37 +1,124 @@
-"""All queues."""
+"""All queues, those in trouble first."""
 
 from __future__ import annotations
 
-import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.forms import whole
+from delayq._dashboard.health import STATES, states
 from delayq._dashboard.page import Page
+from delayq._dashboard.source import late_us, undeliverable
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.health import State
+    from delayq._dashboard.live import Trail
+    from delayq._dashboard.source import AnySource
+    from delayq.stats import QueueDepth
 
 _PER_PAGE = 100
+# With more queues than that, only those of the page are counted, so they are sorted by name.
+_MOST_RANKED = 1000
+
+
+@dataclass(frozen=True)
+class Line:
+    """A queue in the table. A queue that cannot be counted has no depth, but an error."""
+
+    source: AnySource
+    depth: QueueDepth | None
+    error: str
+    states: list[State]
+    trail: Trail
+
+    @property
+    def dead(self) -> int:
+        return undeliverable(self.depth) if self.depth else 0
+
+    @property
+    def late_us(self) -> int | None:
+        return late_us(self.depth, self.source.kind) if self.depth else None
+
+    def figure(self, name: str) -> int:
+        return getattr(self.depth, name) if self.depth else -1
+
+
+# By the name in the address: heading, how to sort, and whether the largest comes first.
+_COLUMNS: dict[str, tuple[str, Callable[[Line], Any], bool]] = {
+    "name": ("Queue", lambda line: line.source.name.casefold(), False),
+    "state": ("State", lambda line: [STATES.index(state) for state in line.states], False),
+    "delayed": ("Delayed", lambda line: line.figure("delayed"), True),
+    "ready": ("Ready", lambda line: line.figure("ready"), True),
+    "leased": ("Leased", lambda line: line.figure("leased"), True),
+    "dead": ("Dead", lambda line: line.dead, True),
+    "late": ("Oldest due", lambda line: line.late_us or 0, True),
+}
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    wanted = request.query_params.get("q", "")
+    asked = request.query_params
+    wanted, state = asked.get("q", ""), asked.get("state", "")
+    offset = whole(asked.get("offset"))
+    # By name.
     known = await board.queues.known()
     found = [each for each in known if wanted.casefold() in each[1].casefold()]
-    offset = whole(request.query_params.get("offset"))
-    sources = [board.queues.of(*each) for each in found[offset : offset + _PER_PAGE]]
-    counted = await asyncio.gather(*map(board.live.depth, sources))
+    ranked = len(found) <= _MOST_RANKED
+    some = found if ranked else found[offset : offset + _PER_PAGE]
+    lines = await _lines(board, some)
+    sort = asked.get("sort") if ranked else "name"
+    sort = sort if sort in _COLUMNS else "state"
+    _, key, largest_first = _COLUMNS[sort]
+    backwards = asked.get("order") == "reversed" and ranked
+    lines.sort(key=key, reverse=largest_first != backwards)
+    shown = [line for line in lines if not state or state in _words(line)]
+    total = len(shown) if ranked else len(found)
     return {
-        "rows": list(zip(sources, counted, strict=True)),
+        "lines": shown[offset : offset + _PER_PAGE] if ranked else shown,
+        "sums": {name: _sum(shown, name) for name in ("delayed", "ready", "leased", "dead")},
+        "troubles": _troubles(lines),
+        "columns": {name: (column[0], column[2]) for name, column in _COLUMNS.items()},
+        "sort": sort,
+        "backwards": backwards,
+        "ranked": ranked,
+        "most_ranked": _MOST_RANKED,
         "wanted": wanted,
-        "total": len(found),
+        "state": state,
+        "total": total,
         "offset": offset,
         "limit": _PER_PAGE,
     }
+
+
+async def _lines(board: Board, known: Sequence[Any]) -> list[Line]:
+    sources = [board.queues.of(*each) for each in known]
+    lines = []
+    for source, depth in zip(sources, await board.live.depths(sources), strict=True):
+        trail = board.live.trail(source)
+        if isinstance(depth, str):
+            lines.append(Line(source, None, depth, states(depth, source.kind), trail))
+        else:
+            trail.add(depth, late_us(depth, source.kind))
+            lines.append(Line(source, depth, "", states(depth, source.kind), trail))
+    return lines
+
+
+def _words(line: Line) -> list[str]:
+    return [state.word for state in line.states]
+
+
+def _troubles(lines: Sequence[Line]) -> list[tuple[State, int]]:
+    """Return the troubles, the worst first, and how many queues have each."""
+    counted = ((state, sum(state in line.states for line in lines)) for state in STATES)
+    return [each for each in counted if each[1] and each[0].tone in ("bad", "warn")]
+
+
+def _sum(lines: Sequence[Line], name: str) -> int:
+    return sum(line.dead if name == "dead" else max(0, line.figure(name)) for line in lines)
 
 
 PAGE = Page("/", "overview.html", load, label="Queues", scope="server", refresh=5)

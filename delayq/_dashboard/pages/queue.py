@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard import changes
 from delayq._dashboard.forms import UNITS, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
-from delayq._dashboard.source import count_in
+from delayq._dashboard.source import count_in, late_us
 from delayq._durations import microseconds
 from delayq.errors import BadInput
 
@@ -39,16 +39,16 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     if state not in source.states:
         raise HTTPException(404, "Unknown message state.")
     now = await board.now()
-    depth, bars, rows, settings = await asyncio.gather(
-        source.depth(),
-        source.histogram(now),
-        source.page(state, offset, PER_PAGE),
-        source.settings(),
+    depth, (soon, *bars), rows = await asyncio.gather(
+        source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
+    bars[0] += soon
+    trail = board.live.trail(source)
+    trail.add(depth, late_us(depth, source.kind), soon)
     return {
         "source": source,
         "depth": depth,
-        "settings": settings,
+        "trail": trail,
         "bars": list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
         "state": state,
         "total": count_in(depth, state),
@@ -60,7 +60,7 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "most": changes.MOST,
         "delay": "60",
         "unit": "seconds",
-        "wrong": "",
+        "wrong": {},
     }
 
 
@@ -89,7 +89,7 @@ async def reschedule_many(board: Board, source: AnySource, form: Form) -> Respon
     except (HTTPException, BadInput) as error:
         why = error.detail if isinstance(error, HTTPException) else str(error)
         values = await _values(board, source, state, 0)
-        kept = {"delay": form.get("delay"), "unit": form.get("unit"), "wrong": why}
+        kept = {"delay": form.get("delay"), "unit": form.get("unit"), "wrong": {"delay": why}}
         return await board.page(form.request, PAGE.template, 400, of=PAGE, **values | kept)
     return await _reschedule(board, source, form, state, delay)
 

@@ -38,7 +38,7 @@ _MOST_TROUBLES = 10
 
 @dataclass
 class _Progress:
-    """What the search of one page has found so far."""
+    """The results of one page so far."""
 
     until: float
     found: list[tuple[AnySource, Row]] = field(default_factory=list)

@@ -44,6 +44,7 @@ async def _values(source: ReliableSource) -> dict[str, Any]:
     }
     return {
         "source": source,
+        "settings": settings,
         # As they are stored, and as the form shows them.
         "was": texts,
         "texts": texts,
@@ -67,12 +68,12 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
         shown = values | {"texts": texts, "was": was, "wrong": wrong}
         return await board.page(form.request, PAGE.template, 400, of=PAGE, **shown)
     if not changes:
-        return see("queue", source, done="unchanged")
+        return see("settings", source, done="unchanged")
     if "partitions" in changes and form.get("sure") != "1":
         return see("settings", source, done="unsure")
     await source.configure(changes)
     board.queues.search_again()
-    return see("queue", source, done="configured")
+    return see("settings", source, done="configured")
 
 
 def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
@@ -94,7 +95,7 @@ def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
     return changes, wrong
 
 
-# What each setting is read from, and how.
+# The fields of each setting, and how to read it.
 _FIELDS: dict[str, tuple[tuple[str, ...], Callable[[Form], Any]]] = {
     "partitions": (("partitions",), lambda form: form.count("partitions")),
     "max_size": (

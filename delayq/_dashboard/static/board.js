@@ -1,79 +1,118 @@
 // Updates pages live. Pages work without this script too: they then reload by themselves.
 "use strict";
 
-const KEPT = 60;
+// Times
 
-function span(ms) {
-  if (ms < 1000) return `${ms} ms`;
-  const seconds = ms / 1000;
-  if (seconds < 60) return `${Math.floor(seconds * 10) / 10} s`;
-  const steps = [[86400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
-  const [size, unit, small, smaller] = steps.find(([least]) => seconds >= least);
-  const rest = Math.floor((seconds % size) / small);
-  return `${Math.floor(seconds / size).toLocaleString("en")} ${unit}` + (rest ? ` ${rest} ${smaller}` : "");
+const local = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
+
+// The server writes all times in UTC. Show them in the reader's time zone, with UTC on hover.
+function localise(root) {
+  for (const time of root.querySelectorAll("time[datetime]")) {
+    const here = local.format(new Date(time.dateTime));
+    if ("local" in time.dataset) time.textContent = here;
+    else time.title = `${here} (${time.title})`;
+  }
 }
 
-function draw(line, values) {
-  const most = Math.max(1, ...values);
-  const step = 120 / (KEPT - 1);
-  const from = KEPT - values.length;
-  const points = values.map((value, at) => `${((from + at) * step).toFixed(1)},${(28 - (26 * value) / most).toFixed(1)}`);
-  line.querySelector("polyline").setAttribute("points", points.join(" "));
+// Live parts
+
+const keyOf = (node) => node.nodeType === Node.ELEMENT_NODE ? node.id || node.dataset.key || "" : "";
+const alike = (old, next) => old.nodeName === next.nodeName && keyOf(old) === keyOf(next);
+
+// Turn one element into another without replacing it, so that focus, ticks and scroll positions stay.
+function become(old, next) {
+  if (old.isEqualNode(next)) return;
+  if (old.nodeType !== Node.ELEMENT_NODE) {
+    old.nodeValue = next.nodeValue;
+    return;
+  }
+  for (const { name } of [...old.attributes]) {
+    // Whether details are open is up to the reader.
+    if (name !== "open" && !next.hasAttribute(name)) old.removeAttribute(name);
+  }
+  for (const { name, value } of next.attributes) {
+    if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  }
+  contain(old, next);
 }
 
-function keep(values, value) {
-  values.push(value);
-  if (values.length > KEPT) values.shift();
-}
-
-const live = document.querySelector("[data-live]");
-if (live && window.EventSource) {
-  const find = (id) => document.getElementById(id);
-  const late = [], gone = [];
-  let silent;
-  const events = new EventSource(live.dataset.live);
-  events.onmessage = (event) => {
-    const figures = JSON.parse(event.data);
-    for (const shown of live.querySelectorAll("[data-of]")) {
-      shown.textContent = figures[shown.dataset.of].toLocaleString("en");
-      if (shown.dataset.of === "dead") shown.classList.toggle("bad", figures.dead > 0);
+function contain(parent, wanted) {
+  const keyed = new Map();
+  for (const child of parent.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+  let at = parent.firstChild;
+  for (const next of [...wanted.childNodes]) {
+    let old = keyOf(next) ? keyed.get(keyOf(next)) : at;
+    while (old && !alike(old, next)) old = keyOf(next) ? null : old.nextSibling;
+    if (!old) {
+      parent.insertBefore(next, at);
+      continue;
     }
-    find("paused").hidden = !figures.paused;
-    find("live").hidden = false;
+    if (old === at) at = at.nextSibling;
+    else if (parent.moveBefore) parent.moveBefore(old, at);
+    else parent.insertBefore(old, at);
+    become(old, next);
+  }
+  while (at) {
+    const next = at.nextSibling;
+    at.remove();
+    at = next;
+  }
+}
+
+// A change would end the selection of a reader who copies something.
+function isSelectedIn(part) {
+  const selection = getSelection();
+  return !selection.isCollapsed && selection.containsNode(part, true);
+}
+
+function show(parts) {
+  const focused = document.activeElement;
+  for (const [name, text] of Object.entries(parts)) {
+    const part = document.getElementById(name);
+    if (!part || isSelectedIn(part)) continue;
+    const template = document.createElement("template");
+    template.innerHTML = text;
+    localise(template.content);
+    contain(part, template.content);
+  }
+  if (focused !== document.activeElement && focused.isConnected) focused.focus({ preventScroll: true });
+}
+
+const main = document.querySelector("[data-live]");
+const badge = document.getElementById("live");
+const trouble = document.getElementById("trouble");
+let events, silent;
+
+const isLive = (yes) => { if (badge) badge.hidden = !yes; };
+
+function report(text) {
+  trouble.textContent = text;
+  trouble.hidden = !text;
+}
+
+function open() {
+  events = new EventSource(main.dataset.live);
+  events.onmessage = (event) => {
+    show(JSON.parse(event.data));
+    isLive(true);
+    report("");
     // Connections are short, and each is followed by another: only a longer silence is a problem.
     clearTimeout(silent);
-    silent = setTimeout(() => { find("live").hidden = true; }, 5000);
-    find("trouble").textContent = "";
-    const known = figures.late_ms !== null;
-    find("late").textContent = figures.late_ms ? `${span(figures.late_ms)} ago` : known ? "nothing due" : "unknown";
-    if (known) {
-      keep(late, figures.late_ms);
-      draw(find("late-line"), late);
-    }
-    if (figures.gone !== null) {
-      find("gone").textContent = figures.gone.toLocaleString("en");
-      keep(gone, figures.gone);
-      draw(find("gone-line"), gone);
-    }
+    silent = setTimeout(isLive, 5000, false);
   };
   events.addEventListener("trouble", (event) => {
-    find("live").hidden = true;
-    find("trouble").textContent = JSON.parse(event.data);
+    isLive(false);
+    report(JSON.parse(event.data));
   });
-  events.onerror = () => { if (events.readyState === EventSource.CLOSED) find("live").hidden = true; };
+  events.onerror = () => { if (events.readyState === EventSource.CLOSED) isLive(false); };
 }
 
-// The overview refreshes itself without disturbing the search field or the focus.
-const fresh = document.querySelector("[data-refresh]");
-if (fresh) {
-  setInterval(async () => {
-    if (document.hidden || fresh.contains(document.activeElement)) return;
-    try {
-      const answer = await fetch(location.href, { headers: { Accept: "text/html" } });
-      if (!answer.ok) return;
-      const page = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const next = page.querySelector("[data-refresh]");
-      if (next) fresh.replaceChildren(...next.childNodes);
-    } catch { /* Try again next time. */ }
-  }, 1000 * Number(fresh.dataset.refresh));
+localise(document);
+if (main && window.EventSource) {
+  // A browser has few connections to a server: tabs that are not looked at need none.
+  document.addEventListener("visibilitychange", () => {
+    if (!document.hidden) open();
+    else if (events) events.close();
+  });
+  if (!document.hidden) open();
 }

@@ -1,0 +1,194 @@
+"""A new message."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+
+from delayq._dashboard.forms import UNITS, see, whole
+from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.rendering import packed
+from delayq._dashboard.source import ReliableSource
+from delayq._durations import delay_us
+from delayq._reliable.offering import Offer
+from delayq.codecs import JsonCodec
+from delayq.errors import BadInput, DuplicateMessage, EncodeError, QueueFull
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.source import AnySource
+
+_EMPTY = {
+    "payload": "",
+    "format": "JSON",
+    "delay": "0",
+    "unit": "seconds",
+    "at_time": "",
+    "id": "",
+    "group": "",
+    "priority": "0",
+    "headers": "",
+    "ttl": "",
+    "ttl_unit": "hours",
+    "max_attempts": "",
+}
+FORMATS = ("JSON", "text")
+_TTL = 100 * 365 * 86_400
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    return _values(await board.source(request), _EMPTY, {})
+
+
+def _values(
+    source: AnySource, texts: Mapping[str, str], wrong: Mapping[str, str]
+) -> dict[str, Any]:
+    return {
+        "source": source,
+        "texts": texts,
+        "wrong": wrong,
+        "units": tuple(UNITS),
+        "formats": FORMATS,
+    }
+
+
+async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
+    offer, wrong = _read(form)
+    if not wrong:
+        try:
+            return await _store(source, offer)
+        except DuplicateMessage:
+            wrong = {"id": "A message with this id is alive, or its id still counts as taken."}
+        except QueueFull:
+            wrong = {"form": "The queue is full: it holds as many messages as its max size allows."}
+        except (BadInput, EncodeError) as error:
+            wrong = {_field_of(error): str(error)}
+    texts = {name: form.get(name) for name in _EMPTY}
+    values = _values(source, texts, wrong)
+    return await board.page(form.request, PAGE.template, 400, of=PAGE, **values)
+
+
+async def _store(source: AnySource, offer: dict[str, Any]) -> Response:
+    payload = offer.pop("payload")
+    if not isinstance(source, ReliableSource):
+        wait_us = delay_us(offer["delay"], offer["at"])
+        (place,) = await source.offer([(wait_us, payload)])
+        if not wait_us:
+            # It may be on the ready list by now, where it has no id.
+            return see("queue", source, done="enqueued")
+        return see("message", source, at=packed(place), done="enqueued")
+    (name,) = await source.open().offer_many([Offer(payload, **offer)])
+    rows = [row for row in await source.look_up(name) if row.state != "dead"]
+    if not rows or rows[0].place is None:
+        # A worker has taken it already.
+        return see("queue", source, done="enqueued")
+    return see("message", source, at=packed(rows[0].place), done="enqueued")
+
+
+def _read(form: Form) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the options of an offer, and what is wrong with the fields that are invalid."""
+    given: dict[str, Any] = {}
+    wrong: dict[str, str] = {}
+    for name, read in _FIELDS.items():
+        try:
+            given[name] = read(form)
+        except HTTPException as error:
+            wrong[name] = error.detail
+        except (BadInput, EncodeError, ValueError) as error:
+            wrong[name] = str(error)
+    if given.get("at") is not None:
+        given["delay"] = None
+        wrong.pop("delay", None)
+    return given, wrong
+
+
+def _payload(form: Form) -> bytes:
+    # Browsers send line breaks as two characters.
+    text = form.get("payload").replace("\r\n", "\n")
+    if form.get("format") == "text":
+        return text.encode()
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"The payload must be JSON: {error}.") from None
+    return JsonCodec().encode(value)
+
+
+def _at(form: Form) -> datetime | None:
+    if not (text := form.get("at_time").strip()):
+        return None
+    try:
+        return datetime.fromisoformat(text).replace(tzinfo=UTC)
+    except ValueError:
+        raise HTTPException(400, "The date must be like 2030-01-31T12:00, in UTC.") from None
+
+
+def _headers(form: Form) -> dict[str, str] | None:
+    headers = {}
+    for line in filter(None, map(str.strip, form.get("headers").splitlines())):
+        name, equals, value = line.partition("=")
+        if not equals or not name:
+            raise HTTPException(400, "Each header must be a line NAME=VALUE.")
+        headers[name] = value
+    return headers or None
+
+
+def _priority(form: Form) -> int:
+    text = form.get("priority") or "0"
+    if not (text.isascii() and text.isdigit()) or whole(text) > 9:
+        raise HTTPException(400, "The priority must be a whole number from 0 to 9.")
+    return whole(text)
+
+
+def _ttl(form: Form) -> float | None:
+    if not form.get("ttl"):
+        return None
+    try:
+        seconds = float(form.get("ttl")) * UNITS[form.get("ttl_unit")]
+    except (ValueError, KeyError):
+        seconds = -1.0
+    if not 0 < seconds <= _TTL:
+        raise HTTPException(400, "The time to live must be a number, at most 100 years.")
+    return seconds
+
+
+_FIELDS: dict[str, Callable[[Form], Any]] = {
+    "payload": _payload,
+    "delay": lambda form: form.seconds("delay") if form.get("delay") else None,
+    "at": _at,
+    "id": lambda form: form.get("id") or None,
+    "group": lambda form: form.get("group") or None,
+    "priority": _priority,
+    "headers": _headers,
+    "ttl": _ttl,
+    "max_attempts": lambda form: form.count("max_attempts") if form.get("max_attempts") else None,
+}
+
+
+def _field_of(error: Exception) -> str:
+    """Return the field that an error is about, judging by how it begins."""
+    words = str(error).split()
+    names = {"an": words[1] if len(words) > 1 else "", "a": words[1] if len(words) > 1 else ""}
+    name = names.get(words[0], words[0]) if words else ""
+    return name if name in _FIELDS else {"message": "id", "header": "headers"}.get(name, "form")
+
+
+PAGE = Page(
+    "/enqueue",
+    "enqueue.html",
+    load,
+    label="New message",
+    scope="queue",
+    operators=True,
+    actions={"enqueue": Action(enqueue)},
+    notes={"enqueued": Note("Message added.")},
+)

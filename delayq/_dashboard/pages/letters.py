@@ -1,0 +1,204 @@
+"""Dead letters that meet conditions, and their number by cause."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, cast, get_args
+
+from starlette.exceptions import HTTPException
+
+from delayq._dashboard.forms import UNITS, see, whole
+from delayq._dashboard.page import Action, Page
+from delayq._dashboard.pages.queue import PER_PAGE
+from delayq._dashboard.rendering import link
+from delayq._dashboard.source import SECOND
+from delayq._durations import moment_us
+from delayq.admin import letters
+from delayq.admin.letters import GroupBy, LetterQuery
+from delayq.admin.search import Search
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.source import ReliableSource, Row
+
+GROUPINGS: tuple[GroupBy, ...] = get_args(GroupBy)
+# The most letters that are examined for one page, to count them.
+_MOST = 10_000
+# The longest age, in seconds: a hundred years.
+_OLDEST = 100 * 365 * 86_400
+_FIELDS = ("error", "reason", "older", "unit", "by", "cause")
+
+
+@dataclass(frozen=True)
+class _Filter:
+    """The conditions in an address, as texts.
+
+    Attributes:
+        texts: The texts.
+        query: The letters that they choose.
+        wrong: Why the age is invalid.
+    """
+
+    texts: dict[str, str]
+    query: LetterQuery
+    wrong: str = ""
+
+    @classmethod
+    def of(cls, asked: Mapping[str, str], now: int) -> _Filter:
+        """Read the conditions. Raises HTTPException."""
+        texts = {name: asked.get(name, "").strip() for name in _FIELDS}
+        texts["cause"] = asked.get("cause", "")
+        if texts["by"] and texts["by"] not in GROUPINGS:
+            raise HTTPException(404, "Dead letters are grouped by error, type or reason.")
+        query = LetterQuery(texts["error"], texts["reason"], cause=_cause(texts))
+        if not texts["older"]:
+            return cls(texts, query)
+        try:
+            age = float(texts["older"]) * UNITS[texts["unit"]]
+        except (ValueError, KeyError):
+            age = -1.0
+        if not 0 <= age <= _OLDEST:
+            return cls(texts, query, "The age must be a number from 0 to 100 years.")
+        until = moment_us(max(0, now - int(age * SECOND)))
+        return cls(texts, replace(query, died_before=until))
+
+    @property
+    def is_grouped(self) -> bool:
+        return bool(self.texts["by"]) and self.query.cause is None
+
+    @property
+    def chooses(self) -> bool:
+        return self.query != LetterQuery()
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    source = await board.reliable(request)
+    depth, now = await asyncio.gather(source.depth(), board.now())
+    chosen = _Filter.of(request.query_params, now)
+    values = {
+        "source": source,
+        "total": depth.dead,
+        "now": now,
+        "chosen": chosen,
+        "units": tuple(UNITS),
+        "groupings": GROUPINGS,
+        "rows": (),
+        "groups": None,
+        "matching": None,
+        "examined": 0,
+        "more": "",
+    }
+    if chosen.wrong:
+        return values
+    if chosen.is_grouped:
+        return values | await _groups(source, chosen)
+    offset = whole(request.query_params.get("offset"))
+    return values | await _matching(source, chosen, offset, now)
+
+
+async def _groups(source: ReliableSource, chosen: _Filter) -> dict[str, Any]:
+    by, examined = cast("GroupBy", chosen.texts["by"]), 0
+
+    def tell(done: int, _: int) -> None:
+        nonlocal examined
+        examined = done
+
+    stores = await source.every_store()
+    found = await letters.groups(stores, by, chosen.query, progress=tell, most=_MOST)
+    shown = {name: text for name, text in chosen.texts.items() if name != "cause"}
+    return {
+        "examined": examined,
+        "groups": [
+            (
+                group,
+                None
+                if group.cause == letters.OTHERS
+                else link("letters", source, None, **shown, cause=group.cause),
+            )
+            for group in found
+        ],
+    }
+
+
+async def _matching(
+    source: ReliableSource, chosen: _Filter, offset: int, now: int
+) -> dict[str, Any]:
+    examined = 0
+
+    def tell(done: int, _: int) -> None:
+        nonlocal examined
+        examined = done
+
+    # Those that die from now on are not among those that the visitor acts on.
+    query = _until(chosen.query, now)
+    stores = await source.every_store()
+    matching = await letters.count(stores, query, progress=tell, most=_MOST)
+    search = Search(await source.letters(), lambda found: query.matches(found[1]), offset)
+    found = await search.run(most=_MOST, limit=PER_PAGE)
+    rows: list[Row] = [row for row, _ in found]
+    assert query.died_before is not None
+    following = search.next_offset
+    return {
+        "rows": rows,
+        "matching": matching,
+        "examined": examined,
+        "until": query.died_before.isoformat(),
+        "more": ""
+        if following is None or search.searched + offset >= search.total
+        else link("letters", source, None, **chosen.texts, offset=following),
+    }
+
+
+def _until(query: LetterQuery, now: int) -> LetterQuery:
+    latest = moment_us(now)
+    return replace(query, died_before=min(query.died_before or latest, latest))
+
+
+def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
+    return (cast("GroupBy", texts["by"]), texts["cause"]) if texts["cause"] else None
+
+
+async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
+    if form.places() is not None:
+        return see("dead", source, done="unchosen")
+    count = await letters.redrive(await source.every_store(), _query_in(form))
+    return see("dead", source, done="redriven", count=str(count), undo="no")
+
+
+async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
+    if form.places() is not None:
+        return see("dead", source, done="unchosen")
+    count = await letters.purge(await source.every_store(), _query_in(form))
+    return see("dead", source, done="purged", count=str(count), undo="no")
+
+
+def _query_in(form: Form) -> LetterQuery:
+    """Return the conditions of a form. Raises HTTPException."""
+    texts = {name: form.get(name) for name in _FIELDS}
+    if texts["by"] and texts["by"] not in GROUPINGS:
+        raise HTTPException(400, "Dead letters are grouped by error, type or reason.")
+    try:
+        until = datetime.fromisoformat(form.get("until")).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise HTTPException(400, "The form has no moment.") from None
+    return LetterQuery(texts["error"], texts["reason"], until, _cause(texts))
+
+
+PAGE = Page(
+    "/letters",
+    "letters.html",
+    load,
+    kinds=("reliable",),
+    actions={
+        "redrive_matching": Action(redrive_matching, ("reliable",)),
+        "purge_matching": Action(purge_matching, ("reliable",)),
+    },
+)

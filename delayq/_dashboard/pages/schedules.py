@@ -1,0 +1,90 @@
+"""The recurring messages of a reliable queue."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+from delayq._dashboard.forms import see, whole
+from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.undo import Undo
+from delayq.admin import schedules
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.source import ReliableSource
+
+_PER_PAGE = 50
+# The memory that an undo takes at most, in bytes.
+_SIZE = 2000
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    source = await board.reliable(request)
+    offset = whole(request.query_params.get("offset"))
+    stores = await source.every_store()
+    found, now = await asyncio.gather(schedules.list_schedules(stores), board.now())
+    return {
+        "source": source,
+        "rows": found[offset : offset + _PER_PAGE],
+        "offset": offset,
+        "limit": _PER_PAGE,
+        "total": len(found),
+        "now": now,
+    }
+
+
+async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
+    """Bring the next run forward. It can be set back as long as no worker has taken it."""
+    name = unquote(form.get("schedule"))
+    stores = await source.every_store()
+    due = {each.name: each.runs for each in await schedules.list_schedules(stores)}.get(name)
+    moved = await schedules.run_now(stores, name)
+    if moved is None or not due:
+        return see("schedules", source, done="not_run")
+    (store, occurrence), due_us = moved, round(due[0].timestamp() * 1_000_000)
+
+    async def undo() -> int:
+        left = max(0, due_us - await board.now())
+        return sum(await store.reschedule([occurrence], left))
+
+    token = board.undos.keep(Undo(undo, 1, _SIZE))
+    return see("schedules", source, done="run", undo=token)
+
+
+async def unschedule(board: Board, source: ReliableSource, form: Form) -> Response:
+    name = unquote(form.get("schedule"))
+    done = await schedules.unschedule(await source.every_store(), name)
+    return see("schedules", source, done="unscheduled" if done else "no_schedule")
+
+
+PAGE = Page(
+    "/schedules",
+    "schedules.html",
+    load,
+    label="Schedules",
+    scope="queue",
+    kinds=("reliable",),
+    actions={
+        "run_schedule": Action(run_schedule, ("reliable",)),
+        "unschedule": Action(unschedule, ("reliable",)),
+    },
+    notes={
+        "run": Note("The next run is due now. The one after it keeps its time."),
+        "not_run": Note(
+            "Nothing changed: there is no such schedule, or a worker has its message.", bad=True
+        ),
+        "unscheduled": Note(
+            "Schedule removed. This cannot be undone, but an application that calls schedule() when"
+            " it starts brings it back."
+        ),
+        "no_schedule": Note("Nothing changed: there is no such schedule.", bad=True),
+    },
+)

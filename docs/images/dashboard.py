@@ -1,0 +1,82 @@
+"""Take the pictures of docs/dashboard.md: ``make pictures``.
+
+Every page is shown at three widths, light and dark, with the same queues. ``--all DIRECTORY`` keeps
+the pictures of all pages there, to look at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.conftest import FOUND
+from tests.support.board import TOKEN
+from tests.support.browser import PAGES, fill, serving, trouble, visit, work
+from tests.support.servers import PrivateServer
+from tests.support.tasks import running
+
+if TYPE_CHECKING:
+    from tests.support.browser import Seen
+
+HERE = Path(__file__).parent
+WIDTHS = {"wide": 1440, "tablet": 768, "phone": 390}
+# The pictures of the documentation: page, width, dark, and how tall at most.
+SHOWN = {
+    "overview-light": ("overview", "wide", False, 900),
+    "queue-light": ("queue", "wide", False, 1000),
+    "queue-dark": ("queue", "wide", True, 1000),
+    "dead-light": ("dead", "wide", False, 900),
+    "server-light": ("server", "wide", False, 900),
+    "overview-phone": ("overview", "phone", False, 900),
+    "message-phone": ("message", "phone", True, 900),
+}
+
+
+def look_at(address: str, everything: Path | None, width: str, dark: bool, browser: Seen) -> None:
+    for page, path in PAGES.items():
+        wanted = {
+            name: most
+            for name, (shown, *how, most) in SHOWN.items()
+            if (shown, *how) == (page, width, dark)
+        }
+        if everything is None and not wanted and page != "login":
+            continue
+        browser.go(address + path)
+        if path.startswith("queue?") and page != "failed":
+            browser.until("live")
+        if page == "queue":
+            browser.until(lambda: browser.points("gone-line") > 12)
+        if page == "overview":
+            browser.until(lambda: browser.points("live_queues .spark") > 5)
+        for name, most in wanted.items():
+            browser.picture(HERE / f"dashboard-{name}.png", most)
+        if everything is not None:
+            browser.picture(everything / f"{page}-{width}-{'dark' if dark else 'light'}.png", 4000)
+        if page == "login":
+            browser.log_in()
+    # A page that was asked for and does not exist.
+    browser.complaints()
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--all", type=Path, metavar="DIRECTORY")
+    everything = parser.parse_args().all
+    if everything is not None:
+        everything.mkdir(parents=True, exist_ok=True)
+    with PrivateServer(next(iter(FOUND.values()))) as server:
+        async with serving(server, "--token", TOKEN) as (client, address):
+            await fill(client)
+            await trouble(client, server)
+            async with running(work(client.reliable_queue("thumbs"))):
+                for width, pixels in WIDTHS.items():
+                    for dark in (False, True):
+                        how = partial(look_at, address, everything, width, dark)
+                        await visit(how, pixels, 900, dark=dark)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,247 @@
+"""A real browser for the dashboard, and queues for it to show."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import shutil
+import sys
+from asyncio.subprocess import PIPE
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import delayq
+from delayq import Offer
+from delayq._reliable.keys import ReliableKeys
+from tests.support.board import TOKEN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from pathlib import Path
+
+    from delayq import Client
+    from tests.support.servers import PrivateServer
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+DRIVER = shutil.which("chromedriver")
+WITHIN = 30.0
+MAILS = "kind=reliable&name=mails"
+PAGES = {
+    "login": "login",
+    "overview": "",
+    "queue": "queue?kind=reliable&name=thumbs",
+    "ready": f"queue?{MAILS}&state=leased",
+    "delayed": "queue?kind=delayed&name=orders:unpaid",
+    "dead": f"dead?{MAILS}",
+    "letter": f"message?{MAILS}&at=//bounce-0&dead=1",
+    "message": f"message?{MAILS}&at=//welcome-ada",
+    "settings": f"settings?{MAILS}",
+    "search": "search?q=customer",
+    "letters": f"letters?{MAILS}&error=mailbox",
+    "causes": f"letters?{MAILS}&by=type",
+    "groups": f"groups?{MAILS}",
+    "schedules": "schedules?kind=reliable&name=reports",
+    "enqueue": f"enqueue?{MAILS}",
+    "purge": f"purge?{MAILS}",
+    "server": "server",
+    "nothing": "?q=nothing",
+    "empty": "dead?kind=reliable&name=thumbs",
+    "failed": "queue?kind=reliable&name=no-such-queue",
+}
+"""Every page, with the queues of :func:`fill` and :func:`trouble`; the login comes first."""
+
+
+@asynccontextmanager
+async def serving(server: PrivateServer, *options: str) -> AsyncIterator[tuple[Client, str]]:
+    """Run ``delayq dashboard`` in a process of its own. Yields a client, and its address."""
+    command = ("-m", "delayq", "dashboard", "--url", server.url, "--port", "0", *options)
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stdout=PIPE)
+    assert process.stdout is not None
+    try:
+        said = (await asyncio.wait_for(process.stdout.readline(), WITHIN)).decode()
+        found = re.match(r"http://\S+/", said)
+        assert found is not None, said
+        async with delayq.connect(server.url) as client:
+            yield client, found[0]
+    finally:
+        process.terminate()
+        await asyncio.wait_for(process.wait(), WITHIN)
+
+
+async def visit(look: Callable[[Seen], None], *args: Any, **options: Any) -> None:
+    """Look at pages with a :func:`chromium` that has nothing to complain about."""
+
+    def with_browser() -> None:
+        with chromium(*args, **options) as browser:
+            look(browser)
+            assert not browser.complaints()
+
+    await asyncio.to_thread(with_browser)
+
+
+@contextmanager
+def chromium(
+    width: int = 1200, height: int = 900, *, dark: bool = False, script: bool = True
+) -> Iterator[Any]:
+    """Start a browser without a window."""
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = str(CHROMIUM)
+    for argument in ["headless=new", "no-sandbox", "disable-dev-shm-usage", "hide-scrollbars"]:
+        options.add_argument(f"--{argument}")
+    options.add_argument("--no-proxy-server")
+    if not script:
+        no_script = {"profile.managed_default_content_settings.javascript": 2}
+        options.add_experimental_option("prefs", no_script)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
+    try:
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
+        driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        yield Seen(driver)
+    finally:
+        driver.quit()
+
+
+class Seen:
+    """Drives a browser in the words of a person sitting in front of it."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.clicked: set[str] = set()
+
+    def go(self, address: str) -> None:
+        self.driver.get(address)
+
+    def text(self) -> str:
+        return " ".join(self.driver.find_element("tag name", "body").text.split())
+
+    def find(self, selector: str) -> Any:
+        return self.driver.find_element("css selector", selector)
+
+    def click(self, text: str) -> None:
+        """Click the link or button with this text."""
+        path = f'//a[normalize-space()="{text}"] | //button[normalize-space()="{text}"]'
+        (found, *_) = self.driver.find_elements("xpath", path)
+        found.click()
+        self.clicked.add(text)
+
+    def follow(self, *steps: tuple[str, str]) -> None:
+        """Click one link or button after the other, and wait for what each leads to."""
+        for text, said in steps:
+            self.click(text)
+            self.until(said)
+
+    def put_off(self) -> None:
+        """Give the message of a page another time."""
+        self.type("#delay", "5")
+        self.find("#unit").send_keys("days")
+        self.follow(("Reschedule", "Due in 4 d 23 h"))
+
+    def points(self, line: str) -> int:
+        """Return how many points a line of a live view has, less one."""
+        return int(self.find(f"#{line} polyline").get_attribute("points").count(","))
+
+    def type(self, selector: str, text: str) -> None:
+        field = self.find(selector)
+        field.clear()
+        field.send_keys(text)
+
+    def until(self, said: str | Callable[[], Any]) -> None:
+        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.webdriver.support.wait import WebDriverWait
+
+        # The page may change while it is being read.
+        waiting = WebDriverWait(self.driver, WITHIN, 0.1, [StaleElementReferenceException])
+        waiting.until(lambda _: said() if callable(said) else said in self.text())
+
+    def log_in(self, token: str = TOKEN, said: str = "logged in as an operator") -> None:
+        self.type("#token", token)
+        self.find("main button").click()
+        self.until(said)
+
+    def complaints(self) -> list[str]:
+        """Return the browser's complaints: violated policies, missing files, failed scripts."""
+        log = self.driver.get_log("browser")
+        return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
+
+    def picture(self, path: Path, most: int) -> None:
+        """Take a picture of the page, as tall as its content up to a height."""
+        height = self.driver.execute_script(
+            "return Math.ceil(document.querySelector('main').getBoundingClientRect().bottom)"
+        )
+        width = self.driver.execute_script("return innerWidth")
+        clip = {"x": 0, "y": 0, "width": width, "height": min(height, most), "scale": 1}
+        options = {"clip": clip, "captureBeyondViewport": True}
+        picture = self.driver.execute_cdp_cmd("Page.captureScreenshot", options)
+        path.write_bytes(base64.b64decode(picture["data"]))
+
+
+def mail(to: str, template: str = "welcome", **options: Any) -> Offer[dict[str, str]]:
+    return Offer({"to": f"{to}@example.org", "template": template}, **options)
+
+
+async def fill(client: Client) -> None:
+    mails = client.reliable_queue("mails", lease=600)
+    delays = {"ada": 42, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
+    await mails.offer_many(
+        mail(name, delay=delay, id=f"welcome-{name}") for name, delay in delays.items()
+    )
+    await mails.offer_many(mail(f"customer-{i}", "invoice", delay=90 + 37 * i) for i in range(60))
+    await mails.offer_many(mail("nobody", id=f"bounce-{i}", priority=9) for i in range(4))
+    error = "Traceback (most recent call last):\nLookupError: no mailbox of this name"
+    await bury(mails, 4, error)
+    await mails.offer_many(mail("now", headers={"trace": "4bf92f35"}) for _ in range(12))
+    await mails.claim(3)
+    orders = client.delayed_queue("orders:unpaid")
+    await orders.offer_many([({"order": 1000 + i}, 60.0 * (i + 1)) for i in range(40)])
+    parts = client.reliable_queue("thumbnails", partitions=8)
+    await parts.offer_many([Offer({"image": i}, delay=300 + i) for i in range(200)])
+    reports = client.reliable_queue("reports")
+    await reports.offer({"report": "monthly"}, delay=86_400)
+    await reports.schedule("monthly", cron="0 3 1 * *", value={}, timezone="Europe/Berlin")
+    await reports.pause()
+    await mails.groups.set_limit("tenant-7", delayq.Limit(5, 100, 60))
+
+
+async def bury(queue: delayq.ReliableQueue[Any], count: int, error: str | None = None) -> None:
+    for message in await queue.claim(count):
+        await message.bury("rejected", error)
+
+
+async def work(jobs: delayq.ReliableQueue[Any]) -> None:
+    """Keep a queue busy."""
+    at = 0
+    while True:
+        at += 1
+        count = 8 + at * 7 % 13 + at % 5
+        await jobs.offer_many(
+            [Offer({"image": f"photos/{i}.jpeg"}, delay=2 + i / 10) for i in range(count)]
+        )
+        await asyncio.sleep(0.4)
+        for message in await jobs.claim(count - at % 7):
+            await message.ack()
+
+
+AGE = """local waiting = KEYS[1]
+for _, message in ipairs(redis.call('ZRANGE', waiting, 0, -1)) do
+  redis.call('ZINCRBY', waiting, -tonumber(ARGV[1]), message)
+end"""
+
+
+async def trouble(client: Client, server: PrivateServer) -> None:
+    """Add queues that are late, one of them without consumers."""
+    for name, taken in (("invoices", 0), ("webhooks", 6)):
+        queue = client.reliable_queue(name, lease=600)
+        await queue.offer_many([Offer({"n": i}) for i in range(70)])
+        if taken:
+            await queue.claim(taken)
+        minutes = 14 * 60_000_000
+        server.call("EVAL", AGE, "1", ReliableKeys.of(name).waiting[0], str(minutes))
