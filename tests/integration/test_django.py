@@ -284,13 +284,14 @@ def test_all_threads_and_loops_share_a_client(configure: Configure, server: Priv
 
 
 def test_a_queue_is_opened_once(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
+    opened: list[str] = []
     open_queue = delayq.Client.reliable_queue
-    monkeypatch.setattr(
-        delayq.Client,
-        "reliable_queue",
-        lambda *args, **more: opened.append(args[1]) or open_queue(*args, **more),
-    )
+
+    def noted(client: delayq.Client, name: str, **more: Any) -> Any:
+        opened.append(name)
+        return open_queue(client, name, **more)
+
+    monkeypatch.setattr(delayq.Client, "reliable_queue", noted)
 
     def enqueue() -> None:
         # Each thread has a backend of its own.
