@@ -26,14 +26,14 @@
 
 local now, ids = now_us(), {}
 for at = FIRST, #ARGV, STRIDE do ids[#ids + 1] = ARGV[at + ID] end
-local ends = read_leases(ids, runs, true)
+local some_details = redis.call('EXISTS', sparse_hashes()) > 0
+local ends = read_leases(ids, runs, some_details)
 local keep_us, most = read_keep()
 local remember_us = number_or(0, redis.call('HGET', settings, 'dedup_window'))
 local some_await = redis.call('EXISTS', awaited) == 1
 -- A key of a foreign type must fail before the first write.
 check_records()
-check_details()
-check_groups()
+if some_details then check_details() end
 if some_await then redis.call('ZSCORE', awaited, '') end
 if remember_us > 0 then redis.call('ZSCORE', done, '') end
 local reply, finished, new, seen = {}, {}, {}, {}
