@@ -54,7 +54,7 @@ _AT_ROOT = {
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
 }
-# Where the other files are shown, once pyproject.toml says.
+# The address of the repository, once pyproject.toml has it.
 _SOURCE = _PROJECT.get("urls", {}).get("Source")
 _INCLUDE = re.compile(r"^<!-- include \.\./(\S+?)(?: until (.+?))? -->$", re.MULTILINE)
 # Fenced code is found too, so that it is left alone.
@@ -66,7 +66,7 @@ _LINK = re.compile(
 def _page(app: Any, name: str, texts: list[str]) -> None:
     """Include the files that a page names, and let links lead to pages of this site.
 
-    A link to a file that is no page leads to its source, or becomes plain text as long as no
+    Links to other files lead to the repository, or become plain text as long as no
     address is known.
     """
     here = Path(app.srcdir)

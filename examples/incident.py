@@ -20,7 +20,6 @@ RETRIES = delayq.Backoff.fixed(3)
 
 mailer = delayq.Worker()  # on $DELAYQ_URL; this program does not run it
 others = delayq.Worker()
-started, failed = asyncio.Semaphore(0), asyncio.Semaphore(0)
 shop_is_down = True
 
 
@@ -36,17 +35,20 @@ async def invoice(value: dict[str, str]) -> None:
 
 @others.listener("exports", concurrency=4)
 async def export(value: dict[str, str]) -> None:
-    started.release()
     await asyncio.sleep(600 if value["tenant"] == "acme" else 0.01)
 
 
 @others.listener("webhooks", max_attempts=1)
 async def webhook(value: dict[str, str]) -> None:
-    if shop_is_down:
-        failed.release()
     url = value["url"]
     if shop_is_down and "shop" in url:
         raise ConnectionError("shop.example.org does not answer")
+
+
+async def until(queue: delayq.ReliableQueue[dict[str, str]], state: str, count: int) -> None:
+    """Wait until the server has this number of messages in a state."""
+    while getattr(await queue.stats(), state) != count:  # noqa: ASYNC110 - only the server knows
+        await asyncio.sleep(0.1)
 
 
 async def break_things(client: delayq.Client) -> None:
@@ -66,8 +68,8 @@ async def break_things(client: delayq.Client) -> None:
             for number in range(200)
         ]
     )
-    for _ in range(4):
-        await started.acquire()
+    # The worker also gives back what it has claimed ahead.
+    await until(exports, "leased", 4)
     await exports.offer({"tenant": "bob"}, id="bob-0", group="bob")
 
     webhooks = client.reliable_queue("webhooks")
@@ -75,8 +77,8 @@ async def break_things(client: delayq.Client) -> None:
     await webhooks.offer_many([delayq.Offer({"url": url}) for _ in range(28)])
     # Misspelt by a producer.
     await webhooks.offer_many([delayq.Offer({"uri": url}) for _ in range(12)])
-    for _ in range(40):
-        await failed.acquire()
+    await until(webhooks, "dead", 40)
+    await until(exports, "leased", 4)
 
 
 async def main() -> None:

@@ -25,7 +25,7 @@ _BLOCK = re.compile(
     r"`([\w.]+\.py)`:\n\n```python\n(.*?)^```|^```console\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 _CTRL_C = "^C"
-# What differs from run to run, and what it is replaced by in both.
+# Patterns of text that differs from run to run, each with its replacement.
 _CHANGING = (
     (r"[ \t]+", " "),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
@@ -105,13 +105,13 @@ class Terminal:
 
         Args:
             directory: The working directory.
-            path: Where commands are found.
+            path: The value of ``$PATH``.
             typed: Changes a command before it is typed.
         """
         self._directory = directory
         self._path = path
         self._typed = typed
-        # What commands set stays set.
+        # Commands that set variables, which run again before each other command.
         self._settings: list[str] = []
 
     def follow(self, page: str, at_ctrl_c: Callable[[str], None]) -> list[str]:

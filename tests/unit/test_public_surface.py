@@ -74,6 +74,8 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
         " store it elsewhere and offer a reference"
     )
     assert "nothing" in str(delayq.DecodeError("JsonCodec", b""))
+    assert str(delayq.DuplicateMessage(("a",))) == "the id 'a' is already taken"
+    assert str(delayq.DuplicateMessage(("a", "b"))) == "2 ids are already taken; the first is 'a'"
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
