@@ -53,6 +53,8 @@ _FACTS = (
     r"|dead|dead:messages|paused|schedules|recorded|records)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
+WORKERS = f"{RELIABLE}*}}:workers"
+"""A pattern that matches the lists of workers of all queues."""
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
 
 
@@ -93,6 +95,10 @@ class ReliableKeys:
     """ZSET of ids whose end clients wait for, scored by the end of that, microseconds."""
     history: str
     """HASH of what happened in the queue, by minute and hour."""
+    workers: str
+    """ZSET of clients that work on the queue, scored by the end of their entry, microseconds."""
+    worker_facts: str
+    """HASH of what they report of themselves."""
     settings: str
     """HASH of the queue's settings, and channel that announces their changes; those of the first
     partition decide.
@@ -143,6 +149,8 @@ class ReliableKeys:
             records=f"{prefix}records",
             awaited=f"{prefix}awaited",
             history=f"{prefix}history",
+            workers=f"{prefix}workers",
+            worker_facts=f"{prefix}workers:facts",
             settings=f"{prefix}settings",
         )
 
@@ -240,6 +248,15 @@ def name_in(key: str) -> tuple[str, int] | None:
     if found := _WHOLE.match(key):
         return found[1], 0
     return None
+
+
+def worked_on(key: str) -> str | None:
+    """Return the name of the reliable queue whose list of workers has this key; None for other
+    keys.
+    """
+    prefix, suffix = RELIABLE, "}:workers"
+    is_list = key.startswith(prefix) and key.endswith(suffix)
+    return key[len(prefix) : -len(suffix)] or None if is_list else None
 
 
 def check_partitions(partitions: int) -> None:
