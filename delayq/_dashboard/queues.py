@@ -16,6 +16,7 @@ from delayq.errors import BadInput, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
+    from delayq._dashboard.source import AnySource
     from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
@@ -83,7 +84,7 @@ class Queues:
         found = [(*key, partitions) for key, partitions in (await self._all()).items()]
         return sorted(found, key=lambda each: (each[1].casefold(), each[1], each[0]))
 
-    async def source(self, kind: str, name: str) -> DelayedSource | ReliableSource | None:
+    async def source(self, kind: str, name: str) -> AnySource | None:
         """Return one queue, or None if there is none of that name.
 
         Nothing else is read: a delayed queue's ready list might be any list of the server.
@@ -99,7 +100,7 @@ class Queues:
             known = await self._all(_FRESH_FOR_NEW)
         return self.of(*key, known[key]) if key in known else None
 
-    def of(self, kind: QueueKind, name: str, partitions: int) -> DelayedSource | ReliableSource:
+    def of(self, kind: QueueKind, name: str, partitions: int) -> AnySource:
         if kind == "delayed":
             return DelayedSource(self._session(), name)
         return ReliableSource(self._session(), name, partitions)

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
 
 if TYPE_CHECKING:
-    from delayq._dashboard.source import DelayedSource, ReliableSource, Row
+    from delayq._dashboard.source import AnySource, Row
 
 # Maximum number of characters of a payload on a page, and in a row of a list.
 SHOWN = 100_000
@@ -165,7 +165,7 @@ def _is_score(text: str) -> bool:
 
 def link(
     page: str,
-    source: DelayedSource | ReliableSource | None = None,
+    source: AnySource | None = None,
     row: Row | None = None,
     **more: Any,
 ) -> str:

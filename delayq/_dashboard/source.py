@@ -269,6 +269,9 @@ class ReliableSource:
         return [(self._parts[number], names) for number, names in chosen.items()]
 
 
+AnySource = DelayedSource | ReliableSource
+
+
 def late_us(depth: QueueDepth, kind: QueueKind) -> int | None:
     """Return how long the oldest due message has been due, in microseconds; 0 if there is none.
 

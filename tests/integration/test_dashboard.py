@@ -17,8 +17,7 @@ from starlette.routing import Mount
 
 import delayq
 from delayq import Offer
-from delayq._dashboard import app as dashboard_app
-from delayq._dashboard import rendering, security
+from delayq._dashboard import live, rendering, security
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._reliable.keys import ReliableKeys
@@ -409,7 +408,7 @@ def test_the_addresses_that_are_remembered_are_bounded(monkeypatch: pytest.Monke
 async def test_live_views_that_are_asked_for_at_once_are_bounded_too(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._dashboard.app._MOST_STREAMS", 5)
+    monkeypatch.setattr("delayq._dashboard.live._MOST_STREAMS", 5)
     await client.reliable_queue("jobs").offer("x", delay=50)
     app = delayq.dashboard(client)
     for _ in range(2):
@@ -988,8 +987,8 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) 
 async def test_many_who_look_are_one_who_asks(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dashboard_app, "_EVERY", 0.4)
-    monkeypatch.setattr(dashboard_app, "_FRESH", 0.36)
+    monkeypatch.setattr(live, "_EVERY", 0.4)
+    monkeypatch.setattr(live, "_FRESH", 0.36)
     app = delayq.dashboard(client)
     viewers = [Viewer(app) for _ in range(40)]
     for viewer in viewers:
@@ -1025,8 +1024,8 @@ async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     uvicorn = pytest.importorskip("uvicorn")
-    assert dashboard_app._STREAM_LASTS <= 15
-    monkeypatch.setattr(dashboard_app, "_STREAM_LASTS", 1.0)
+    assert live._STREAM_LASTS <= 15
+    monkeypatch.setattr(live, "_STREAM_LASTS", 1.0)
     config = uvicorn.Config(delayq.dashboard(client), port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

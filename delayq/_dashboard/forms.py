@@ -1,0 +1,118 @@
+"""Reads forms and addresses."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import parse_qs, unquote
+
+from starlette.exceptions import HTTPException
+from starlette.responses import RedirectResponse, Response
+
+from delayq._dashboard.rendering import link, unpacked
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from delayq._dashboard.source import AnySource, Place
+
+UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+_MOST_FORM = 64 * 1024
+_MOST_FIELDS = 1000
+# Each partition is asked for all up to the end of a page, so a page's offset is limited.
+_FARTHEST = 1_000_000
+_FARTHEST_IN_PARTITIONS = 10_000
+
+
+class Form:
+    """The fields of a form. Each may have several values."""
+
+    def __init__(self, fields: dict[str, list[str]]) -> None:
+        self._fields = fields
+
+    @classmethod
+    async def of(cls, request: Request) -> Form:
+        """Read the form of a request. Forms carry no files, so no parser for files is needed."""
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MOST_FORM:
+                raise HTTPException(413, "The form is too large.")
+        text = body.decode(errors="replace")
+        try:
+            return cls(parse_qs(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+        except ValueError:
+            raise HTTPException(400, "The form cannot be parsed.") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._fields
+
+    def get(self, name: str) -> str:
+        """Return the first value of a field; an empty one if it is missing."""
+        return self._fields.get(name, [""])[0]
+
+    def edited(self, *names: str) -> bool:
+        """Return whether the visitor has changed one of the fields, as shown by their ``was_``."""
+        return any(name in self and self.get(name) != self.get(f"was_{name}") for name in names)
+
+    def queue(self) -> tuple[str, str]:
+        """Return kind and name of the form's queue."""
+        return self.get("kind"), unquote(self.get("name"))
+
+    def place(self, source: AnySource) -> Place:
+        """Return the place of the form's message.
+
+        Raises:
+            HTTPException: There can be no message at this place.
+        """
+        place = unpacked(self.get("at"))
+        if place is None or not source.has(place):
+            raise HTTPException(400, "Unknown message.")
+        return place
+
+    def places(self) -> list[Place] | None:
+        """Return the places of the selected messages; None for all messages of the list."""
+        if self.get("all") == "1":
+            return None if self.get("sure") == "1" else []
+        chosen = map(unpacked, self._fields.get("at", []))
+        return [place for place in chosen if place is not None]
+
+    def seconds(self, name: str) -> float:
+        """Return a duration, in seconds. Its unit is in the field ``unit``."""
+        try:
+            return float(self.get(name)) * UNITS[self.get("unit")]
+        except (ValueError, KeyError):
+            what = name.replace("_", " ")
+            raise HTTPException(
+                400, f"The {what} must be a number of {', '.join(UNITS)}."
+            ) from None
+
+    def count(self, name: str) -> int:
+        """Return a whole number, 1 or more."""
+        if not (count := whole(self.get(name), 10**15)):
+            what = name.replace("_", " ")
+            raise HTTPException(400, f"The {what} must be a whole number, 1 or more.")
+        return count
+
+
+def see(page: str, source: AnySource | None = None, **more: str) -> Response:
+    """Send the browser to a page, so that reloading it repeats nothing."""
+    return RedirectResponse(link(page, source, None, **more), 303)
+
+
+def offset_of(request: Request, source: AnySource) -> int:
+    """Return where a page of a list begins."""
+    farthest = _FARTHEST if source.partitions == 1 else _FARTHEST_IN_PARTITIONS
+    return whole(request.query_params.get("offset"), farthest)
+
+
+def whole(text: str | None, most: int = _FARTHEST * 1000) -> int:
+    """Return a whole number, ``most`` at most; 0 if it is none."""
+    return min(int(text), most) if text and re.fullmatch("[0-9]{1,15}", text) else 0
+
+
+def in_units(seconds: float) -> tuple[str, str]:
+    """Return a duration as a form shows it: an amount, and the largest unit that divides it."""
+    units = (unit for unit, size in reversed(UNITS.items()) if seconds and seconds % size == 0)
+    unit = next(units, "seconds")
+    return f"{seconds / UNITS[unit]:.15g}", unit

@@ -1,0 +1,62 @@
+"""A message, or a dead letter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+
+from delayq._dashboard.forms import UNITS, see
+from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.rendering import packed, unpacked
+from delayq._durations import microseconds
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+    from delayq._dashboard.board import Board
+    from delayq._dashboard.forms import Form
+    from delayq._dashboard.source import AnySource
+
+
+async def load(board: Board, request: Request) -> Mapping[str, Any]:
+    source = await board.source(request)
+    place = unpacked(request.query_params.get("at", ""))
+    dead = request.query_params.get("dead") == "1"
+    row = await source.find(place, dead=dead) if place is not None else None
+    if row is None:
+        raise HTTPException(
+            404, "This message no longer exists: it was delivered, cancelled, moved or dropped."
+        )
+    return {"source": source, "row": row, "now": await board.now(), "units": tuple(UNITS)}
+
+
+async def cancel(board: Board, source: AnySource, form: Form) -> Response:
+    done = await source.cancel(form.place(source))
+    return see("queue", source, done="cancelled" if done else "gone")
+
+
+async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
+    delay = microseconds(form.seconds("delay"))
+    there = await source.reschedule(form.place(source), delay)
+    if there is None:
+        return see("queue", source, done="gone")
+    return see("message", source, at=packed(there), done="rescheduled")
+
+
+PAGE = Page(
+    "/message",
+    "message.html",
+    load,
+    actions={"cancel": Action(cancel), "reschedule": Action(reschedule)},
+    notes={
+        "cancelled": Note("Message cancelled. It will not be delivered."),
+        "rescheduled": Note("Message rescheduled."),
+        "gone": Note(
+            "Nothing changed: the message no longer exists, or a worker is handling it.", bad=True
+        ),
+    },
+)
