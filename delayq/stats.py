@@ -252,11 +252,13 @@ class RunningMessage:
         id: Its id.
         attempt: The number of this attempt, from 1.
         since: When its handler began (UTC), to within some milliseconds.
+        partition: The partition that it comes from, from 0.
     """
 
     id: str
     attempt: int
     since: datetime
+    partition: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

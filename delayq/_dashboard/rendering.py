@@ -102,6 +102,11 @@ def iso(us: int) -> str:
     return datetime.fromtimestamp(min(us, _LAST) / SECOND, UTC).isoformat()
 
 
+def us(at: datetime) -> int:
+    """Return a moment in microseconds."""
+    return round(at.timestamp() * SECOND)
+
+
 def span(us: float) -> str:
     """Format a duration, in two parts at most."""
     seconds = abs(us) / SECOND
@@ -188,7 +193,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    of_values = (pretty, preview, moment, iso, span, relative, size, name_of, packed)
+    of_values = (pretty, preview, moment, iso, us, span, relative, size, name_of, packed)
     filters = {each.__name__: each for each in (*of_values, late_us, undeliverable)}
     made.filters.update(filters, number="{:,}".format)
     made.globals["link"] = link

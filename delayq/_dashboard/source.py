@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings
+    from delayq._reliable.tallies import Unit
     from delayq.admin.catalog import QueueKind
+    from delayq.stats import Activity, WorkerInfo
 
 R = TypeVar("R")
 
@@ -162,6 +164,12 @@ class ReliableSource:
         """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
         known = KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
         await known.configure(changes)
+
+    async def activity(self, unit: Unit, span: int) -> list[Activity]:
+        return await self._parts[0].activity(unit, span)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._parts[0].workers()
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]

@@ -50,11 +50,9 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|places|lines|grouped|turns|trials|starts|done"
-    r"|dead|dead:messages|paused|schedules|recorded|records)$"
+    r"|dead|dead:messages|paused|schedules|recorded|records|workers)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
-WORKERS = f"{RELIABLE}*}}:workers"
-"""A pattern that matches the lists of workers of all queues."""
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
 
 
@@ -248,15 +246,6 @@ def name_in(key: str) -> tuple[str, int] | None:
     if found := _WHOLE.match(key):
         return found[1], 0
     return None
-
-
-def worked_on(key: str) -> str | None:
-    """Return the name of the reliable queue whose list of workers has this key; None for other
-    keys.
-    """
-    prefix, suffix = RELIABLE, "}:workers"
-    is_list = key.startswith(prefix) and key.endswith(suffix)
-    return key[len(prefix) : -len(suffix)] or None if is_list else None
 
 
 def check_partitions(partitions: int) -> None:

@@ -54,7 +54,12 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:
         "up": round(now - opened_at, 3),
         "counts_us": counts_us,
         "messages": [
-            (claim.id.decode(errors="replace"), claim.attempt, round(now - claim.begun_at, 3))
+            (
+                claim.id.decode(errors="replace"),
+                claim.attempt,
+                round(now - claim.begun_at, 3),
+                claim.partition,
+            )
             for claim in work.claims
         ],
     }
@@ -74,8 +79,10 @@ def worker_of(queue: str, until: bytes, facts: bytes) -> WorkerInfo | None:
             slots=int(given["slots"]),
             running=int(given["running"]),
             messages=tuple(
-                RunningMessage(str(id), int(attempt), seen_at - timedelta(seconds=float(age)))
-                for id, attempt, age in given["messages"]  # noqa: A001
+                RunningMessage(
+                    str(id), int(attempt), seen_at - timedelta(seconds=float(age)), int(partition)
+                )
+                for id, attempt, age, partition in given["messages"]  # noqa: A001
             ),
             started_at=seen_at - timedelta(seconds=float(given["up"])),
             seen_at=seen_at,

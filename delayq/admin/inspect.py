@@ -17,11 +17,11 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import any_id_of, payload_of
 from delayq._delayed.store import DelayedStore
 from delayq._durations import delay_us, moment_us
-from delayq._reliable.keys import WORKERS, ReliableKeys, worked_on
+from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.tallies import checked_span
 from delayq.admin.catalog import QUEUE_KEYS, QueueKind, find_queues, known_queue
-from delayq.errors import BadDelay, BadInput, BadName, ServerRefused
+from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -171,17 +171,13 @@ async def workers(client: Client, name: str | None = None) -> list[WorkerInfo]:
     re-checks after its last report: one minute by default. Without a name, this goes through all
     keys, in steps that do not hold the server up.
     """
+    server = _server(client)
     if name is not None:
-        found = await _partition(client, name, 0).workers()
+        stores = [_partition(client, name, 0)]
     else:
-        server, names = _server(client), set()
-        async for key in server.scan(WORKERS):
-            with suppress(UnicodeDecodeError):
-                names.add(worked_on(key.decode()))
-        found = []
-        for each in filter(None, names):
-            with suppress(BadName):
-                found += await ReliableStore(server, ReliableKeys.of(each)).workers()
+        names = [each for kind, each in await find_queues(server) if kind == "reliable"]
+        stores = [ReliableStore(server, ReliableKeys.of(each)) for each in names]
+    found = [worker for store in stores for worker in await store.workers()]
     return sorted(found, key=lambda worker: (worker.host, worker.pid, worker.queue))
 
 

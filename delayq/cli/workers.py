@@ -71,7 +71,12 @@ def _facts(worker: WorkerInfo) -> dict[str, Any]:
     return {
         **vars(worker),
         "messages": [
-            {"id": each.id, "attempt": each.attempt, "since": moment_json(each.since)}
+            {
+                "id": each.id,
+                "attempt": each.attempt,
+                "since": moment_json(each.since),
+                "partition": each.partition,
+            }
             for each in worker.messages
         ],
         "started_at": moment_json(worker.started_at),

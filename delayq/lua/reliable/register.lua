@@ -27,7 +27,8 @@ if stays then
   redis.call('ZADD', workers, now + tonumber(counts_us), worker)
   redis.call('HSET', worker_facts, worker, facts)
   -- Both go with the last of their clients.
-  redis.call('PEXPIRE', workers, 86400000)
-  redis.call('PEXPIRE', worker_facts, 86400000)
+  local stays_ms = math.max(redis.call('PTTL', workers), math.ceil(tonumber(counts_us) / 1000))
+  redis.call('PEXPIRE', workers, stays_ms)
+  redis.call('PEXPIRE', worker_facts, stays_ms)
 end
 return now
