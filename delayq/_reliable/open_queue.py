@@ -50,7 +50,7 @@ class OpenReliableQueue:
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
         news: What this client hears of single messages.
-        reports: What this client tells the server of its work.
+        reports: The reports of this client about its work.
     """
 
     def __init__(

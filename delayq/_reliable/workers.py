@@ -24,7 +24,7 @@ SHOWN = 20
 
 
 class Work(NamedTuple):
-    """What a client does with a queue at some moment.
+    """The work of a client on a queue at some moment.
 
     Attributes:
         slots: How many messages its workers handle at a time, at most; 0 for other code.

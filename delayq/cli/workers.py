@@ -70,15 +70,7 @@ def workers(
 def _facts(worker: WorkerInfo) -> dict[str, Any]:
     return {
         **vars(worker),
-        "messages": [
-            {
-                "id": each.id,
-                "attempt": each.attempt,
-                "since": moment_json(each.since),
-                "partition": each.partition,
-            }
-            for each in worker.messages
-        ],
+        "messages": [{**vars(each), "since": moment_json(each.since)} for each in worker.messages],
         "started_at": moment_json(worker.started_at),
         "seen_at": moment_json(worker.seen_at),
     }

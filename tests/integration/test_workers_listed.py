@@ -42,7 +42,7 @@ async def quick(server: PrivateServer) -> AsyncIterator[Client]:
 
 
 async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> list[WorkerInfo]:
-    """Wait until there are so many workers, and return them."""
+    """Wait until there are ``count`` workers, and return them."""
 
     async def are_there() -> bool:
         return len(await inspection.workers(client, name)) == count

@@ -1,4 +1,4 @@
-"""What happened in a reliable queue, as charts."""
+"""The history of a reliable queue, as charts."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _chart(
     bars = []
     for x, (part, figure) in enumerate(zip(parts, figures, strict=True)):
         if figure:
-            # What happened at all is seen.
+            # A single message among millions is seen, too.
             height = max(1.0, figure / most * _HEIGHT)
             title = f"{part.start:%Y-%m-%d %H:%M} UTC: {text(figure)}"
             bars.append(Bar(x, round(_HEIGHT - height, 2), round(height, 2), title))
