@@ -7,7 +7,6 @@ import os
 import socket
 from datetime import timedelta
 from functools import cache
-from importlib import metadata
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._durations import moment_us
@@ -39,6 +38,9 @@ class Work(NamedTuple):
 
 @cache
 def _about(pid: int) -> dict[str, object]:
+    # It loads much that no client needs before its first report.
+    from importlib import metadata  # noqa: PLC0415
+
     return {"host": socket.gethostname(), "pid": pid, "version": metadata.version("delayq")}
 
 
