@@ -245,3 +245,47 @@ class Activity:
             lateness=Spread.total([part.lateness for part in parts]),
             handling=Spread.total([part.handling for part in parts]),
         )
+
+
+@dataclass(frozen=True)
+class RunningMessage:
+    """A message that a worker handles.
+
+    Attributes:
+        id: Its id.
+        attempt: The number of this attempt, from 1.
+        since: When its handler began (UTC), to within some milliseconds.
+        partition: The partition that it comes from, from 0.
+    """
+
+    id: str
+    attempt: int
+    since: datetime
+    partition: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerInfo:
+    """A client that works on a reliable queue: a worker, or other code that takes messages.
+
+    Attributes:
+        queue: The queue's name.
+        host: The name of its machine.
+        pid: The id of its process there.
+        version: The version of delayq that it uses.
+        slots: How many messages its workers handle at a time, at most; 0 for code without a worker.
+        running: How many messages it handled when it last reported.
+        messages: The 20 of them that had run longest.
+        started_at: When it opened the queue (UTC).
+        seen_at: When it last reported (UTC).
+    """
+
+    queue: str
+    host: str
+    pid: int
+    version: str
+    slots: int
+    running: int
+    messages: tuple[RunningMessage, ...]
+    started_at: datetime
+    seen_at: datetime

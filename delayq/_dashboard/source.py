@@ -41,8 +41,10 @@ if TYPE_CHECKING:
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.replies import StoredLetter, StoredMessage
     from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
+    from delayq._reliable.tallies import Unit
     from delayq.admin.catalog import QueueKind
     from delayq.admin.inspect import PurgeState
+    from delayq.stats import Activity, WorkerInfo
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -270,6 +272,12 @@ class ReliableSource:
     async def _home_of_group(self, group: str) -> ReliableStore:
         stored = await self._learn()
         return self._parts[home_of(group, stored.group_partitions)]
+
+    async def activity(self, unit: Unit, span: int) -> list[Activity]:
+        return await self._parts[0].activity(unit, span)
+
+    async def workers(self) -> list[WorkerInfo]:
+        return await self._parts[0].workers()
 
     async def histogram(self, now: int) -> list[int]:
         edges = [now, *(now + horizon for horizon in HORIZONS)]

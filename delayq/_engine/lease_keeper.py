@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import islice
 from logging import WARNING
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -64,6 +65,10 @@ class LeaseKeeper(Generic[L]):
     def held(self) -> int:
         """Number of leases held."""
         return len(self._held)
+
+    def oldest(self, most: int) -> list[L]:
+        """Return up to ``most`` of the leases held, those held longest first."""
+        return [*islice(self._held, most)]
 
     def hold(self, claim: L, lost: Callable[[], None]) -> None:
         """Renew a lease until :meth:`let_go`.

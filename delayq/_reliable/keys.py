@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|places|lines|grouped|turns|trials|starts|done"
-    r"|dead|dead:messages|paused|schedules|recorded|records)$"
+    r"|dead|dead:messages|paused|schedules|recorded|records|workers)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -93,6 +93,10 @@ class ReliableKeys:
     """ZSET of ids whose end clients wait for, scored by the end of that, microseconds."""
     history: str
     """HASH of what happened in the queue, by minute and hour."""
+    workers: str
+    """ZSET of clients that work on the queue, scored by the end of their entry, microseconds."""
+    worker_facts: str
+    """HASH of what they report of themselves."""
     settings: str
     """HASH of the queue's settings, and channel that announces their changes; those of the first
     partition decide.
@@ -143,6 +147,8 @@ class ReliableKeys:
             records=f"{prefix}records",
             awaited=f"{prefix}awaited",
             history=f"{prefix}history",
+            workers=f"{prefix}workers",
+            worker_facts=f"{prefix}workers:facts",
             settings=f"{prefix}settings",
         )
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from delayq._reliable.bodies import Body
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim, State
-    from delayq._reliable.tallies import Sampler
+    from delayq._reliable.reports import Reports
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Hooks, Observation
@@ -140,7 +140,7 @@ class QueueHandle(Generic[T]):
         loop: The client's event loop.
         cancelled: As in :class:`MessageNews`.
         hooks: The observers to notify.
-        handling: Measures how long handlers take.
+        reports: Measures how late messages are, and how long handlers take.
         encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
     """
 
@@ -153,7 +153,7 @@ class QueueHandle(Generic[T]):
     loop: asyncio.AbstractEventLoop
     cancelled: Mapping[tuple[bytes, bytes], None]
     hooks: Hooks
-    handling: Sampler
+    reports: Reports
     encode_result: Callable[[object], bytes | None]
 
 
@@ -565,7 +565,7 @@ class Message(Generic[T]):
         """
         task, self._task = self._task, None
         if task is not None:
-            handling = self._origin.handling
+            handling = self._origin.reports.handling
             handling.skip -= 1
             if handling.skip < 0:
                 handling.add(self._origin.loop.time() - self._claim.begun_at)

@@ -41,7 +41,6 @@ class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
 
     Attributes:
-        name: The queue's name.
         partitions: The partitions that are known, in order. The first one has the queue's own keys.
         waiters: The callers that wait for messages, whichever partition they come from.
         ids: Generates the ids of new messages.
@@ -51,7 +50,7 @@ class OpenReliableQueue:
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
         news: What this client hears of single messages.
-        reports: What this client tells the server of its work.
+        reports: The reports of this client about its work.
     """
 
     def __init__(
@@ -62,7 +61,6 @@ class OpenReliableQueue:
         scheduler: Scheduler,
         services: EngineContext,
     ) -> None:
-        self.name: str = name
         self._open_partition: Callable[[int], Partition] = lambda place: scheduler.open(
             keys_of(place).wake, lambda services: Partition(self, place, keys_of(place), services)
         )
@@ -87,6 +85,11 @@ class OpenReliableQueue:
         self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self.partitions[0].name
 
     @property
     def closed(self) -> bool:
@@ -359,6 +362,7 @@ class OpenReliableQueue:
         finally:
             counters.slots -= slots
             counters.free_slots.remove(free)
+            self.reports.look(at_once=True)
 
     def stats(self) -> QueueStats:
         """Return what this client has done with the queue."""

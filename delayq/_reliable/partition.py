@@ -45,7 +45,6 @@ class Partition:
         claims: Claims due messages for the callers that wait.
         offers: Stores messages.
         closed: Whether the queue was closed.
-        is_quiet: Whether, after that, all its calls have ended.
     """
 
     def __init__(
@@ -66,7 +65,6 @@ class Partition:
         self.claims: Claims = Claims(self, services)
         self.offers: ReliableOffers = ReliableOffers(self, services)
         self.closed: bool = False
-        self.is_quiet: bool = False
 
     @property
     def name(self) -> str:
@@ -106,6 +104,15 @@ class Partition:
     def ended(self) -> int:
         """Number of claims that were settled or lost so far."""
         return self.settling.done + sum(keeper.lost for keeper in self._keepers.values())
+
+    @property
+    def held(self) -> int:
+        """Number of messages that are being handled."""
+        return sum(keeper.held for keeper in self._keepers.values())
+
+    def oldest(self, most: int) -> list[Claim]:
+        """Return messages that are being handled, among them the ``most`` oldest ones."""
+        return [claim for keeper in self._keepers.values() for claim in keeper.oldest(most)]
 
     def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
         """Return the keeper of leases of this length."""
@@ -176,7 +183,7 @@ class Partition:
             expired=self.claims.expired,
             errors=self.wakeups.errors,
             waiting=self.queue.waiters.waiting,
-            in_flight=sum(keeper.held for keeper in self._keepers.values()),
+            in_flight=self.held,
             slots=counters.slots,
             free_slots=sum(free() for free in counters.free_slots),
         )
@@ -192,6 +199,4 @@ class Partition:
         await asyncio.gather(
             self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
         )
-        self.is_quiet = True
-        if all(partition.is_quiet for partition in self.queue.partitions):
-            await self.queue.reports.aclose(until)
+        await self.queue.reports.aclose(self.index, until)

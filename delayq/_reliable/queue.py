@@ -119,7 +119,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._backoff = settings.backoff or RETRIES
         self._declaration = Declaration(self._open, given.declared())
         self._hooks = self._open.services.hooks
-        self._lateness = self._open.reports.lateness
         self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(
             self._codec, settings.max_payload or 0, self._open.ids
@@ -813,7 +812,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         origin = self._origins.get(claim.partition) or self._origin_of(claim)
         partition = origin.partition
         partition.counters.delivered += 1
-        lateness = self._lateness
+        lateness = origin.reports.lateness
         lateness.skip -= 1
         if lateness.skip < 0:
             lateness.add(-partition.clock.seconds_from_now(claim.due_us))
@@ -838,7 +837,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 self._open.loop,
                 self._open.news.cancelled,
                 self._hooks,
-                self._open.reports.handling,
+                self._open.reports,
                 self._encode_result,
             )
         return self._origins[place]

@@ -1,18 +1,22 @@
-"""Tells the server what a client does with a queue, for the history of the queue.
+"""Tells the server what a client does with a queue, for the history of the queue, and that it works
+there, for the list of workers.
 
-Clients count what they do anyway. Every re-check sends what is new in one small call, so a message
-costs the server nothing, and a client that dies leaves out a few seconds.
+Clients count what they do anyway. Every re-check sends what is new in one or two small calls, so a
+message costs the server nothing, and a client that dies leaves out a few seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
+import secrets
 from contextlib import suppress
 from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
 from delayq._reliable.tallies import NOTHING, Sampler, counts_of, packed
+from delayq._reliable.workers import SHOWN, Work, facts_of
 from delayq.errors import OutcomeUnknown, ServerError, ServerRefused
 
 if TYPE_CHECKING:
@@ -22,6 +26,9 @@ if TYPE_CHECKING:
 # Looks that follow a subscription come in between, and report nothing: the part of the interval
 # between two re-checks that has to pass first.
 _APART = 0.9
+# A worker that has nothing new to report does so every fourth time, and counts as long as three of
+# these reports are missing. In intervals between two re-checks.
+_HEARTBEAT, _COUNTS = 4, 12
 # How long nothing is reported after the server has refused it, in seconds.
 _REFUSED_FOR = 300.0
 
@@ -39,62 +46,142 @@ class Reports:
         self.handling: Sampler = Sampler()
         self._queue = queue
         self._background = services.background
-        self._reported: dict[str, int] = dict(NOTHING)
-        self._sending: asyncio.Task[Any] | None = None
         self._interval = services.resync_interval
+        self._counted: dict[str, int] = dict(NOTHING)
+        self._entry = _Entry(queue, services.resync_interval)
+        self._sending: asyncio.Task[Any] | None = None
+        self._ended: set[int] = set()
         self._not_before = 0.0
         self._is_refused = False
 
-    def look(self) -> None:
-        """Report what is new. This is called with every re-check, and waits for nothing."""
-        now = self._queue.loop.time()
-        if now < self._not_before or not self._has_news:
-            return
-        if self._sending is None or self._sending.done():
-            self._not_before = now + _APART * self._interval
-            self._sending = self._background.spawn(self._send(), f"reports of {self._queue.name}")
+    def look(self, *, at_once: bool = False) -> None:
+        """Report what is new. This is called with every re-check, and waits for nothing.
 
-    async def aclose(self, until: float) -> None:
-        """Report the rest, until a time on the event loop's clock."""
+        ``at_once`` tells that a worker has stopped: it does not wait for the next re-check.
+        """
+        now = self._queue.loop.time()
+        if self._queue.closed or (now < self._not_before and (self._is_refused or not at_once)):
+            return
+        if self._sending is not None and not self._sending.done():
+            if at_once:
+                self._sending.add_done_callback(lambda _: self.look(at_once=True))
+            return
+        work = self._entry.work(stopped=at_once)
+        if self._counts() != self._counted or self._entry.is_due(work):
+            self._not_before = now + _APART * self._interval
+            self._sending = self._background.spawn(
+                self._send(work), f"reports of {self._queue.name}"
+            )
+
+    async def aclose(self, partition: int, until: float) -> None:
+        """Report the rest, until a time on the event loop's clock, once this has been called for
+        all partitions, each when its last call has ended.
+        """
+        self._ended.add(partition)
+        if len(self._ended) < len(self._queue.partitions):
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout_at(until):
                 if self._sending is not None:
                     await asyncio.wait((self._sending,))
-                if self._has_news and not self._is_refused:
-                    await self._send()
+                if not self._is_refused:
+                    await self._send(None)
 
-    @property
-    def _has_news(self) -> bool:
-        return self._counts() != self._reported
+    async def _send(self, work: Work | None) -> None:
+        """Report what is new, and that the client works, or that it does not work any more."""
+        try:
+            await asyncio.gather(self._count(), self._entry.update(work))
+        except ServerRefused as error:
+            self._not_before = self._queue.loop.time() + max(_REFUSED_FOR, self._interval)
+            if not self._is_refused:
+                self._is_refused = True
+                log(
+                    WARNING,
+                    self._queue.name,
+                    "the history of the queue and the list of its workers leave out what this"
+                    " process does: %s",
+                    error,
+                )
 
     def _counts(self) -> dict[str, int]:
         return counts_of(self._queue.stats())
 
-    async def _send(self) -> None:
-        counts, before = self._counts(), self._reported
+    async def _count(self) -> None:
+        counts, before = self._counts(), self._counted
+        if counts == before:
+            return
         late, handling = self.lateness.drain(), self.handling.drain()
         new = {name: count - before[name] for name, count in counts.items()}
         # Set first: if the reply is lost, these may have been counted, and must not be twice.
-        self._reported = counts
+        self._counted = counts
         try:
             await self._queue.partitions[0].store.tally(packed(new, late, handling))
         except OutcomeUnknown:
             pass
-        except ServerRefused as error:
-            self._refused(error)
+        except ServerRefused:
+            raise
         except ServerError:
             # It was not carried out: the next report has all of it.
-            self._reported = before
+            self._counted = before
             self.lateness.put_back(late)
             self.handling.put_back(handling)
 
-    def _refused(self, error: ServerRefused) -> None:
-        self._not_before = self._queue.loop.time() + max(_REFUSED_FOR, self._interval)
-        if not self._is_refused:
-            self._is_refused = True
-            log(
-                WARNING,
-                self._queue.name,
-                "the history of the queue leaves out what this process does: %s",
-                error,
-            )
+
+class _Entry:
+    """The entry of this client in the list of workers."""
+
+    def __init__(self, queue: OpenReliableQueue, interval: float) -> None:
+        self._queue = queue
+        self._interval = interval
+        self._opened_at = queue.loop.time()
+        self._name = secrets.token_hex(6)
+        self._delivered = 0
+        # The last report that has arrived, and when it was made; None if the server has none.
+        self._reported: Work | None = None
+        self._reported_at = 0.0
+        self._may_be_listed = False
+
+    def work(self, *, stopped: bool) -> Work | None:
+        """Return the work of this client; None if it does none.
+
+        Code that takes messages now and then works while it does, unless it has ``stopped``.
+        """
+        queue, partitions = self._queue, self._queue.partitions
+        delivered = sum(each.counters.delivered for each in partitions)
+        takes = delivered != self._delivered and not stopped
+        self._delivered = delivered
+        slots = partitions[0].counters.slots
+        running = sum(each.held for each in partitions)
+        if not (slots or running or takes or queue.waiters.waiting):
+            return None
+        oldest = (claim for each in partitions for claim in each.oldest(SHOWN))
+        claims = heapq.nsmallest(SHOWN, oldest, key=lambda claim: claim.begun_at)
+        return Work(slots, running, claims)
+
+    def is_due(self, work: Work | None) -> bool:
+        """Return whether to report this now."""
+        if work is None:
+            return self._may_be_listed
+        age = self._queue.loop.time() - self._reported_at
+        return work != self._reported or age > _APART * _HEARTBEAT * self._interval
+
+    async def update(self, work: Work | None) -> None:
+        """Bring the entry up to date. Raises ServerRefused."""
+        if not self.is_due(work):
+            return
+        now, counts_us = self._queue.loop.time(), 0
+        facts = ""
+        if work is not None:
+            counts_us = max(1, int(_COUNTS * self._interval * 1_000_000))
+            facts = facts_of(work, now, self._opened_at, counts_us)
+        self._reported = None
+        self._may_be_listed = True
+        try:
+            await self._queue.partitions[0].store.register(self._name, counts_us, facts)
+        except ServerRefused:
+            raise
+        except ServerError:
+            # The next look tries again.
+            return
+        self._reported, self._reported_at = work, now
+        self._may_be_listed = work is not None

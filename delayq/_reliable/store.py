@@ -32,6 +32,7 @@ from delayq._reliable.replies import (
 )
 from delayq._reliable.settings import FIELDS, StoredSettings
 from delayq._reliable.tallies import activity_of
+from delayq._reliable.workers import worker_of
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Policy
     from delayq._reliable.tallies import Unit
     from delayq._reliable.timing import Timing
-    from delayq.stats import Activity
+    from delayq.stats import Activity, WorkerInfo
 
 OFFER = Script("reliable/offer")
 OFFER_NEW = Script("reliable/offer_new")
@@ -80,6 +81,8 @@ SET_GROUP = Script("reliable/set_group")
 LIST_GROUPS = Script("reliable/list_groups")
 TALLY = Script("reliable/tally")
 ACTIVITY = Script("reliable/activity")
+REGISTER = Script("reliable/register")
+LIST_WORKERS = Script("reliable/list_workers")
 
 Part = str | bytes | int
 
@@ -380,6 +383,22 @@ class ReliableStore:
     async def tally(self, counts: str) -> None:
         """Add what a client has done to the history, without repeating the call."""
         await self.client.run_once(TALLY, self.keys.of_script(TALLY), (counts,), lambda _: None)
+
+    async def register(self, worker: str, counts_us: int, facts: str) -> None:
+        """List a client among those that work on the queue, for ``counts_us``; 0 removes it."""
+        args = (worker, counts_us, facts)
+        await self.client.run_once(REGISTER, self.keys.of_script(REGISTER), args, lambda _: None)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the clients that work on the queue."""
+        found: list[WorkerInfo | None] = []
+        asked = True
+        while asked:
+            some = await self._run(LIST_WORKERS, len(found), PAGE)
+            pairs = zip(some[::2], some[1::2], strict=True)
+            found += [worker_of(self.keys.name, until, facts) for until, facts in pairs]
+            asked = len(some) == 2 * PAGE
+        return [each for each in found if each is not None]
 
     async def activity(self, unit: Unit, span: int) -> list[Activity]:
         """Return what happened in the last minutes or hours, oldest first."""

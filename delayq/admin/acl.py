@@ -97,7 +97,7 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
 _KEYS_OF_RELIABLE = (
     "wake summons done dead dead_messages paused schedules recorded records awaited settings"
-    " history"
+    " history workers worker_facts"
 )
 
 

@@ -19,6 +19,7 @@ from delayq._delayed.store import DelayedStore
 from delayq._durations import delay_us, moment_us
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
+from delayq._reliable.tallies import checked_span
 from delayq.admin.catalog import QUEUE_KEYS, QueueKind, find_queues, known_queue
 from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import QueueDepth
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from delayq._reliable.settings import QueueSettings, StoredSettings
     from delayq.client import Client
+    from delayq.stats import Activity, WorkerInfo
 
 PendingState = Literal["delayed", "ready", "leased"]
 RecordState = Literal["delayed", "ready", "leased", "quarantined"]
@@ -151,6 +153,32 @@ async def next_due_at(client: Client, name: str) -> datetime | None:
 async def reliable_stats(client: Client, name: str) -> QueueDepth:
     """Return the figures of :meth:`delayq.ReliableQueue.stats` without opening the queue."""
     return QueueDepth.total([await store.depth() for store in await stores_of(client, name)])
+
+
+async def activity(
+    client: Client, name: str, *, minutes: int | None = None, hours: int | None = None
+) -> list[Activity]:
+    """Return what :meth:`delayq.ReliableQueue.activity` does, without opening the queue."""
+    unit, span = checked_span(minutes, hours)
+    return await _partition(client, name, 0).activity(unit, span)
+
+
+async def workers(client: Client, name: str | None = None) -> list[WorkerInfo]:
+    """Return the clients that work on a reliable queue, or on any, by host, process and queue.
+
+    A client reports with every re-check if what it handles has changed, otherwise with every fourth
+    one. Its entry goes when it closes the queue or stops its worker, and if it dies, twelve
+    re-checks after its last report: one minute by default. Without a name, this goes through all
+    keys, in steps that do not hold the server up.
+    """
+    server = _server(client)
+    if name is not None:
+        stores = [_partition(client, name, 0)]
+    else:
+        names = [each for kind, each in await find_queues(server) if kind == "reliable"]
+        stores = [ReliableStore(server, ReliableKeys.of(each)) for each in names]
+    found = [worker for store in stores for worker in await store.workers()]
+    return sorted(found, key=lambda worker: (worker.host, worker.pid, worker.queue))
 
 
 async def settings(client: Client, name: str) -> QueueSettings | None:

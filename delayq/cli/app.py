@@ -28,6 +28,7 @@ from delayq.cli.schedules import schedules, unschedule
 from delayq.cli.search import search
 from delayq.cli.top import top
 from delayq.cli.worker.command import worker
+from delayq.cli.workers import workers
 from delayq.errors import DelayqError
 
 # Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among
@@ -45,6 +46,7 @@ app.command(rich_help_panel=_LOOKING)(messages.get)
 app.command(rich_help_panel=_LOOKING)(history)
 app.command(rich_help_panel=_LOOKING)(search)
 app.command(rich_help_panel=_LOOKING)(schedules)
+app.command(rich_help_panel=_LOOKING)(workers)
 app.command(rich_help_panel=_LOOKING)(inspect)
 app.command(rich_help_panel=_LOOKING)(doctor)
 app.command(rich_help_panel=_MESSAGES)(messages.offer)

@@ -206,7 +206,7 @@ def sparkline(figures: Sequence[float], width: int = 60) -> str:
     share = max(1, -(-len(figures) // width))
     sums = [sum(figures[at : at + share]) for at in range(0, len(figures), share)]
     most = max(sums, default=0)
-    # What happened at all is seen.
+    # A single message among millions is seen, too.
     return "".join(
         _BARS[-(-int(each * 1000) * (len(_BARS) - 1) // int(most * 1000))] if each > 0 else _BARS[0]
         for each in sums

@@ -520,6 +520,7 @@ async def reliable_dashboard(place: Place) -> None:
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (2, 2, 1, 1)
     assert len(await queue.peek(2)) == 2
     assert len(await queue.activity(minutes=2)) == 2
+    assert isinstance(await inspection.workers(place.client, NAME), list)
     for state in ("delayed", "ready", "leased"):
         (found, *_) = await queue.list(state)
         assert await queue.get(found.id)

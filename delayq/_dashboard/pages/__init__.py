@@ -8,6 +8,7 @@ from delayq._dashboard.pages import (
     dead,
     enqueue,
     groups,
+    history,
     letters,
     login,
     message,
@@ -18,6 +19,7 @@ from delayq._dashboard.pages import (
     search,
     server,
     settings,
+    workers,
 )
 
 if TYPE_CHECKING:
@@ -26,10 +28,12 @@ if TYPE_CHECKING:
 PAGES: tuple[Page, ...] = (
     overview.PAGE,
     search.PAGE,
+    workers.PAGE,
     server.PAGE,
     login.PAGE,
     # Of a queue
     queue.PAGE,
+    history.PAGE,
     dead.PAGE,
     letters.PAGE,
     groups.PAGE,

@@ -1,0 +1,93 @@
+"""The entry of a client in the list of those that work on a queue. Pure."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from datetime import timedelta
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from delayq._durations import moment_us
+from delayq._reliable.replies import parse_us
+from delayq.stats import RunningMessage, WorkerInfo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from delayq._reliable.replies import Claim
+
+SHOWN = 20
+"""How many of the messages that it handles a client reports: those that have run longest."""
+
+
+class Work(NamedTuple):
+    """The work of a client on a queue at some moment.
+
+    Attributes:
+        slots: How many messages its workers handle at a time, at most; 0 for other code.
+        running: How many messages it handles.
+        claims: The messages that have run longest.
+    """
+
+    slots: int
+    running: int
+    claims: Sequence[Claim]
+
+
+@cache
+def _about(pid: int) -> dict[str, object]:
+    # It loads much that no client needs before its first report.
+    from importlib import metadata  # noqa: PLC0415
+
+    return {"host": socket.gethostname(), "pid": pid, "version": metadata.version("delayq")}
+
+
+def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:
+    """Write what a client reports of itself, without anything that is in its messages.
+
+    ``now`` and ``opened_at`` are in loop time, ``counts_us`` as in ``register.lua``.
+    """
+    facts = {
+        **_about(os.getpid()),
+        "slots": work.slots,
+        "running": work.running,
+        "up": round(now - opened_at, 3),
+        "counts_us": counts_us,
+        "messages": [
+            (
+                claim.id.decode(errors="replace"),
+                claim.attempt,
+                round(now - claim.begun_at, 3),
+                claim.partition,
+            )
+            for claim in work.claims
+        ],
+    }
+    return json.dumps(facts, separators=(",", ":"))
+
+
+def worker_of(queue: str, until: bytes, facts: bytes) -> WorkerInfo | None:
+    """Read an entry; return None if it is unreadable."""
+    try:
+        given = json.loads(facts)
+        seen_at = moment_us(parse_us(until) - int(given["counts_us"]))
+        return WorkerInfo(
+            queue=queue,
+            host=str(given["host"]),
+            pid=int(given["pid"]),
+            version=str(given["version"]),
+            slots=int(given["slots"]),
+            running=int(given["running"]),
+            messages=tuple(
+                RunningMessage(
+                    str(id), int(attempt), seen_at - timedelta(seconds=float(age)), int(partition)
+                )
+                for id, attempt, age, partition in given["messages"]  # noqa: A001
+            ),
+            started_at=seen_at - timedelta(seconds=float(given["up"])),
+            seen_at=seen_at,
+        )
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None

@@ -1,0 +1,143 @@
+"""The commands ``history`` and ``workers``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Backoff, Offer
+from delayq.admin import inspect as inspection
+from delayq.cli.output import duration_text, sparkline
+from tests.integration.test_cli import Cli, cli
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+__all__ = ["cli"]
+
+COUNTS = ("offered", "handled", "failed", "dead", "expired")
+
+
+async def work(url: str, **settings: Any) -> None:
+    """Offer five messages, handle four, and let one fail once."""
+    async with delayq.connect(url) as client:
+        queue = client.reliable_queue("jobs", backoff=Backoff.fixed(60), **settings)
+        await queue.offer_many([Offer(i, id=f"job-{i}") for i in range(5)])
+        first, *others = await queue.claim(5)
+        for message in others:
+            async with message:
+                pass
+        await first.nack(error="no such customer")
+
+
+def test_history_has_a_line_for_each_minute(cli: Cli) -> None:
+    asyncio.run(work(cli.url))
+    status, lines = cli("history jobs --minutes 10")
+    assert (status, len(lines)) == (0, 10)
+    assert [sum(line[name] for line in lines) for name in COUNTS] == [5, 4, 1, 0, 0]
+    assert {line["seconds"] for line in lines} == {60}
+    (busy, *_) = [line for line in lines if line["handled"]]
+    assert 0 < busy["handling_p50"] <= busy["handling_p99"]
+    assert 0 < busy["lateness_p50"] <= busy["lateness_p99"]
+
+
+def test_history_shows_bars_and_a_table(cli: Cli) -> None:
+    asyncio.run(work(cli.url))
+    status, shown = cli.plain("history jobs --hours 48")
+    assert status == 0
+    lines = shown.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["offered", "handled", "failed"]
+    assert "█" in lines[0]
+    assert lines[3].split()[:6] == ["from", *COUNTS]
+    assert len(lines) == 4 + 12
+
+
+def test_a_history_in_which_nothing_happened_says_so(cli: Cli) -> None:
+    assert cli.plain("history jobs --hours 5") == (1, "nothing happened in the last 5 h 0 min\n")
+
+
+def test_history_of_a_message_has_its_attempts(cli: Cli) -> None:
+    asyncio.run(work(cli.url, keep=60))
+    status, (facts,) = cli("history jobs --id job-0")
+    assert (status, facts["id"], facts["state"]) == (0, "job-0", "delayed")
+    assert [each["error"] for each in facts["attempts"]] == ["no such customer"]
+    status, shown = cli.plain("history jobs --id job-1")
+    assert status == 0
+    assert "done" in shown
+    assert cli.plain("history jobs --id none") == (1, "nothing is known about message 'none'\n")
+
+
+@pytest.mark.parametrize(
+    "line", ["history delayed:orders", "history jobs --hours 1 --minutes 1", "workers delayed:x"]
+)
+def test_wrong_usage_is_refused(cli: Cli, line: str) -> None:
+    assert cli.plain(line)[0] == 2
+    assert cli.error
+
+
+@contextmanager
+def handling(url: str, id: str) -> Iterator[None]:  # noqa: A002
+    """Have a client in another thread handle a message during the block."""
+    listed, over = threading.Event(), threading.Event()
+
+    async def handle() -> None:
+        async with delayq.connect(url, resync_interval=0.05) as client:
+            queue = client.reliable_queue("jobs")
+            await queue.offer("a payload", id=id)
+            (message,) = await queue.claim()
+            async with message:
+
+                async def is_listed() -> bool:
+                    found = await inspection.workers(client, "jobs")
+                    return bool(found and found[0].messages)
+
+                await until(is_listed)
+                listed.set()
+                await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(handle(),))
+    thread.start()
+    try:
+        assert listed.wait(30)
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_workers_are_listed(cli: Cli) -> None:
+    with handling(cli.url, "long"):
+        for line in ("workers", "workers jobs"):
+            status, (worker,) = cli(line)
+            assert (status, worker["queue"], worker["pid"]) == (0, "jobs", os.getpid())
+            assert [each["id"] for each in worker["messages"]] == ["long"]
+        status, shown = cli.plain("workers")
+        assert status == 0
+        assert socket.gethostname() in shown
+        assert "long" in shown
+        assert "a payload" not in shown
+    assert cli.plain("workers") == (1, "no workers\n")
+
+
+def test_a_sparkline_shows_the_smallest_figure() -> None:
+    assert sparkline([0, 1, 500, 1000]) == " ▁▄█"
+    assert sparkline([0, 0]) == "  "
+    assert sparkline([]) == ""
+    assert len(sparkline([1] * 1440)) == 60
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "-"), (0.0001, "0.1 ms"), (0.0123, "12 ms"), (0.48, "480 ms"), (1.5, "1.5 s")],
+)
+def test_a_short_duration_has_two_digits(seconds: float | None, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -1,0 +1,130 @@
+"""The dashboard's pages about what happened in a queue, and who works on it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import Offer
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin import inspect as inspection
+from tests.support.board import browse, links, texts
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from httpx import AsyncClient as Browser
+
+    from delayq import Client
+    from tests.support.servers import PrivateServer
+
+HISTORY = "history?kind=reliable&name=jobs"
+HOSTILE = "<script>alert(1)</script>"
+KEYS = ReliableKeys.of("jobs")
+
+
+@pytest.fixture
+async def reader(client: Client) -> AsyncIterator[Browser]:
+    async with browse(delayq.dashboard(client)) as browser:
+        yield browser
+
+
+async def page(browser: Browser, address: str, status: int = 200) -> str:
+    answer = await browser.get(address)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+async def test_the_history_is_drawn(server: PrivateServer, reader: Browser) -> None:
+    async with delayq.connect(server.url) as other:
+        queue = other.reliable_queue("jobs")
+        await queue.offer_many([Offer(i) for i in range(1200)])
+        for message in await queue.claim(3):
+            async with message:
+                pass
+    for span in ("hour", "day", "week", "month"):
+        shown = await page(reader, f"{HISTORY}&span={span}")
+        assert "Offered 1,200 at most 1,200" in texts(shown)
+        assert "Handled 3 at most 3" in texts(shown)
+        assert re.search(r"Handlers took, median \S+ ms", texts(shown))
+        assert shown.count("<svg") == 9
+        assert "UTC: 1,200</title>" in shown
+        assert not re.search(r"style=|\son\w+=|<script>", shown)
+
+
+async def test_the_highest_bar_fills_its_chart(client: Client, reader: Browser, raw: Any) -> None:
+    await client.reliable_queue("jobs").offer(1)
+    hour = int((await client.server_time()).timestamp()) // 3600
+    counts = {f"h{n % 720}": f"{n} o={count}" for n, count in ((hour - 16, 8), (hour - 32, 2))}
+    await raw.hset(KEYS.history, mapping=counts)
+    shown = await page(reader, f"{HISTORY}&span=week")
+    heights = re.findall(r'height="([0-9.]+)"><title>[^<]*UTC: ([0-9]+)<', shown)
+    assert heights == [("10.0", "2"), ("40.0", "8")]
+
+
+async def test_a_queue_without_history_says_so(client: Client, reader: Browser) -> None:
+    await client.reliable_queue("jobs").offer(1, 60)
+    assert "Nothing happened in this time" in await page(reader, f"{HISTORY}&span=nonsense")
+    await client.delayed_queue("orders").offer(1, 60)
+    await page(reader, "history?kind=delayed&name=orders", 404)
+
+
+async def test_workers_are_listed_with_their_messages(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
+        queue = theirs.reliable_queue("jobs", partitions=2)
+        await queue.offer("a payload", id=HOSTILE)
+        await theirs.reliable_queue("idle").offer(1, 60)
+        (message,) = await queue.claim()
+        async with message:
+
+            async def is_listed() -> bool:
+                found = await inspection.workers(client, "jobs")
+                return bool(found and found[0].messages)
+
+            await until(is_listed)
+            for address in ("workers", "workers?kind=reliable&name=jobs"):
+                shown = await page(reader, address)
+                assert "Workers 1" in texts(shown)
+                assert "a payload" not in shown
+                assert "<script>alert" not in shown
+                (link,) = links(shown, "message")
+                assert "a payload" in await page(reader, link)
+            other = texts(await page(reader, "workers?kind=reliable&name=idle"))
+            assert "No process works on this queue" in other
+    assert "No process works on a reliable queue" in await page(reader, "workers")
+
+
+async def test_a_queue_that_only_has_workers_is_shown(
+    server: PrivateServer, reader: Browser
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
+        taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
+
+        async def is_shown() -> bool:
+            return "jobs" in texts(await page(reader, "workers"))
+
+        await until(is_shown)
+        assert "jobs reliable 0 0 0 0" in texts(await page(reader, "/"))
+        taking.cancel()
+
+
+async def test_queues_that_are_not_shown_hide_their_workers(
+    server: PrivateServer, client: Client
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
+        taking = asyncio.create_task(theirs.reliable_queue("secret").claim(wait=3600))
+
+        async def is_listed() -> bool:
+            return bool(await inspection.workers(client, "secret"))
+
+        await until(is_listed)
+        async with browse(delayq.dashboard(client, queues=["reliable:jobs"])) as browser:
+            assert "secret" not in await page(browser, "workers")
+        taking.cancel()

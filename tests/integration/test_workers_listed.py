@@ -1,0 +1,207 @@
+"""The list of the clients that work on a queue, and of what they handle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import REGISTER
+from delayq.admin import inspect as inspection
+from tests.support.reliable_fixtures import faults
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from delayq import Client
+    from delayq.stats import WorkerInfo
+    from tests.integration.test_faults import Faults
+    from tests.support.servers import PrivateServer
+
+pytestmark = [pytest.mark.every_server]
+__all__ = ["faults"]
+
+KEYS = ReliableKeys.of("jobs")
+SECRET = "geheim"
+
+
+@pytest.fixture
+async def quick(server: PrivateServer) -> AsyncIterator[Client]:
+    """A client that reports often."""
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        yield client
+
+
+async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> list[WorkerInfo]:
+    """Wait until there are ``count`` workers, and return them."""
+
+    async def are_there() -> bool:
+        return len(await inspection.workers(client, name)) == count
+
+    await until(are_there)
+    return await inspection.workers(client, name)
+
+
+async def test_a_worker_shows_what_it_handles(client: Client, quick: Client) -> None:
+    worker, begun, over = delayq.Worker(quick, concurrency=7), asyncio.Event(), asyncio.Event()
+
+    @worker.listener("jobs", partitions=3)
+    async def handle(value: Any) -> None:
+        begun.set()
+        await over.wait()
+
+    async with worker:
+        (idle,) = await listed(client)
+        assert (idle.host, idle.pid) == (socket.gethostname(), os.getpid())
+        assert (idle.queue, idle.version) == ("jobs", metadata.version("delayq"))
+        assert (idle.slots, idle.running, idle.messages) == (7, 0, ())
+        await client.reliable_queue("jobs").offer(SECRET, id="long")
+        await begun.wait()
+
+        async def shows_it() -> bool:
+            (busy,) = await inspection.workers(client, "jobs")
+            return [each.id for each in busy.messages] == ["long"]
+
+        await until(shows_it)
+        (busy,) = await inspection.workers(client, "jobs")
+        assert busy.running == 1
+        assert busy.messages[0].attempt == 1
+        assert busy.started_at <= busy.messages[0].since <= busy.seen_at
+        over.set()
+
+        async def is_idle() -> bool:
+            (found,) = await inspection.workers(client, "jobs")
+            return found.running == 0
+
+        await until(is_idle)
+
+
+async def test_nothing_of_a_message_but_its_id_is_told(quick: Client, raw: Any) -> None:
+    queue = quick.reliable_queue("jobs")
+    await queue.offer(SECRET, headers={SECRET: SECRET}, group=SECRET)
+    (message,) = await queue.claim()
+    async with message:
+
+        async def shows_it() -> bool:
+            return message.id.encode() in b"".join(await raw.hvals(KEYS.worker_facts))
+
+        await until(shows_it)
+        assert SECRET.encode() not in b"".join(await raw.hvals(KEYS.worker_facts))
+
+
+async def test_a_worker_that_stops_is_gone_at_once(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as theirs:
+        worker = delayq.Worker(theirs)
+
+        @worker.listener("jobs")
+        async def handle(value: Any) -> None: ...
+
+        async with worker:
+            await listed(client)
+        await listed(client, 0)
+
+
+async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, client: Client) -> None:
+    async with delayq.connect(server.url, resync_interval=3600) as theirs:
+        taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
+        await listed(client)
+    assert await inspection.workers(client, "jobs") == []
+    with pytest.raises(delayq.Closed):
+        await taking
+
+
+async def test_a_loop_is_listed_while_it_runs(client: Client, quick: Client) -> None:
+    taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
+    (found,) = await listed(client)
+    assert found.slots == 0
+    taking.cancel()
+    await listed(client, 0)
+
+
+async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, raw: Any) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as producer:
+        await producer.reliable_queue("jobs").offer(1)
+
+        async def has_reported() -> bool:
+            return bool(await raw.exists(KEYS.history))
+
+        await until(has_reported)
+        assert await inspection.workers(client, "jobs") == []
+
+
+async def test_a_worker_that_is_killed_disappears(server: PrivateServer, client: Client) -> None:
+    program = f"""
+import asyncio, delayq
+async def main():
+    async with delayq.connect({server.url!r}, resync_interval=0.1) as client:
+        await client.reliable_queue("jobs").claim(wait=3600)
+asyncio.run(main())
+"""
+    with subprocess.Popen([sys.executable, "-c", program]) as process:
+        try:
+            (found,) = await listed(client)
+            assert found.pid == process.pid
+        finally:
+            process.kill()
+    await listed(client, 0)
+
+
+async def test_entries_of_the_dead_are_removed(quick: Client, raw: Any) -> None:
+    dead = {f"dead {n}": 1 for n in range(25)}
+    await raw.zadd(KEYS.workers, dead)
+    await raw.hset(KEYS.worker_facts, mapping=dead)
+    taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
+
+    async def only_one_is_left() -> bool:
+        return (await raw.zcard(KEYS.workers), await raw.hlen(KEYS.worker_facts)) == (1, 1)
+
+    await until(only_one_is_left)
+    taking.cancel()
+
+
+async def test_all_queues_are_listed_by_process(client: Client, quick: Client) -> None:
+    names = ["b{}", "a", "x:workers"]
+    taking = [asyncio.create_task(quick.reliable_queue(n).claim(wait=3600)) for n in names]
+    found = await listed(client, 3, name=None)
+    assert [each.queue for each in found] == sorted(names)
+    for task in taking:
+        task.cancel()
+
+
+async def test_an_entry_that_is_unreadable_is_left_out(client: Client, raw: Any) -> None:
+    for name, facts in {"a": b"junk", "b": b"{}", "c": b"[1]", "d": b"\xff"}.items():
+        await raw.zadd(KEYS.workers, {name: 9e15})
+        await raw.hset(KEYS.worker_facts, name, facts)
+    await raw.zadd(KEYS.workers, {"e": 9e15})
+    assert await inspection.workers(client, "jobs") == []
+
+
+@pytest.mark.parametrize("fault", ["lost", "unsent"])
+async def test_a_report_that_fails_is_repeated(
+    client: Client, quick: Client, faults: Faults, fault: str
+) -> None:
+    faults.fail(REGISTER, fault, times=2)
+    taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
+    await listed(client)
+    await until(lambda: faults.calls.count(REGISTER.name) > 2)
+    taking.cancel()
+    await listed(client, 0)
+
+
+async def test_an_idle_worker_reports_with_every_fourth_re_check(
+    client: Client, quick: Client, faults: Faults
+) -> None:
+    taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
+    await listed(client)
+    await until(lambda: faults.calls.count("resync") > 40)
+    assert 5 < faults.calls.count(REGISTER.name) < 20
+    taking.cancel()
