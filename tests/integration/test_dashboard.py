@@ -618,6 +618,8 @@ async def test_a_link_survives_the_login(one: Jobs, private: Browser) -> None:
     answer = await private.post("login", data={"token": TOKEN, "next": wanted})
     assert answer.headers["location"] == f"{address}&done=loggedin"
     assert one.name in texts(await page(private, answer.headers["location"]))
+    answer = await private.post("login", data={"token": TOKEN, "next": "./?sort=ready"})
+    assert answer.headers["location"] == "./?sort=ready&done=loggedin"
 
 
 @pytest.mark.parametrize(
