@@ -271,7 +271,7 @@ class ReliableSource:
 
     async def _home_of_group(self, group: str) -> ReliableStore:
         stored = await self._learn()
-        return self._parts[home_of(group, stored.group_partitions)]
+        return self._parts[home_of(group, stored.partitions_of_groups)]
 
     async def activity(self, unit: Unit, span: int) -> list[Activity]:
         return await self._parts[0].activity(unit, span)

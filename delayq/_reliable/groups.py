@@ -53,13 +53,17 @@ class Groups:
     def __init__(
         self,
         store_of: Callable[[str], Awaitable[ReliableStore]],
+        change: Callable[[str, str, str], Awaitable[bool]],
         every: Callable[[], Awaitable[Sequence[ReliableStore]]],
     ) -> None:
         """Args:
         store_of: Returns the data of the partition of a group.
+        change: Pauses or resumes a group, or gives it a limit, as :meth:`ReliableStore.set_group
+            <delayq._reliable.store.ReliableStore.set_group>` does.
         every: Returns the data of all partitions.
         """
         self._store_of = store_of
+        self._change = change
         self._every = every
 
     async def set_limit(self, group: str, limit: Limit | None) -> None:
@@ -77,7 +81,7 @@ class Groups:
         """
         checked_group(group)
         text = "" if limit is None else limit_text(limit, "limit", of_groups=True)
-        await (await self._store_of(group)).set_group(group, "limit", text)
+        await self._change(group, "limit", text)
 
     async def get(self, group: str) -> Group:
         """Return a group. One that has no messages, and never had any, is empty."""
@@ -111,11 +115,11 @@ class Groups:
 
         Leased messages are not affected.
         """
-        await (await self._store_of(checked_group(group))).set_group(group, "pause")
+        await self._change(checked_group(group), "pause", "")
 
     async def resume(self, group: str) -> bool:
         """End a group's pause, and return whether there was one."""
-        return await (await self._store_of(checked_group(group))).set_group(group, "resume")
+        return await self._change(checked_group(group), "resume", "")
 
 
 def to_group(stored: StoredGroup) -> Group:

@@ -126,8 +126,12 @@ class OpenReliableQueue:
         return self._places(lambda number: partition_of(id, number))
 
     def home_of_group(self, group: str) -> Partition:
-        """Return the partition in which all messages of a group lie."""
-        return self.partitions[home_of(group, self.settings.stored.group_partitions)]
+        """Return the partition in which all messages of a group lie.
+
+        As long as messages may lie where a former number of partitions has placed them, that number
+        still counts, so that no group is ever split.
+        """
+        return self.partitions[home_of(group, self.settings.stored.partitions_of_groups)]
 
     def elsewhere(self, id: str) -> list[Partition]:  # noqa: A002
         """Return the other partitions in which a message may lie that has a group and an id of the
@@ -228,8 +232,7 @@ class OpenReliableQueue:
 
     def new_id_in(self, partition: Partition) -> str:
         """Generate an id for a message of a group, which lies in a certain partition."""
-        stored = self.settings.stored
-        number = stored.former[0] if stored.former else stored.partitions
+        number = self.settings.stored.partitions_of_groups
         while True:
             beginning, _ = new_block()
             if endings := endings_in(beginning, partition.index, number):

@@ -13,6 +13,7 @@ import anyio
 from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
 from delayq._generics import T
+from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
@@ -130,7 +131,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             waits=settings.when_full == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
-        self.groups: Groups = Groups(self._group_at, self._every_store)
+        self.groups: Groups = Groups(self._group_at, self._set_group, self._every_store)
 
     @property
     def name(self) -> str:
@@ -863,6 +864,18 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._settled()
         await self._open.settings.read()
         return self._open.home_of_group(group).store
+
+    async def _set_group(self, group: str, what: str, limit: str) -> bool:
+        """Change a group where it lies by now."""
+        await self._settled()
+        settings = self._open.settings
+        while True:
+            stored = await settings.read()
+            partition = self._open.home_of_group(group)
+            try:
+                return await partition.store.set_group(stored.epoch, group, what, limit)
+            except SettingsChanged:
+                await settings.after_refusal(partition.index, stored.epoch)
 
     async def _every_store(self) -> Sequence[ReliableStore]:
         await self._settled()

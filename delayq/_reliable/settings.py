@@ -233,6 +233,8 @@ class StoredSettings:
         partitions: The number of partitions.
         former: Numbers of partitions that the queue had before, by which messages may still be
             placed.
+        partitions_of_groups: The number of partitions by which groups are placed: the first one, as
+            long as messages may still be placed by it, so that no group is ever split.
         is_whole: Whether every message is in the one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
         drops_letters: Whether dead letters are dropped at some age or number.
@@ -248,6 +250,7 @@ class StoredSettings:
         "keep_us",
         "max_size",
         "partitions",
+        "partitions_of_groups",
     )
 
     def __init__(self, fields: Mapping[str, str]) -> None:
@@ -258,20 +261,14 @@ class StoredSettings:
         self.former: tuple[int, ...] = tuple(
             number for number in former if 0 < number <= MOST_PARTITIONS
         )
+        # A queue that had more partitions than now was empty when it lost them.
+        smaller = (number for number in self.former if number < self.partitions)
+        self.partitions_of_groups: int = next(smaller, self.partitions)
         self.is_whole: bool = self.partitions == 1 and not self.former
         self.max_size: int = max(_number(fields.get("max_size")), 0)
         limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
         self.keep_us: int = max(_number(fields.get("keep")), 0)
         self.drops_letters: bool = any(limit > 0 for limit in limits)
-
-    @property
-    def group_partitions(self) -> int:
-        """The number of partitions among which groups are spread.
-
-        As long as messages may lie where a former number of partitions has placed them, that number
-        still counts, so that no group is ever split.
-        """
-        return self.former[0] if self.former else self.partitions
 
     @classmethod
     def of(cls, values: Iterable[bytes | None]) -> Self:

@@ -18,6 +18,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
+from delayq._reliable.placement import home_of
 from delayq._reliable.store import ReliableStore
 from delayq.errors import ConfigurationError, DelayqError, ServerRefused
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from delayq._reliable.settings import Declared, StoredSettings
 
 R = TypeVar("R")
+
+# What groups have of their own, as the server stores it, by partition and group.
+_Moved = dict[int, dict[bytes, bytes]]
 
 
 class SettingsWriter:
@@ -69,6 +73,7 @@ class SettingsWriter:
                 await self._check_empty(dropped, new)
                 await self._check_forgotten(dropped)
             await self._take_over_pause(added)
+            moved = await self._copy_groups(stored, new)
             # Clients that know no settings may store something before this.
             expected = "" if stored.is_new else stored.epoch
             is_in_force = await self._store_of(0).configure(expected, new) == new.epoch
@@ -86,6 +91,9 @@ class SettingsWriter:
         # A pause that began before the change came into force may have missed the new partitions.
         with suppress(DelayqError):
             await self._take_over_pause(added)
+        # So may a change to a group. What stays behind counts no more, and the next move drops it.
+        with suppress(DelayqError):
+            await self._drop_groups(moved, new)
         return new
 
     async def repair(self) -> StoredSettings:
@@ -161,6 +169,43 @@ class SettingsWriter:
                 call = ReliableStore.pause if is_paused else ReliableStore.resume
                 await self._of_each(partitions, call)
 
+    async def _copy_groups(self, stored: StoredSettings, new: StoredSettings) -> _Moved:
+        """Copy what groups have of their own to the partitions in which these groups will lie.
+
+        Returns what has to go where it was once the new settings are in force.
+        """
+        before, after = stored.partitions_of_groups, new.partitions_of_groups
+        if before == after:
+            return {}
+        # Partition 0 accepts changes to groups until the end.
+        moved: _Moved = {0: {}}
+        places = range(max(stored.partitions, new.partitions))
+        found = await self._of_each(places, ReliableStore.own_settings)
+        # First what earlier moves have left behind.
+        for place, own in zip(places, found, strict=True):
+            for group in own:
+                if _home(group, before) != place:
+                    await self._store_of(place).put_own_settings(group, b"")
+        for place, own in zip(places, found, strict=True):
+            for group, text in own.items():
+                if _home(group, before) == place != _home(group, after):
+                    await self._store_of(_home(group, after)).put_own_settings(group, text)
+                    moved.setdefault(place, {})[group] = text
+        return moved
+
+    async def _drop_groups(self, moved: _Moved, new: StoredSettings) -> None:
+        """Drop what was copied, and copy it again if it has changed since."""
+        for place, own in moved.items():
+            store = self._store_of(place)
+            left = await store.own_settings()
+            for group in own | left:
+                home = _home(group, new.partitions_of_groups)
+                if home == place:
+                    continue
+                if (text := left.get(group, b"")) != own.get(group, b""):
+                    await self._store_of(home).put_own_settings(group, text)
+                await store.put_own_settings(group, b"")
+
     async def _check_empty(self, partitions: Sequence[int], new: StoredSettings) -> None:
         if not await self._are_empty(partitions):
             raise ConfigurationError(
@@ -195,6 +240,10 @@ class SettingsWriter:
             if isinstance(outcome, BaseException):
                 raise outcome
         return outcomes  # type: ignore[return-value]  # none is an error
+
+
+def _home(group: bytes, partitions: int) -> int:
+    return home_of(group.decode(errors="replace"), partitions)
 
 
 def _renewed(stored: StoredSettings, changes: Declared) -> StoredSettings:

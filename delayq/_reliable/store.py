@@ -92,6 +92,8 @@ runs.
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
+# What the names of the fields with the settings of groups begin with.
+_OF_GROUP = b"group:"
 # The replies of offer_new.lua.
 _STORED, _IN_USE, _UNANNOUNCED = 1, -1, -3
 # The replies of redrive.lua for letters that stay, and for one that was empty.
@@ -136,18 +138,35 @@ class ReliableStore:
         while after := await self._run(REGROUP, after, PAGE):
             pass
 
-    async def set_group(self, group: str, what: str, limit: str = "") -> bool:
+    async def set_group(self, epoch: str, group: str, what: str, limit: str = "") -> bool:
         """Pause or resume a group, or give it a limit of its own.
 
         Args:
+            epoch: Of the settings by which the group lies here.
             group: The group's name.
             what: ``"pause"``, ``"resume"`` or ``"limit"``.
             limit: The limit, as the server stores it; empty for that of the queue.
 
         Returns:
             Whether it was paused.
+
+        Raises:
+            SettingsChanged: The settings have another epoch. Nothing was changed.
         """
-        return bool(await self._run(SET_GROUP, group, what, limit))
+        return bool(await self._run(SET_GROUP, epoch, group, what, limit))
+
+    async def own_settings(self) -> dict[bytes, bytes]:
+        """Return all that groups have of their own here, as the server stores it, by group."""
+        found: dict[bytes, bytes] = {}
+        async for fields in self._scan(self.keys.settings, PAGE):
+            for field, text in fields.items():
+                if field.startswith(_OF_GROUP):
+                    found[field.removeprefix(_OF_GROUP)] = text
+        return found
+
+    async def put_own_settings(self, group: bytes, text: bytes) -> None:
+        """Replace all that a group has of its own here; an empty text is nothing."""
+        await self._run(SET_GROUP, "", group, "own", text)
 
     async def groups(self, first: str, limit: int, *, after: bool = False) -> list[StoredGroup]:
         """List up to ``limit`` groups by name, from one on, or from behind it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Offer
+from delayq import Limit, Offer
 from delayq._reliable import known_settings
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import home_of, partition_of
@@ -452,3 +452,94 @@ class TestChangesThatStopHalfWay:
         assert jobs._open.settings.epoch == theirs._open.settings.epoch
         settings = await jobs.settings()
         assert (settings.partitions, settings.max_size) == (4, 5)
+
+
+def groups_that_move(before: int, after: int, count: int = 6) -> list[str]:
+    """Return names of groups that lie in other partitions after the change."""
+    names = (f"tenant {n}" for n in range(100))
+    moving = (name for name in names if home_of(name, before) != home_of(name, after))
+    return list(itertools.islice(moving, count))
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 4), (4, 8), (8, 2), (4, 1)])
+async def test_a_group_without_messages_keeps_its_settings(
+    jobs: ReliableQueue[int], theirs: ReliableQueue[int], before: int, after: int
+) -> None:
+    await jobs.configure(partitions=before)
+    limited, ordered, paused, *_, reset = names = groups_that_move(before, after)
+    await jobs.groups.set_limit(limited, Limit(concurrency=3, rate=100))
+    await jobs.groups.set_limit(ordered, Limit(ordered=True))
+    await jobs.groups.set_limit(paused, Limit(concurrency=2))
+    await jobs.groups.pause(paused)
+    await jobs.groups.set_limit(reset, Limit(concurrency=1))
+    await jobs.configure(partitions=after)
+    for queue in (jobs, theirs):
+        assert (await queue.groups.get(limited)).limit == Limit(concurrency=3, rate=100)
+        assert (await queue.groups.get(ordered)).limit == Limit(ordered=True)
+        found = await queue.groups.get(paused)
+        assert (found.limit, found.paused) == (Limit(concurrency=2), True)
+    # Nothing is left where they were: neither in the list, nor after they have moved back.
+    assert {group.name for group in await jobs.groups.list()} == {*names[:3], reset}
+    assert len(await jobs.groups.list()) == 4
+    await jobs.groups.set_limit(reset, None)
+    await jobs.configure(partitions=before)
+    assert (await jobs.groups.get(reset)).limit is None
+    await jobs.offer_many([Offer(1, group=paused), Offer(2, group=limited)])
+    assert [message.value for message in await jobs.claim(10)] == [2]
+
+
+async def test_a_group_with_messages_stays_and_keeps_its_settings(jobs: ReliableQueue[int]) -> None:
+    name, *_ = groups_that_move(1, 4)
+    await jobs.groups.set_limit(name, Limit(ordered=True))
+    await jobs.offer_many([Offer(1, group=name), Offer(2, group=name)])
+    await jobs.configure(partitions=4)
+    (first,) = await jobs.claim(10)
+    await jobs.offer(3, group=name)
+    assert not await jobs.claim(10)
+    await first.ack()
+    for number in (2, 3):
+        (message,) = await jobs.claim(10)
+        assert message.value == number
+        await message.ack()
+    # Now it can move.
+    await jobs.configure(max_size=1000)
+    await jobs.offer_many([Offer(4, group=name), Offer(5, group=name)])
+    assert [message.value for message in await jobs.claim(10)] == [4]
+
+
+async def test_a_group_changed_by_settings_that_are_over_is_changed_where_it_lies(
+    jobs: ReliableQueue[int], theirs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, *_ = groups_that_move(1, 4)
+    await jobs.groups.set_limit(name, Limit(concurrency=1))
+    set_group = ReliableStore.set_group
+
+    async def late(self: ReliableStore, *args: Any) -> bool:
+        monkeypatch.setattr(ReliableStore, "set_group", set_group)
+        await theirs.configure(partitions=4)
+        return await set_group(self, *args)
+
+    monkeypatch.setattr(ReliableStore, "set_group", late)
+    await jobs.groups.set_limit(name, Limit(concurrency=2))
+    assert (await theirs.groups.get(name)).limit == Limit(concurrency=2)
+    assert len(await theirs.groups.list()) == 1
+
+
+async def test_a_group_changed_while_it_moves_is_changed_where_it_comes_to_lie(
+    jobs: ReliableQueue[int], theirs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed, new, *_ = groups_that_move(1, 4)
+    await jobs.groups.set_limit(changed, Limit(concurrency=1))
+    put = ReliableStore.put_own_settings
+
+    async def slowly(self: ReliableStore, group: bytes, text: bytes) -> None:
+        monkeypatch.setattr(ReliableStore, "put_own_settings", put)
+        await put(self, group, text)
+        await theirs.groups.set_limit(changed, Limit(concurrency=2))
+        await theirs.groups.pause(new)
+
+    monkeypatch.setattr(ReliableStore, "put_own_settings", slowly)
+    await jobs.configure(partitions=4)
+    assert (await theirs.groups.get(changed)).limit == Limit(concurrency=2)
+    assert (await theirs.groups.get(new)).paused
+    assert len(await theirs.groups.list()) == 2

@@ -211,7 +211,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "after": ("",),
     "first": ("",),
     "group": ("tenant",),
-    "what": ("pause", "limit", "resume"),
+    "what": ("pause", "limit", "resume", "own"),
     "counts": ("o=1 l3=2",),
     "worker": ("0123456789ab",),
     "counts_us": (HOUR_US, 0),
@@ -438,7 +438,7 @@ def group_settings(what: str, limit: str = "") -> Any:
         await queue.offer(1, group="tenant")
         if what == "resume":
             await queue.groups.pause("tenant")
-        return ["tenant", what, limit]
+        return ["", "tenant", what, limit]
 
     return prepare
 
@@ -516,6 +516,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.SET_GROUP, "pause", group_settings("pause")),
     (reliable.SET_GROUP, "limit", group_settings("limit", "c1")),
     (reliable.SET_GROUP, "resume", group_settings("resume")),
+    (reliable.SET_GROUP, "own", group_settings("own", "z=c1")),
 ]
 _WITH_CASES = {script for script, _, _ in _CASES}
 CASES = [
