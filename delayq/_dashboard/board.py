@@ -196,7 +196,7 @@ class Board:
 
         Both are put together anew, so that a link to the login cannot lead anywhere else.
         """
-        page, _, query = address.partition("?")
+        page, _, query = address.removeprefix("./").partition("?")
         if page not in {each.name for each in self._pages.values()}:
             return "./", {}
         try:
