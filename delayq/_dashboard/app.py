@@ -47,7 +47,9 @@ def make(
     guard = Guard(token, read_token, authenticate)
     board = Board(client, guard, PAGES, queues=queues, title=title)
 
-    def route(path: str, handler: Handler, method: str = "GET", *, public: bool = False) -> Route:
+    def route(
+        path: str, handler: Handler, method: str | None = None, *, public: bool = False
+    ) -> Route:
         async def handle(request: Request) -> Response:
             if not await board.admit(request) and not public:
                 if guard.hosted:
@@ -57,7 +59,7 @@ def make(
                 return see("login", next=back if path in _PATHS else "")
             return await handler(board, request)
 
-        return Route(path, handle, methods=[method])
+        return Route(path, handle, methods=None if method is None else [method])
 
     async def failed(request: Request, error: Exception) -> Response:
         return await _failed(board, request, error)

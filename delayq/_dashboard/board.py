@@ -131,7 +131,7 @@ class Board:
         note, bad = self._note(request)
         undo = request.query_params.get("undo", "")
         # The answer to a form has no address that could be asked for again.
-        is_at_rest = request.method == "GET"
+        is_at_rest = request.method != "POST"
         shown = self._templates.get_template(template)
         query = {name: each for name, each in request.query_params.items() if name not in _ONCE}
         values |= self._shared(request, of, may_act=login is not None and login.may_act)
