@@ -224,36 +224,59 @@ def try_tests(
 
 
 def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
-    """Do what the README and the tutorial say, literally, in an empty directory."""
-    directory.mkdir(parents=True)
+    """Do what the README and the tutorial say, literally, each in an empty directory."""
     # Nothing but what the pages install: "python3" is the interpreter that is tried.
-    (commands := directory / "commands").mkdir()
+    (commands := directory / "commands").mkdir(parents=True)
     (commands / "python3").symlink_to(shutil.which(interpreter) or interpreter)
-    (home := directory / "home").mkdir()
-    here = Terminal(
-        home,
-        path=f"{commands}{os.pathsep}/usr/bin{os.pathsep}/bin",
-        typed=lambda line: re.sub(
-            r"pip install '(delayq\[.*?\])'", rf"pip install '\1 @ {wheel.as_uri()}'", line
-        ),
-    )
+    pages = {
+        "readme": as_session((ROOT / "README.md").read_text("utf-8")),
+        "tutorial": (ROOT / "docs" / "tutorial.md").read_text("utf-8"),
+    }
+    typed: list[str] = []
     seen: list[str] = []
-    try:
-        followed = here.follow((ROOT / "docs" / "tutorial.md").read_text("utf-8"), visit(seen))
-        readme = (ROOT / "README.md").read_text("utf-8")
-        here.follow(first_program(readme), visit(seen))
-    except Differs as error:
-        raise Wrong(str(error)) from error
-    if not seen or not any(line.startswith("delayq worker") for line in followed):
+    for name, page in pages.items():
+        (home := directory / name).mkdir()
+        here = Terminal(
+            home,
+            path=f"{commands}{os.pathsep}/usr/bin{os.pathsep}/bin",
+            typed=lambda line: re.sub(
+                r"pip install '(delayq\[.*?\])'", rf"pip install '\1 @ {wheel.as_uri()}'", line
+            ),
+        )
+        try:
+            typed += here.follow(page, visit(seen))
+        except Differs as error:
+            raise Wrong(f"{name}: {error}") from error
+    if not seen or not any(line.startswith("delayq worker") for line in typed):
         raise Wrong("the tutorial starts no worker, or no dashboard")
 
 
-def first_program(readme: str) -> str:
-    """Return what the README shows of its first program, in the form of a page to follow."""
+def as_session(readme: str) -> str:
+    """Return what the README shows first, in the form of a page to follow."""
+    (install,) = re.findall(r"^```console\n(pip install .*)\n```", readme, re.MULTILINE)
     (program,) = re.findall(r"^```python\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     (printed,) = re.findall(r"^```text\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
-    run_it = f"```console\n$ python hello.py\n{printed}```\n"
-    return f"Put this into `hello.py`:\n\n```python\n{program}```\n\n{run_it}"
+    return f"""
+Put this into `hello.py`:
+
+```python
+{program}```
+
+```console
+$ python3 -m venv .venv
+$ . .venv/bin/activate
+$ {install}
+...
+Successfully installed ...
+$ python hello.py
+{printed}$ delayq demo
+...
+delivered: 300
+early: 0
+lost: 0
+...
+```
+"""
 
 
 def visit(seen: list[str]) -> Callable[[str], None]:

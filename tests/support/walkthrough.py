@@ -37,7 +37,7 @@ _CHANGING = (
     # How often a message has been tried that is still being tried.
     (r"(?<=attempts: )\d+|(?<=SPAN )\d+(?= \{)", "N"),
     # Ids that delayq makes.
-    (r"\b[0-9A-Za-z]{12}\b(?= TIME)", "ID"),
+    (r"(?<!\S)[\w-]{12}(?= TIME)", "ID"),
 )
 
 

@@ -57,6 +57,7 @@ def test_variables_and_files_stay_and_a_command_that_fails_is_named(tmp_path: Pa
         ("close-43  due 17:39:20 UTC (in 1.0 s)", "close-44 due 05:00:01 UTC (in 59 min)", False),
         ("installed ... delayq-0.1.0 ...", "installed a-1 delayq-2.0.1 z-3", True),
         ("installed ... delayq-0.1.0 ...", "installed a-1 z-3", False),
+        ("P78XQp7JV5q8 17:52:31 42s ago", "-78f5y_Ks5iK 18:30:25 3s ago", True),
         ("in attempt 1", "in attempt 2", False),
         ("one", "one\ntwo", False),
         ("one\n...", "one\ntwo\nthree", True),
