@@ -42,13 +42,15 @@ def make(
     """Make the application. See :func:`delayq.dashboard`."""
     board = Board(client, Guard(token, read_token), PAGES, queues=queues, title=title)
 
-    def route(path: str, handler: Handler, method: str = "GET", *, public: bool = False) -> Route:
+    def route(
+        path: str, handler: Handler, method: str | None = None, *, public: bool = False
+    ) -> Route:
         async def handle(request: Request) -> Response:
             if not public and not board.guard.may_read(request):
                 return see("login")
             return await handler(board, request)
 
-        return Route(path, handle, methods=[method])
+        return Route(path, handle, methods=[method] if method else None)
 
     async def failed(request: Request, error: Exception) -> Response:
         return await _failed(board, request, error)
