@@ -213,9 +213,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "group": ("tenant",),
     "what": ("pause", "limit", "resume", "own"),
     "counts": ("o=1 l3=2",),
-    "worker": ("0123456789ab",),
-    "counts_us": (HOUR_US, 0),
-    "facts": ("{}",),
     "unit": ("m", "h"),
     "span": (3,),
     "delay_us": (0, HOUR_US),
@@ -443,6 +440,15 @@ def group_settings(what: str, limit: str = "") -> Any:
     return prepare
 
 
+def register(counts_us: int) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        await at.raw.zadd(RELIABLE.workers, {"here": 4e15, "long ago": 1})
+        await at.raw.hset(RELIABLE.worker_facts, mapping={"here": "{}", "long ago": "{}"})
+        return ["here", counts_us, '{"pid":1}']
+
+    return prepare
+
+
 async def paused(at: Prepared) -> Any:
     await at.raw.set(RELIABLE.paused, 1)
     return []
@@ -513,6 +519,8 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
     (reliable.REGROUP, "", regroup),
+    (reliable.REGISTER, "stay", register(HOUR_US)),
+    (reliable.REGISTER, "leave", register(0)),
     (reliable.SET_GROUP, "pause", group_settings("pause")),
     (reliable.SET_GROUP, "limit", group_settings("limit", "c1")),
     (reliable.SET_GROUP, "resume", group_settings("resume")),
