@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
 from delayq._durations import moment_us
+from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.dead_letters import half_way, purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.error_text import unpack_error
@@ -259,19 +260,32 @@ class ReliableSource:
 
     async def configure(self, changes: Declared) -> None:
         """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
-        known = KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
-        await known.configure(changes)
+        await self._known_settings().configure(changes)
         if changes.keys() & {"limit", "group_limit"}:
             await self._everywhere(ReliableStore.regroup)
 
     @property
     def groups(self) -> Groups:
         """The groups of the queue's messages."""
-        return Groups(self._home_of_group, self.every_store)
+        return Groups(self._home_of_group, self._set_group, self.every_store)
 
     async def _home_of_group(self, group: str) -> ReliableStore:
         stored = await self._learn()
         return self._parts[home_of(group, stored.partitions_of_groups)]
+
+    async def _set_group(self, group: str, what: str, limit: str) -> bool:
+        """Change a group where it lies by now."""
+        known = self._known_settings()
+        while True:
+            stored = await known.read()
+            number = home_of(group, stored.partitions_of_groups)
+            try:
+                return await self._partition(number).set_group(stored.epoch, group, what, limit)
+            except SettingsChanged:
+                await known.after_refusal(number, stored.epoch)
+
+    def _known_settings(self) -> KnownSettings:
+        return KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
 
     async def activity(self, unit: Unit, span: int) -> list[Activity]:
         return await self._parts[0].activity(unit, span)

@@ -1105,8 +1105,8 @@ async def fill(raw: Any, alive: int, dead: int) -> None:
       end
     end"""
     reliable, delayed = ReliableKeys.of("big"), DelayedKeys.of("big")
-    keys = (reliable.waiting[0], reliable.named("bodies"), delayed.timeout)
-    keys += (reliable.dead, reliable.dead_messages)
+    keys = [reliable.waiting[0], reliable.named("bodies"), delayed.timeout]
+    keys += [reliable.dead, reliable.dead_messages]
     for start in range(0, alive, 20_000):
         end = min(start + 20_000, alive) - 1
         await raw.eval(one, len(keys), *keys, start, end, dead)

@@ -39,6 +39,8 @@ PAGES = {
     "letter": f"message?{MAILS}&at=//bounce-0&dead=1",
     "message": f"message?{MAILS}&at=//welcome-ada",
     "settings": f"settings?{MAILS}",
+    "history": f"history?{MAILS}&span=hour",
+    "workers": "workers",
     "search": "search?q=customer",
     "letters": f"letters?{MAILS}&error=mailbox",
     "causes": f"letters?{MAILS}&by=type",
