@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from delayq._background import Background
     from delayq._engine.server_clock import ServerClock
     from delayq._redis.client import RedisClient
+    from delayq._redis.together import Together
     from delayq._redis.topology import Topology
     from delayq._timer.timer import HashedWheelTimer
 
@@ -33,6 +34,7 @@ class EngineContext:
         timer: The client's only timer wheel.
         clock: Estimates the clock of the server that holds the queue.
         background: Owns tasks that outlive a call.
+        together: Sends calls of many queues in one round trip.
         resync_interval: How often everything is looked at, whatever happens, in seconds.
         retry_most: Longest wait before a failed call is tried again, in seconds.
         hooks: The observers to notify.
@@ -46,6 +48,7 @@ class EngineContext:
     timer: HashedWheelTimer
     clock: ServerClock
     background: Background
+    together: Together
     resync_interval: float
     retry_most: float
     hooks: Hooks = field(default_factory=Hooks)

@@ -15,6 +15,7 @@ from delayq._engine.server_clock import ServerClock
 from delayq._redis.client import RedisClient
 from delayq._redis.cluster import Cluster
 from delayq._redis.pool import ConnectionPool
+from delayq._redis.together import Together
 from delayq._redis.topology import Topology
 from delayq._redis.url import AnyAddress, ClusterAddress
 from delayq._timer.timer import HashedWheelTimer
@@ -56,6 +57,7 @@ class Session:
             self.timer,
             ServerClock(self._loop.time),
             self.background,
+            Together(self.server, self.background),
             resync_interval,
             # No caller should wait longer for a retry than for the re-check.
             min(5.0, resync_interval),

@@ -177,7 +177,10 @@ class _Entry:
         self._reported = None
         self._may_be_listed = True
         try:
-            await self._queue.partitions[0].store.register(self._name, counts_us, facts)
+            store = self._queue.partitions[0].store
+            await self._queue.services.together.run(
+                store.register_request(self._name, counts_us, facts)
+            )
         except ServerRefused:
             raise
         except ServerError:

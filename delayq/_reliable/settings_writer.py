@@ -175,7 +175,7 @@ class SettingsWriter:
         Returns what has to go where it was once the new settings are in force.
         """
         before, after = stored.partitions_of_groups, new.partitions_of_groups
-        if before == after:
+        if before == after or stored.is_new:
             return {}
         # Partition 0 accepts changes to groups until the end.
         moved: _Moved = {0: {}}

@@ -403,10 +403,11 @@ class ReliableStore:
         """Add what a client has done to the history, without repeating the call."""
         await self.client.run_once(TALLY, self.keys.of_script(TALLY), (counts,), lambda _: None)
 
-    async def register(self, worker: str, counts_us: int, facts: str) -> None:
-        """List a client among those that work on the queue, for ``counts_us``; 0 removes it."""
-        args = (worker, counts_us, facts)
-        await self.client.run_once(REGISTER, self.keys.of_script(REGISTER), args, lambda _: None)
+    def register_request(self, worker: str, counts_us: int, facts: str) -> Request:
+        """Build the call that lists a client among those that work on the queue, for ``counts_us``;
+        0 removes it.
+        """
+        return Request(REGISTER, self.keys.of_script(REGISTER), (worker, counts_us, facts))
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the clients that work on the queue."""

@@ -491,7 +491,7 @@ class Trials:
         names = [
             key
             async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000)
-            if b"quarantine" not in key and not key.endswith(b":settings")
+            if b"quarantine" not in key and not key.endswith((b":settings", b":history"))
         ]
         holding = [n for n in names if await self._raw.type(n) not in (b"string", b"none")]
         return sorted(name.decode() for name in holding)

@@ -193,6 +193,8 @@ def governed(loop: VirtualLoop, seed: str) -> Iterator[None]:
         patch.setattr(time, "time", lambda: now_ns() / 1_000_000_000)
         patch.setattr(time, "monotonic", loop.time)
         patch.setattr(os, "urandom", secret.randbytes)
+        # Clients tell the server in which process they are.
+        patch.setattr(os, "getpid", lambda: 1)
         # The source of randomness of the ``secrets`` module.
         patch.setattr(random, "_urandom", secret.randbytes)
         # Its default clock was fixed when it was defined. With another clock it uses the loop's

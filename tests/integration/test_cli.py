@@ -920,7 +920,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_shell_is_told_how_to_complete(shell: Shell) -> None:
-    assert shell("re") == ["reschedule", "resume"]
+    assert shell("re") == ["result", "reschedule", "resume"]
     assert shell("list", "x", "--state", "") == ["delayed", "ready", "leased"]
 
 

@@ -22,7 +22,7 @@ async def test_queues_of_all_masters_are_found_and_acted_on(cluster: TestCluster
             await log_in(browser)
             shown = texts((await browser.get("/")).text)
             assert "Queues 17" in shown
-            assert "parts reliable, 8 partitions 64 0 0 0" in shown
+            assert "parts reliable, 8 partitions waiting 64 0 0 0" in shown
             for i in range(8):
                 for address in (
                     f"queue?kind=reliable&name=jobs-{i}",

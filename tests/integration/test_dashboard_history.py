@@ -111,7 +111,7 @@ async def test_a_queue_that_only_has_workers_is_shown(
             return "jobs" in texts(await page(reader, "workers"))
 
         await until(is_shown)
-        assert "jobs reliable 0 0 0 0" in texts(await page(reader, "/"))
+        assert "jobs reliable empty 0 0 0 0" in texts(await page(reader, "/"))
         taking.cancel()
 
 

@@ -251,5 +251,5 @@ async def test_nothing_is_left_behind_by_a_client(server: PrivateServer) -> None
     assert len(asyncio.all_tasks()) == tasks
     async with Redis.from_url(server.url) as observer:
         assert {entry["name"] for entry in await observer.client_list()} == {""}
-        left = {b"delayq:{jobs}:waiting", b"delayq:{jobs}:bodies", b"delayq:{jobs}:settings"}
-        assert set(await observer.keys()) == left
+        left = {b"waiting", b"bodies", b"settings", b"history"}
+        assert set(await observer.keys()) == {b"delayq:{jobs}:" + name for name in left}

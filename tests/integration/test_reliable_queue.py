@@ -305,7 +305,7 @@ async def test_a_window_of_the_queue_does_not_shorten_that_of_a_message(
 async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> None:
     await jobs.offer(0, HOUR, id="taken")
     many = [Offer(value=n, id=key, delay=HOUR) for n, key in enumerate(["a", "taken", "b", "a"])]
-    with pytest.raises(delayq.DuplicateMessage, match="2 messages") as caught:
+    with pytest.raises(delayq.DuplicateMessage, match="2 ids are already taken") as caught:
         await jobs.offer_many(many)
     assert caught.value.ids == ("taken", "a")
     assert caught.value.stored == ("a", "b")

@@ -244,8 +244,10 @@ class Store:
         return {key.decode() for key in await self._raw.keys("*")} - {*self._names}
 
     async def keys_and_dumps(self) -> dict[str, bytes]:
-        """Return everything on the server, as it is stored."""
-        keys = sorted(key.decode() for key in await self._raw.keys("*"))
+        """Return everything on the server, as it is stored, except for reports of clients."""
+        reports = (b":history", b":workers", b":workers:facts")
+        names = [key for key in await self._raw.keys("*") if not key.endswith(reports)]
+        keys = sorted(key.decode() for key in names)
         return {key: await self._raw.dump(key) for key in keys}
 
     async def values(self) -> list[bytes]:

@@ -20,7 +20,8 @@
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
 redis.call('ZCARD', waiting[0])
-if redis.call('EXISTS', places) == 1 then check_groups() end
+local some_grouped = redis.call('EXISTS', places) == 1
+if some_grouped then check_groups() end
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
@@ -45,7 +46,7 @@ end
 
 if state ~= 'delayed' then drop_from(leased) end
 for _, where in ipairs(used_sets()) do drop_from(waiting[where]) end
-local groups = leave_lines(dropped)
+local groups = some_grouped and leave_lines(dropped) or {}
 delete_details(dropped)
 settle_all(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end

@@ -42,6 +42,7 @@ class Desk:
             self.timer,
             clock,
             self.background,
+            unused,
             5.0,
             60.0,
             listen=self.listens.append,
