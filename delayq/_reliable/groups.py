@@ -58,8 +58,7 @@ class Groups:
     ) -> None:
         """Args:
         store_of: Returns the data of the partition of a group.
-        change: Pauses or resumes a group, or gives it a limit, as :meth:`ReliableStore.set_group
-            <delayq._reliable.store.ReliableStore.set_group>` does.
+        change: Changes a group. Gets its name, what to do, and the limit if it gets one.
         every: Returns the data of all partitions.
         """
         self._store_of = store_of

@@ -40,7 +40,8 @@ class Sampler:
     __slots__ = ("_buckets", "_measured", "_stride", "skip")
 
     def __init__(self) -> None:
-        self.skip = self._measured = 0
+        self.skip: int = 0
+        self._measured = 0
         self._stride = 1
         self._buckets: dict[int, int] = {}
 
