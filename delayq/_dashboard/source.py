@@ -144,13 +144,8 @@ class DelayedSource:
         """Return None: a delayed queue has no settings on the server."""
 
     async def histogram(self, now: int) -> list[int]:
-        """Return how many messages are due by each of :data:`HORIZONS`, and how many later."""
-        edges = [now, *(now + horizon for horizon in HORIZONS)]
-        bars = (self.due_between(*bar) for bar in zip(edges, [*edges[1:], None], strict=True))
-        return await asyncio.gather(*bars)
-
-    async def due_between(self, start: int, end: int | None) -> int:
-        return await self._store.count_due(start, end)
+        """Return how many messages come due by each of :data:`HORIZONS`, and how many later."""
+        return await self._store.due_counts(_edges(now))
 
     async def page(self, state: str, offset: int, limit: int) -> list[Row]:
         if state == "delayed":
@@ -294,12 +289,8 @@ class ReliableSource:
         return await self._parts[0].workers()
 
     async def histogram(self, now: int) -> list[int]:
-        edges = [now, *(now + horizon for horizon in HORIZONS)]
-        parts = await self._each(lambda _, store: store.histogram(edges))
+        parts = await self._each(lambda _, store: store.due_counts(_edges(now)))
         return [sum(bars) for bars in zip(*parts, strict=True)]
-
-    async def due_between(self, start: int, end: int) -> int:
-        return sum(await self._each(lambda _, store: store.count_due(start, end)))
 
     async def page(self, state: str, offset: int, limit: int) -> list[Row]:
         # Each partition may have all the messages that come first.
@@ -557,6 +548,10 @@ class ReliableSource:
 
 
 AnySource = DelayedSource | ReliableSource
+
+
+def _edges(now: int) -> list[int]:
+    return [now, *(now + horizon for horizon in HORIZONS)]
 
 
 def _left(moment_us: int | None, now: int) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from delayq._delayed.listing import paged
 from delayq._delayed.records import any_id_of, id_of, payload_of
-from delayq._engine.store import RESYNC, NextDue, Resynced
+from delayq._engine.store import RESYNC, NextDue, Resynced, due_counts
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
 from delayq.stats import QueueDepth
@@ -380,6 +380,12 @@ class DelayedStore:
         low = "-inf" if after_us is None else f"({score_of(after_us)}"
         high = "+inf" if through_us is None else score_of(through_us)
         return await self._count("ZCOUNT", self.keys.timeout, low, high)
+
+    async def due_counts(self, edges: Sequence[int]) -> list[int]:
+        """Return how many come due between each of some moments, microseconds, and the next, and
+        after the last one.
+        """
+        return await due_counts(self._client, [self.keys.timeout], map(score_of, edges))
 
     async def pending_page(self, offset: int, limit: int) -> list[PendingRecord]:
         """Return pending records in due order."""

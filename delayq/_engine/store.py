@@ -1,4 +1,4 @@
-"""The script that serves the queues of both kinds, and its typed reply."""
+"""The scripts that serve the queues of both kinds, and their typed replies."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from delayq._redis.pipeline import run_all
 from delayq._redis.scripts import Script
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from delayq._redis.client import RedisClient
 
 RESYNC = Script("resync")
+DUE_COUNTS = Script("due_counts")
 
 
 class NextDue(NamedTuple):
@@ -65,3 +66,13 @@ async def resync(
         reply if isinstance(reply, BaseException) else Resynced.of(reply)
         for reply in await run_all(client, RESYNC, requests)
     ]
+
+
+async def due_counts(
+    client: RedisClient, sets: Sequence[str], edges: Iterable[str | int]
+) -> list[int]:
+    """Return how many messages in some sets come due between each edge and the next, and after the
+    last one.
+    """
+    found: list[int] = await client.run(DUE_COUNTS, sets, [*edges])
+    return found

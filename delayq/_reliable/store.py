@@ -8,10 +8,10 @@ methods build the :class:`Request` instead. All moments and durations are in mic
 
 from __future__ import annotations
 
-import asyncio
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
+from delayq._engine.store import due_counts
 from delayq._redis.scripts import Request, Script
 from delayq._reliable.keys import name_in
 from delayq._reliable.new_message import PlainMessage
@@ -471,32 +471,11 @@ class ReliableStore:
         """
         await self._run(SUMMON, share, left)
 
-    async def count_due(self, after_us: int, until_us: int | None) -> int:
-        """Count the waiting messages that come due after one moment and, unless it is None, by
-        another one.
+    async def due_counts(self, edges: Sequence[int]) -> list[int]:
+        """Return how many waiting messages come due between each of some moments and the next, and
+        after the last one.
         """
-        return await self._count_in(await self._waiting_sets(), after_us, until_us)
-
-    async def _waiting_sets(self) -> Sequence[str]:
-        """Return the sets of waiting messages. Most queues have messages of one priority."""
-        has_others = await self.client.command("EXISTS", *self.keys.waiting[1:])
-        return self.keys.waiting if has_others else self.keys.waiting[:1]
-
-    async def _count_in(self, sets: Sequence[str], after_us: int, until_us: int | None) -> int:
-        until = "+inf" if until_us is None else until_us
-        return sum(
-            await asyncio.gather(
-                *(self.client.command("ZCOUNT", key, f"({after_us}", until) for key in sets)
-            )
-        )
-
-    async def histogram(self, edges: Sequence[int]) -> list[int]:
-        """Count the waiting messages that come due between each two of these moments, and after the
-        last one.
-        """
-        sets = await self._waiting_sets()
-        spans = zip(edges, (*edges[1:], None), strict=True)
-        return await asyncio.gather(*(self._count_in(sets, *span) for span in spans))
+        return await due_counts(self.client, self.keys.waiting, edges)
 
     async def remove(self) -> int:
         """Remove every key of the queue, and return how many there were."""
