@@ -13,9 +13,9 @@ from starlette.responses import HTMLResponse, Response
 from delayq._dashboard.forms import Form, whole
 from delayq._dashboard.live import Live
 from delayq._dashboard.queues import Cached, Queues
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import environment, link
 from delayq._dashboard.security import Guard, is_loopback, same_origin
-from delayq._dashboard.source import ReliableSource
 from delayq._dashboard.undo import Undos
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.page import Note, Page
+    from delayq._dashboard.queues import AnySource
     from delayq._dashboard.security import Login
-    from delayq._dashboard.source import AnySource
     from delayq._engine.session import Session
     from delayq.client import Client
 
@@ -160,6 +160,10 @@ class Board:
 
     def _shared(self, request: Request, of: Page | None, *, may_act: bool) -> dict[str, Any]:
         """Return the values of all templates, including live parts."""
+    async def refused(self, form: Form, page: Page, **values: Any) -> Response:
+        """Show a page again, with what was typed into its form and why that was refused."""
+        return await self.page(form.request, page.template, 400, of=page, **values)
+
         return {
             "guard": self.guard,
             "operator": may_act,

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.source import AnySource, Place, Row
+    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.rows import Place, Row
 
 MOST = 10_000
 """The most messages that one action changes."""

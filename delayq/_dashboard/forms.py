@@ -14,7 +14,8 @@ from delayq._dashboard.rendering import link, unpacked
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from delayq._dashboard.source import AnySource, Place
+    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.rows import Place
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 _MOST_FORM = 64 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from delayq._dashboard.source import undeliverable
+from delayq._dashboard.depths import undeliverable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

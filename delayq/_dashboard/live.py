@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
+from delayq._dashboard.depths import SECOND
 from delayq._dashboard.queues import Cached
-from delayq._dashboard.source import SECOND
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.page import Page
-    from delayq._dashboard.source import AnySource
+    from delayq._dashboard.queues import AnySource
     from delayq.stats import QueueDepth
 
     Render = Callable[[Page, Request, bool], Coroutine[None, None, dict[str, str]]]

@@ -6,7 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from delayq._dashboard.source import DelayedSource, ReliableSource
+from delayq._dashboard.delayed_source import DelayedSource
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
@@ -16,7 +17,6 @@ from delayq.errors import BadInput, ServerRefused
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
-    from delayq._dashboard.source import AnySource
     from delayq._engine.session import Session
     from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     Known = dict[tuple[QueueKind, str], int]
 
 T = TypeVar("T")
+
+AnySource = DelayedSource | ReliableSource
 
 # How long a search counts, in seconds; or _SHARE times as long as it took, if that is longer.
 _FRESH = 2.0

@@ -13,15 +13,17 @@ from urllib.parse import quote, unquote_to_bytes, urlencode
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from delayq._dashboard.depths import SECOND, late_us, undeliverable
 from delayq._dashboard.health import states
-from delayq._dashboard.source import SECOND, Place, late_us, undeliverable
+from delayq._dashboard.rows import Place
 from delayq._durations import MICROSECOND
 from delayq.admin.wording import describe_limit, write_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._dashboard.source import AnySource, Row
+    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.rows import Row
     from delayq._reliable.limits import Limit
 
 # Maximum number of characters of a payload on a page, and in a row of a list.

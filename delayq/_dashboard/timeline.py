@@ -10,7 +10,7 @@ from delayq._durations import MICROSECOND
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayq._dashboard.source import Row
+    from delayq._dashboard.rows import Row
     from delayq._reliable.outcomes import Attempt, MessageHistory
 
 

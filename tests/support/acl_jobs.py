@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import delayq
-from delayq._dashboard.source import DelayedSource, ReliableSource
+from delayq._dashboard.delayed_source import DelayedSource
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._delayed.store import POLL_PENDING, TRANSFER

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource
+    from delayq._dashboard.reliable_source import ReliableSource
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:

@@ -10,8 +10,8 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard.forms import UNITS, see, whole
 from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
-from delayq._dashboard.source import ReliableSource
 from delayq._durations import delay_us
 from delayq._reliable.offering import Offer
 from delayq.codecs import JsonCodec
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import AnySource
+    from delayq._dashboard.queues import AnySource
 
 _EMPTY = {
     "payload": "",
@@ -74,7 +74,7 @@ async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
             wrong = {_field_of(error): str(error)}
     texts = {name: form.get(name) for name in _EMPTY}
     values = _values(source, texts, wrong)
-    return await board.page(form.request, PAGE.template, 400, of=PAGE, **values)
+    return await board.refused(form, PAGE, **values)
 
 
 async def _store(source: AnySource, offer: dict[str, Any]) -> Response:

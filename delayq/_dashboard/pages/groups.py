@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource
+    from delayq._dashboard.reliable_source import ReliableSource
 
 _PER_PAGE = 50
 
@@ -73,7 +73,7 @@ async def limit_group(board: Board, source: ReliableSource, form: Form) -> Respo
         name = "limit" if "limit" in str(error) or group else "new_group"
         values = await _values(board, source, group, None)
         kept = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
-        return await board.page(form.request, PAGE.template, 400, of=PAGE, **values | kept)
+        return await board.refused(form, PAGE, **values | kept)
     return see("groups", source, done="limited")
 
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast, get_args
 
 from starlette.exceptions import HTTPException
 
+from delayq._dashboard.depths import SECOND
 from delayq._dashboard.forms import UNITS, see, whole
 from delayq._dashboard.page import Action, Page
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
-from delayq._dashboard.source import SECOND
 from delayq._durations import moment_us
 from delayq.admin import letters
 from delayq.admin.letters import GroupBy, LetterQuery
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource, Row
+    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.rows import Row
 
 GROUPINGS: tuple[GroupBy, ...] = get_args(GroupBy)
 # The most letters that are examined for one page, to count them.

@@ -9,8 +9,8 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard import changes
 from delayq._dashboard.forms import UNITS, see
 from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed, unpacked
-from delayq._dashboard.source import ReliableSource
 from delayq._dashboard.timeline import timeline
 from delayq._durations import microseconds
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import AnySource
+    from delayq._dashboard.queues import AnySource
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delayq._dashboard.depths import late_us, undeliverable
 from delayq._dashboard.forms import whole
 from delayq._dashboard.health import STATES, states
 from delayq._dashboard.page import Page
-from delayq._dashboard.source import late_us, undeliverable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.health import State
     from delayq._dashboard.live import Trail
-    from delayq._dashboard.source import AnySource
+    from delayq._dashboard.queues import AnySource
     from delayq.stats import QueueDepth
 
 _PER_PAGE = 100

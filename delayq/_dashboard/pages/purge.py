@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import AnySource
+    from delayq._dashboard.queues import AnySource
 
 STATES = ("delayed", "ready", "all")
 
@@ -47,7 +47,7 @@ async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
         wrong["typed"] = "This is not the name of the queue."
     if wrong:
         values = await _values(source, state, typed, wrong)
-        return await board.page(form.request, PAGE.template, 400, of=PAGE, **values)
+        return await board.refused(form, PAGE, **values)
     return see("queue", source, done="dropped", count=str(await source.purge(state)), undo="no")
 
 

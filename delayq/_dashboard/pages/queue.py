@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
+from delayq._dashboard.depths import count_in, late_us
 from delayq._dashboard.forms import UNITS, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
-from delayq._dashboard.source import count_in, late_us
 from delayq._durations import microseconds
 from delayq.errors import BadInput
 
@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import AnySource, Place, ReliableSource
+    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.rows import Place
 
 PER_PAGE = 25
 """How many messages a page of a list shows."""
@@ -90,7 +92,7 @@ async def reschedule_many(board: Board, source: AnySource, form: Form) -> Respon
         why = error.detail if isinstance(error, HTTPException) else str(error)
         values = await _values(board, source, state, 0)
         kept = {"delay": form.get("delay"), "unit": form.get("unit"), "wrong": {"delay": why}}
-        return await board.page(form.request, PAGE.template, 400, of=PAGE, **values | kept)
+        return await board.refused(form, PAGE, **values | kept)
     return await _reschedule(board, source, form, state, delay)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource
+    from delayq._dashboard.reliable_source import ReliableSource
 
 _PER_PAGE = 50
 # The memory that an undo takes at most, in bytes.

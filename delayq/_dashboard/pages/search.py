@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard.forms import whole
 from delayq._dashboard.page import Page
+from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import link, name_of
-from delayq._dashboard.source import ReliableSource
 from delayq.admin.search import Search, Searched, SearchQuery
 from delayq.errors import ServerRefused
 
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from starlette.requests import Request
 
     from delayq._dashboard.board import Board
-    from delayq._dashboard.source import AnySource, Row
+    from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.rows import Row
     from delayq.admin.catalog import QueueKind
 
 STATES = ("ready", "delayed", "leased", "dead", "unreadable")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
-    from delayq._dashboard.source import ReliableSource
+    from delayq._dashboard.reliable_source import ReliableSource
     from delayq._reliable.settings import Declared
 
 
@@ -66,7 +66,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
             for name, text in values["was"].items()
         }
         shown = values | {"texts": texts, "was": was, "wrong": wrong}
-        return await board.page(form.request, PAGE.template, 400, of=PAGE, **shown)
+        return await board.refused(form, PAGE, **shown)
     if not changes:
         return see("settings", source, done="unchanged")
     if "partitions" in changes and form.get("sure") != "1":

@@ -6,7 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.page import Page
-from delayq._dashboard.source import Place, ReliableSource, Row
+from delayq._dashboard.reliable_source import ReliableSource
+from delayq._dashboard.rows import Place, Row
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,153 @@
+"""Messages as the dashboard shows them, and where to find each again. Pure."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from delayq._reliable.bodies import Body, parse, parse_letter
+from delayq._reliable.error_text import unpack_error
+
+if TYPE_CHECKING:
+    from delayq._delayed.store import PendingRecord
+    from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where to find one message again.
+
+    Attributes:
+        id: The message's id.
+        partition: The partition that holds the message.
+        due: In a delayed queue, the message's score, as the server writes it.
+    """
+
+    id: bytes
+    partition: int = 0
+    due: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A message, as it is shown. Moments are in microseconds; unknown ones are None."""
+
+    place: Place | None
+    state: str
+    payload: bytes | None
+    due_us: int | None = None
+    lease_us: int | None = None
+    died_us: int | None = None
+    enqueued_us: int | None = None
+    expires_us: int | None = None
+    priority: int = 0
+    attempt: int = 0
+    error: str = ""
+    error_line: str = ""
+    reason: str = ""
+    group: str = ""
+    max_attempts: int | None = None
+    timeout_us: int | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_restorable(self) -> bool:
+        """Whether it can be offered again: a message whose id or body is no text cannot."""
+        if self.place is None or self.payload is None or self.state == "unreadable":
+            return False
+        if self.place.due:
+            return True
+        try:
+            self.place.id.decode()
+        except UnicodeDecodeError:
+            return False
+        return self.enqueued_us is not None
+
+    @property
+    def moment_us(self) -> int | None:
+        """When it died, its lease ends, or it is due."""
+        return self.died_us or self.lease_us or self.due_us
+
+    def delay_us(self, now: int) -> int:
+        """Return the time until it is due, in microseconds; 0 if that has passed."""
+        return max(0, (self.due_us or 0) - now)
+
+
+def of_record(found: PendingRecord) -> Row:
+    place = Place(found.start, 0, found.score.decode(errors="replace"))
+    payload = found.payload
+    state = "unreadable" if payload is None else "delayed"
+    return Row(place, state, found.record if payload is None else payload, found.due_us)
+
+
+def of_message(place: Place, found: StoredMessage, times: MessageTimes | None = None) -> Row:
+    parts = _body(found.body)
+    leased = found.state == "leased"
+    due_us = found.moment_us if not leased else None if times is None else times.due_us
+    line, error = unpack_error(found.error or "")
+    return Row(
+        place,
+        found.state,
+        parts.payload,
+        due_us=due_us,
+        lease_us=found.moment_us if leased else None,
+        enqueued_us=parts.enqueued_us or None,
+        expires_us=None if times is None else times.expires_us,
+        priority=found.priority,
+        attempt=found.attempt,
+        error=error,
+        error_line=line,
+        group=parts.group or "",
+        max_attempts=parts.max_attempts,
+        timeout_us=parts.timeout_us,
+        headers=_texts(parts.headers),
+    )
+
+
+def of_letter(place: Place, stored: StoredLetter) -> Row:
+    try:
+        why, body = parse_letter(stored.letter)
+    except ValueError:
+        # A letter that cannot be read must not hide the others.
+        return Row(place, "dead", stored.letter, died_us=stored.died_us, reason="unreadable")
+    parts = _body(body)
+    line, error = unpack_error(str(why.get("error") or ""))
+    return Row(
+        place,
+        "dead",
+        parts.payload,
+        died_us=stored.died_us,
+        enqueued_us=parts.enqueued_us or None,
+        priority=_number(why.get("priority")),
+        attempt=_number(why.get("attempt")),
+        error=error,
+        error_line=line,
+        reason=str(why.get("reason") or ""),
+        group=parts.group or "",
+        max_attempts=parts.max_attempts,
+        timeout_us=parts.timeout_us,
+        headers=_texts(parts.headers),
+    )
+
+
+def _body(body: bytes) -> Body:
+    """Return the parts of a body; of one that cannot be read, all of it as the payload."""
+    try:
+        return parse(body)
+    except ValueError:
+        return Body(0, {}, body, None, None)
+
+
+def _texts(headers: dict[str, Any]) -> dict[str, str]:
+    return {
+        str(name): value if isinstance(value, str) else json.dumps(value)
+        for name, value in headers.items()
+    }
+
+
+def _number(value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        return 0
