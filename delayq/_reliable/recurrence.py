@@ -254,6 +254,7 @@ def read(record: bytes) -> tuple[dict[str, Any], Timing]:
         if not all(moment == "" or _MOMENT.fullmatch(moment) for moment in moments):
             raise ValueError(moments)  # noqa: TRY301
         facts["priority"], facts["version"] = int(facts["priority"]), int(facts["version"])
+        facts["paused"] = bool(facts.get("paused"))
         return facts, Timing.parse(facts["timing"])
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
         raise Unreadable(f"the schedule's record cannot be read: {type(error).__name__}") from None

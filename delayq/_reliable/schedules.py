@@ -17,7 +17,7 @@ from delayq._reliable.timing import timing_of
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from datetime import datetime, tzinfo
 
     from delayq._reliable.new_message import OptionsMessage
@@ -40,11 +40,12 @@ class Schedule:
         cron: The cron expression, or None.
         every: The period, or None.
         timezone: The time zone in which the expression is evaluated; None for a period.
-        next_at: When the next occurrence is due, by the server's clock (UTC); None while no process
-            that can compute it is running.
+        next_at: When the next occurrence is due, by the server's clock (UTC); None while the
+            schedule is paused, or no process that can compute it is running.
         last_at: When the last occurrence that was handed out had been due; None before the first.
         priority: 0 to 9.
         version: The version passed to :meth:`ReliableQueue.schedule`.
+        paused: Whether it is paused.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Schedule:
     last_at: datetime | None
     priority: int
     version: int
+    paused: bool = False
 
 
 def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
@@ -69,10 +71,11 @@ def to_schedule(name: str, record: bytes, shift_us: int) -> Schedule:
         cron=timing.cron or None,
         every=timedelta(microseconds=timing.every_us) if timing.every_us else None,
         timezone=timing.timezone or None,
-        next_at=moment(facts["next"]),
+        next_at=None if facts["paused"] else moment(facts["next"]),
         last_at=moment(facts["last"]),
         priority=facts["priority"],
         version=facts["version"],
+        paused=facts["paused"],
     )
 
 
@@ -124,7 +127,8 @@ class Recurring(Generic[T]):
                 wins. Among equal versions, the last call wins.
 
         Returns:
-            When the next occurrence is due, by the server's clock (UTC).
+            When the next occurrence is due, by the server's clock (UTC), unless the schedule is
+            paused.
 
         Raises:
             BadInput, EncodeError: Nothing was written.
@@ -177,12 +181,36 @@ class Recurring(Generic[T]):
             OutcomeUnknown: The reply was lost: it may have been carried out. With any other error,
                 it was not.
         """
+        return await self._at_home(name, lambda each: each.recurrence.unschedule(name))
+
+    async def pause_schedule(self, name: str) -> bool:
+        """Pause a schedule, and drop its waiting message.
+
+        A message that a worker has is handled to completion. :meth:`schedule` changes the
+        definition of a paused schedule, but does not resume it.
+
+        Returns:
+            True if there is such a schedule. Pausing it again changes nothing.
+
+        Raises:
+            OutcomeUnknown: The reply was lost: it may have been carried out, and calling this again
+                is safe. With any other error, it was not.
+        """
+        return await self._at_home(name, lambda each: each.store.pause_schedule(name))
+
+    async def resume_schedule(self, name: str) -> bool:
+        """Resume a paused schedule.
+
+        Occurrences that it missed in the meantime are skipped. Returns and raises as
+        :meth:`pause_schedule` does.
+        """
+        return await self._at_home(name, lambda each: each.store.resume_schedule(name))
+
+    async def _at_home(self, name: str, act: Callable[[Partition], Awaitable[bool]]) -> bool:
+        """Act on each partition that may have the schedule, until one has it."""
         _check_name(name)
         await self._ready()
-        queue = self._open
-        return bool(
-            await queue.search(queue.homes, name, lambda each: each.recurrence.unschedule(name))
-        )
+        return bool(await self._open.search(self._open.homes, name, act))
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.

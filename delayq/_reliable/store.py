@@ -72,6 +72,8 @@ AWAIT = Script("reliable/await")
 RESUME = Script("reliable/resume")
 SCHEDULE = Script("reliable/schedule")
 UNSCHEDULE = Script("reliable/unschedule")
+PAUSE_SCHEDULE = Script("reliable/pause_schedule")
+RESUME_SCHEDULE = Script("reliable/resume_schedule")
 OCCUR = Script("reliable/occur")
 RECUR = Script("reliable/recur")
 REFILL = Script("reliable/refill")
@@ -607,6 +609,14 @@ class ReliableStore:
     async def unschedule(self, name: str) -> bool:
         """Delete a schedule and its waiting message, and return whether it was there."""
         return bool(await self._run(UNSCHEDULE, name))
+
+    async def pause_schedule(self, name: str) -> bool:
+        """Pause a schedule, drop its waiting message, and return whether there is that schedule."""
+        return bool(await self._run(PAUSE_SCHEDULE, name))
+
+    async def resume_schedule(self, name: str) -> bool:
+        """Resume a schedule, and return whether there is one of that name."""
+        return bool(await self._run(RESUME_SCHEDULE, name))
 
     async def schedules(self) -> StoredSchedules:
         """Return all schedules."""

@@ -147,6 +147,8 @@ EVENTS = (
         _all_to(GONE, *_WITHOUT_WORKER),
     ),
     Event("its schedule ends", "unschedule", _all_to(GONE, *_WITHOUT_WORKER)),
+    Event("its schedule is paused", "pause_schedule", _all_to(GONE, *_WITHOUT_WORKER)),
+    Event("its schedule is resumed", "resume_schedule", _all_to(DELAYED, GONE, DEAD, REMEMBERED)),
     Event(
         "follows the occurrence that is handed out",
         "occur",

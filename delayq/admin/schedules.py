@@ -73,6 +73,16 @@ async def unschedule(stores: Sequence[ReliableStore], name: str) -> bool:
     return any([await store.unschedule(name) for store in stores])
 
 
+async def pause(stores: Sequence[ReliableStore], name: str) -> bool:
+    """Pause a schedule as :meth:`delayq.ReliableQueue.pause_schedule` does."""
+    return any([await store.pause_schedule(name) for store in stores])
+
+
+async def resume(stores: Sequence[ReliableStore], name: str) -> bool:
+    """Resume a schedule as :meth:`delayq.ReliableQueue.resume_schedule` does."""
+    return any([await store.resume_schedule(name) for store in stores])
+
+
 def _listed(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
     name = raw.decode(errors="replace")
     try:
@@ -80,7 +90,7 @@ def _listed(raw: bytes, record: bytes, shift_us: int) -> ListedSchedule:
         facts, timing = read(record)
     except Unreadable:
         return ListedSchedule(name, None)
-    if not facts["next"]:
+    if facts["paused"] or not facts["next"]:
         return ListedSchedule(name, schedule)
     first_us = int(facts["next"])
     if timing.every_us:

@@ -32,6 +32,7 @@ from delayq.cli.output import (
     tell,
 )
 from delayq.cli.running import clock, with_client
+from delayq.cli.schedules import change_schedule
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
@@ -175,11 +176,25 @@ def configure(
         show_fields(_setting_lines(settings))
 
 
-def pause(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
+def pause(
+    queue: ReliableOnly,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Pause this schedule, and nothing else of the queue."),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
     """Pause a reliable queue: no process takes messages until it is resumed.
 
-    Leased messages are not affected.
+    Leased messages are not affected. With --schedule, the messages of that schedule stop coming,
+    and its waiting one is dropped.
+
+    Exit status: 0, or 1 if there is no such schedule.
     """
+    if schedule is not None:
+        change_schedule(queue, schedule, "paused", url, as_json=as_json)
+        return
 
     async def act(client: Client) -> None:
         await queue.reliable(client, "be paused").pause()
@@ -192,11 +207,22 @@ def pause(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None
     )
 
 
-def resume(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
-    """Resume a paused reliable queue.
+def resume(
+    queue: ReliableOnly,
+    schedule: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Resume this schedule instead of the queue."),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Resume a paused reliable queue, or one of its schedules.
 
-    Exit status: 0, or 1 if it was not paused.
+    Exit status: 0, or 1 if the queue was not paused, or there is no such schedule.
     """
+    if schedule is not None:
+        change_schedule(queue, schedule, "resumed", url, as_json=as_json)
+        return
 
     async def act(client: Client) -> bool:
         return await queue.reliable(client, "be paused").resume()

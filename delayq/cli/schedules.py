@@ -50,6 +50,7 @@ def schedules(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> 
                     "last_at": moment_json(schedule.last_at),
                     "priority": schedule.priority,
                     "version": schedule.version,
+                    "paused": schedule.paused,
                 }
             )
     elif found:
@@ -72,18 +73,26 @@ def unschedule(
 
     Exit status: 0, or 1 if there is no such schedule.
     """
+    change_schedule(queue, name, "unscheduled", url, as_json=as_json)
+
+
+def change_schedule(
+    queue: ReliableOnly, name: str, done: str, url: str | None, *, as_json: bool
+) -> None:
+    """Pause, resume or delete a schedule, so that it is ``done``."""
 
     async def act(client: Client) -> bool:
-        return await queue.reliable(client, _DOING).unschedule(name)
+        jobs = queue.reliable(client, _DOING)
+        return await {
+            "paused": jobs.pause_schedule,
+            "resumed": jobs.resume_schedule,
+            "unscheduled": jobs.unschedule,
+        }[done](name)
 
     if not with_client(url, act):
         tell(f"there is no schedule {name!r}")
         raise typer.Exit(1)
-    report(
-        {"queue": queue.name, "name": name, "unscheduled": True},
-        f"{name} is unscheduled",
-        as_json=as_json,
-    )
+    report({"queue": queue.name, "name": name, done: True}, f"{name} is {done}", as_json=as_json)
 
 
 def _row(schedule: Schedule, now: datetime) -> list[str]:
@@ -94,7 +103,7 @@ def _row(schedule: Schedule, now: datetime) -> list[str]:
     return [
         schedule.name,
         when,
-        moment_cell(schedule.next_at, now),
+        "paused" if schedule.paused else moment_cell(schedule.next_at, now),
         moment_cell(schedule.last_at, now),
         str(schedule.priority),
         str(schedule.version),

@@ -247,6 +247,14 @@ class ReliableQueue(Generic[T]):
         """Delete a schedule and drop its waiting message. Return whether there was one."""
         return self._door.run(lambda queue: queue.unschedule(name))
 
+    def pause_schedule(self, name: str) -> bool:
+        """Pause a schedule and drop its waiting message. Return whether there is that schedule."""
+        return self._door.run(lambda queue: queue.pause_schedule(name))
+
+    def resume_schedule(self, name: str) -> bool:
+        """Resume a schedule. Return whether there is one of that name."""
+        return self._door.run(lambda queue: queue.resume_schedule(name))
+
     def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name."""
         return self._door.run(lambda queue: queue.schedules())

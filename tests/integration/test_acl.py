@@ -260,6 +260,8 @@ REFUSED: dict[tuple[str, Role], list[Attempt]] = {
         lambda queue, _: queue.dead.redrive(),
         lambda queue, _: queue.schedule("nightly", every=1, value=1),
         lambda queue, _: queue.unschedule("nightly"),
+        lambda queue, _: queue.pause_schedule("nightly"),
+        lambda queue, _: queue.resume_schedule("nightly"),
     ],
 }
 

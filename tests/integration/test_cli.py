@@ -698,6 +698,13 @@ def test_schedules_are_listed_and_deleted(cli: Cli) -> None:
     assert fields(nightly, "every last_at") == (None, None)
     assert nightly["next_at"].endswith(":00:00.000Z")
     assert fields(often, "name every priority version") == ("often", 90, 3, 7)
+    for command, done in (("pause", "paused"), ("resume", "resumed")):
+        assert cli(f"{command} mails --schedule nightly")[1] == [
+            {"queue": "mails", "name": "nightly", done: True}
+        ]
+        status, (nightly, _) = cli("schedules mails")
+        assert (nightly["paused"], nightly["next_at"] is None) == ((done == "paused"),) * 2
+        assert cli(f"{command} mails --schedule none") == (1, [])
     assert cli("unschedule mails nightly")[1] == [
         {"queue": "mails", "name": "nightly", "unscheduled": True}
     ]

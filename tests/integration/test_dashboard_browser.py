@@ -165,6 +165,7 @@ def _operate(address: str, browser: Seen) -> None:
     browser.find("summary").click()
     browser.follow(("Remove it", "Schedule removed."))
 
+    browser.follow(("Pause", "Schedule paused."), ("Resume", "Schedule resumed."))
     browser.click("New message")
     browser.until("Headers, one")
     browser.type("#payload", "{")

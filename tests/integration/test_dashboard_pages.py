@@ -745,6 +745,25 @@ async def test_a_schedule_is_run_now_and_set_back(
     assert schedule.next_at > next_at
 
 
+async def test_a_schedule_is_paused_and_resumed(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("another", 60)
+    await jobs.schedule("often", every=3600, value=1)
+    fields = schedule_form(await page(admin, SCHEDULES), "often")
+    shown = await send(admin, fields | {"do": "pause_schedule"})
+    assert "Schedule paused." in shown
+    assert re.search(r"often every 1 h paused never .*Resume", texts(shown))
+    assert "Run now" not in shown
+    assert (await jobs.stats()).delayed == 1
+    shown = await send(admin, fields | {"do": "resume_schedule"})
+    assert "Schedule resumed." in shown
+    assert "Pause" in shown
+    assert (await jobs.stats()).delayed == 2
+    await jobs.unschedule("often")
+    for do in ("pause_schedule", "resume_schedule"):
+        assert "there is no such schedule" in await send(admin, fields | {"do": do})
+
+
 async def test_a_schedule_is_removed(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer("another", 60)

@@ -722,6 +722,10 @@ class TestTheServerKeepsTheNumber:
         await queue.schedule("nightly", every=3600, value=0)
         assert len(await queue.schedules()) == 1
         assert (await queue.stats()).delayed == 2
+        assert await queue.pause_schedule("nightly")
+        assert (await queue.stats()).delayed == 1
+        assert await queue.resume_schedule("nightly")
+        assert (await queue.stats()).delayed == 2
         assert await queue.unschedule("nightly")
 
     async def test_what_was_handled_under_a_former_number_still_counts_as_taken(

@@ -498,6 +498,133 @@ async def test_a_redefinition_while_an_occurrence_is_at_work(jobs: Jobs) -> None
     assert (await take(jobs, 31)).value == "new"
 
 
+# Pauses
+
+
+async def test_a_paused_schedule_adds_nothing_until_it_is_resumed(
+    client: Client, jobs: Jobs
+) -> None:
+    await schedule(jobs, priority=4)
+    assert await jobs.pause_schedule("tick") is True
+    assert await jobs.pause_schedule("tick") is True
+    assert await waiting(jobs) == []
+    (paused,) = await jobs.schedules()
+    assert (paused.paused, paused.next_at) == (True, None)
+    await jobs._open.partitions[0].recurrence.look()
+    await advance(jobs, 3600)
+    assert await jobs.claim() == []
+    now = await client.server_time()
+    assert await jobs.resume_schedule("tick") is True
+    # What it missed is skipped, and the period goes on as before.
+    (resumed,) = await jobs.schedules()
+    assert not resumed.paused
+    assert await waiting(jobs) == ["tick"]
+    assert resumed.next_at is not None
+    assert timedelta(0) < resumed.next_at - now <= timedelta(seconds=61)
+
+
+async def test_a_short_pause_leaves_the_next_occurrence_where_it_was(jobs: Jobs) -> None:
+    next_at = await schedule(jobs)
+    await jobs.pause_schedule("tick")
+    # Every process that starts defines it again.
+    await schedule(jobs)
+    await schedule(jobs, "new")
+    assert await waiting(jobs) == []
+    await jobs.resume_schedule("tick")
+    (resumed,) = await jobs.schedules()
+    assert resumed.next_at == next_at
+    assert await waiting(jobs) == ["new"]
+    await jobs.resume_schedule("tick")
+    assert await waiting(jobs) == ["new"]
+
+
+async def test_a_cancelled_occurrence_does_not_come_back_by_a_pause(jobs: Jobs) -> None:
+    next_at = await schedule(jobs)
+    (message,) = await jobs.list("delayed")
+    await jobs.cancel(message.id)
+    await jobs.pause_schedule("tick")
+    await jobs.resume_schedule("tick")
+    (resumed,) = await jobs.schedules()
+    assert resumed.next_at == next_at + timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("resumes_first", [True, False])
+async def test_a_pause_leaves_the_occurrence_at_work(jobs: Jobs, resumes_first: bool) -> None:
+    message = await first_tick(jobs)
+    await jobs.pause_schedule("tick")
+    assert await waiting(jobs) == []
+    await message.nack(delay=0)
+    again = await take(jobs)
+    assert again.id == message.id
+    if resumes_first:
+        await jobs.resume_schedule("tick")
+        assert await waiting(jobs) == ["tick"]
+    await again.ack()
+    await jobs.resume_schedule("tick")
+    assert await waiting(jobs) == ["tick"]
+
+
+async def test_a_pause_between_a_claim_and_its_follow_up(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await schedule(jobs)
+    store = jobs._open.partitions[0].store
+    occur = store.occur
+
+    async def pause_first(claims: Any) -> Any:
+        await jobs.pause_schedule("tick")
+        return await occur(claims)
+
+    monkeypatch.setattr(store, "occur", pause_first)
+    message = await take(jobs, 60)
+    assert await waiting(jobs) == []
+    await message.ack()
+    await jobs._open.partitions[0].recurrence.look()
+    assert await waiting(jobs) == []
+    await jobs.resume_schedule("tick")
+    assert await waiting(jobs) == ["tick"]
+
+
+@needs_cron
+async def test_a_pause_may_outlast_the_moments_that_are_known(jobs: Jobs) -> None:
+    await schedule(jobs, every=None, cron="* * * * *")
+    await jobs.pause_schedule("tick")
+    await advance(jobs, timedelta(hours=2))
+    await jobs.resume_schedule("tick")
+    # A process that can compute the next ones does.
+    await jobs._open.partitions[0].recurrence.look()
+    await until(lambda: not jobs._open.partitions[0].recurrence._refilling)
+    assert await waiting(jobs) == ["tick"]
+    # So does the next definition, while it is paused.
+    await jobs.pause_schedule("tick")
+    await advance(jobs, timedelta(hours=2))
+    await jobs.resume_schedule("tick")
+    await jobs.pause_schedule("tick")
+    await schedule(jobs, every=None, cron="* * * * *")
+    await jobs.resume_schedule("tick")
+    assert await waiting(jobs) == ["tick"]
+
+
+async def test_another_timing_while_it_is_paused_starts_anew(jobs: Jobs, client: Client) -> None:
+    await schedule(jobs)
+    await jobs.pause_schedule("tick")
+    await schedule(jobs, every=3600)
+    await jobs.resume_schedule("tick")
+    (resumed,) = await jobs.schedules()
+    assert resumed.next_at is not None
+    assert resumed.next_at - await client.server_time() > timedelta(minutes=59)
+
+
+async def test_unscheduling_ends_a_pause(jobs: Jobs) -> None:
+    await schedule(jobs)
+    await jobs.pause_schedule("tick")
+    assert await jobs.unschedule("tick")
+    assert await jobs.pause_schedule("tick") is False
+    assert await jobs.resume_schedule("tick") is False
+    await schedule(jobs)
+    assert await waiting(jobs) == ["tick"]
+
+
 # Cost
 
 

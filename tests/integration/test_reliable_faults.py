@@ -146,6 +146,8 @@ OPERATIONS: dict[str, Any] = {
     "schedule a cron": lambda queue, _: queue.schedule("new", cron="0 0 1 1 *", value=8),
     "schedule otherwise": lambda queue, _: queue.schedule("known", every=8 * HOUR, value=9),
     "unschedule": lambda queue, _: queue.unschedule("known"),
+    "pause a schedule": lambda queue, _: queue.pause_schedule("known"),
+    "resume a schedule": lambda queue, _: queue.resume_schedule("known"),
     "schedules": lambda queue, _: queue.schedules(),
     "dead.size": lambda queue, _: queue.dead.size(),
     "dead.list": lambda queue, _: queue.dead.list(),

@@ -72,6 +72,8 @@ CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
     "resume": lambda jobs: jobs.resume(),
     "schedule": lambda jobs: jobs.schedule("a", every=1, value=1),
     "unschedule": lambda jobs: jobs.unschedule("a"),
+    "pause_schedule": lambda jobs: jobs.pause_schedule("a"),
+    "resume_schedule": lambda jobs: jobs.resume_schedule("a"),
     "schedules": lambda jobs: jobs.schedules(),
 }
 

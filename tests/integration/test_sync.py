@@ -104,6 +104,9 @@ def test_dead_letters_and_schedules(client: sync.Client) -> None:
 
     next_at = mails.schedule("report", every=SOON, value="daily")
     assert [(each.name, each.next_at) for each in mails.schedules()] == [("report", next_at)]
+    assert mails.pause_schedule("report")
+    assert [each.paused for each in mails.schedules()] == [True]
+    assert mails.resume_schedule("report")
     assert mails.unschedule("report")
 
 

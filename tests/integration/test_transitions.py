@@ -85,9 +85,9 @@ class Bench:
     def let_pass(self, by: int) -> None:
         self.run("advance_reliable", by, folder="testing")
 
-    def schedule(self, next_: int | str, *upcoming: int, last: int | str = "") -> None:
+    def schedule(self, next_: int | str, *upcoming: int, last: int | str = "", **more: Any) -> None:
         """Store the schedule of the message as if it had got this far."""
-        facts = {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0}
+        facts = more | {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0}
         moments = {"next": str(next_), "last": str(last), "upcoming": [*map(str, upcoming)]}
         record = json.dumps({**facts, **moments, "timing": "t"}) + "\n\n1"
         self.raw.hset(KEYS.schedules, "daily", record)
@@ -169,6 +169,16 @@ def unscheduled(at: Bench) -> None:
     at.run("unschedule", "daily")
 
 
+def schedule_paused(at: Bench) -> None:
+    at.schedule(at.moment)
+    at.run("pause_schedule", "daily")
+
+
+def schedule_resumed(at: Bench) -> None:
+    at.schedule(at.moment, paused=True)
+    at.run("resume_schedule", "daily")
+
+
 def follows(at: Bench) -> None:
     at.schedule(at.moment - HOUR, at.moment)
     at.offer(id=at.before)
@@ -228,6 +238,8 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "scheduled as an occurrence": scheduled,
     "replaced by an occurrence at another time": replaced,
     "its schedule ends": unscheduled,
+    "its schedule is paused": schedule_paused,
+    "its schedule is resumed": schedule_resumed,
     "follows the occurrence that is handed out": follows,
     "handed out while the occurrence before it lives": comes_too_early,
     "follows an occurrence that was lost": recurs,

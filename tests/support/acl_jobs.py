@@ -510,6 +510,8 @@ async def recurring(place: Place, queue: ReliableQueue[Any]) -> None:
     await place.theirs().purge()
     await queue._open.partitions[0].recurrence.look()
     await queue._open.partitions[0].recurrence._refill("again")
+    assert await queue.pause_schedule("again")
+    assert await queue.resume_schedule("again")
     assert await queue.unschedule("again")
 
 
@@ -575,6 +577,8 @@ async def reliable_admin(place: Place) -> None:
         assert await queue.dead.purge(ids) == 1
     await queue.purge("delayed")
     await theirs.schedule("nightly", every=3600, value=1)
+    assert await queue.pause_schedule("nightly")
+    assert await queue.resume_schedule("nightly")
     assert await queue.unschedule("nightly")
     assert await queue.purge() > 0
     await theirs.offer_many([delayq.Offer(i, group="tenant") for i in range(3)])

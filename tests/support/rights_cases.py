@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from delayq import Offer
 from delayq._delayed import store as delayed
 from delayq._delayed.keys import DelayedKeys
-from delayq._engine.store import RESYNC
+from delayq._engine.store import DUE_COUNTS, RESYNC
 from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import LAYOUT
@@ -52,6 +52,7 @@ def keys_of(script: Script) -> list[str]:
         "fence": DELAYED.fence(TOKEN),
         "destination": DELAYED.ready,
         "key...": DELAYED.timeout,
+        "set...": DELAYED.timeout,
     }
     return [special.get(key) or getattr(DELAYED, key) for key in script.keys]
 
@@ -396,6 +397,12 @@ async def unschedule(at: Prepared) -> Any:
     return ["often"]
 
 
+async def schedule_paused(at: Prepared) -> Any:
+    await scheduled(at, 3600)
+    await at.client.reliable_queue(NAME, lease=3600).pause_schedule("often")
+    return ["often"]
+
+
 async def occur(at: Prepared) -> Any:
     await scheduled(at, 3600)
     (id,) = await at.raw.zrange(RELIABLE.waiting[2], 0, -1)  # noqa: A001
@@ -490,6 +497,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.SET_ASIDE, "", leased(60_000, "", b"x")),
     (delayed.SET_ASIDE, "leased", leased(60_000, "a:001", b"1")),
     (RESYNC, "", leased("delayed")),
+    (DUE_COUNTS, "", leased("0", "1e15")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", offer_one),
@@ -517,6 +525,8 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.SCHEDULE, "anew", schedule_anew),
     (reliable.SCHEDULE, "otherwise", schedule_otherwise),
     (reliable.UNSCHEDULE, "", unschedule),
+    (reliable.PAUSE_SCHEDULE, "", unschedule),
+    (reliable.RESUME_SCHEDULE, "", schedule_paused),
     (reliable.OCCUR, "", occur),
     (reliable.RECUR, "", recur),
     (reliable.REFILL, "", refill),

@@ -65,6 +65,16 @@ async def unschedule(board: Board, source: ReliableSource, form: Form) -> Respon
     return see("schedules", source, done="unscheduled" if done else "no_schedule")
 
 
+async def pause_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
+    done = await schedules.pause(await source.every_store(), unquote(form.get("schedule")))
+    return see("schedules", source, done="schedule_paused" if done else "no_schedule")
+
+
+async def resume_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
+    done = await schedules.resume(await source.every_store(), unquote(form.get("schedule")))
+    return see("schedules", source, done="schedule_resumed" if done else "no_schedule")
+
+
 PAGE = Page(
     "/schedules",
     "schedules.html",
@@ -74,6 +84,8 @@ PAGE = Page(
     kinds=("reliable",),
     actions={
         "run_schedule": Action(run_schedule, ("reliable",)),
+        "pause_schedule": Action(pause_schedule, ("reliable",)),
+        "resume_schedule": Action(resume_schedule, ("reliable",)),
         "unschedule": Action(unschedule, ("reliable",)),
     },
     notes={
@@ -81,6 +93,8 @@ PAGE = Page(
         "not_run": Note(
             "Nothing changed: there is no such schedule, or a worker has its message.", bad=True
         ),
+        "schedule_paused": Note("Schedule paused. No message of it is added until you resume it."),
+        "schedule_resumed": Note("Schedule resumed. Runs that it missed are skipped."),
         "unscheduled": Note(
             "Schedule removed. This cannot be undone, but an application that calls schedule() when"
             " it starts brings it back."

@@ -11,7 +11,7 @@
 -- Repeatable: yes
 --
 -- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
--- matter, -2 if there is no such schedule any more.
+-- matter, as while it is paused, -2 if there is no such schedule any more.
 -- include: clock
 -- include: leases
 -- include: queue
@@ -23,7 +23,9 @@ local reply = {}
 for i, name in ipairs(names) do
   local facts, content = load_schedule(name)
   reply[i] = -2
-  if facts then
+  if facts and facts.paused then
+    reply[i] = -1
+  elseif facts then
     if not find_occurrence(name, facts.next, now) then
       -- Cancelled, purged, expired or dead: that occurrence is over.
       skip_to_after(facts, math.max(now + shift, tonumber(facts.next) or 0))

@@ -20,7 +20,7 @@
 -- Repeatable: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
--- the number of moments known beyond it. An error, DELAYQ_SETTINGS, if other settings are stored.
+-- the number of moments known beyond it. A paused schedule stays paused. An error, DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -46,11 +46,11 @@ if not facts then
 else
   local has_changed = facts.timing ~= timing or stored_content ~= content or facts.priority ~= priority or facts.ttl ~= ttl_us
   local found = find_occurrence(name, facts.next, now)
-  if not found then
+  if not found and not facts.paused then
     over = tonumber(facts.next) or 0
-  elseif has_changed and found.leased then
+  elseif found and has_changed and found.leased then
     over, facts.last = tonumber(facts.next), facts.next
-  elseif has_changed then
+  elseif found and has_changed then
     delete_message(name .. '@' .. facts.next, found.where)
   end
 end
@@ -59,8 +59,8 @@ facts.timing, facts.version, facts.priority, facts.ttl, facts.upcoming = timing,
 if not has_same_timing then
   facts.every, facts.first = every_us, format_moment(shifted_now + tonumber(every_us))
   skip_to_after(facts, shifted_now)
-elseif over then
-  skip_to_after(facts, math.max(shifted_now, over))
+elseif over or facts.next == '' then
+  skip_to_after(facts, math.max(shifted_now, over or 0))
 else
   while moments[1] and tonumber(moments[1]) <= tonumber(facts.next) do table.remove(moments, 1) end
 end

@@ -3,7 +3,8 @@
 -- The hash of schedules holds, by name, facts as JSON, a newline, then headers and payload as in a
 -- body. Moments in it are decimal text, because cjson rounds numbers of that size. An occurrence is
 -- a message whose id is "name@moment", with the moment at which it is due. `facts.next` is the
--- occurrence that waits, `facts.last` the one that was handed out before it.
+-- occurrence that waits, `facts.last` the one that was handed out before it. While `facts.paused` is
+-- true, none waits.
 --
 -- The field with the empty name is how far delayq.testing has moved the queue's time, microseconds:
 -- schedules tell the time with it, while everything else was moved back instead.
@@ -68,9 +69,9 @@ local function skip_to_after(facts, moment)
   facts.next = table.remove(facts.upcoming, 1) or ''
 end
 
--- Enqueue the next occurrence, unless it waits already.
+-- Enqueue the next occurrence, unless it waits already or the schedule is paused.
 local function enqueue_next(name, facts, content, now, shift)
-  if facts.next == '' or find_occurrence(name, facts.next, now) then return end
+  if facts.paused or facts.next == '' or find_occurrence(name, facts.next, now) then return end
   local id, due = name .. '@' .. facts.next, tonumber(facts.next) - shift
   -- It may have been due for a while.
   local enqueued = math.min(now, due)
