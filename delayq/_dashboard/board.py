@@ -102,7 +102,9 @@ class Board:
         source = await self.queues.source(kind, name)
         if source is None:
             raise HTTPException(
-                404, "Queue not found. A queue exists on the server only while it holds messages."
+                404,
+                "Queue not found. A delayed queue exists only while it holds messages, and a"
+                " reliable queue until it has been idle for 30 days.",
             )
         return source
 
@@ -158,12 +160,12 @@ class Board:
             self.guard.remember(request, response, login)
         return response
 
-    def _shared(self, request: Request, of: Page | None, *, may_act: bool) -> dict[str, Any]:
-        """Return the values of all templates, including live parts."""
     async def refused(self, form: Form, page: Page, **values: Any) -> Response:
         """Show a page again, with what was typed into its form and why that was refused."""
         return await self.page(form.request, page.template, 400, of=page, **values)
 
+    def _shared(self, request: Request, of: Page | None, *, may_act: bool) -> dict[str, Any]:
+        """Return the values of all templates, including live parts."""
         return {
             "guard": self.guard,
             "operator": may_act,

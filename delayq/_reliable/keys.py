@@ -50,7 +50,7 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|places|lines|grouped|turns|trials|starts|done"
-    r"|dead|dead:messages|paused|schedules|recorded|records|workers)$"
+    r"|dead|dead:messages|paused|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)

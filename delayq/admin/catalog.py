@@ -22,9 +22,10 @@ QUEUE_KEYS = "[dr]e[dl][ai]*"
 async def find_queues(server: RedisClient) -> dict[tuple[QueueKind, str], set[int]]:
     """Return every queue that has a key, by kind and name on the server, with its partitions seen.
 
-    A queue has keys as long as it has messages, dead letters or schedules, is paused, or clients
-    work on it. A delayed queue that has only its ready list left is not found, because such a list
-    looks like any other.
+    A reliable queue has keys as long as it has messages, dead letters or schedules, is paused, or
+    was used within the 30 days of its history. A delayed queue that has only its ready list left is
+    not found, because such a list looks like any other.
+
     Reads the names of all keys, page by page.
 
     Raises:
