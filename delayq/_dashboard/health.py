@@ -1,4 +1,4 @@
-"""Judges a queue by its figures: what is wrong with it, the worst first."""
+"""Tells what is wrong with a queue, judging by its figures."""
 
 from __future__ import annotations
 

@@ -177,7 +177,9 @@ class ReliableSource:
         return rows
 
     async def history(self, row: Row) -> MessageHistory | None:
-        """Return what is recorded of a message; None if that is nothing, or its id is no text."""
+        """Return what is recorded of a message; None if there is nothing, or its id
+        is not text.
+        """
         assert row.place is not None
         store, name = self._parts[row.place.partition], row.place.id
         if row.state == "dead" and (letter := await store.dead_letter(name)) is not None:

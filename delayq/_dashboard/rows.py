@@ -53,7 +53,7 @@ class Row:
 
     @property
     def is_restorable(self) -> bool:
-        """Whether it can be offered again: a message whose id or body is no text cannot."""
+        """Whether it can be offered again, which takes an id that is text and a readable body."""
         if self.place is None or self.payload is None or self.state == "unreadable":
             return False
         if self.place.due:

@@ -174,7 +174,7 @@ class Guard:
         return None
 
     async def _hosted_login(self, request: Request, authenticate: Authenticate) -> Login | None:
-        """Ask the host application. A failure of it admits nobody."""
+        """Ask the host application. If it fails, nobody is logged in."""
         try:
             answer = authenticate(request)
             role = await answer if inspect.isawaitable(answer) else answer

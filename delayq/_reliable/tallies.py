@@ -57,8 +57,8 @@ class Sampler:
 
     def drain(self) -> dict[int, int]:
         """Return what was counted, by bucket, and begin anew."""
-        buckets = self._buckets
-        self.__init__()  # type: ignore[misc]  # it has no subclasses
+        buckets, self._buckets = self._buckets, {}
+        self.skip, self._measured, self._stride = 0, 0, 1
         return buckets
 
     def put_back(self, buckets: Mapping[int, int]) -> None:
