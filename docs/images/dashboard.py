@@ -1,4 +1,4 @@
-"""Take the pictures of docs/dashboard.md: ``make pictures``.
+"""Take the pictures of docs/dashboard.md and docs/operations.md: ``make pictures``.
 
 Every page is shown at three widths, light and dark, with the same queues. ``--all DIRECTORY`` keeps
 the pictures of all pages there, to look at.
@@ -15,10 +15,13 @@ from typing import TYPE_CHECKING
 from tests.conftest import FOUND
 from tests.support.board import TOKEN
 from tests.support.browser import PAGES, fill, serving, trouble, visit, work
+from tests.support.incident import broken, fix_in_the_dashboard
 from tests.support.servers import PrivateServer
 from tests.support.tasks import running
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.support.browser import Seen
 
 HERE = Path(__file__).parent
@@ -61,6 +64,27 @@ def look_at(address: str, everything: Path | None, width: str, dark: bool, brows
     browser.complaints()
 
 
+async def incident() -> None:
+    """Take the pictures of an incident, a minute after it has begun."""
+
+    def look(address: str, mailer: Callable[[], object], browser: Seen) -> None:
+        taken: list[str] = []
+
+        def take(name: str) -> None:
+            if name not in taken:
+                taken.append(name)
+                browser.picture(HERE / f"incident-{name}.png", 900)
+
+        browser.go(address)
+        browser.until("no consumers", 120)
+        browser.until(lambda: "late" in browser.find("#live_queues").text, 120)
+        fix_in_the_dashboard(address, mailer, browser, take)
+
+    with PrivateServer(next(iter(FOUND.values()))) as server:
+        async with broken(server) as mailer, serving(server, "--token", TOKEN) as (_, address):
+            await visit(partial(look, address, mailer), WIDTHS["wide"], 900)
+
+
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", type=Path, metavar="DIRECTORY")
@@ -76,6 +100,7 @@ async def main() -> None:
                     for dark in (False, True):
                         how = partial(look_at, address, everything, width, dark)
                         await visit(how, pixels, 900, dark=dark)
+    await incident()
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq.admin import inspect as inspection
+from delayq.testing import advance
 from tests.support.board import TOKEN
 from tests.support.browser import (
     CHROMIUM,
@@ -30,6 +31,7 @@ from tests.support.browser import (
     visit,
     work,
 )
+from tests.support.incident import broken, fix_in_the_dashboard
 from tests.support.tasks import running
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ needs_chromium = pytest.mark.skipif(
     ),
 )
 pytestmark = [pytest.mark.browser, needs_chromium]
+ROOT = Path(__file__).parents[2]
 READ_TOKEN = "look-look-look-look"
 
 
@@ -162,10 +165,10 @@ def _operate(address: str, browser: Seen) -> None:
     browser.go(f"{address}schedules?kind=reliable&name=ops")
     browser.follow(("Run now", "The next run is due now."), ("Undo", "1 message is as before."))
     browser.go(f"{address}schedules?kind=reliable&name=ops")
+    browser.follow(("Pause", "Schedule paused."), ("Resume", "Schedule resumed."))
     browser.find("summary").click()
     browser.follow(("Remove it", "Schedule removed."))
 
-    browser.follow(("Pause", "Schedule paused."), ("Resume", "Schedule resumed."))
     browser.click("New message")
     browser.until("Headers, one")
     browser.type("#payload", "{")
@@ -275,6 +278,34 @@ def _click_through(address: str, prepare: Callable[[], None], browser: Seen) -> 
         for text in re.findall(r"<button[^>]*>([^<]+)</button>", each.read_text("utf-8"))
     }
     assert buttons - browser.clicked == set()
+
+
+async def test_an_incident_is_fixed_in_the_dashboard_as_the_page_tells(
+    own_server: PrivateServer,
+) -> None:
+    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
+    story = page.partition("## The same incident, in the dashboard\n")[2].partition("\n## ")[0]
+    told = {text for text in re.findall(r"\*\*(.+?)\*\*", story) if text[0].isupper()}
+    async with broken(own_server) as mailer, serving(own_server, "--token", TOKEN) as served:
+        client, address = served
+        # A minute passes, after which the queue counts as late.
+        mails = client.reliable_queue("mails")
+        await advance(mails, 70)
+        clicked: set[str] = set()
+
+        def fix(browser: Seen) -> None:
+            fix_in_the_dashboard(address, mailer, browser)
+            clicked.update(browser.clicked)
+
+        await visit(fix, 1440)
+        assert told - {"History"} <= clicked
+        assert (await mails.stats()).ready == 0
+        assert await client.reliable_queue("invoices").get("invoice-2") is None
+        webhooks = await client.reliable_queue("webhooks").stats()
+        assert (webhooks.dead, webhooks.ready, webhooks.delayed) == (0, 0, 0)
+        exports = client.reliable_queue("exports")
+        assert [each.name for each in await exports.groups.list()] == ["acme"]
+        assert (await exports.groups.get("acme")).limit == delayq.Limit(2)
 
 
 async def test_figures_move_without_a_reload(own_server: PrivateServer) -> None:

@@ -156,13 +156,20 @@ class Seen:
         field.clear()
         field.send_keys(text)
 
-    def until(self, said: str | Callable[[], Any]) -> None:
+    def until(self, said: str | Callable[[], Any], within: float = WITHIN) -> None:
         from selenium.common.exceptions import StaleElementReferenceException
         from selenium.webdriver.support.wait import WebDriverWait
 
         # The page may change while it is being read.
-        waiting = WebDriverWait(self.driver, WITHIN, 0.1, [StaleElementReferenceException])
+        waiting = WebDriverWait(self.driver, within, 0.1, [StaleElementReferenceException])
         waiting.until(lambda _: said() if callable(said) else said in self.text())
+
+    def reload_until_gone(self, text: str) -> None:
+        def has_gone() -> bool:
+            self.driver.refresh()
+            return text not in self.text()
+
+        self.until(has_gone)
 
     def log_in(self, token: str = TOKEN, said: str = "logged in as an operator") -> None:
         self.type("#token", token)

@@ -1,0 +1,94 @@
+"""The incident of ``examples/incident.py``, and the way through it in the dashboard, as
+``docs/operations.md`` tells it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.browser import WITHIN
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from tests.support.browser import Seen
+    from tests.support.servers import PrivateServer
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@asynccontextmanager
+async def broken(server: PrivateServer) -> AsyncIterator[Callable[[], object]]:
+    """Break everything on a server. Yields a function that runs the missing worker."""
+    environment = os.environ | {"DELAYQ_URL": server.url, "PYTHONPATH": str(EXAMPLES)}
+    incident = await asyncio.create_subprocess_exec(
+        sys.executable, EXAMPLES / "incident.py", env=environment, stdout=asyncio.subprocess.PIPE
+    )
+    assert incident.stdout is not None
+    mailer = (sys.executable, "-m", "delayq", "worker", "incident:mailer", "--burst")
+    try:
+        said = await asyncio.wait_for(incident.stdout.readline(), WITHIN)
+        assert said.startswith(b"everything is broken now"), said
+        yield partial(
+            subprocess.run, mailer, env=environment, check=True, timeout=WITHIN, capture_output=True
+        )
+    finally:
+        incident.terminate()
+        await asyncio.wait_for(incident.communicate(), WITHIN)
+
+
+def fix_in_the_dashboard(
+    address: str,
+    start_mailer: Callable[[], object],
+    browser: Seen,
+    look: Callable[[str], None] = lambda _: None,
+) -> None:
+    """Click through the dashboard until nothing is wrong. ``look`` is called at each picture."""
+    browser.go(address + "login")
+    browser.log_in()
+    browser.until("no consumers")
+    look("overview")
+
+    browser.follow(("Workers", "exports"))
+    assert "mails" not in browser.text()
+    start_mailer()
+    browser.click("Queues")
+    browser.until(lambda: "no consumers" not in browser.text())
+
+    browser.follow(("exports", "Due times"), ("Groups", "Limit another group"))
+    look("groups")
+    browser.type('[aria-label="Limit of acme"]', "2")
+    browser.follow(("Set", "Limit set."), ("Messages", "Due times"), ("Leased", "acme-0"))
+    for message in ("acme-0", "acme-1"):
+        browser.find(f'[aria-label="Select {message}"]').click()
+    browser.follow(("Cancel running", "2 messages cancelled."), ("Groups", "Limit another group"))
+    browser.reload_until_gone("bob")
+
+    browser.follow(("Search", "Find messages"))
+    browser.type("#error", "ValueError")
+    browser.follow(("Find messages", "1 found."))
+    browser.follow(("invoice-2", "could not convert string to float"))
+    look("message")
+    browser.follow(("Cancel message", "Message cancelled."))
+
+    browser.follow(("Queues", "webhooks"), ("webhooks", "Purge"), ("Dead letters", "Drop all"))
+    for cause, count, button, said in (
+        ("ConnectionError", 28, "Redrive matching", "28 messages re-queued."),
+        ("KeyError", 12, "Drop matching", "12 dead letters dropped."),
+    ):
+        browser.follow(("Filter and count by cause", "Find dead letters"))
+        browser.find("#by").send_keys("type of error")
+        browser.follow(("Filter", cause))
+        look("causes")
+        browser.follow((cause, f"{count} with the type of error"))
+        browser.find('[name="sure"]').click()
+        browser.follow((button, said))
+    browser.click("Queues")
+    browser.until(lambda: "dead letters" not in browser.text())
