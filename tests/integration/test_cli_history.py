@@ -7,15 +7,16 @@ import os
 import socket
 import threading
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
 from delayq import Backoff, Offer
-from delayq.admin import inspect as inspection
 from delayq.cli.output import duration_text, sparkline
 from tests.integration.test_cli import Cli, cli
+from tests.support.reliable import lists_work
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -95,12 +96,7 @@ def handling(url: str, id: str) -> Iterator[None]:  # noqa: A002
             await queue.offer("a payload", id=id)
             (message,) = await queue.claim()
             async with message:
-
-                async def is_listed() -> bool:
-                    found = await inspection.workers(client, "jobs")
-                    return bool(found and found[0].messages)
-
-                await until(is_listed)
+                await until(partial(lists_work, client, "jobs"))
                 listed.set()
                 await asyncio.to_thread(over.wait)
 

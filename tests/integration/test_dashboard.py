@@ -25,7 +25,19 @@ from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import find_queues, known_queue
 from tests.conftest import FOUND
 from tests.integration.test_acl import granted
-from tests.support.board import HOST, TOKEN, act, browse, form, links, log_in, page, texts, word
+from tests.support.board import (
+    HOST,
+    TOKEN,
+    act,
+    browse,
+    form,
+    links,
+    log_in,
+    on_all_pages,
+    page,
+    texts,
+    word,
+)
 from tests.support.browser import AGE
 from tests.support.servers import PrivateServer
 from tests.support.waiting import until
@@ -231,12 +243,7 @@ async def test_lists_have_pages(client: Client, reader: Browser) -> None:
         queue: Any = client.reliable_queue(name, partitions=partitions)
         await queue.offer_many([Offer(i, delay=1000 + i, id=f"m{i:02}") for i in range(60)])
         address = f"queue?kind=reliable&name={name}"
-        seen: list[str] = []
-        while address:
-            shown = await page(reader, address)
-            seen += re.findall(r"<code>(m\d\d)</code>", shown)
-            found = re.search(r'rel="next" href="([^"]+)"', shown)
-            address = html.unescape(found[1]) if found else ""
+        seen = await on_all_pages(reader, address, r"<code>(m\d\d)</code>")
         assert seen == [f"m{i:02}" for i in range(60)]
 
 

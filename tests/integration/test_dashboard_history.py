@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +14,7 @@ from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from tests.support.board import browse, links, texts
+from tests.support.reliable import lists_work
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -83,12 +85,7 @@ async def test_workers_are_listed_with_their_messages(
         await theirs.reliable_queue("idle").offer(1, 60)
         (message,) = await queue.claim()
         async with message:
-
-            async def is_listed() -> bool:
-                found = await inspection.workers(client, "jobs")
-                return bool(found and found[0].messages)
-
-            await until(is_listed)
+            await until(partial(lists_work, client, "jobs"))
             for address in ("workers", "workers?kind=reliable&name=jobs"):
                 shown = await page(reader, address)
                 assert "Workers 1" in texts(shown)

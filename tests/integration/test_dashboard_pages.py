@@ -17,7 +17,7 @@ from delayq._dashboard.pages import PAGES
 from delayq._dashboard.undo import Undo, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from tests.support.board import act, field, form, links, page, texts
+from tests.support.board import act, field, form, links, on_all_pages, page, texts
 
 if TYPE_CHECKING:
     from httpx import AsyncClient as Browser
@@ -645,12 +645,7 @@ async def test_a_limit_that_cannot_be_is_told_beside_the_field(
 async def test_many_groups_have_pages(client: Client, reader: Browser) -> None:
     jobs = client.reliable_queue("jobs", partitions=2)
     await jobs.offer_many([Offer(n, group=f"g{n:03}") for n in range(120)])
-    address, seen = GROUPS, list[str]()
-    while address:
-        shown = await page(reader, address)
-        seen += re.findall(r"<bdi>(g\d+)</bdi>", shown)
-        found = re.search(r'rel="next" href="([^"]+)"', shown)
-        address = html.unescape(found[1]) if found else ""
+    seen = await on_all_pages(reader, GROUPS, r"<bdi>(g\d+)</bdi>")
     assert seen == [f"g{n:03}" for n in range(120)]
     assert re.findall(r"<bdi>(g\d+)</bdi>", await page(reader, f"{GROUPS}&q=g007")) == ["g007"]
 

@@ -72,3 +72,14 @@ async def act(browser: httpx.AsyncClient, address: str, do: str, **more: Any) ->
     answer = await browser.post("act", data=fields | {"do": do} | more)
     assert answer.status_code == 303, answer.text
     return await page(browser, answer.headers["location"])
+
+
+async def on_all_pages(browser: httpx.AsyncClient, address: str, wanted: str) -> list[str]:
+    """Return what matches on a page and on all that follow it."""
+    seen: list[str] = []
+    while address:
+        shown = await page(browser, address)
+        seen += re.findall(wanted, shown)
+        following = re.search(r'rel="next" href="([^"]+)"', shown)
+        address = html.unescape(following[1]) if following else ""
+    return seen

@@ -6,9 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from delayq import Offer, ReliableQueue
+from delayq.admin import inspect as inspection
 
 if TYPE_CHECKING:
-    from delayq import Message
+    from delayq import Client, Message
     from tests.support.reliable_store import Store
 
 Jobs = ReliableQueue[Any]
@@ -86,3 +87,8 @@ async def leases(store: Store) -> int:
 async def bodies(store: Store) -> int:
     """Return how many messages are stored."""
     return len((await store.look()).bodies)
+
+
+async def lists_work(client: Client, queue: str) -> bool:
+    """Return whether a worker of the queue is listed with a message that it handles."""
+    return any(worker.messages for worker in await inspection.workers(client, queue))
