@@ -2,13 +2,15 @@
 -m benchmarks.limits [--peers a,b] [--quick]``.
 
 Each peer is installed as for ``benchmarks.peers``. Two workers of each handle the same messages
-under the same limits, one private server listens on loopback. Four loads, one after the other:
+under the same limits, one private server listens on loopback. Five loads, one after the other:
 
 - slots: at most 5 at once, with handlers of 20 ms. How many ran at once at the worst moment, and
   how late is a slot filled whose message has ended, while others wait?
 - rate: at most 100 starts a second. How many started in the worst window?
 - tenants: at most 5 at once, of each tenant where the library can do that. When does a message
   start that is offered behind 1,000 of another tenant?
+- bursts: five bursts of 40 messages, each of one tenant and within a moment, of which only the
+  first is to be handled, or only the last. How many of each are handled?
 - cost: at most 50 at once, with handlers that do nothing. What does a message cost the workers and
   the server, in processor time?
 
@@ -55,6 +57,9 @@ WARM_UP = 20
 SETTLE_SECONDS = 0.7
 # What has not been handled within this time is left out.
 LOAD_SECONDS = 6.0
+BURSTS, BURST = 5, 40
+# How long after the last burst nothing more of it is handled.
+BURSTS_SECONDS = 2.5
 READY_SECONDS = 15.0
 # The number of the other tenant's message. Those of the warm-up are negative.
 OTHERS = 1_000_000
@@ -70,6 +75,7 @@ class Contender:
         peer: The name that it has in ``benchmarks.peers``, which installs it.
         workers: How many workers it has for a limit of messages at once.
         is_limited: Whether the limits are set at all.
+        keeps_one: Whether it can keep one of several messages.
         remark: Shown beside the figures.
     """
 
@@ -78,6 +84,7 @@ class Contender:
     peer: str
     workers: int = WORKERS
     is_limited: bool = True
+    keeps_one: bool = True
     remark: str = ""
 
 
@@ -91,6 +98,7 @@ CONTENDERS = (
         "celery",
         "Celery",
         workers=1,
+        keeps_one=False,
         remark="limits of one worker each: one for slots, two for the rate",
     ),
 )
@@ -115,6 +123,8 @@ class Figures:
     most_in_a_window: int | None = None
     rate_share: float | None = None
     other_starts: float | None = None
+    first_kept: int | None = None
+    last_kept: int | None = None
     client_us: float | None = None
     server_us: float | None = None
     remarks: list[str] = field(default_factory=list)
@@ -205,9 +215,9 @@ class Crew:
         runs = (Run(started, ended, int(number)) for started, ended, number in found)
         return [run for run in runs if (run.number < 0) == self._is_warming_up]
 
-    def warm_up(self) -> None:
-        """Wait until the first messages have been handled, and count the others from now on."""
-        self.wait_for(WARM_UP, READY_SECONDS)
+    def warm_up(self, count: int) -> None:
+        """Wait until this many messages have been handled, and count the others from now on."""
+        self.wait_for(count, READY_SECONDS)
         self._is_warming_up = False
 
     def wait_for(self, count: int, seconds: float = LOAD_SECONDS) -> list[Run]:
@@ -260,13 +270,13 @@ class Bench:
             pids = [stack.enter_context(program(handling, log)).pid for log in logs]
             crew = Crew(pids, notes, logs)
             offerer.offer(Some(-WARM_UP, WARM_UP, TENANT))
-            crew.warm_up()
+            crew.warm_up(1 if task.keep else WARM_UP)
             # The other worker may take a little longer, and the rate of the warm-up has to pass.
             time.sleep(max(SETTLE_SECONDS, 1.0 if task.rate else 0.0))
             yield offerer, crew
 
     def measure(self, contender: Contender, command: list[str], figures: Figures) -> None:
-        for load in (self.slots, self.rate, self.tenants, self.cost):
+        for load in (self.slots, self.rate, self.tenants, self.bursts, self.cost):
             if not contender.is_limited and load != self.cost:
                 continue
             try:
@@ -307,6 +317,23 @@ class Bench:
                 time.sleep(0.02)
         figures.other_starts = max(0.0, found[0].started - offered) / TENANTS_HANDLER
 
+    def bursts(self, contender: Contender, command: list[str], figures: Figures) -> None:
+        if not contender.keeps_one:
+            return
+        found: dict[str, int] = {}
+        for keep, number in (("first", 0), ("last", BURST - 1)):
+            task = Task(None, None, by_tenant=False, handler=0.0, slots=10, keep=keep)
+            with self.work(command, task, WORKERS) as (offerer, crew):
+                for burst in range(BURSTS):
+                    offerer.offer(Some(burst * BURST, BURST, f"{TENANT} {burst}"))
+                time.sleep(BURSTS_SECONDS)
+                runs = crew.runs()
+            found[keep] = len(runs)
+            wrong = sum(run.number % BURST != number for run in runs)
+            if wrong:
+                figures.remarks.append(f"of {found[keep]} handled, {wrong} were not the {keep}")
+        figures.first_kept, figures.last_kept = found["first"], found["last"]
+
     def cost(self, contender: Contender, command: list[str], figures: Figures) -> None:
         count = self.scaled(3000)
         limit = COST_SLOTS if contender.is_limited else None
@@ -341,6 +368,8 @@ COLUMNS = (
     f" in {WINDOW_SECONDS} s, of {RATE}",
     " rate used",
     " other tenant, handlers",
+    f" first kept, of {BURSTS}",
+    f" last kept, of {BURSTS}",
     " worker us",
     " server us",
     "remarks",
@@ -363,6 +392,8 @@ def tell(table: Table, contender: Contender, version: str, figures: Figures) -> 
         shown(figures.most_in_a_window),
         shown(figures.rate_share, "{:.0%}"),
         shown(figures.other_starts, "{:,.1f}"),
+        shown(figures.first_kept),
+        shown(figures.last_kept),
         shown(figures.client_us),
         shown(figures.server_us),
         "; ".join(remarks),

@@ -37,6 +37,8 @@ class Task:
         by_tenant: Whether each tenant has these limits for itself, if the peer can do that.
         handler: How long a handler takes, in seconds.
         slots: How many messages a worker handles at once.
+        keep: Which of several messages of one tenant is handled, if they are offered within
+            ``window`` seconds: "first", "last", or "" for all of them.
     """
 
     concurrency: int | None
@@ -44,6 +46,8 @@ class Task:
     by_tenant: bool
     handler: float
     slots: int
+    keep: str = ""
+    window: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,17 @@ async function offer() {
   if (task.rate !== null) await queue.setGlobalRateLimit(task.rate, 1000);
   console.log('{"ready": true}');
   for await (const line of readline.createInterface({ input: process.stdin })) {
-    const { first, count } = JSON.parse(line);
+    const { first, count, tenant } = JSON.parse(line);
+    const ttl = task.window * 1000;
+    const last = { delay: ttl, deduplication: { id: tenant, ttl, extend: true, replace: true } };
+    const kept = { first: { deduplication: { id: tenant, ttl } }, last }[task.keep];
     const jobs = Array.from({ length: count }, (_, place) => ({
       name: 'handle',
       data: { number: first + place },
-      opts: { removeOnComplete: true },
+      opts: { removeOnComplete: true, ...kept },
     }));
-    for (let at = 0; at < count; at += BULK) await queue.addBulk(jobs.slice(at, at + BULK));
+    if (kept) for (const job of jobs.splice(0)) await queue.add(job.name, job.data, job.opts);
+    for (let at = 0; at < jobs.length; at += BULK) await queue.addBulk(jobs.slice(at, at + BULK));
     console.log(JSON.stringify({ offered: now() }));
   }
   process.exit(0);

@@ -28,6 +28,14 @@ async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
         )
 
         async def offer(some: Some) -> None:
+            for each in some.numbers() if task.keep else ():
+                if task.keep == "first":
+                    options: dict[str, Any] = {"unique_for": task.window, "on_duplicate": "ignore"}
+                else:
+                    options = {"delay": task.window, "on_duplicate": "replace"}
+                await queue.offer(each, id=some.tenant, **options)
+            if task.keep:
+                return
             group = some.tenant if task.by_tenant else None
             await queue.offer_many([delayq.Offer(each, group=group) for each in some.numbers()])
 

@@ -8,9 +8,9 @@ import logging
 import time
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from docket import ConcurrencyLimit, Docket, RateLimit, Worker
+from docket import ConcurrencyLimit, Cooldown, Debounce, Docket, RateLimit, Worker
 
 from benchmarks._peers.limits.adapter import Notes, Some, Task, main
 
@@ -33,6 +33,10 @@ def task_for(task: Task, notes: Notes | None = None) -> Any:
         note.__defaults__ = (ConcurrencyLimit(max_concurrent=task.concurrency, **by),)
     elif task.rate is not None:
         note.__defaults__ = (RateLimit(task.rate, per=timedelta(seconds=1)),)
+    elif task.keep:
+        kind = Cooldown if task.keep == "first" else Debounce
+        note.__annotations__ |= {"number": int, "limit": Any}
+        note.__annotations__["tenant"] = Annotated[str, kind(timedelta(seconds=task.window))]
     return note
 
 
@@ -43,6 +47,10 @@ async def offers(url: str, task: Task) -> AsyncIterator[Callable[[Some], Any]]:
         docket.register(note)
 
         async def offer(some: Some) -> None:
+            if task.keep:
+                for number in some.numbers():
+                    await docket.add(note)(number=number, tenant=some.tenant)
+                return
             await docket.add_many(
                 docket.call(note)(number=number, tenant=some.tenant) for number in some.numbers()
             )
