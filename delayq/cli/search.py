@@ -92,6 +92,9 @@ def search(
     error: Annotated[
         str, typer.Option(metavar="TEXT", help="Messages whose last error contains this.")
     ] = "",
+    group: Annotated[
+        str, typer.Option(metavar="TEXT", help="Messages whose group contains this.")
+    ] = "",
     state: Annotated[SearchState, typer.Option(help="The state of the messages.")] = "all",
     limit: Limit = 20,
     scan: Annotated[
@@ -108,13 +111,15 @@ def search(
 
     Exit status: 0, or 1 if none was found.
     """
-    query = SearchQuery(payload, id, error, headers=headers_of(header) or {})
+    query = SearchQuery(payload, id, error, group, headers_of(header) or {})
     if query.is_empty:
-        raise CommandFailed("nothing to search for: pass --payload, --id, --header or --error")
+        raise CommandFailed(
+            "nothing to search for: pass --payload, --id, --header, --error or --group"
+        )
     states: tuple[str, ...] = ("ready", "delayed", "leased", "dead")
     if not queue.is_reliable:
         if query.needs_reliable or state == "dead":
-            raise CommandFailed("--header, --error and --state dead need a reliable queue")
+            raise CommandFailed("--header, --error, --group and --state dead need a reliable queue")
         states = states[:-1]
     how = codec_of(codec)
     chosen = states if state == "all" else (state,)

@@ -660,6 +660,8 @@ def test_messages_are_found_by_what_they_contain(cli: Cli) -> None:
     assert cli.plain("search mails --id welcome-2")[1].splitlines()[-1] == (
         "1 found; 6 of 6 messages were searched"
     )
+    assert cli("offer mails 1 --id grouped --group tenant-9")[0] == 0
+    assert found("mails --group NANT-9")[0] == ["grouped"]
 
 
 def test_a_search_has_bounds_and_pages(cli: Cli) -> None:
