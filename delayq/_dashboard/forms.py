@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
 from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from delayq._dashboard.rendering import link, unpacked
+from delayq._durations import microseconds
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from delayq._dashboard.rows import Place
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
+NO_DELAY: dict[str, Any] = {"delay": "60", "unit": "seconds", "wrong": {}}
+"""What a form for another delay shows at first."""
 _MOST_FORM = 64 * 1024
 _MOST_FIELDS = 1000
 # Each partition is asked for all up to the end of a page, so a page's offset is limited.
@@ -92,6 +96,18 @@ class Form:
             raise HTTPException(
                 400, f"The {what} must be a number of {', '.join(UNITS)}."
             ) from None
+
+    def delay_us(self) -> int:
+        """Return the field ``delay``, in microseconds. Raises HTTPException."""
+        try:
+            return microseconds(self.seconds("delay"))
+        except BadInput as error:
+            raise HTTPException(400, str(error)) from None
+
+    def refused_delay(self, error: HTTPException) -> dict[str, Any]:
+        """Return the values of a page that shows its delay again, and why it was refused."""
+        texts = {name: self.get(name) for name in ("delay", "unit")}
+        return texts | {"wrong": {"delay": error.detail}}
 
     def count(self, name: str) -> int:
         """Return a whole number, 1 or more."""

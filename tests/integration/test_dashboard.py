@@ -815,6 +815,10 @@ async def test_reschedule(client: Client, one: Jobs, admin: Browser) -> None:
     bad: list[dict[str, str]] = [{"delay": each, "unit": "days"} for each in ("-1", "nan", "inf")]
     for more in (*bad, {"delay": "1"}, {}):
         assert (await admin.post("act", data=fields | more)).status_code == 400
+    shown = (await admin.post("act", data=fields | {"delay": "-1", "unit": "days"})).text
+    assert 'value="-1"' in shown
+    assert "<option selected>days" in shown
+    assert 'id="wrong_delay"' in shown
 
 
 async def test_what_wakes_by_a_new_time_is_delivered(one: Jobs, admin: Browser) -> None:

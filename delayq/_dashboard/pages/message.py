@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
-from delayq._dashboard.forms import UNITS, see
+from delayq._dashboard.forms import NO_DELAY, UNITS, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed, unpacked
 from delayq._dashboard.timeline import timeline
-from delayq._durations import microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,12 +22,18 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.queues import AnySource
+    from delayq._dashboard.rows import Place
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
-    source = await board.source(request)
     place = unpacked(request.query_params.get("at", ""))
     dead = request.query_params.get("dead") == "1"
+    return await _values(board, await board.source(request), place, dead=dead)
+
+
+async def _values(
+    board: Board, source: AnySource, place: Place | None, *, dead: bool
+) -> dict[str, Any]:
     row = await source.find(place, dead=dead) if place is not None else None
     if row is None:
         raise HTTPException(
@@ -42,6 +47,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         "now": now,
         "units": tuple(UNITS),
         "events": timeline(row, history, now) if source.kind == "reliable" else (),
+        **NO_DELAY,
     }
 
 
@@ -53,8 +59,13 @@ async def cancel(board: Board, source: AnySource, form: Form) -> Response:
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
-    delay = microseconds(form.seconds("delay"))
-    there, undo = await changes.reschedule(board, source, [form.place(source)], delay)
+    place = form.place(source)
+    try:
+        delay = form.delay_us()
+    except HTTPException as error:
+        values = await _values(board, source, place, dead=False)
+        return await board.refused(form, PAGE, **values | form.refused_delay(error))
+    there, undo = await changes.reschedule(board, source, [place], delay)
     if not there:
         return see("queue", source, done="gone")
     return see("message", source, at=packed(there[0]), done="rescheduled", undo=undo)

@@ -9,10 +9,8 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
 from delayq._dashboard.depths import count_in, late_us
-from delayq._dashboard.forms import UNITS, offset_of, see
+from delayq._dashboard.forms import NO_DELAY, UNITS, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
-from delayq._durations import microseconds
-from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -60,9 +58,7 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "now": now,
         "units": tuple(UNITS),
         "most": changes.MOST,
-        "delay": "60",
-        "unit": "seconds",
-        "wrong": {},
+        **NO_DELAY,
     }
 
 
@@ -87,11 +83,10 @@ async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
 async def reschedule_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
     try:
-        delay = microseconds(form.seconds("delay"))
-    except (HTTPException, BadInput) as error:
-        why = error.detail if isinstance(error, HTTPException) else str(error)
+        delay = form.delay_us()
+    except HTTPException as error:
         values = await _values(board, source, state, 0)
-        kept = {"delay": form.get("delay"), "unit": form.get("unit"), "wrong": {"delay": why}}
+        kept = form.refused_delay(error)
         return await board.refused(form, PAGE, **values | kept)
     return await _reschedule(board, source, form, state, delay)
 
