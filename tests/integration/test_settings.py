@@ -22,7 +22,7 @@ from delayq._reliable.settings import LAYOUT, StoredSettings, declare
 from delayq._reliable.store import CLAIM, CONFIGURE, OFFER, OFFER_NEW, ReliableStore
 from delayq.admin.acl import acl_rules
 from tests.support.reliable_fixtures import raw
-from tests.support.reliable_store import HOUR
+from tests.support.reliable_store import HOUR, Store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -137,14 +137,14 @@ class TestDeclaring:
         call: str,
     ) -> None:
         await client.reliable_queue("jobs", max_size=1000).offer(0, HOUR, id="a")
-        before = {key: await raw.dump(key) for key in await raw.keys("*")}
+        before = await Store(raw, "jobs").keys_and_dumps()
         jobs = other.reliable_queue("jobs", max_size=500)
         for _ in range(2):
             with pytest.raises(
                 ConfigurationError, match="max_size is 1000 on the server, and 500 here: call"
             ):
                 await CALLS[call](jobs)
-        assert {key: await raw.dump(key) for key in await raw.keys("*")} == before
+        assert await Store(raw, "jobs").keys_and_dumps() == before
 
     async def test_two_handles_of_one_client_disagree_like_two_processes(
         self, client: Client
@@ -406,7 +406,7 @@ class TestStaleClients:
         jobs = client.reliable_queue("jobs")
         await jobs.offer(1)
         await raw.hset(KEYS.settings, "epoch", "7")
-        before = {key: await raw.dump(key) for key in await raw.keys("*")}
+        before = await Store(raw, "jobs").keys_and_dumps()
         for script, args in (
             (OFFER, ("1", "0", "new", 0, 0, 0, 0, "raise", b"\n1")),
             (OFFER_NEW, ("1", "0", "new", 0, b"\n1")),
@@ -417,7 +417,7 @@ class TestStaleClients:
             with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
                 await raw.eval(script.text, len(keys), *keys, *args)
         assert await raw.eval(CONFIGURE.text, 1, KEYS.settings, "6", "9", "a", "b") == b"7"
-        assert {key: await raw.dump(key) for key in await raw.keys("*")} == before
+        assert await Store(raw, "jobs").keys_and_dumps() == before
 
     async def test_a_call_that_was_carried_out_answers_after_a_change_too(
         self, client: Client, raw: Any
