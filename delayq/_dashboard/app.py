@@ -109,7 +109,7 @@ async def _failed(board: Board, request: Request, error: Exception) -> Response:
 
 
 class _Static(StaticFiles):
-    """Serves the files of the package. Browsers keep them, and ask whether they have changed."""
+    """Serves the files of the package. Browsers cache them, and check whether they have changed."""
 
     def file_response(self, *args: Any, **options: Any) -> Response:
         response = super().file_response(*args, **options)

@@ -1,4 +1,4 @@
-"""Gives pages and actions what they use: queues, logins, templates."""
+"""Provides pages and actions with queues, logins and templates."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 _log = logging.getLogger("delayq")
 
 _LOGIN = "delayq.login"
-# Parts of an address that are about how the visitor got there.
+# Parts of an address that only say how the visitor got there.
 _ONCE = ("done", "count")
 
 
@@ -73,7 +73,7 @@ class Board:
         return await self.session().server.time_us()
 
     def login(self, request: Request) -> Login | None:
-        """Return the login of a request, which was found once for all that needs it."""
+        """Return the login of a request, which was looked up once at its beginning."""
         login: Login | None = request.scope.get(_LOGIN)
         return login
 
@@ -87,7 +87,7 @@ class Board:
         return login is not None and login.may_act
 
     async def shared(self, what: str, ask: Callable[[], Coroutine[None, None, T]], age: float) -> T:
-        """Return the answer to a question, at most ``age`` seconds old, for all who ask it."""
+        """Return the answer to a question, at most ``age`` seconds old, shared by all callers."""
         answer: T = await self._answers.setdefault(what, Cached(ask)).at_most(age)
         return answer
 
@@ -113,7 +113,7 @@ class Board:
         source = await self.source(request)
         if not isinstance(source, ReliableSource):
             raise HTTPException(
-                404, "A delayed queue has neither dead letters nor groups, schedules or settings."
+                404, "A delayed queue has no dead letters, groups, schedules or settings."
             )
         return source
 
@@ -132,7 +132,7 @@ class Board:
         login = self.login(request)
         note, bad = self._note(request)
         undo = request.query_params.get("undo", "")
-        # The answer to a form has no address that could be asked for again.
+        # The answer to a form has no address that could be requested again.
         is_at_rest = request.method != "POST"
         shown = self._templates.get_template(template)
         query = {name: each for name, each in request.query_params.items() if name not in _ONCE}
@@ -191,8 +191,8 @@ class Board:
         if not self._warned:
             self._warned = True
             _log.warning(
-                "the dashboard has no read_token and no authenticate: anyone who reaches %s can"
-                " read all payloads",
+                "the dashboard has no read_token and no authenticate: anyone who can reach"
+                " %s can read all payloads",
                 server[0],
             )
         return True
@@ -200,7 +200,7 @@ class Board:
     def own_address(self, address: str) -> tuple[str, dict[str, str]]:
         """Return the page and the query of an address; the first page if it is not one of ours.
 
-        Both are put together anew, so that a link to the login cannot lead anywhere else.
+        Both are rebuilt, so that a link to the login cannot lead to another site.
         """
         page, _, query = address.removeprefix("./").partition("?")
         if page not in {each.name for each in self._pages.values()}:

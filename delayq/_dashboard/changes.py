@@ -1,4 +1,4 @@
-"""Cancels and reschedules messages such that it can be undone."""
+"""Cancels and reschedules messages in ways that can be undone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and changes a delayed queue without opening it: that means taking part."""
+"""Reads and changes a delayed queue without opening it, so that it takes no part in it."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 SECOND = 1_000_000
 """One second in microseconds, the unit of all moments here."""
 # Ends of the bars of a histogram. There is another bar beyond the last one. The first is the time
-# between two looks: it tells how many messages come due in between.
+# between two looks: it shows how many messages become due in between.
 _HORIZONS = (SECOND, 60 * SECOND, 3600 * SECOND, 86400 * SECOND)
 
 

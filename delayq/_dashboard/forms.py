@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 NO_DELAY: dict[str, Any] = {"delay": "60", "unit": "seconds", "wrong": {}}
-"""What a form for another delay shows at first."""
+"""The initial values of a form for another delay."""
 _MOST_FORM = 64 * 1024
 _MOST_FIELDS = 1000
 # Each partition is asked for all up to the end of a page, so a page's offset is limited.
@@ -105,7 +105,7 @@ class Form:
             raise HTTPException(400, str(error)) from None
 
     def refused_delay(self, error: HTTPException) -> dict[str, Any]:
-        """Return the values of a page that shows its delay again, and why it was refused."""
+        """Return the values of a page that shows the delay again, and why it was refused."""
         texts = {name: self.get(name) for name in ("delay", "unit")}
         return texts | {"wrong": {"delay": error.detail}}
 

@@ -1,4 +1,4 @@
-"""Tells what is wrong with a queue, judging by its figures."""
+"""Derives from a queue's figures what is wrong with it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LATE = 60.0
 
 @dataclass(frozen=True)
 class State:
-    """A state of a queue: a word, a tone that stands for it as a colour, and an explanation."""
+    """A state of a queue: a word, a tone that selects its colour, and an explanation."""
 
     word: str
     tone: Tone

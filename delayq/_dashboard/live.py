@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 # Maximum number of live views at a time; each holds a connection. They end by themselves, because a
-# server that stops waits for them and cannot tell them. A browser then opens a new one.
+# server that stops waits for them and cannot notify them. A browser then opens a new one.
 _MOST_STREAMS = 64
 _STREAM_LASTS = 15.0
 _RETRY_MS = 300
@@ -56,7 +56,7 @@ async def events(board: Board, request: Request) -> Response:
 
 
 class Trail:
-    """The latest figures of a queue, once a second while it has viewers; for its lines."""
+    """The latest figures of a queue for its sparklines, once a second while it has viewers."""
 
     def __init__(self) -> None:
         self.ready: deque[float] = deque(maxlen=60)
@@ -92,7 +92,7 @@ class Trail:
 
 
 class Live:
-    """The queues and pages that have viewers. However many there are, the server is asked once."""
+    """The queues and pages that have viewers. However many view one, the server is asked once."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
@@ -109,7 +109,7 @@ class Live:
         return (await self.depths([source]))[0]
 
     async def depths(self, sources: Sequence[AnySource]) -> list[QueueDepth | str]:
-        """Return the depth of each queue, or why it is unknown; a second old, or some more."""
+        """Return the depth of each queue, or why it is unknown; a second old, or older."""
         started = time.monotonic()
         turn = asyncio.Semaphore(_AT_ONCE)
 
@@ -127,7 +127,7 @@ class Live:
         return _kept(self._trails, source, Trail)
 
     def forget(self) -> None:
-        """Read everything anew, because a queue was changed."""
+        """Read everything again, because a queue was changed."""
         self._depths.clear()
         self._views.clear()
 
@@ -195,7 +195,7 @@ async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
 
 
 def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:
-    """Return the value of a queue. One that has got more partitions is another queue."""
+    """Return the value of a queue. A queue whose partitions have grown counts as another one."""
     key = source.kind, source.name, source.partitions
     if key not in kept:
         if len(kept) >= _MOST_WATCHED:
@@ -205,7 +205,7 @@ def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[
 
 
 class _LiveView(StreamingResponse):
-    """A response without end that reports when it has ended, even if it never began."""
+    """An endless response that reports when it has been closed, even if it never began."""
 
     ended: Callable[[], None]
 

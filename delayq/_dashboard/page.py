@@ -1,4 +1,4 @@
-"""Declares what a page is made of. Each module of :mod:`delayq._dashboard.pages` declares one."""
+"""Declares the parts of a page. Each module of :mod:`delayq._dashboard.pages` declares one."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Note:
     """The text that a page shows after an action. It never comes from the address.
 
     Attributes:
-        text: The text; behind a number, if there is a plural.
-        plural: The text behind all numbers but 1.
+        text: The text; it follows a number if there is a plural.
+        plural: The text after every number except 1.
         bad: Whether nothing was done.
     """
 

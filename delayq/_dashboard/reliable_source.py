@@ -1,4 +1,4 @@
-"""Reads and changes a reliable queue without opening it: that means taking part."""
+"""Reads and changes a reliable queue without opening it, so that it takes no part in it."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ class ReliableSource:
     async def _everywhere(self, act: Callable[[ReliableStore], Awaitable[object]]) -> None:
         """Act on every partition, the first one first: see :mod:`delayq._reliable.settings_writer`.
 
-        Act on all of them again if the queue has got others meanwhile.
+        Act on all of them again if the number of partitions has changed in the meantime.
         """
         epoch = ""
         while epoch != (epoch := (await self._learn()).epoch):

@@ -57,7 +57,8 @@ HEADERS = {
     ),
     "X-Frame-Options": "DENY",
     "X-Content-Type-Options": "nosniff",
-    # Names of queues stay here. With "no-referrer", browsers send "null" as our forms' origin.
+    # Queue names are not sent to other sites. With "no-referrer", browsers would send "null" as
+    # the origin of our forms.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
@@ -98,7 +99,7 @@ class Guard:
                 )
         if token is not None and token == read_token:
             raise ConfigurationError(
-                "token and read_token must differ: otherwise every reader could change queues"
+                "token and read_token must differ: otherwise, every reader could change queues"
             )
         # Whether any login may act, and whether reading takes a token.
         self.hosted: bool = authenticate is not None
@@ -174,7 +175,7 @@ class Guard:
         return None
 
     async def _hosted_login(self, request: Request, authenticate: Authenticate) -> Login | None:
-        """Ask the host application. If it fails, nobody is logged in."""
+        """Ask the host application. If it fails, the visitor is not logged in."""
         try:
             answer = authenticate(request)
             role = await answer if inspect.isawaitable(answer) else answer
@@ -191,7 +192,7 @@ class Guard:
     def remember(self, request: Request, response: Response, login: Login) -> None:
         """Let the browser keep the name of a login that the host application made.
 
-        Forms carry a word that belongs to this name. It gives no access.
+        Forms carry a word that belongs to this name. The name itself grants no access.
         """
         if request.cookies.get(COOKIE) != login.name:
             response.set_cookie(
@@ -200,7 +201,7 @@ class Guard:
                 path=None,
                 secure=request.url.scheme == "https",
                 httponly=True,
-                # Unlike a strict one, it comes along when a link of another site leads here.
+                # Unlike a strict one, it is also sent when a link on another site leads here.
                 samesite="lax",
             )
 

@@ -1,4 +1,4 @@
-"""Acts on many messages, some of them at a time."""
+"""Acts on many messages in batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _AT_ONCE = 20
 
 
 async def in_steps(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Act on all items, on some of them at a time."""
+    """Act on all items, one batch at a time."""
     results: list[R] = []
     for at in range(0, len(items), _AT_ONCE):
         some = [act(item) for item in items[at : at + _AT_ONCE]]

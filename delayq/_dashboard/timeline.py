@@ -1,4 +1,4 @@
-"""Puts together what is known of a message's life. Pure."""
+"""Assembles the known events of a message's life. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that has happened to a message, or will.
+    """An event in a message's life, past or still to come.
 
     Attributes:
         what: The event.
@@ -25,7 +25,7 @@ class Event:
         worker: The worker.
         error: The error in one line.
         traceback: The end of its traceback.
-        note: Anything else to say.
+        note: A remark on the event.
         is_bad: Whether it is a failure.
     """
 

@@ -1,4 +1,4 @@
-"""Keeps for a minute what it takes to undo an action."""
+"""Keeps the means to undo an action for a minute."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Undo:
 
 
 class Undos:
-    """The actions of the last minute that can be undone, of this process."""
+    """The actions of this process in the last minute that can be undone."""
 
     def __init__(self) -> None:
         # In order of time.

@@ -89,7 +89,7 @@ async def _serve(
                 read_only = options["token"] is None
                 if options["read_token"] is None and not is_loopback(host):
                     tell(
-                        f"anyone who reaches {host} can read all payloads: give"
+                        f"anyone who can reach {host} can read all payloads: give"
                         " --read-token, or listen on 127.0.0.1"
                     )
                 access = "read-only" if read_only else "operators log in with a token"
@@ -124,7 +124,7 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def _only_localhost(app: ASGIApp, host: str) -> ASGIApp:
-    """Refuse requests for other hosts: no page shall read it by making its own name lead here."""
+    """Refuse requests for other hosts, so that no page can read it through DNS rebinding."""
     from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: PLC0415 - an extra
 
     names = ["localhost", "127.0.0.1", "[::1]", f"[{host}]" if ":" in host else host]

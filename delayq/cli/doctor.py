@@ -1,4 +1,4 @@
-"""The command ``doctor``: finds problems of a server and its queues, and says what to do."""
+"""The command ``doctor``: finds problems of a server and its queues, and says how to fix them."""
 
 from __future__ import annotations
 

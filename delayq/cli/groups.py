@@ -89,7 +89,7 @@ def set_limit(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a group a limit of its own, and show the group. Messages that run stay, and count."""
+    """Give a group a limit of its own, and show the group. Running messages continue, and count."""
     queue.check_reliable(_DOING)
     # None is the limit of the queue.
     chosen = None if limit == "queue" else limit_of(limit, "LIMIT") or Limit()

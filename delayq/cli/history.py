@@ -59,8 +59,8 @@ def history(
     """Show what happened in a reliable queue, in all processes: by minutes or by hours.
 
     Clients report every five seconds, so the newest figures may be incomplete. Several minutes or
-    hours share a row; with `--json`, each has a line. Latencies are those of the handing out, after
-    a message was due, and of its handler.
+    hours share a row; with `--json`, each has a line. Latencies are the time from
+    when a message was due until it was handed out, and the run time of its handler.
 
     Exit status: 0, or 1 if nothing happened, or nothing is known about the message.
     """

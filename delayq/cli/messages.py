@@ -91,17 +91,17 @@ def offer(
     ] = None,
     max_attempts: Annotated[
         int | None,
-        typer.Option(min=1, help="Attempts after which it becomes a dead letter."),
+        typer.Option(min=1, help="The number of attempts after which it becomes a dead letter."),
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long a worker lets its handler run."),
+        typer.Option(metavar="DURATION", help="The longest that its handler may run."),
     ] = None,
     unique_for: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION",
-            help="The id counts as taken for this long, whatever becomes of the message.",
+            help="Keep the id taken for this long, even after the message is gone.",
         ),
     ] = None,
     on_duplicate: Annotated[
@@ -277,7 +277,7 @@ def cancel(
     id: Id,  # noqa: A002
     running: Annotated[
         bool,
-        typer.Option("--running", help="Cancel it even if a worker has it: its handler is ended."),
+        typer.Option("--running", help="Cancel it even if a worker has it, and stop its handler."),
     ] = False,
     url: Url = None,
     as_json: AsJson = False,

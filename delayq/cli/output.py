@@ -118,7 +118,7 @@ def _print(drawing: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Return the text without anything that moves a terminal's cursor or cannot be written."""
+    """Return the text without characters that control a terminal or cannot be written."""
     printable = "".join(
         character if character.isprintable() else _escaped(character) for character in text
     )

@@ -1,4 +1,4 @@
-"""The commands about whole queues: how they are, their settings, pausing and purging them."""
+"""The commands about whole queues: their figures and settings, pausing and purging them."""
 
 from __future__ import annotations
 
@@ -100,19 +100,19 @@ def configure(
         typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
     ] = None,
     expired: Annotated[
-        Expired | None, typer.Option(help="What becomes of messages past their time to live.")
+        Expired | None, typer.Option(help="What to do with messages past their time to live.")
     ] = None,
     dedup_window: Annotated[
         str | None,
         typer.Option(
             metavar="DURATION|none",
-            help="How long the id of a handled message still counts as taken: 90 (seconds), 1h.",
+            help="How long the id of a handled message stays taken: 90 (seconds), 1h.",
         ),
     ] = None,
     partitions: Annotated[int | None, typer.Option(min=1, help="The number of partitions.")] = None,
     keep_dead: Annotated[
         str | None,
-        typer.Option(metavar="DURATION|none", help="Drop dead letters that are older: 12h, 30d."),
+        typer.Option(metavar="DURATION|none", help="Drop dead letters older than this: 12h, 30d."),
     ] = None,
     max_dead: Annotated[
         str | None,
@@ -121,11 +121,11 @@ def configure(
     keep: Annotated[
         str | None,
         typer.Option(
-            metavar="DURATION|none", help="How long results and attempts of messages stay: 7d."
+            metavar="DURATION|none", help="How long to keep results and attempts of messages: 7d."
         ),
     ] = None,
     max_kept: Annotated[
-        int | None, typer.Option(min=1, help="Keep those of this many messages at most.")
+        int | None, typer.Option(min=1, help="Keep those of at most this many messages.")
     ] = None,
     limit: QueueLimit = None,
     group_limit: GroupLimit = None,
@@ -139,7 +139,7 @@ def configure(
 
     Clients that are running use the new settings at once. Code that declares other settings is
     refused when it starts the next time, so change it as well. Without an option for a setting,
-    nothing is changed. A name without a queue is refused, unless you add --create.
+    nothing is changed. If there is no such queue, the command fails unless you add --create.
     """
     window = "0" if dedup_window == "none" else dedup_window
     changes: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Runs a command's work against a server, and ends it in order when it is interrupted."""
+"""Runs a command against a server, and shuts it down cleanly when it is interrupted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def with_client(
     Args:
         url: The server; a private one by default, announced on stderr.
         act: The work of the command.
-        interrupted: Returns a line for stderr that says what was done by then.
+        interrupted: Returns a line for stderr that says how much has been done.
     """
     if not url:
         tell(

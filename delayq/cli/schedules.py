@@ -67,7 +67,7 @@ def unschedule(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a schedule, and drop its waiting message. A message that a worker has is handled.
+    """Delete a schedule, and drop its waiting message, unless a worker already has it.
 
     An application that calls `schedule()` when it starts brings the schedule back.
 

@@ -105,7 +105,7 @@ def search(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the messages that meet all conditions, in any case, and say how many were looked at.
+    """Find the messages that meet all conditions, ignoring case, and say how many were searched.
 
     Looks at messages one after the other: ready ones first, then delayed, leased and dead ones.
 

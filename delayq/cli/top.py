@@ -65,7 +65,7 @@ class Line:
     Attributes:
         queue: The queue.
         depth: Its figures; an error as text if it cannot be read.
-        rate: By how many messages it grows in a second; negative if it shrinks, None if unknown.
+        rate: The growth in messages per second; negative if it shrinks, None if unknown.
     """
 
     queue: FoundQueue
@@ -83,7 +83,7 @@ class Line:
 
     @property
     def state(self) -> tuple[str, str]:
-        """What is the matter with it, and the style of these words."""
+        """Its state in words, and their style."""
         if isinstance(self.depth, str):
             return "see doctor", "bold red"
         if self.depth.paused:
@@ -94,7 +94,7 @@ class Line:
 
     @property
     def trouble(self) -> int:
-        """How much it needs attention: 0 if it does not."""
+        """How urgently it needs attention: 0 if it does not."""
         words, _ = self.state
         return {"ok": 0, "dead letters": 1, "paused": 2, "see doctor": 4}.get(words, 3)
 
@@ -114,7 +114,7 @@ ORDERS: tuple[_Order, ...] = (
 
 @dataclass
 class View:
-    """What the user has chosen to see, and how it is drawn."""
+    """The view that the user has chosen, and how to draw it."""
 
     server: str
     lines: Sequence[Line] = ()
@@ -192,7 +192,7 @@ class View:
 
 @dataclass
 class Monitor:
-    """Reads the figures of the queues again and again."""
+    """Reads the figures of the queues at intervals."""
 
     client: Client
     named: Sequence[FoundQueue]
@@ -303,7 +303,7 @@ async def _live(monitor: Monitor, interval: float) -> None:
 async def _update(
     monitor: Monitor, view: View, interval: float, keys: asyncio.Queue[str]
 ) -> NoReturn:
-    """Read the figures again and again."""
+    """Read the figures at intervals."""
     while True:
         await asyncio.sleep(interval)
         try:

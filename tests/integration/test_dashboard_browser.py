@@ -156,7 +156,7 @@ def _operate(address: str, browser: Seen) -> None:
     # The browser logs the status of the refused form; discard that entry.
     browser.complaints()
     browser.type('[aria-label="Limit of tenant"]', "5,100/10m")
-    browser.follow(("Set", "Limit set."), ("Clear", "the limit of all groups again"))
+    browser.follow(("Set", "Limit set."), ("Clear", "group limit applies again"))
     browser.follow(("Pause", "Group paused."), ("Resume", "Group resumed."))
     browser.type("#new_group", "another")
     browser.type("#limit", "ordered")

@@ -71,7 +71,7 @@ async def test_the_highest_bar_fills_its_chart(client: Client, reader: Browser, 
 
 async def test_a_queue_without_history_says_so(client: Client, reader: Browser) -> None:
     await client.reliable_queue("jobs").offer(1, 60)
-    assert "Nothing happened in this time" in await page(reader, f"{HISTORY}&span=nonsense")
+    assert "Nothing happened in this period" in await page(reader, f"{HISTORY}&span=nonsense")
     await client.delayed_queue("orders").offer(1, 60)
     await page(reader, "history?kind=delayed&name=orders", 404)
 

@@ -900,11 +900,11 @@ async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Brow
         ({"payload": r'"\ud800"'}, "payload", "lone surrogate"),
         ({"delay": "soon"}, "delay", "The delay must be a number of seconds"),
         ({"delay": "-1", "unit": "days"}, "delay", "delay must not be negative"),
-        ({"at_time": "tomorrow"}, "at", "The date must be like"),
+        ({"at_time": "tomorrow"}, "at", "The date must look like"),
         ({"id": "x" * 600}, "id", "at most 512 bytes"),
         ({"group": "x" * 600}, "group", "at most 512 bytes"),
         ({"priority": "10"}, "priority", "from 0 to 9"),
-        ({"headers": "no value"}, "headers", "a line NAME=VALUE"),
+        ({"headers": "no value"}, "headers", "as NAME=VALUE"),
         ({"ttl": "-1", "ttl_unit": "days"}, "ttl", "must be a number"),
         (
             {"ttl": "1", "ttl_unit": "hours", "delay": "2", "unit": "hours"},

@@ -67,9 +67,9 @@ async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
         try:
             return await _store(source, offer)
         except DuplicateMessage:
-            wrong = {"id": "A message with this id is alive, or its id still counts as taken."}
+            wrong = {"id": "This id is taken, by a live message or a recent one."}
         except QueueFull:
-            wrong = {"form": "The queue is full: it holds as many messages as its max size allows."}
+            wrong = {"form": "The queue is full: it has reached its max size."}
         except (BadInput, EncodeError) as error:
             wrong = {_field_of(error): str(error)}
     texts = {name: form.get(name) for name in _EMPTY}
@@ -129,7 +129,7 @@ def _at(form: Form) -> datetime | None:
     try:
         return datetime.fromisoformat(text).replace(tzinfo=UTC)
     except ValueError:
-        raise HTTPException(400, "The date must be like 2030-01-31T12:00, in UTC.") from None
+        raise HTTPException(400, "The date must look like 2030-01-31T12:00, in UTC.") from None
 
 
 def _headers(form: Form) -> dict[str, str] | None:
@@ -137,7 +137,7 @@ def _headers(form: Form) -> dict[str, str] | None:
     for line in filter(None, map(str.strip, form.get("headers").splitlines())):
         name, equals, value = line.partition("=")
         if not equals or not name:
-            raise HTTPException(400, "Each header must be a line NAME=VALUE.")
+            raise HTTPException(400, "Each header must be on a line of its own, as NAME=VALUE.")
         headers[name] = value
     return headers or None
 

@@ -109,8 +109,8 @@ PAGE = Page(
         )
     },
     notes={
-        "limited": Note("Limit set. Messages that run stay, and count."),
-        "unlimited": Note("The group has the limit of all groups again."),
+        "limited": Note("Limit set. Running messages continue, and count towards it."),
+        "unlimited": Note("Limit cleared. The queue's group limit applies again."),
         "group_paused": Note("Group paused. None of its messages start until you resume it."),
         "group_resumed": Note("Group resumed."),
         "not_paused": Note("Nothing changed: the group is not paused.", bad=True),

@@ -45,7 +45,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart: bars in a box as wide as there are bars, and the figure for the whole time."""
+    """A chart: its bars, one unit wide each, and the figure for the whole period."""
 
     label: str
     total: str
@@ -88,7 +88,7 @@ def _chart(
     bars = []
     for x, (part, figure) in enumerate(zip(parts, figures, strict=True)):
         if figure:
-            # A single message among millions is seen, too.
+            # A single message among millions is visible, too.
             height = max(1.0, figure / most * _HEIGHT)
             title = f"{part.start:%Y-%m-%d %H:%M} UTC: {text(figure)}"
             bars.append(Bar(x, round(_HEIGHT - height, 2), round(height, 2), title))

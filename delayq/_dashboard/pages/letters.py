@@ -189,7 +189,7 @@ def _query_in(form: Form) -> LetterQuery:
     try:
         until = datetime.fromisoformat(form.get("until")).astimezone(UTC)
     except (ValueError, OverflowError):
-        raise HTTPException(400, "The form has no moment.") from None
+        raise HTTPException(400, "The form is incomplete.") from None
     return LetterQuery(texts["error"], texts["reason"], until, _cause(texts))
 
 

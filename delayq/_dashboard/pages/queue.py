@@ -120,7 +120,7 @@ def _state(source: AnySource, form: Form) -> str:
 
 
 async def _chosen(source: AnySource, state: str, form: Form) -> list[Place]:
-    """Return the places of the messages that were selected, or of all in that state."""
+    """Return the places of the selected messages, or of all in that state."""
     chosen = form.places()
     if chosen is None:
         return await changes.places_in(source, state)

@@ -89,12 +89,12 @@ PAGE = Page(
         "unschedule": Action(unschedule, ("reliable",)),
     },
     notes={
-        "run": Note("The next run is due now. The one after it keeps its time."),
+        "run": Note("The next run is due now. Later runs keep their times."),
         "not_run": Note(
             "Nothing changed: there is no such schedule, or a worker has its message.", bad=True
         ),
-        "schedule_paused": Note("Schedule paused. No message of it is added until you resume it."),
-        "schedule_resumed": Note("Schedule resumed. Runs that it missed are skipped."),
+        "schedule_paused": Note("Schedule paused. It adds no messages until you resume it."),
+        "schedule_resumed": Note("Schedule resumed. Missed runs are skipped."),
         "unscheduled": Note(
             "Schedule removed. This cannot be undone, but an application that calls schedule() when"
             " it starts brings it back."

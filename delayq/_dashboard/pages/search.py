@@ -1,4 +1,4 @@
-"""A search for messages by what they contain, over one queue or all of them."""
+"""A search for messages by their contents, over one queue or all of them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
     """Return the settings in a form that differ from those that it showed, and what is wrong with
     those that are invalid, by their fields.
 
-    The others stay as they are, even if another visitor has changed them meanwhile.
+    The others stay as they are, even if another visitor has changed them in the meantime.
     """
     changes: dict[str, str] = {}
     wrong: dict[str, str] = {}

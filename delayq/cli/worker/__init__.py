@@ -1,1 +1,1 @@
-"""``delayq worker``: processes that run a :class:`delayq.Worker`, and who looks after them."""
+"""``delayq worker``: processes that run a :class:`delayq.Worker`, and their supervisor."""

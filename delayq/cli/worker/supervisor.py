@@ -211,7 +211,7 @@ class Supervisor:
         return None
 
     def _introduce(self, facts: Mapping[str, Any]) -> None:
-        """Say once what the worker does, for people."""
+        """Print once what the worker does, for people."""
         if self._introduced or self._plan.as_json:
             return
         self._introduced = True
