@@ -477,7 +477,8 @@ class ReliableStore:
         """Return how many waiting messages come due between each of some moments and the next, and
         after the last one.
         """
-        return await due_counts(self.client, self.keys.waiting, edges)
+        sets = (*self.keys.waiting, self.keys.named("grouped"))
+        return await due_counts(self.client, sets, edges)
 
     async def remove(self) -> int:
         """Remove every key of the queue, and return how many there were."""

@@ -238,6 +238,17 @@ async def test_a_reliable_queue_shows_its_settings(
     assert "Settings" not in text
 
 
+async def test_due_times_count_messages_of_groups_and_priorities(
+    client: Client, reader: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n, delay=30, group=f"g{n}") for n in range(3)])
+    await jobs.offer_many([Offer(n, delay=1800, priority=n) for n in range(4)])
+    await jobs.offer(1, 1e6)
+    shown = texts(await page(reader, JOBS))
+    assert "next minute 3 next hour 4 next day 0 later 1" in shown
+
+
 async def test_lists_have_pages(client: Client, reader: Browser) -> None:
     for name, partitions in (("one", None), ("many", 3)):
         queue: Any = client.reliable_queue(name, partitions=partitions)
