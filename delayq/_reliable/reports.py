@@ -52,7 +52,7 @@ class Reports:
         self._sending: asyncio.Task[Any] | None = None
         self._ended: set[int] = set()
         self._not_before = 0.0
-        self._is_refused = False
+        self._is_refused = self._has_warned = False
 
     def look(self, *, at_once: bool = False) -> None:
         """Report what is new. This is called with every re-check, and waits for nothing.
@@ -91,10 +91,12 @@ class Reports:
         """Report what is new, and that the client works, or that it does not work any more."""
         try:
             await asyncio.gather(self._count(), self._entry.update(work))
+            self._is_refused = False
         except ServerRefused as error:
             self._not_before = self._queue.loop.time() + max(_REFUSED_FOR, self._interval)
-            if not self._is_refused:
-                self._is_refused = True
+            self._is_refused = True
+            if not self._has_warned:
+                self._has_warned = True
                 log(
                     WARNING,
                     self._queue.name,
@@ -118,13 +120,13 @@ class Reports:
             await self._queue.partitions[0].store.tally(packed(new, late, handling))
         except OutcomeUnknown:
             pass
-        except ServerRefused:
-            raise
-        except ServerError:
+        except ServerError as error:
             # It was not carried out: the next report has all of it.
             self._counted = before
             self.lateness.put_back(late)
             self.handling.put_back(handling)
+            if isinstance(error, ServerRefused):
+                raise
 
 
 class _Entry:
