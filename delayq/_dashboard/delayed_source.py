@@ -33,7 +33,7 @@ class DelayedSource:
     def __init__(self, session: Session, name: str) -> None:
         self._server = session.server
         self._store = DelayedStore(session.server, DelayedKeys.of(name))
-        self.name = name
+        self.name: str = name
 
     def has(self, place: Place) -> bool:
         """Return whether a message of this queue can have that place."""

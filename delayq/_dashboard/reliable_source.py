@@ -52,7 +52,7 @@ class ReliableSource:
 
     def __init__(self, session: Session, name: str, partitions: int) -> None:
         self._session = session
-        self.name = name
+        self.name: str = name
         self._parts = [self._partition(number) for number in range(partitions)]
 
     def _partition(self, number: int) -> ReliableStore:

@@ -7,7 +7,7 @@ up the server. Every function may raise the errors of :class:`~delayq.errors.Ser
 from __future__ import annotations
 
 import heapq
-from collections import Counter
+from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Literal
@@ -239,18 +239,21 @@ async def _each(
     readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
     done = 0
-    for reader in readers:
+    # In turn, so that the first ``most`` are about the oldest of all partitions.
+    turns = deque(readers)
+    while turns and (most is None or sum(each.read for each in readers) < most):
+        reader = turns.popleft()
         try:
-            while (most is None or sum(each.read for each in readers) < most) and (
-                some := await reader.step()
-            ) is not None:
-                gone = await act(reader.store, some) if some else 0
-                reader.removed(gone)
-                done += gone
-                if progress is not None:
-                    progress(sum(each.looked_at for each in readers), total)
+            if (some := await reader.step()) is None:
+                continue
+            gone = await act(reader.store, some) if some else 0
         except ServerError as error:
             raise half_way(error, done) from error.__cause__
+        turns.append(reader)
+        reader.removed(gone)
+        done += gone
+        if progress is not None:
+            progress(sum(each.looked_at for each in readers), total)
     return done
 
 

@@ -936,6 +936,8 @@ async def test_partitions_are_changed_once_that_is_confirmed(
     answer = await admin.post("act", data=fields)
     assert answer.status_code == 400
     assert "is not empty, and would lose messages" in texts(answer.text)
+    assert 'id="wrong_partitions"' in answer.text
+    assert 'value="1"' in answer.text
 
 
 async def test_settings_are_changed_by_operators_only(
@@ -991,6 +993,8 @@ async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> No
     for fields, status in (
         (jobs | {"do": "explode"}, 400),
         (jobs | {"do": "cancel", "at": "7//x"}, 400),
+        (jobs | {"do": "redrive", "at": "7//x"}, 303),
+        (jobs | {"do": "purge", "at": "7//x"}, 303),
         (jobs | {"do": "cancel", "at": ""}, 400),
         (orders | {"do": "pause"}, 400),
         (orders | {"do": "cancel", "at": "//x"}, 400),

@@ -273,6 +273,23 @@ async def test_an_action_applies_to_what_a_filter_shows(
     assert (await jobs.stats()).ready == (3 if do == "redrive_matching" else 0)
 
 
+async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n) for n in range(2)])
+    for message, reason in zip(await jobs.claim(2), ("two\nlines & 100 %", "other"), strict=True):
+        await message.bury(reason)
+    (address,) = [
+        each
+        for each in links(await page(admin, f"{LETTERS}&by=reason"), "letters?")
+        if "two" in each
+    ]
+    fields = confirmation(await page(admin, address))
+    # Browsers send line breaks as two characters.
+    sent = {name: value.replace("\n", "\r\n") for name, value in fields.items()}
+    await admin.post("act", data=sent | {"do": "redrive_matching", "sure": "1"})
+    assert [letter.reason for letter in await jobs.dead.list()] == ["other"]
+
+
 async def test_conditions_that_cannot_be_are_told_beside_the_field(
     client: Client, reader: Browser
 ) -> None:
@@ -318,6 +335,20 @@ async def test_a_filter_of_many_dead_letters_is_bounded(
     assert len(seen) == len({*seen}) == 250
     done = await admin.post("act", data=confirmation(shown) | {"do": "purge_matching", "sure": "1"})
     assert "250 dead letters dropped." in await page(admin, done.headers["location"])
+
+
+async def test_the_oldest_dead_letters_are_those_of_all_partitions(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
+    jobs = client.reliable_queue("jobs", partitions=3)
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(1200)])
+    while messages := await jobs.claim(100):
+        for message in messages:
+            *_, home = jobs._open.homes(message.id)
+            await message.bury(f"in partition {home.index}")
+    shown = texts(await page(reader, f"{LETTERS}&by=reason"))
+    assert {*re.findall(r"in partition \d", shown)} == {f"in partition {n}" for n in range(3)}
 
 
 # Actions on several messages, and undoing them
@@ -867,7 +898,7 @@ async def test_a_message_is_added_with_all_options(
     assert "Max attempts 4" in shown
     assert "Due in 1 h 59 min" in shown
     again = await send(admin, fields, 400)
-    assert "A message with this id is alive" in again
+    assert "This id is taken" in again
     # The application's own handles keep their codec.
     assert (await client.reliable_queue("jobs").get("mine")).value == {"to": "é"}  # type: ignore[union-attr]
 

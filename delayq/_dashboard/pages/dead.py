@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.reliable_source import ReliableSource
+    from delayq._dashboard.rows import Place
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
@@ -38,15 +39,21 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (chosen := form.places()) == []:
+    if (chosen := _chosen(source, form)) == []:
         return see("dead", source, done="unchosen")
     return see("dead", source, done="redriven", count=str(await source.redrive(chosen)))
 
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (chosen := form.places()) == []:
+    if (chosen := _chosen(source, form)) == []:
         return see("dead", source, done="unchosen")
     return see("dead", source, done="purged", count=str(await source.purge_dead(chosen)))
+
+
+def _chosen(source: ReliableSource, form: Form) -> list[Place] | None:
+    """Return the places of the selected letters; None for all letters."""
+    chosen = form.places()
+    return chosen and [place for place in chosen if source.has(place)]
 
 
 PAGE = Page(

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, get_args
+from urllib.parse import unquote
 
 from starlette.exceptions import HTTPException
 
@@ -183,7 +184,7 @@ async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Re
 
 def _query_in(form: Form) -> LetterQuery:
     """Return the conditions of a form. Raises HTTPException."""
-    texts = {name: form.get(name) for name in _FIELDS}
+    texts = {name: unquote(form.get(name)) for name in _FIELDS}
     if texts["by"] and texts["by"] not in GROUPINGS:
         raise HTTPException(400, "Dead letters are grouped by error, type or reason.")
     try:

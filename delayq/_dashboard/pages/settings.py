@@ -11,7 +11,7 @@ from delayq._dashboard.page import Action, Note, Page
 from delayq._reliable.keys import MOST_PARTITIONS
 from delayq._reliable.settings import declare
 from delayq.admin.wording import read_limit, write_limit
-from delayq.errors import BadInput
+from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,6 +56,16 @@ async def _values(source: ReliableSource) -> dict[str, Any]:
 
 async def configure(board: Board, source: ReliableSource, form: Form) -> Response:
     changes, wrong = _changes(form)
+    if not wrong and changes and ("partitions" not in changes or form.get("sure") == "1"):
+        try:
+            await source.configure(changes)
+        except ConfigurationError as error:
+            if "partitions" not in changes:
+                raise
+            wrong = {"partitions": str(error)}
+        else:
+            board.queues.search_again()
+            return see("settings", source, done="configured")
     if wrong:
         values = await _values(source)
         texts = {
@@ -67,13 +77,7 @@ async def configure(board: Board, source: ReliableSource, form: Form) -> Respons
         }
         shown = values | {"texts": texts, "was": was, "wrong": wrong}
         return await board.refused(form, PAGE, **shown)
-    if not changes:
-        return see("settings", source, done="unchanged")
-    if "partitions" in changes and form.get("sure") != "1":
-        return see("settings", source, done="unsure")
-    await source.configure(changes)
-    board.queues.search_again()
-    return see("settings", source, done="configured")
+    return see("settings", source, done="unsure" if changes else "unchanged")
 
 
 def _changes(form: Form) -> tuple[Declared, dict[str, str]]:
