@@ -35,6 +35,13 @@ SHOWN = {
     "server-light": ("server", "wide", False, 900),
     "overview-phone": ("overview", "phone", False, 900),
     "message-phone": ("message", "phone", True, 900),
+    **{
+        f"{page}-light": (page, "wide", False, 900)
+        for page in (
+            *("message", "search", "letters", "causes", "groups", "schedules", "history"),
+            *("workers", "settings", "enqueue", "purge"),
+        )
+    },
 }
 
 
