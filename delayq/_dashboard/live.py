@@ -41,6 +41,8 @@ _RETRY_MS = 300
 _EVERY = 1.0
 # Less than that, since a sleep of this length may end a moment early.
 _FRESH = 0.9 * _EVERY
+# A queue without viewers for that long starts anew: too much may have come and gone.
+_GAP = 3 * _EVERY
 # Counting all queues may take a twentieth of the time: it counts for this many times as long.
 _SHARE = 20
 # Maximum number of queues whose figures are kept, and of pages with viewers.
@@ -62,7 +64,8 @@ class Trail:
         self.ready: deque[float] = deque(maxlen=60)
         self.late: deque[float] = deque(maxlen=60)
         self.taken: deque[float] = deque(maxlen=60)
-        self._before: tuple[float, QueueDepth, int | None] | None = None
+        self._added_at = self._counted_at = float("-inf")
+        self._due = 0
 
     def add(self, depth: QueueDepth, late_us: int | None, soon: int | None = None) -> None:
         """Add the figures of this moment.
@@ -73,22 +76,30 @@ class Trail:
             soon: How many messages come due within a second; None if that was not counted.
         """
         now = time.monotonic()
-        if self._before is not None:
-            then, earlier, coming = self._before
-            if now - then < _FRESH:
-                return
-            if now - then > 3 * _EVERY:
-                # The queue had no viewers for a while: too much may have come and gone.
-                for line in (self.ready, self.late, self.taken):
-                    line.clear()
-            elif coming is not None:
-                # Taken, at least: these messages were due, and have gone.
-                taken = max(0, earlier.ready + coming - depth.ready)
-                self.taken.append(round(taken / (now - then), 1))
-        self._before = now, depth, soon
+        if soon is not None:
+            self._count(now, depth, soon)
+        passed = now - self._added_at
+        if passed < _FRESH:
+            return
+        if passed > _GAP:
+            self.ready.clear()
+            self.late.clear()
+        self._added_at = now
         self.ready.append(depth.ready)
         if late_us is not None:
             self.late.append(late_us / SECOND)
+
+    def _count(self, now: float, depth: QueueDepth, soon: int) -> None:
+        """Count what was taken. Figures without ``soon``, of other pages, may come in between."""
+        passed = now - self._counted_at
+        if passed < _FRESH:
+            return
+        if passed > _GAP:
+            self.taken.clear()
+        else:
+            # At least: these messages were due, and have gone.
+            self.taken.append(round(max(0, self._due - depth.ready) / passed, 1))
+        self._counted_at, self._due = now, depth.ready + soon
 
 
 class Live:

@@ -1285,6 +1285,19 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) 
     await viewer.leave()
 
 
+async def test_deliveries_are_counted_while_others_view_all_queues(client: Client) -> None:
+    app = delayq.dashboard(client)
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer_many([Offer(i) for i in range(50)])
+    everything = Viewer(app, b"page=overview")
+    await everything.next()
+    viewer = Viewer(app)
+    await viewer.next()
+    await jobs.claim(40)
+    assert not re.search(r"\(at least\) – ", await viewer.next())  # noqa: RUF001
+    await asyncio.gather(everything.leave(), viewer.leave())
+
+
 @pytest.mark.usefixtures("one")
 async def test_many_who_look_are_one_who_asks(
     client: Client, monkeypatch: pytest.MonkeyPatch
