@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -158,7 +159,9 @@ class Live:
         self._streams += 1
         try:
             parts = self._parts(page, request, operator)
-            await _or_trouble(parts)
+            # The view tells of a server that is away, and lasts until that is back.
+            with suppress(DelayqError):
+                await parts.at_most(_FRESH)
         except BaseException:
             self._ended()
             raise
@@ -201,8 +204,12 @@ async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
     """Return an event, and whether it is the last one."""
     try:
         return await parts.at_most(_FRESH), False
+    except HTTPException as error:
+        # A queue may be forgotten while it is viewed, and come back.
+        said, closed = error.detail, False
     except DelayqError as error:
-        return f"event: trouble\ndata: {json.dumps(str(error))}\n\n", isinstance(error, Closed)
+        said, closed = str(error), isinstance(error, Closed)
+    return f"event: trouble\ndata: {json.dumps(said)}\n\n", closed
 
 
 def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:

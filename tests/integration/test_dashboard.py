@@ -1299,6 +1299,29 @@ async def test_deliveries_are_counted_while_others_view_all_queues(client: Clien
 
 
 @pytest.mark.usefixtures("one")
+async def test_a_queue_that_goes_while_it_is_viewed_is_trouble_and_no_failure(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_EVERY", 0.2)
+    monkeypatch.setattr(live, "_FRESH", 0.18)
+    app = delayq.dashboard(client)
+    viewer = Viewer(app)
+    await viewer.next()
+
+    async def no_source(self: Any, kind: str, name: str) -> None: ...
+
+    monkeypatch.setattr("delayq._dashboard.queues.Queues.source", no_source)
+    await until(lambda: any(isinstance(each, str) for each in viewer.seen._queue))  # type: ignore[attr-defined]
+    monkeypatch.undo()
+    while not isinstance(said := await viewer.seen.get(), str):
+        pass
+    assert said.startswith("Queue not found.")
+    # It may come back.
+    assert "Delayed 1 " in await viewer.next()
+    await viewer.leave()
+
+
+@pytest.mark.usefixtures("one")
 async def test_many_who_look_are_one_who_asks(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
