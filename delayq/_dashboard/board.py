@@ -211,11 +211,12 @@ class Board:
             return "./", {}
         return page or "./", {name: each for name, each in found.items() if name not in _ONCE}
 
-    def page_named(self, name: str) -> Page:
-        """Return a page by the name of its template. Raises HTTPException."""
-        if name not in self._pages:
-            raise HTTPException(404, "There is no such page.")
-        return self._pages[name]
+    def live_page(self, name: str) -> Page:
+        """Return a page with live parts by the name of its template. Raises HTTPException."""
+        page = self._pages.get(name)
+        if page is None or not _live_blocks(self._templates.get_template(page.template)):
+            raise HTTPException(404, "There is no such page, or it has no live parts.")
+        return page
 
     def _note(self, request: Request) -> tuple[str, bool]:
         note = self._notes.get(request.query_params.get("done", ""))

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
+from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
@@ -46,7 +47,7 @@ _FRESH = 0.9 * _EVERY
 _GAP = 3 * _EVERY
 # Counting all queues may take a twentieth of the time: it counts for this many times as long.
 _SHARE = 20
-# Maximum number of queues whose figures are kept, and of pages with viewers.
+# Maximum number of queues whose figures are kept.
 _MOST_WATCHED = 2000
 # Maximum number of queues that are counted at a time.
 _AT_ONCE = 50
@@ -54,7 +55,7 @@ _AT_ONCE = 50
 
 async def events(board: Board, request: Request) -> Response:
     """Send the live parts of a page until the viewer leaves."""
-    page = board.page_named(request.query_params.get("page", "queue"))
+    page = board.live_page(request.query_params.get("page", "queue"))
     return await board.live.view(page, request, operator=board.may_act(request))
 
 
@@ -111,7 +112,8 @@ class Live:
         self._streams = 0
         self._depths: dict[tuple[object, ...], Cached[QueueDepth | str]] = {}
         self._trails: dict[tuple[object, ...], Trail] = {}
-        self._views: dict[tuple[object, ...], Cached[str]] = {}
+        # A page may be large: it goes with its last viewer.
+        self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()
         self._took = 0.0
 
     # Figures
@@ -180,8 +182,6 @@ class Live:
             return f"data: {json.dumps(await self._render(page, request, operator))}\n\n"
 
         key = page.path, tuple(sorted(request.query_params.multi_items())), operator
-        if key not in self._views and len(self._views) >= _MOST_WATCHED:
-            self._views.clear()
         return self._views.setdefault(key, Cached(ask))
 
 

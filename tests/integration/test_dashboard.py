@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import html
 import json
 import re
@@ -1319,6 +1320,34 @@ async def test_a_queue_that_goes_while_it_is_viewed_is_trouble_and_no_failure(
     # It may come back.
     assert "Delayed 1 " in await viewer.next()
     await viewer.leave()
+
+
+@pytest.mark.usefixtures("one")
+async def test_what_nobody_views_any_more_is_not_kept(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[live.Live] = []
+
+    def make(render: Any) -> live.Live:
+        made.append(live.Live(render))
+        return made[-1]
+
+    monkeypatch.setattr("delayq._dashboard.board.Live", make)
+    app = delayq.dashboard(client)
+    viewers = [Viewer(app, f"{JOBS}&x={i // 2}".partition("?")[2].encode()) for i in range(6)]
+    for viewer in viewers:
+        await viewer.next()
+    views = made[0]._views
+    assert len(views) == 3
+    await asyncio.gather(*(viewer.leave() for viewer in viewers))
+    del viewer, viewers
+    gc.collect()
+    assert len(views) == 0
+
+
+async def test_only_pages_with_live_parts_can_be_viewed_live(reader: Browser) -> None:
+    await page(reader, "events?page=search&q=x", 404)
+    await page(reader, "events?page=nonsense", 404)
 
 
 @pytest.mark.usefixtures("one")
