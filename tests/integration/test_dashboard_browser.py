@@ -33,6 +33,7 @@ from tests.support.browser import (
 )
 from tests.support.incident import broken, fix_in_the_dashboard
 from tests.support.tasks import running
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -374,6 +375,36 @@ async def test_updates_keep_focus_ticks_and_selection(own_server: PrivateServer)
             assert box.is_selected()
 
         await visit(look)
+
+
+async def test_clients_of_one_process_stay_listed(own_server: PrivateServer) -> None:
+    options: dict[str, Any] = {"resync_interval": 0.05}
+    async with (
+        serving(own_server) as (client, address),
+        delayq.connect(own_server.url, **options) as one,
+        delayq.connect(own_server.url, **options) as two,
+    ):
+        taking = [each.reliable_queue("jobs").claim(wait=3600) for each in (one, two)]
+
+        async def are_listed() -> bool:
+            return len(await inspection.workers(client, "jobs")) == 2
+
+        def look(browser: Seen) -> None:
+            browser.go(address + "workers")
+            browser.until(lambda: browser.find("#live").is_displayed())
+            browser.until("Workers 2")
+            rows = browser.driver.find_elements("css selector", "tbody tr")
+            asks = browser.driver.execute_script
+            asks("document.querySelectorAll('tbody tr').forEach((row, n) => { row.n = n; })")
+            asks("document.getElementById('live').hidden = true")
+            browser.until(lambda: browser.find("#live").is_displayed())
+            # They are the same rows, in the same order.
+            assert [asks("return arguments[0].n", row) for row in rows] == [0, 1]
+            assert len(browser.driver.find_elements("css selector", "tbody tr")) == 2
+
+        async with running(taking[0]), running(taking[1]):
+            await until(are_listed)
+            await visit(look)
 
 
 @pytest.fixture(scope="module")

@@ -38,10 +38,13 @@ function become(old, next) {
 
 function contain(parent, wanted) {
   const keyed = new Map();
-  for (const child of parent.children) if (keyOf(child)) keyed.set(keyOf(child), child);
+  for (const child of parent.children) {
+    if (!keyed.has(keyOf(child))) keyed.set(keyOf(child), []);
+    keyed.get(keyOf(child)).push(child);
+  }
   let at = parent.firstChild;
   for (const next of [...wanted.childNodes]) {
-    let old = keyOf(next) ? keyed.get(keyOf(next)) : at;
+    let old = keyOf(next) ? keyed.get(keyOf(next))?.shift() : at;
     while (old && !alike(old, next)) old = keyOf(next) ? null : old.nextSibling;
     if (!old) {
       parent.insertBefore(next, at);
