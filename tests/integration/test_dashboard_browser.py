@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
+import uvicorn
+from starlette.responses import PlainTextResponse
 
 import delayq
 from delayq import Offer
+from delayq._dashboard import live
 from delayq.admin import inspect as inspection
 from delayq.testing import advance
 from tests.support.board import TOKEN
@@ -405,6 +408,54 @@ async def test_clients_of_one_process_stay_listed(own_server: PrivateServer) -> 
         async with running(taking[0]), running(taking[1]):
             await until(are_listed)
             await visit(look)
+
+
+async def test_a_page_goes_on_once_a_proxy_has_an_answer_again(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "_STREAM_LASTS", 1.0)
+    is_away = False
+
+    async with delayq.connect(own_server.url) as client:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1, 600)
+        app = delayq.dashboard(client)
+
+        async def proxy(scope: Any, receive: Any, send: Any) -> None:
+            if is_away and scope["path"] == "/events":
+                await PlainTextResponse("Bad gateway", 502)(scope, receive, send)
+            else:
+                await app(scope, receive, send)
+
+        config = uvicorn.Config(proxy, port=0, log_level="warning", lifespan="off")
+        server = uvicorn.Server(config)
+        loop = asyncio.get_running_loop()
+
+        def look(browser: Seen) -> None:
+            nonlocal is_away
+            port = server.servers[0].sockets[0].getsockname()[1]
+            badge = partial(browser.find, "#live")
+            browser.go(f"http://127.0.0.1:{port}/queue?kind=reliable&name=jobs")
+            browser.until(lambda: badge().is_displayed())
+            is_away = True
+            browser.until("This page is not up to date")
+            assert not badge().is_displayed()
+            offering = jobs.offer_many([Offer(i) for i in range(1234)])
+            asyncio.run_coroutine_threadsafe(offering, loop).result(WITHIN)
+            is_away = False
+            browser.until(lambda: browser.find('[data-of="ready"]').text == "1,234")
+            assert badge().is_displayed()
+            assert "This page is not up to date" not in browser.text()
+            # The browser logs the answers of the proxy; discard these entries.
+            assert all("502" in each for each in browser.complaints())
+
+        serving_it = asyncio.create_task(server.serve())
+        await until(lambda: server.started)
+        try:
+            await visit(look)
+        finally:
+            server.should_exit = True
+            await asyncio.wait_for(serving_it, WITHIN)
 
 
 @pytest.fixture(scope="module")

@@ -37,6 +37,7 @@ function become(old, next) {
 }
 
 function contain(parent, wanted) {
+  // Several elements may have one key, such as two clients of one process. Each is used once.
   const keyed = new Map();
   for (const child of parent.children) {
     if (!keyed.has(keyOf(child))) keyed.set(keyOf(child), []);
@@ -84,6 +85,7 @@ function show(parts) {
 const main = document.querySelector("[data-live]");
 const badge = document.getElementById("live");
 const trouble = document.getElementById("trouble");
+const SILENCE = "This page is not up to date: the dashboard does not answer. It is asked again every 5 seconds. If that does not help, reload the page.";
 let events, silent;
 
 const isLive = (yes) => { if (badge) badge.hidden = !yes; };
@@ -99,23 +101,37 @@ function open() {
     show(JSON.parse(event.data));
     isLive(true);
     report("");
-    // Connections are short, and each is followed by another: only a longer silence is a problem.
-    clearTimeout(silent);
-    silent = setTimeout(isLive, 5000, false);
+    wait();
   };
   events.addEventListener("trouble", (event) => {
     isLive(false);
     report(JSON.parse(event.data));
   });
-  events.onerror = () => { if (events.readyState === EventSource.CLOSED) isLive(false); };
+  wait();
+}
+
+// Connections are short, and each is followed by another: only a longer silence is a problem.
+function wait() {
+  clearTimeout(silent);
+  silent = setTimeout(doubt, 5000);
+}
+
+function doubt() {
+  isLive(false);
+  // What the server said is more precise.
+  if (trouble.hidden) report(SILENCE);
+  // A browser replaces a connection that was lost, but gives up after an answer such as 502 or 503.
+  if (events.readyState === EventSource.CLOSED) open();
+  else wait();
 }
 
 localise(document);
 if (main && window.EventSource) {
   // A browser has few connections to a server: tabs that are not looked at need none.
   document.addEventListener("visibilitychange", () => {
+    clearTimeout(silent);
+    if (events) events.close();
     if (!document.hidden) open();
-    else if (events) events.close();
   });
   if (!document.hidden) open();
 }
