@@ -87,8 +87,11 @@ class Board:
         return login is not None and login.may_act
 
     async def shared(self, what: str, ask: Callable[[], Coroutine[None, None, T]], age: float) -> T:
-        """Return the answer to a question, at most ``age`` seconds old, shared by all callers."""
-        answer: T = await self._answers.setdefault(what, Cached(ask)).at_most(age)
+        """Return the answer to a question, shared by all callers.
+
+        It is at most ``age`` seconds old, or older if asking took long.
+        """
+        answer: T = await self._answers.setdefault(what, Cached(ask)).sparingly(age)
         return answer
 
     # Queues

@@ -10,14 +10,15 @@ import json
 import time
 from collections import deque
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response, StreamingResponse
 
 from delayq._dashboard.depths import SECOND
-from delayq._dashboard.queues import Cached
+from delayq._dashboard.queues import AnySource, Cached
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ if TYPE_CHECKING:
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.page import Page
-    from delayq._dashboard.queues import AnySource
-    from delayq.stats import QueueDepth
+    from delayq._dashboard.reliable_source import ReliableSource
+    from delayq.stats import QueueDepth, WorkerInfo
 
     Render = Callable[[Page, Request, bool], Coroutine[None, None, dict[str, str]]]
 
+S = TypeVar("S", bound=AnySource)
 T = TypeVar("T")
 
 # Maximum number of live views at a time; each holds a connection. They end by themselves, because a
@@ -45,11 +47,9 @@ _EVERY = 1.0
 _FRESH = 0.9 * _EVERY
 # A queue without viewers for that long starts anew: too much may have come and gone.
 _GAP = 3 * _EVERY
-# Counting all queues may take a twentieth of the time: it counts for this many times as long.
-_SHARE = 20
 # Maximum number of queues whose figures are kept.
 _MOST_WATCHED = 2000
-# Maximum number of queues that are counted at a time.
+# Maximum number of queues that are asked at a time.
 _AT_ONCE = 50
 
 
@@ -104,37 +104,74 @@ class Trail:
         self._counted_at, self._due = now, depth.ready + soon
 
 
+class Answers(Generic[S, T]):
+    """The answers of queues to one question, shared by all who want them.
+
+    Asking more queues than are asked at a time takes a twentieth of the time, whoever asks.
+    """
+
+    def __init__(self, ask: Callable[[S], Coroutine[None, None, T]]) -> None:
+        self._ask = ask
+        self._kept: dict[tuple[object, ...], Cached[T | str]] = {}
+
+    async def of(self, sources: Sequence[S], age: float) -> list[T | str]:
+        """Return the answer of each queue, or why the server refused it.
+
+        The answers are at most ``age`` seconds old, or older if asking many queues took long.
+        """
+        started = time.monotonic()
+        turn = asyncio.Semaphore(_AT_ONCE)
+        kept = [_kept(self._kept, each, partial(self._cached, each)) for each in sources]
+
+        async def one(cached: Cached[T | str]) -> T | str:
+            async with turn:
+                return await cached.sparingly(age)
+
+        found = await asyncio.gather(*map(one, kept))
+        took = time.monotonic() - started
+        for cached in kept:
+            if cached.answered_at >= started:
+                # A few queues are asked as often as somebody looks.
+                cached.took = took if len(kept) > _AT_ONCE else 0.0
+        return found
+
+    def forget(self) -> None:
+        """Ask again at the next call."""
+        self._kept.clear()
+
+    def _cached(self, source: S) -> Cached[T | str]:
+        async def ask() -> T | str:
+            try:
+                return await self._ask(source)
+            except ServerRefused as error:
+                # A queue whose keys hold something else must not hide the others.
+                return str(error)
+
+        return Cached(ask)
+
+
 class Live:
     """The queues and pages that have viewers. However many view one, the server is asked once."""
 
     def __init__(self, render: Render) -> None:
         self._render = render
         self._streams = 0
-        self._depths: dict[tuple[object, ...], Cached[QueueDepth | str]] = {}
+        self._depths: Answers[AnySource, QueueDepth] = Answers(lambda source: source.depth())
+        self._workers: Answers[ReliableSource, list[WorkerInfo]]
+        self._workers = Answers(lambda source: source.workers())
         self._trails: dict[tuple[object, ...], Trail] = {}
         # A page may be large: it goes with its last viewer.
         self._views: WeakValueDictionary[tuple[object, ...], Cached[str]] = WeakValueDictionary()
-        self._took = 0.0
 
     # Figures
 
-    async def depth(self, source: AnySource) -> QueueDepth | str:
-        """Return the depth of a queue, at most a second old, or why it is unknown."""
-        return (await self.depths([source]))[0]
-
     async def depths(self, sources: Sequence[AnySource]) -> list[QueueDepth | str]:
         """Return the depth of each queue, or why it is unknown; a second old, or older."""
-        started = time.monotonic()
-        turn = asyncio.Semaphore(_AT_ONCE)
+        return await self._depths.of(sources, _FRESH)
 
-        async def one(source: AnySource) -> QueueDepth | str:
-            async with turn:
-                cached = _kept(self._depths, source, lambda: Cached(lambda: _depth(source)))
-                return await cached.at_most(max(_FRESH, _SHARE * self._took))
-
-        found = await asyncio.gather(*map(one, sources))
-        self._took = time.monotonic() - started if len(sources) > _AT_ONCE else 0.0
-        return found
+    async def workers(self, sources: Sequence[ReliableSource]) -> list[list[WorkerInfo] | str]:
+        """Return who works on each queue, or why that is unknown."""
+        return await self._workers.of(sources, 0)
 
     def trail(self, source: AnySource) -> Trail:
         """Return the latest figures of a queue."""
@@ -142,7 +179,7 @@ class Live:
 
     def forget(self) -> None:
         """Read everything again, because a queue was changed."""
-        self._depths.clear()
+        self._depths.forget()
         self._views.clear()
 
     # Views
@@ -232,14 +269,3 @@ class _LiveView(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self.ended()
-
-
-async def _depth(source: AnySource) -> QueueDepth | str:
-    """Return the number of messages in each state, or why it is unknown.
-
-    A queue whose keys hold something else must not hide the others.
-    """
-    try:
-        return await source.depth()
-    except ServerRefused as error:
-        return str(error)

@@ -28,11 +28,13 @@ T = TypeVar("T")
 
 AnySource = DelayedSource | ReliableSource
 
-# How long a search counts, in seconds; or _SHARE times as long as it took, if that is longer.
+# How long a search counts, in seconds.
 _FRESH = 2.0
 # The same when the queue asked for was not found, since it may be new.
 _FRESH_FOR_NEW = 0.1
 _WAIT_FOR_NEW = 2.0
+# What is asked sparingly may take a twentieth of the time: an answer counts for this many times as
+# long as it took.
 _SHARE = 20
 # Queues that have become empty stay in view, up to this number.
 _REMEMBERED = 5000
@@ -43,23 +45,38 @@ class Cached(Generic[T]):
 
     Callers that ask while the question is in flight get the same answer, or the same error. A
     server that is slow, or unavailable, is therefore not asked by one caller after the other.
+
+    Attributes:
+        answered_at: When the answer came, in seconds of the monotonic clock.
+        took: How long asking took, in seconds.
     """
 
     def __init__(self, ask: Callable[[], Coroutine[None, None, T]]) -> None:
         self._ask = ask
         self._asking: asyncio.Task[T] | None = None
         self._answer: T | None = None
+        self._asked_at = 0.0
         self.answered_at = float("-inf")
+        self.took = 0.0
 
     async def at_most(self, age: float) -> T:
         """Return the answer, or a new one if it is older than ``age`` seconds. Raises as asking."""
         if self._asking is None:
             if self._answer is not None and time.monotonic() < self.answered_at + age:
                 return self._answer
+            self._asked_at = time.monotonic()
             self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(self._answered)
         # A caller that goes away leaves the others their answer.
         return await asyncio.shield(self._asking)
+
+    async def sparingly(self, age: float) -> T:
+        """Return the answer, which may be older if asking took long. Raises as asking."""
+        return await self.at_most(self.counts_for(age))
+
+    def counts_for(self, age: float) -> float:
+        """Return how long an answer counts if asking may take a twentieth of the time (s)."""
+        return max(age, _SHARE * self.took)
 
     def forget(self) -> None:
         """Ask again at the next call."""
@@ -69,6 +86,7 @@ class Cached(Generic[T]):
         self._asking = None
         if not asking.cancelled() and asking.exception() is None:
             self._answer, self.answered_at = asking.result(), time.monotonic()
+            self.took = self.answered_at - self._asked_at
 
 
 class Queues:
@@ -78,7 +96,6 @@ class Queues:
         self._session = session
         self._named = None if named is None else _named(named)
         self._known: Known = {}
-        self._took = 0.0
         self._search = Cached(self._find)
 
     async def known(self) -> list[tuple[QueueKind, str, int]]:
@@ -96,7 +113,7 @@ class Queues:
         key: tuple[QueueKind, str] = ("delayed" if kind == "delayed" else "reliable", name)
         known = await self._all()
         if key not in known and self._named is None:
-            until = self._search.answered_at + max(_FRESH_FOR_NEW, _SHARE * self._took)
+            until = self._search.answered_at + self._search.counts_for(_FRESH_FOR_NEW)
             # A moment longer, since a sleep may end a moment early.
             await asyncio.sleep(min(until - time.monotonic() + 0.001, _WAIT_FOR_NEW))
             known = await self._all(_FRESH_FOR_NEW)
@@ -112,10 +129,9 @@ class Queues:
         self._search.forget()
 
     async def _all(self, fresh: float = _FRESH) -> Known:
-        return await self._search.at_most(max(fresh, _SHARE * self._took))
+        return await self._search.sparingly(fresh)
 
     async def _find(self) -> Known:
-        started = time.monotonic()
         server = self._session().server
         if self._named is not None:
             return await _known(server, dict.fromkeys(self._named, 1))
@@ -123,7 +139,6 @@ class Queues:
         if len(self._known) > _REMEMBERED:
             self._known = {}
         self._known |= await _known(server, {key: max(seen) + 1 for key, seen in found.items()})
-        self._took = time.monotonic() - started
         return self._known
 
 

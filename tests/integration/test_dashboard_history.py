@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.workers import Work, facts_of
 from delayq.admin import inspect as inspection
 from tests.support.board import browse, links, texts
 from tests.support.reliable import lists_work
@@ -110,6 +112,43 @@ async def test_a_queue_that_only_has_workers_is_shown(
         await until(is_shown)
         assert "jobs reliable empty 0 0 0 0" in texts(await page(reader, "/"))
         taking.cancel()
+
+
+async def test_a_queue_whose_workers_cannot_be_read_hides_no_other(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
+        await theirs.reliable_queue("bad").offer(1, 60)
+        server.call("SET", ReliableKeys.of("bad").workers, "x")
+        taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
+
+        async def is_listed() -> bool:
+            return bool(await inspection.workers(client, "jobs"))
+
+        await until(is_listed)
+        shown = texts(await page(reader, "workers"))
+        assert "Workers 1" in shown
+        refused = "bad : one of the queue's keys holds a value of the wrong type"
+        assert refused in shown
+        assert refused in texts(await page(reader, "workers?kind=reliable&name=bad"))
+        taking.cancel()
+
+
+async def test_of_many_workers_the_first_are_shown(
+    client: Client, reader: Browser, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.pages.workers._MOST_SHOWN", 3)
+    await client.reliable_queue("jobs").offer(1, 60)
+    now = (await client.server_time()).timestamp()
+    for n in range(5):
+        facts = facts_of(Work(1, 0, []), 100.0, 50.0, 60_000_000)
+        facts = facts.replace(f'"pid":{os.getpid()}', f'"pid":{7000 + n}')
+        await raw.zadd(KEYS.workers, {f"client-{n}": int((now + 60) * 1e6)})
+        await raw.hset(KEYS.worker_facts, f"client-{n}", facts)
+    shown = texts(await page(reader, "workers"))
+    assert "Workers 5" in shown
+    assert re.findall(r", (70\d\d) delayq", shown) == ["7000", "7001", "7002"]
+    assert "There are 2 more" in shown
 
 
 async def test_queues_that_are_not_shown_hide_their_workers(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.page import Page
@@ -17,8 +16,8 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq.stats import RunningMessage, WorkerInfo
 
-# How many queues are asked at a time.
-_AT_A_TIME = 50
+# Maximum number of workers that are shown, and of queues that could not be read.
+_MOST_SHOWN = 200
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
@@ -26,12 +25,22 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     sources = [chosen] if chosen is not None else await _every(board)
     now = await board.now()
     rows: list[tuple[ReliableSource, WorkerInfo]] = []
-    for at in range(0, len(sources), _AT_A_TIME):
-        some = sources[at : at + _AT_A_TIME]
-        found = await asyncio.gather(*(source.workers() for source in some))
-        rows += [(source, each) for source, of in zip(some, found, strict=True) for each in of]
-    rows.sort(key=lambda row: (row[1].host, row[1].pid, row[1].queue))
-    return {"rows": rows, "chosen": chosen, "now": now, "row_of": _row_of}
+    troubles: list[tuple[ReliableSource, str]] = []
+    for source, found in zip(sources, await board.live.workers(sources), strict=True):
+        if isinstance(found, str):
+            troubles.append((source, found))
+        else:
+            rows += [(source, each) for each in found]
+    # A process may have more than one client.
+    rows.sort(key=lambda row: (row[1].host, row[1].pid, row[1].queue, row[1].started_at))
+    return {
+        "rows": rows[:_MOST_SHOWN],
+        "total": len(rows),
+        "troubles": troubles[:_MOST_SHOWN],
+        "chosen": chosen,
+        "now": now,
+        "row_of": _row_of,
+    }
 
 
 async def _every(board: Board) -> list[ReliableSource]:
