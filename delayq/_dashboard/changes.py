@@ -25,16 +25,17 @@ async def places_in(source: AnySource, state: str) -> list[Place]:
     for shelf in await source.shelves([state]):
         at = 0
         while at < shelf.count and len(places) < MOST and (rows := await shelf.page(at, 200)):
-            places += [row.place for row in rows if row.place is not None]
+            places += [row.place for row in rows if row is not None and row.place is not None]
             at += len(rows)
-    return places[:MOST]
+    # What moves while it is read comes twice.
+    return [*dict.fromkeys(places)][:MOST]
 
 
 async def cancel(
     board: Board, source: AnySource, places: Sequence[Place], *, running: bool = False
 ) -> tuple[int, str]:
     """Remove messages. Returns how many, and a token to undo it; empty if that cannot be."""
-    rows = await source.look_at(places)
+    rows = await source.look_at([*dict.fromkeys(places)])
     removed = await source.cancel([_place_of(row) for row in rows], running=running)
     gone = [row for row, done in zip(rows, removed, strict=True) if done]
     kept = [row for row in gone if row.is_restorable]
@@ -55,7 +56,7 @@ async def reschedule(
 
     Returns the places of those that are there, and a token to undo it.
     """
-    rows = await source.look_at(places)
+    rows = await source.look_at([*dict.fromkeys(places)])
     moved = await source.reschedule([_place_of(row) for row in rows], delay_us)
     changed = [(new, row) for new, row in zip(moved, rows, strict=True) if new is not None]
     if not changed:

@@ -9,7 +9,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from delayq._dashboard.depths import count_in, edges
+from delayq._dashboard.depths import edges
 from delayq._dashboard.rows import Place, Row, of_letter, of_message
 from delayq._dashboard.steps import AT_A_TIME, in_steps
 from delayq._durations import moment_us
@@ -120,18 +120,21 @@ class ReliableSource:
             return -priority, row.died_us or row.due_us or row.lease_us or 0
 
         parts = await self._each(lambda number, _: self._rows(number, state, first, count))
-        merged = heapq.merge(*parts, key=order)
-        return parts[0] if single else [*islice(merged, offset, offset + limit)]
+        rows = [[row for row in part if row is not None] for part in parts]
+        merged = heapq.merge(*rows, key=order)
+        return rows[0] if single else [*islice(merged, offset, offset + limit)]
 
     async def shelves(self, states: Sequence[str]) -> list[Shelf[Row]]:
         """Return the messages in these states, to be searched: one partition after the other."""
-        depths = await self._each(lambda _, store: store.depth())
-        return [
-            Shelf(count_in(depth, state), partial(self._rows, number, state))
-            for state in states
-            if state in (*self.states, "dead")
-            for number, depth in enumerate(depths)
-        ]
+        known = [state for state in states if state in (*self.states, "dead")]
+
+        async def of(number: int, state: str) -> Shelf[Row]:
+            store = self._parts[number]
+            count = await (store.count_dead() if state == "dead" else store.length(state))
+            return Shelf(count, partial(self._rows, number, state))
+
+        parts = await self._each(lambda number, _: in_steps(known, partial(of, number)))
+        return [shelf for shelves in zip(*parts, strict=True) for shelf in shelves]
 
     async def look_up(self, id: str) -> list[Row]:  # noqa: A002
         """Return the live message and the oldest dead letter with this id."""
@@ -146,14 +149,17 @@ class ReliableSource:
 
         return [row for rows in await self._each(there) for row in rows]
 
-    async def _rows(self, number: int, state: str, offset: int, limit: int) -> list[Row]:
-        """Return messages of one partition."""
+    async def _rows(self, number: int, state: str, offset: int, limit: int) -> list[Row | None]:
+        """Return messages of one partition, with None in the place of each that has expired."""
         store = self._parts[number]
         if state == "dead":
             letters = await store.dead_page(offset, limit)
             return [of_letter(Place(letter.name, number), letter) for letter in letters]
         messages = await store.page(state, offset, limit)
-        return [of_message(Place(found.id, number), found) for found in messages]
+        return [
+            None if found is None else of_message(Place(found.id, number), found)
+            for found in messages
+        ]
 
     async def find(self, place: Place, *, dead: bool) -> Row | None:
         if not self.has(place):
@@ -279,9 +285,9 @@ class ReliableSource:
         return queue
 
     def _by_partition(self, places: Sequence[Place]) -> list[tuple[int, list[Place]]]:
-        """Return places by partition, in steps of the size that a script may have."""
+        """Return places by partition, each once, in steps of the size that a script may have."""
         parts: dict[int, list[Place]] = {}
-        for place in places:
+        for place in dict.fromkeys(places):
             parts.setdefault(place.partition, []).append(place)
         return [
             (number, some[at : at + AT_A_TIME])

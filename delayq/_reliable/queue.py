@@ -569,7 +569,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self, partition: Partition, state: State, offset: int, limit: int
     ) -> Sequence[Message[T]]:
         stored = await partition.store.page(state, offset, limit)
-        return [self._seen(partition, each) for each in stored]
+        return [self._seen(partition, each) for each in stored if each is not None]
 
     async def purge(
         self,

@@ -427,16 +427,26 @@ class ReliableStore:
         _, *found = await self._run(ACTIVITY, unit, span)
         return [activity_of(unit, each) for each in found]
 
-    async def page(self, state: str, offset: int, limit: int) -> list[StoredMessage]:
-        """List messages in one state. No script looks at more than :data:`PAGE` of them."""
-        found: list[StoredMessage] = []
+    async def page(self, state: str, offset: int, limit: int) -> list[StoredMessage | None]:
+        """List messages in one state, with None in the place of each that has expired.
+
+        If these are fewer than ``limit``, there are no more. No script looks at more than
+        :data:`PAGE`.
+        """
+        found: list[StoredMessage | None] = []
         for at in range(0, limit, PAGE):
             asked = min(PAGE, limit - at)
-            looked_at, *some = await self._run(LIST, state, offset + at, asked)
-            found += map(StoredMessage.of, some[::2], some[1::2])
-            if looked_at < asked:
+            some = await self._run(LIST, state, offset + at, asked)
+            pairs = zip(some[::2], some[1::2], strict=True)
+            found += [None if it is None else StoredMessage.of(name, it) for name, it in pairs]
+            if len(some) < 2 * asked:
                 break
         return found
+
+    async def length(self, state: str) -> int:
+        """Count the messages in one state as :meth:`page` does, with those that have expired."""
+        (count,) = await self._run(LIST, state, 0, 0)
+        return int(count)
 
     async def purge(self, state: str) -> Purged:
         """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""

@@ -11,6 +11,7 @@ import shlex
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
 from delayq._delayed.keys import DelayedKeys
@@ -21,14 +22,21 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.tallies import checked_span
 from delayq.admin.catalog import QUEUE_KEYS, QueueKind, find_queues, known_queue
+from delayq.admin.search import Shelf
 from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from datetime import datetime
 
     from delayq._durations import Duration
+    from delayq._generics import T
     from delayq._redis.client import RedisClient
+    from delayq._reliable.message import Message
+    from delayq._reliable.partition import Partition
+    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.replies import State
     from delayq._reliable.settings import QueueSettings, StoredSettings
     from delayq.client import Client
     from delayq.stats import Activity, WorkerInfo
@@ -194,6 +202,22 @@ async def exists(client: Client, name: str) -> bool:
     """Return whether a reliable queue was ever used: has had a message, or a setting."""
     stored = await _partition(client, name, 0).settings()
     return not stored.is_new
+
+
+async def shelves(queue: ReliableQueue[T], state: State) -> Sequence[Shelf[Message[T]]]:
+    """Return the messages of a reliable queue in one state, to be searched: one partition after
+    the other.
+    """
+    await queue._settled()
+
+    async def page(partition: Partition, offset: int, limit: int) -> list[Message[T] | None]:
+        found = await partition.store.page(state, offset, limit)
+        return [None if each is None else queue._seen(partition, each) for each in found]
+
+    async def shelf(partition: Partition) -> Shelf[Message[T]]:
+        return Shelf(await partition.store.length(state), partial(page, partition))
+
+    return await queue._open.of_each(shelf)
 
 
 async def records(

@@ -81,20 +81,21 @@ class Shelf(Generic[M]):
     """Messages that are read page by page, such as those in one state.
 
     Attributes:
-        count: How many there are.
-        page: Reads some of them, from an offset on.
+        count: How many there are, with those that have expired.
+        page: Reads some of them, from an offset on, with None in the place of each that has
+            expired: an empty page is the end, a page of None is not.
     """
 
     count: int
-    page: Callable[[int, int], Awaitable[Sequence[M]]]
+    page: Callable[[int, int], Awaitable[Sequence[M | None]]]
 
 
 class Search(Generic[M]):
     """A search, and how far it has come.
 
     Attributes:
-        total: The number of messages on all shelves.
-        searched: How many were looked at.
+        total: The number of messages on all shelves, with those that have expired.
+        searched: How many of them were looked at.
     """
 
     def __init__(
@@ -148,10 +149,10 @@ class Search(Generic[M]):
                     # They are gone meanwhile. To search on from here would find none again.
                     self._missing += shelf.count - at
                     break
-                wanted = await asyncio.to_thread(lambda some: [*map(self._matches, some)], page)
-                for message, is_wanted in zip(page, wanted, strict=True):
+                wanted = await asyncio.to_thread(self._wanted, page)
+                for message in wanted:
                     self.searched += 1
-                    if is_wanted:
+                    if message is not None:
                         found.append(message)
                         if len(found) == limit:
                             return found
@@ -159,3 +160,9 @@ class Search(Generic[M]):
                 if progress is not None:
                     progress(self.searched, min(most, self.total - self._offset))
         return found
+
+    def _wanted(self, page: Sequence[M | None]) -> list[M | None]:
+        """Return the messages of a page that match, with None in the place of all others."""
+        return [
+            message if message is not None and self._matches(message) else None for message in page
+        ]

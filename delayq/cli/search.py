@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -27,7 +28,8 @@ from delayq.cli.shown import MessageView, show_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq import Client
+    from delayq import Client, Message
+    from delayq._reliable.replies import State
     from delayq.codecs import Codec
 
 SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
@@ -48,28 +50,34 @@ def _facts_of(view: MessageView) -> Searched:
 async def _shelves(
     client: Client, queue: Target, states: Sequence[str], codec: Codec[Any]
 ) -> list[Shelf[MessageView]]:
-    if queue.is_reliable:
-        depth = await inspection.reliable_stats(client, queue.name)
-    else:
+    if not queue.is_reliable:
         depth = await inspection.delayed_stats(client, queue.name)
 
-    def shelf(state: Any) -> Shelf[MessageView]:
-        async def page(offset: int, limit: int) -> list[MessageView]:
-            if not queue.is_reliable:
-                records = await inspection.records(
-                    client, queue.name, state, offset=offset, limit=limit
-                )
-                return [MessageView.of_record(one, state, codec) for one in records]
-            handle = queue.reliable(client)
-            if state == "dead":
-                letters = await handle.dead.list(offset=offset, limit=limit)
-                return [MessageView.of_letter(one, codec) for one in letters]
-            messages = await handle.list(state, offset=offset, limit=limit)
-            return [MessageView.of_message(one, codec) for one in messages]
+        async def records(state: Any, offset: int, limit: int) -> list[MessageView]:
+            found = await inspection.records(client, queue.name, state, offset=offset, limit=limit)
+            return [MessageView.of_record(one, state, codec) for one in found]
 
-        return Shelf(getattr(depth, state), page)
+        return [Shelf(getattr(depth, state), partial(records, state)) for state in states]
+    handle = queue.reliable(client)
 
-    return [shelf(state) for state in states]
+    async def letters(offset: int, limit: int) -> list[MessageView]:
+        found = await handle.dead.list(offset=offset, limit=limit)
+        return [MessageView.of_letter(one, codec) for one in found]
+
+    async def views(
+        messages: Shelf[Message[bytes]], offset: int, limit: int
+    ) -> list[MessageView | None]:
+        found = await messages.page(offset, limit)
+        return [None if one is None else MessageView.of_message(one, codec) for one in found]
+
+    shelves: list[Shelf[MessageView]] = []
+    for state in states:
+        if state == "dead":
+            shelves.append(Shelf((await handle.stats()).dead, letters))
+        else:
+            parts = await inspection.shelves(handle, cast("State", state))
+            shelves += [Shelf(part.count, partial(views, part)) for part in parts]
+    return shelves
 
 
 def search(

@@ -610,7 +610,7 @@ def test_a_search_goes_on_past_messages_that_are_gone(
         return []
 
     # Workers took what was ready between the count and the reading.
-    monkeypatch.setattr("delayq._reliable.queue.ReliableQueue.list", none)
+    monkeypatch.setattr("delayq._reliable.store.ReliableStore.page", none)
     _, (told,) = cli("search mails --payload x")
     assert (told["searched"], told["total"], told["next_offset"]) == (0, 4, None)
 
@@ -685,6 +685,29 @@ def test_a_search_has_bounds_and_pages(cli: Cli) -> None:
     _, shown = cli.plain("search orders --payload 1 --limit 1 --state delayed")
     assert "1 found; " in shown
     assert " of 40 messages were searched; continue with --offset " in shown
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+def test_a_search_finds_messages_behind_expired_ones(cli: Cli, partitions: int) -> None:
+    async def main() -> None:
+        async with delayq.connect(cli.url) as client:
+            jobs = client.reliable_queue("jobs", partitions=partitions)
+            await jobs.offer_many(delayq.Offer("old", id=f"old-{n}", ttl=3600) for n in range(700))
+            with redis.Redis.from_url(cli.url) as raw:
+                for number in range(partitions):
+                    expiries = ReliableKeys.of("jobs", partition=number).expiries
+                    raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
+            await jobs.offer_many(delayq.Offer("new", id=f"new-{n}") for n in range(300))
+
+    asyncio.run(main())
+    found: list[str] = []
+    offset: int | None = 0
+    while offset is not None:
+        line = f"search jobs --payload new --state ready --limit 70 --offset {offset}"
+        _, (*some, figures) = cli(line)
+        found += [one["id"] for one in some]
+        offset = figures["next_offset"]
+    assert sorted(found) == sorted(f"new-{n}" for n in range(300))
 
 
 def schedule_two(url: str) -> None:

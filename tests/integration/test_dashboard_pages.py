@@ -477,6 +477,44 @@ def test_what_is_kept_to_undo_is_bounded() -> None:
     assert undos.has(tokens[3])
 
 
+async def expired_in_front(jobs: Jobs, raw: Any, expired: int, live: int) -> list[str]:
+    """Offer messages of which the first ones expire, and return the ids of the others."""
+    gone = [f"gone-{n}" for n in range(expired)]
+    await jobs.offer_many([Offer("x", id=each, ttl=3600) for each in gone])
+    for keys in (ReliableKeys.of("jobs", partition=number) for number in range(3)):
+        there = await raw.hkeys(keys.expiries)
+        if there:
+            await raw.hset(keys.expiries, mapping=dict.fromkeys(there, 1))
+    await jobs.offer_many([Offer("wanted", id=f"live-{n}") for n in range(live)])
+    return [f"live-{n}" for n in range(live)]
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("expired", [100, 1100])
+async def test_messages_behind_expired_ones_are_found(
+    client: Client, raw: Any, admin: Browser, partitions: int | None, expired: int
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    live = await expired_in_front(jobs, raw, expired, 300)
+    found = await on_all_pages(admin, f"search?{JOBS[6:]}&q=wanted", r"<code>(live-\d+)</code>")
+    assert sorted(found) == sorted(live)
+    shown = await select(admin, f"{JOBS}&state=ready", "cancel_many", all="1")
+    assert "300 messages cancelled." in texts(shown)
+    assert not await jobs.list("ready", limit=5000)
+    assert "300 messages are as before." in await undo(admin, shown)
+    assert len(await jobs.list("ready", limit=5000)) == 300
+
+
+async def test_a_message_selected_twice_is_one(client: Client, admin: Browser) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(each, delay=60, id=each) for each in ("m1", "m2")])
+    shown = await select(admin, JOBS, "reschedule_many", 0, 0, 1, delay="2", unit="days")
+    assert "2 messages rescheduled." in texts(shown)
+    shown = await select(admin, JOBS, "cancel_many", 0, 0, 1)
+    assert "2 messages cancelled." in texts(shown)
+    assert "2 messages are as before." in await undo(admin, shown)
+
+
 @pytest.mark.parametrize("partitions", [None, 3])
 async def test_messages_are_run_now_and_set_back(
     client: Client, admin: Browser, partitions: int | None

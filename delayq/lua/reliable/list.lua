@@ -6,35 +6,35 @@
 -- Arguments:
 --   state   text  "delayed", "ready" or "leased"
 --   offset  int   skip this many
---   limit   int   look at this many at most
+--   limit   int   look at this many at most; 0: only count the messages in that state
 -- Roles: admin, dashboard
 -- Repeatable: yes
 --
--- Returns {looked_at, id, {state, priority, moment, attempt, body, error}, ...}: fewer than were
--- looked at if some have expired. If fewer than `limit` were looked at, there are no more.
+-- Returns {id, {state, priority, moment, attempt, body, error}, ...}, with nil for a message that has
+-- expired: it counts, so that whoever reads on knows where. If these are fewer than `limit`, there
+-- are no more. With a limit of 0, returns {count}, which includes those that have expired.
 -- include: clock
 -- include: leases
 -- include: queue
 
 local now = now_us()
 offset, limit = tonumber(offset), tonumber(limit)
-local reply = {0}
+local counts, count = limit == 0, 0
+local reply = {}
 local from, to = '-inf', format_score(now)
 if state ~= 'ready' then from, to = '(' .. to, '+inf' end
 
 local function list_from(set)
+  if counts then count = count + redis.call('ZCOUNT', set, from, to) end
   if limit == 0 then return end
   local ids = redis.call('ZRANGEBYSCORE', set, from, to, 'LIMIT', offset, limit)
-  for _, id in ipairs(ids) do
-    local found = describe(id, now)
-    if found then reply[#reply + 1], reply[#reply + 2] = id, found end
-  end
+  for _, id in ipairs(ids) do reply[#reply + 1], reply[#reply + 2] = id, describe(id, now) end
   offset = #ids > 0 and 0 or math.max(0, offset - redis.call('ZCOUNT', set, from, to))
-  limit, reply[1] = limit - #ids, reply[1] + #ids
+  limit = limit - #ids
 end
 
 if state ~= 'delayed' then list_from(leased) end
 if state ~= 'leased' then
   for _, where in ipairs(used_sets()) do list_from(waiting[where]) end
 end
-return reply
+return counts and {count} or reply

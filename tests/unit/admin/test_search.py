@@ -98,3 +98,19 @@ async def test_a_search_passes_over_messages_that_are_gone() -> None:
     work = Search([Shelf(5, page), shelf([10], [])], tenth)
     assert await work.run(most=100, limit=10) == [10]
     assert work.next_offset is None
+
+
+async def test_a_search_counts_expired_messages_and_passes_over_them() -> None:
+    messages = [None if number % 3 else number for number in range(900)]
+    messages[:400] = [None] * 400
+
+    async def page(offset: int, limit: int) -> Sequence[int | None]:
+        return messages[offset : offset + limit]
+
+    found: list[int] = []
+    offset: int | None = 0
+    while offset is not None:
+        work = Search([Shelf(900, page)], tenth, offset)
+        found += await work.run(most=10_000, limit=4)
+        offset = work.next_offset
+    assert found == [*range(420, 900, 30)]
