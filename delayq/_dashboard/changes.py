@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._dashboard.undo import Undo
+from delayq._dashboard.steps import AT_A_TIME
+from delayq._dashboard.undo import MOST_BYTES, Undo
+from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.queues import AnySource
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 MOST = 10_000
 """The most messages that one action changes."""
-# The memory of a message beyond its payload, in bytes.
+# The memory of a message beyond its texts, in bytes.
 _OVERHEAD = 1000
 
 
@@ -31,44 +33,113 @@ async def places_in(source: AnySource, state: str) -> list[Place]:
     return [*dict.fromkeys(places)][:MOST]
 
 
+class Changed(NamedTuple):
+    """What an action has changed.
+
+    Attributes:
+        places: The messages that were changed, where they are now, or were.
+        undo: A token to undo it; empty if that cannot be.
+        is_whole: Whether all steps were carried out. If not, the server failed in between.
+    """
+
+    places: list[Place]
+    undo: str
+    is_whole: bool = True
+
+
 async def cancel(
     board: Board, source: AnySource, places: Sequence[Place], *, running: bool = False
-) -> tuple[int, str]:
-    """Remove messages. Returns how many, and a token to undo it; empty if that cannot be."""
-    rows = await source.look_at([*dict.fromkeys(places)])
-    removed = await source.cancel([_place_of(row) for row in rows], running=running)
-    gone = [row for row, done in zip(rows, removed, strict=True) if done]
-    kept = [row for row in gone if row.is_restorable]
+) -> Changed:
+    """Remove messages, step by step."""
+    done: list[Place] = []
+    kept: list[Row] = []
+    count = size = 0
+    is_whole = True
+    for some in _steps([*dict.fromkeys(places)]):
+        rows: list[Row] = []
+        try:
+            rows = await source.look_at(some)
+            removed = await source.cancel([_place_of(row) for row in rows], running=running)
+            gone = [row for row, is_gone in zip(rows, removed, strict=True) if is_gone]
+            done += [_place_of(row) for row in gone]
+        except ServerError as error:
+            unknown = isinstance(error, OutcomeUnknown) or not await _are_there(source, rows)
+            if not done and not (rows and unknown):
+                raise
+            # Some may be gone as well. An undo brings back those that are.
+            gone, is_whole = rows, False
+        count += len(gone)
+        if size <= MOST_BYTES:
+            gone = [row for row in gone if row.is_restorable]
+            kept += gone
+            size += sum(map(_size_of, gone))
+        if size > MOST_BYTES:
+            kept.clear()
+        if not is_whole:
+            break
     if not kept:
-        return len(gone), ""
+        return Changed(done, "", is_whole)
+    restored: list[int] = []
 
     async def undo() -> int:
-        return await source.restore(kept, await board.now())
+        while kept:
+            restored.append(await source.restore(kept[:AT_A_TIME], await board.now()))
+            del kept[:AT_A_TIME]
+        return sum(restored)
 
-    size = sum(len(row.payload or b"") + _OVERHEAD for row in kept)
-    return len(gone), board.undos.keep(Undo(undo, len(gone), size))
+    return Changed(done, board.undos.keep(Undo(undo, count, size)), is_whole)
 
 
 async def reschedule(
     board: Board, source: AnySource, places: Sequence[Place], delay_us: int
-) -> tuple[list[Place], str]:
-    """Give messages another delay, in microseconds.
-
-    Returns the places of those that are there, and a token to undo it.
-    """
-    rows = await source.look_at([*dict.fromkeys(places)])
-    moved = await source.reschedule([_place_of(row) for row in rows], delay_us)
-    changed = [(new, row) for new, row in zip(moved, rows, strict=True) if new is not None]
-    if not changed:
-        return [], ""
+) -> Changed:
+    """Give messages another delay, in microseconds, step by step."""
+    # Where they are now, and when they were due.
+    moved: list[tuple[Place, int]] = []
+    is_whole = True
+    for some in _steps([*dict.fromkeys(places)]):
+        try:
+            rows = await source.look_at(some)
+            there = await source.reschedule([_place_of(row) for row in rows], delay_us)
+        except ServerError:
+            if not moved:
+                raise
+            is_whole = False
+            break
+        pairs = zip(there, rows, strict=True)
+        moved += [(new, row.due_us or 0) for new, row in pairs if new is not None]
+    if not moved:
+        return Changed([], "", is_whole)
+    done, size = [new for new, _ in moved], len(moved) * _OVERHEAD
+    restored: list[int] = []
 
     async def undo() -> int:
-        now = await board.now()
-        moves = [(new, max(0, (row.due_us or 0) - now)) for new, row in changed]
-        return sum(place is not None for place in await source.reschedule_each(moves))
+        while moved:
+            now = await board.now()
+            moves = [(new, max(0, due_us - now)) for new, due_us in moved[:AT_A_TIME]]
+            back = await source.reschedule_each(moves)
+            restored.append(sum(place is not None for place in back))
+            del moved[:AT_A_TIME]
+        return sum(restored)
 
-    token = board.undos.keep(Undo(undo, len(changed), len(changed) * _OVERHEAD))
-    return [new for new, _ in changed], token
+    return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)
+
+
+def _steps(places: Sequence[Place]) -> Iterator[Sequence[Place]]:
+    return (places[at : at + AT_A_TIME] for at in range(0, len(places), AT_A_TIME))
+
+
+async def _are_there(source: AnySource, rows: Sequence[Row]) -> bool:
+    try:
+        return len(await source.look_at([_place_of(row) for row in rows])) == len(rows)
+    except ServerError:
+        return False
+
+
+def _size_of(row: Row) -> int:
+    """Return the memory that a message takes, in bytes; roughly."""
+    headers = sum(len(name) + len(text) for name, text in row.headers.items())
+    return len(row.payload or b"") + len(row.error) + headers + _OVERHEAD
 
 
 def _place_of(row: Row) -> Place:

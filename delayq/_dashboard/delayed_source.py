@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from delayq._dashboard.depths import count_in, edges
 from delayq._dashboard.rows import Place, Row, of_record
-from delayq._dashboard.steps import AT_A_TIME, in_steps
+from delayq._dashboard.steps import in_steps
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
 from delayq.admin.search import Shelf
@@ -87,11 +87,11 @@ class DelayedSource:
             # A worker's payloads have left the queue.
             return [False] * len(places)
 
-        async def remove(place: Place) -> bool:
-            found = await self._record_at(place)
+        async def remove(found: PendingRecord | None) -> bool:
             return found is not None and await self._store.cancel([found.record]) > 0
 
-        return await in_steps(places, remove)
+        # Find all of them first: a change would mislead a search among those due at the same time.
+        return await in_steps(await in_steps(places, self._record_at), remove)
 
     async def reschedule(self, places: Sequence[Place], delay_us: int) -> list[Place | None]:
         """Give messages another delay. Return their new places; None for those that are gone."""
@@ -100,19 +100,26 @@ class DelayedSource:
     async def reschedule_each(self, moves: Sequence[tuple[Place, int]]) -> list[Place | None]:
         """Give each message a delay of its own, as :meth:`reschedule` does."""
 
-        async def move(one: tuple[Place, int]) -> Place | None:
-            place, delay_us = one
-            found = await self._record_at(place)
+        async def move(one: tuple[PendingRecord | None, int]) -> Place | None:
+            found, delay_us = one
             due_us = None if found is None else await self._store.reschedule(found.record, delay_us)
-            return None if due_us is None else Place(place.id, 0, score_of(due_us))
+            if found is None or due_us is None:
+                return None
+            return Place(found.start, 0, score_of(due_us))
 
-        return await in_steps(moves, move)
+        found = await in_steps([place for place, _ in moves], self._record_at)
+        delays = [delay_us for _, delay_us in moves]
+        return await in_steps([*zip(found, delays, strict=True)], move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer messages again, with new ids, and return how many."""
-        for at in range(0, len(rows), AT_A_TIME):
-            some = rows[at : at + AT_A_TIME]
-            await self.offer([(row.delay_us(now), row.payload or b"") for row in some])
+        """Offer up to 100 messages again, with new ids, and return how many are there.
+
+        Those that are still there are left as they are.
+        """
+        there = {row.place for row in await self.look_at([row.place for row in rows if row.place])}
+        gone = [row for row in rows if row.place not in there]
+        if gone:
+            await self.offer([(row.delay_us(now), row.payload or b"") for row in gone])
         return len(rows)
 
     async def offer(self, offers: Sequence[tuple[int, bytes]]) -> list[Place]:

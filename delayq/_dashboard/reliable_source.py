@@ -233,10 +233,10 @@ class ReliableSource:
         return await in_steps(moves, move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer messages again, with all their attempts, and return how many.
+        """Offer up to 100 messages again, with all their attempts, and return how many are there.
 
-        A message stays away if its id is taken by now, the queue is full, or its payload is larger
-        than offers on this client may be.
+        Those that are still there are left as they are. A message stays away if its id is taken by
+        now, the queue is full, or its payload is larger than offers on this client may be.
         """
         queue = self.open()
 
@@ -249,9 +249,13 @@ class ReliableSource:
                 return 1 if len(some) == 1 else sum([await refused([each]) for each in some])
             return 0
 
-        offers = [_offer(row, now) for row in rows]
-        steps = (offers[at : at + AT_A_TIME] for at in range(0, len(offers), AT_A_TIME))
-        return len(rows) - sum([await refused(some) for some in steps])
+        places = [row.place for row in rows if row.place is not None]
+        there = {row.place: row.payload for row in await self.look_at(places)}
+        same = sum(row.place in there and there[row.place] == row.payload for row in rows)
+        gone = [row for row in rows if row.place not in there]
+        if not gone:
+            return same
+        return same + len(gone) - await refused([_offer(row, now) for row in gone])
 
     async def purge(self, state: str) -> int:
         """Drop the messages in one state, or in all, step by step.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,8 +14,8 @@ if TYPE_CHECKING:
 
 LASTS = 60.0
 """How long an action can be undone, in seconds."""
-# The most that is kept in all, in bytes.
-_MOST_BYTES = 32 * 1024 * 1024
+MOST_BYTES = 32 * 1024 * 1024
+"""The most that is kept in all, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Undo:
     """A way to undo an action.
 
     Attributes:
-        run: Undoes it. Returns how many messages are as before.
+        run: Undoes it. Returns how many messages are as before. After an error, it is run again:
+            it must not repeat what it has done.
         count: The number of messages.
         size: The memory that it takes, in bytes.
     """
@@ -37,17 +40,18 @@ class Undos:
     def __init__(self) -> None:
         # In order of time.
         self._kept: dict[str, tuple[float, Undo]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def keep(self, undo: Undo) -> str:
         """Keep a way to undo an action. Returns a token for it; empty if it is too large."""
-        self._forget()
-        if undo.size > _MOST_BYTES:
+        if undo.size > MOST_BYTES:
             return ""
         # The latest action counts most.
-        while sum(each.size for _, each in self._kept.values()) + undo.size > _MOST_BYTES:
+        while sum(each.size for _, each in self._kept.values()) + undo.size > MOST_BYTES:
             del self._kept[next(iter(self._kept))]
         token = secrets.token_urlsafe(16)
         self._kept[token] = time.monotonic() + LASTS, undo
+        self._forget()
         return token
 
     def has(self, token: str) -> bool:
@@ -55,16 +59,40 @@ class Undos:
         self._forget()
         return token in self._kept
 
-    def take(self, token: str) -> Undo | None:
-        """Return the way to undo an action, once; None if it is too late."""
+    async def run(self, token: str) -> tuple[int, int] | None:
+        """Undo an action, once. Returns how many messages are as before, and how many it was about.
+
+        None if it is too late. After an error, it can be tried again until the minute is over.
+        """
         self._forget()
-        _, undo = self._kept.pop(token, (0.0, None))
-        return undo
+        if (kept := self._kept.pop(token, None)) is None:
+            return None
+        try:
+            return await kept[1].run(), kept[1].count
+        except BaseException:
+            in_time = sorted([*self._kept.items(), (token, kept)], key=lambda each: each[1][0])
+            self._kept = dict(in_time)
+            self._forget()
+            raise
 
     def _forget(self) -> None:
+        """Forget what is too old, now and later."""
         now = time.monotonic()
         while self._kept:
             token, (until, _) = next(iter(self._kept.items()))
             if until > now:
+                if self._timer is None:
+                    # The timer does not keep what belongs to an application that is gone.
+                    loop = asyncio.get_running_loop()
+                    self._timer = loop.call_later(until - now, _time_out, weakref.ref(self))
                 return
             del self._kept[token]
+
+    def _time_out(self) -> None:
+        self._timer = None
+        self._forget()
+
+
+def _time_out(undos: weakref.ref[Undos]) -> None:
+    if (there := undos()) is not None:
+        there._time_out()  # noqa: SLF001 - its own

@@ -4,19 +4,25 @@ bulk actions, groups, schedules, timelines, new messages.
 
 from __future__ import annotations
 
+import asyncio
 import html
 import re
 import time
+import weakref
+from itertools import count
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import pytest
 
-from delayq import Limit, Offer
+from delayq import Limit, Offer, OutcomeUnknown, ReliableQueue
+from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.undo import Undo, Undos
 from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ReliableStore
 from tests.support.board import act, field, form, links, on_all_pages, page, texts
 
 if TYPE_CHECKING:
@@ -466,7 +472,7 @@ async def test_an_undo_is_kept_for_a_minute(
     assert "Nothing changed: an action can be undone within a minute" in await undo(admin, shown)
 
 
-def test_what_is_kept_to_undo_is_bounded() -> None:
+async def test_what_is_kept_to_undo_is_bounded() -> None:
     async def nothing() -> int:
         return 0
 
@@ -513,6 +519,85 @@ async def test_a_message_selected_twice_is_one(client: Client, admin: Browser) -
     shown = await select(admin, JOBS, "cancel_many", 0, 0, 1)
     assert "2 messages cancelled." in texts(shown)
     assert "2 messages are as before." in await undo(admin, shown)
+
+
+async def test_what_is_kept_to_undo_is_forgotten_without_a_visit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.undo.LASTS", 0.01)
+    forgotten = asyncio.Event()
+
+    async def nothing() -> int:
+        return 0
+
+    undos = Undos()
+    kept = Undo(nothing, 1, 1)
+    weakref.finalize(kept, forgotten.set)
+    undos.keep(kept)
+    del kept
+    await asyncio.wait_for(forgotten.wait(), 30)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, at: int) -> None:
+    """Let one call of a method fail: the reply is lost, after the server did the work."""
+    real, calls = getattr(where, name), count()
+
+    async def call(self: Any, *args: Any, **more: Any) -> Any:
+        reply = await real(self, *args, **more)
+        if next(calls) == at:
+            raise OutcomeUnknown("the reply was lost")
+        return reply
+
+    monkeypatch.setattr(where, name, call)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("address", [JOBS, ORDERS])
+async def test_an_action_that_fails_half_way_can_be_undone(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch, address: str, at: int
+) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    store: Any = ReliableStore
+    left = (150, 50)[at]
+    if address == JOBS:
+        await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(250)])
+    else:
+        # Twenty calls at a time.
+        store, at, left = DelayedStore, at * 120, (230, 110)[at]
+        await orders.offer_many([(n, 3000) for n in range(250)])
+
+    async def there() -> list[Any]:
+        if address == JOBS:
+            return sorted(each.value for each in await jobs.list("delayed", limit=999))
+        return sorted(value for value, _ in await orders.pending.entries())
+
+    failing(monkeypatch, store, "cancel", at)
+    shown = await select(admin, address, "cancel_many", all="1")
+    assert "changed, and perhaps more: the server failed in between." in texts(shown)
+    assert len(await there()) == left
+    monkeypatch.undo()
+    assert "messages are as before." in (after := await undo(admin, shown))
+    assert "could not" not in after
+    assert await there() == [*range(250)]
+
+
+@pytest.mark.parametrize("address", [JOBS, ORDERS])
+async def test_an_undo_that_fails_can_be_repeated(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(250)])
+    await orders.offer_many([(n, 3000) for n in range(250)])
+    shown = await select(admin, address, "cancel_many", all="1")
+    # Of a reliable queue, what the failed step has done is found out as well.
+    source: Any = ReliableQueue if address == JOBS else DelayedSource
+    failing(monkeypatch, source, "offer_many" if address == JOBS else "look_at", 1)
+    fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
+    assert (await admin.post("act", data=fields)).status_code == 502
+    monkeypatch.undo()
+    assert "250 messages are as before." in await undo(admin, shown)
+    assert len(await jobs.list("delayed", limit=999)) == 250
+    assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
 
 
 @pytest.mark.parametrize("partitions", [None, 3])

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard import changes
 from delayq._dashboard.forms import NO_DELAY, UNITS, see
 from delayq._dashboard.page import Action, Note, Page
+from delayq._dashboard.pages.queue import see_changed
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed, unpacked
 from delayq._dashboard.timeline import timeline
@@ -52,10 +53,8 @@ async def _values(
 
 
 async def cancel(board: Board, source: AnySource, form: Form) -> Response:
-    count, undo = await changes.cancel(board, source, [form.place(source)])
-    if not count:
-        return see("queue", source, done="gone")
-    return see("queue", source, done="cancelled", undo=undo or "no")
+    changed = await changes.cancel(board, source, [form.place(source)])
+    return see_changed(source, source.states[0], "cancelled", changed)
 
 
 async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
@@ -65,10 +64,11 @@ async def reschedule(board: Board, source: AnySource, form: Form) -> Response:
     except HTTPException as error:
         values = await _values(board, source, place, dead=False)
         return await board.refused(form, PAGE, **values | form.refused_delay(error))
-    there, undo = await changes.reschedule(board, source, [place], delay)
-    if not there:
+    changed = await changes.reschedule(board, source, [place], delay)
+    if not changed.places:
         return see("queue", source, done="gone")
-    return see("message", source, at=packed(there[0]), done="rescheduled", undo=undo)
+    at = packed(changed.places[0])
+    return see("message", source, at=at, done="rescheduled", undo=changed.undo)
 
 
 PAGE = Page(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from starlette.responses import Response
 
     from delayq._dashboard.board import Board
+    from delayq._dashboard.changes import Changed
     from delayq._dashboard.forms import Form
     from delayq._dashboard.queues import AnySource
     from delayq._dashboard.reliable_source import ReliableSource
@@ -76,8 +77,8 @@ async def cancel_many(board: Board, source: AnySource, form: Form) -> Response:
     state = _state(source, form)
     if not (places := await _chosen(source, state, form)):
         return see("queue", source, state=state, done="unselected")
-    count, undo = await changes.cancel(board, source, places, running=state == "leased")
-    return _changed(source, state, "cancelled_many", count, undo)
+    changed = await changes.cancel(board, source, places, running=state == "leased")
+    return see_changed(source, state, "cancelled_many", changed)
 
 
 async def reschedule_many(board: Board, source: AnySource, form: Form) -> Response:
@@ -100,16 +101,15 @@ async def _reschedule(
 ) -> Response:
     if not (places := await _chosen(source, state, form)):
         return see("queue", source, state=state, done="unselected")
-    there, undo = await changes.reschedule(board, source, places, delay_us)
-    return _changed(source, state, "rescheduled_many", len(there), undo)
+    changed = await changes.reschedule(board, source, places, delay_us)
+    return see_changed(source, state, "rescheduled_many", changed)
 
 
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
-    kept = board.undos.take(form.get("undo"))
-    if kept is None:
+    if (undone := await board.undos.run(form.get("undo"))) is None:
         return see("queue", source, done="late")
-    count = await kept.run()
-    done = "undone" if count == kept.count else "partly"
+    count, wanted = undone
+    done = "undone" if count == wanted else "partly"
     return see("queue", source, done=done, count=str(count))
 
 
@@ -127,14 +127,16 @@ async def _chosen(source: AnySource, state: str, form: Form) -> list[Place]:
     return [place for place in chosen if source.has(place)]
 
 
-def _changed(source: AnySource, state: str, done: str, count: int, undo: str) -> Response:
+def see_changed(source: AnySource, state: str, done: str, changed: Changed) -> Response:
+    """Lead to the list in one state, with a note on what was changed."""
+    count = len(changed.places)
     return see(
         "queue",
         source,
         state=state,
-        done=done if count else "gone",
+        done="stopped" if not changed.is_whole else done if count else "gone",
         count=str(count),
-        undo=undo or ("no" if count else ""),
+        undo=changed.undo or ("no" if count else ""),
     )
 
 
@@ -162,6 +164,11 @@ PAGE = Page(
     notes={
         "cancelled_many": Note("message cancelled.", "messages cancelled."),
         "rescheduled_many": Note("message rescheduled.", "messages rescheduled."),
+        "stopped": Note(
+            "message changed, and perhaps more: the server failed in between. Check the list.",
+            "messages changed, and perhaps more: the server failed in between. Check the list.",
+            bad=True,
+        ),
         "unselected": Note("Nothing changed: select messages first.", bad=True),
         "undone": Note("message is as before.", "messages are as before."),
         "partly": Note(
