@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from itertools import islice
@@ -27,7 +28,7 @@ from delayq._reliable.settings import Settings
 from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
-from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError
+from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError, ServerRefused
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
@@ -176,10 +177,13 @@ class ReliableSource:
         rows: list[Row] = []
         for number, some in self._by_partition(places):
             store, ids = self._parts[number], [place.id for place in some]
-            found, ends = await asyncio.gather(store.get_many(ids), store.expiries(ids))
-            for place, message, expires_us in zip(some, found, ends, strict=True):
+            found, ends, taken = await asyncio.gather(
+                store.get_many(ids), store.expiries(ids), _taken_until(store, ids)
+            )
+            for place, message, expires_us, until in zip(some, found, ends, taken, strict=True):
                 if message is not None:
-                    rows.append(of_message(place, message, MessageTimes(None, expires_us)))
+                    row = of_message(place, message, MessageTimes(None, expires_us))
+                    rows.append(replace(row, taken_until_us=until))
         return rows
 
     async def history(self, row: Row) -> MessageHistory | None:
@@ -255,7 +259,20 @@ class ReliableSource:
         gone = [row for row in rows if row.place not in there]
         if not gone:
             return same
-        return same + len(gone) - await refused([_offer(row, now) for row in gone])
+        taken: dict[Place, int | None] = {}
+        for number, some in self._by_partition([row.place for row in gone if row.place]):
+            ends = await _taken_until(self._parts[number], [place.id for place in some])
+            taken |= zip(some, ends, strict=True)
+
+        def offer(row: Row) -> Offer[bytes]:
+            # If the id is taken because the message was offered with ``unique_for``, it is still
+            # its own: "replace" offers in spite of that, and no other message lives. If another
+            # one was handled meanwhile, it is taken until a later moment.
+            until = row.taken_until_us
+            is_own = until is not None and row.place is not None and taken[row.place] == until
+            return replace(_offer(row, now), on_duplicate="replace" if is_own else "raise")
+
+        return same + len(gone) - await refused([offer(row) for row in gone])
 
     async def purge(self, state: str) -> int:
         """Drop the messages in one state, or in all, step by step.
@@ -375,6 +392,14 @@ class ReliableSource:
             # By name: ids of other programs may not be text, and letters may share an id.
             chosen.setdefault(place.partition, []).append(place.id)
         return [(self._parts[number], names) for number, names in chosen.items()]
+
+
+async def _taken_until(store: ReliableStore, ids: Sequence[bytes]) -> list[int | None]:
+    try:
+        return await store.taken_until(ids)
+    except ServerRefused:
+        # Only a user that may restore messages needs to know, and may: a producer and admin.
+        return [None] * len(ids)
 
 
 def _offer(row: Row, now: int) -> Offer[bytes]:

@@ -41,6 +41,7 @@ class Row:
     died_us: int | None = None
     enqueued_us: int | None = None
     expires_us: int | None = None
+    taken_until_us: int | None = None
     priority: int = 0
     attempt: int = 0
     error: str = ""

@@ -394,6 +394,13 @@ class ReliableStore:
         found = await self.client.command("HMGET", self.keys.expiries, *ids)
         return [None if expiry is None else parse_us(expiry) for expiry in found]
 
+    async def taken_until(self, ids: Sequence[bytes]) -> list[int | None]:
+        """Return until when each id counts as taken, whatever becomes of the message; None if it
+        does not.
+        """
+        found = await self.client.command("ZMSCORE", self.keys.done, *ids)
+        return [None if until is None else parse_us(until) for until in found]
+
     # Inspection and cleanup
 
     async def depth(self) -> QueueDepth:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 import pytest
 
-from delayq import Limit, Offer, OutcomeUnknown, ReliableQueue
+from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.undo import Undo, Undos
@@ -446,6 +446,25 @@ async def test_one_message_is_cancelled_and_brought_back(client: Client, admin: 
     message = await jobs.get("one")
     assert message is not None
     assert message.value == "x"
+
+
+async def test_a_message_that_keeps_its_id_taken_is_brought_back(
+    client: Client, admin: Browser
+) -> None:
+    jobs = client.reliable_queue("jobs", dedup_window=7200)
+    await jobs.offer("x", 3000, id="m1", unique_for=3600)
+    await jobs.offer("x", 4000, id="m2")
+    shown = await select(admin, JOBS, "cancel_many", 0, 1)
+    # Another message with the id of the second one is handled meanwhile.
+    await jobs.offer("y", id="m2")
+    await (await jobs.claim())[0].ack()
+    assert "1 message is as before. The others could not" in await undo(admin, shown)
+    assert [each.id for each in await jobs.list("delayed")] == ["m1"]
+    # The id stays taken as long as it was to be.
+    (taken,) = await jobs.list("delayed")
+    assert await jobs.cancel("m1")
+    with pytest.raises(DuplicateMessage):
+        await jobs.offer("z", id=taken.id)
 
 
 async def test_what_cannot_be_brought_back_is_told(client: Client, admin: Browser) -> None:
