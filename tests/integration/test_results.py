@@ -15,6 +15,7 @@ from delayq import Backoff, JsonCodec, MessageFailed, NoResult, Offer, ResultTim
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ACK, AWAIT, FINISH
 from delayq.codecs import codec_for
+from delayq.testing import advance
 from tests.support.reliable_fixtures import LEASE, faults, raw
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -260,6 +261,18 @@ async def test_the_last_of_several_letters_counts(jobs: ReliableQueue[Any]) -> N
         await fail(jobs, f"error {n}")
         with pytest.raises(MessageFailed, match=f"error {n}"):
             await jobs.result("a")
+
+
+async def test_of_letters_that_died_in_one_call_the_last_counts(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", keep=DAY, expired="dead")
+    for n in range(3):
+        await jobs.offer(n, id="a", ttl=60)
+        await advance(jobs, 120)
+    assert await jobs.claim() == []
+    assert await jobs.dead.size() == 3
+    history = await jobs.history("a")
+    assert history is not None
+    assert history.offered_at == max(letter.enqueued_at for letter in await jobs.dead.list())
 
 
 async def test_the_last_letter_counts_after_an_earlier_one_was_redriven(

@@ -14,6 +14,7 @@ local function find_outcome(id, now)
   local stamp = stamps and string.match(stamps, '%d+$')
   local name, died = id, redis.call('ZSCORE', dead, id)
   local last = stamp and redis.call('ZSCORE', dead, id .. '\0' .. stamp)
-  if number_or(0, last or nil) > number_or(0, died or nil) then name, died = id .. '\0' .. stamp, last end
+  -- Of several that died in one call, the one without a stamp was the first.
+  if last and number_or(0, last) >= number_or(0, died or nil) then name, died = id .. '\0' .. stamp, last end
   return {now, keep_us, live, record, moment, died and redis.call('HGET', dead_messages, name), died}
 end
