@@ -33,7 +33,7 @@ local keep_dead, max_dead = unpack(redis.call('HMGET', settings, 'keep_dead', 'm
 check_groups()
 local waits_for_slot = awaits_slot()
 local now = now_us()
-local reply = {}
+local reply, has_buried = {}, false
 for at = FIRST, #ARGV, STRIDE do
   local id, why = ARGV[at + ID], ARGV[at + WHY]
   local is_ours = lease_end(id, ARGV[at + TOKEN]) ~= nil
@@ -52,8 +52,8 @@ for at = FIRST, #ARGV, STRIDE do
     end
     settle_all(groups, now)
     if waits_for_slot then free_slot(now) end
-    waits_for_slot = false
+    waits_for_slot, has_buried = false, true
   end
 end
-if keep_dead or max_dead then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
+if has_buried and (keep_dead or max_dead) then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
 return reply
