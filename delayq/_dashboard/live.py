@@ -107,7 +107,7 @@ class Trail:
 class Answers(Generic[S, T]):
     """The answers of queues to one question, shared by all who want them.
 
-    Asking more queues than are asked at a time takes a twentieth of the time, whoever asks.
+    Asking more than 50 queues takes up to a twentieth of the time, however many viewers there are.
     """
 
     def __init__(self, ask: Callable[[S], Coroutine[None, None, T]]) -> None:
@@ -131,7 +131,7 @@ class Answers(Generic[S, T]):
         took = time.monotonic() - started
         for cached in kept:
             if cached.answered_at >= started:
-                # A few queues are asked as often as somebody looks.
+                # A few queues may be asked at each look.
                 cached.took = took if len(kept) > _AT_ONCE else 0.0
         return found
 
