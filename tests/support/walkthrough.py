@@ -30,7 +30,9 @@ _CHANGING = (
     (r"[ \t]+", " "),
     (r"\d{4}-\d\d-\d\dT[\d:.]+Z", "TIME"),
     (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ ", "LOG "),
-    (r"\d\d:\d\d:\d\d(?: UTC)?|\d{4}-\d\d-\d\d", "TIME"),
+    # A moment of another day is shown with its date.
+    (r"(?:\d\d:\d\d:\d\d|\d{4}-\d\d-\d\d(?: \d\d:\d\d)?)(?: UTC)?", "TIME"),
+    (r"\b[A-Z][a-z]{2} \d\d \d\d:\d\d\b", "TIME"),
     (r"\(?\b(?:in )?\d[\d.]*(?: ?(?:ms|s|min|m|h|d)\b)+(?: \d+ ?(?:min|s)\b)?(?: ago)?\)?", "SPAN"),
     (r"\b\d+\.\d+\.\d+\b", "VERSION"),
     (r'File ".*/', 'File "'),
