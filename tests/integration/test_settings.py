@@ -336,14 +336,15 @@ class TestStaleClients:
         self, client: Client, server: PrivateServer, other: Client, raw: Any
     ) -> None:
         jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
-        offering = asyncio.gather(*(jobs.offer(n, HOUR, id=f"id {n}") for n in range(10_000)))
-        changed = 0
-        # On a busy machine, settings that change without end could keep offers back for too long.
-        while not offering.done() and changed < 50:
+        offers = [asyncio.create_task(jobs.offer(n, HOUR, id=f"id {n}")) for n in range(10_000)]
+        changed, stored = 0, 0
+        while stored < len(offers) and changed < 50:
             await theirs.configure(max_size=1_000_000 + changed % 2)
             changed += 1
-            await asyncio.sleep(0.01)
-        assert await offering == [f"id {n}" for n in range(10_000)]
+            # Settings that change without end could keep offers back for too long.
+            await until(lambda: sum(offer.done() for offer in offers) > stored)  # noqa: B023
+            stored = sum(offer.done() for offer in offers)
+        assert await asyncio.gather(*offers) == [f"id {n}" for n in range(10_000)]
         assert changed > 3
         assert await raw.hlen(KEYS.named("bodies")) == 10_000
         assert client.queue_statistics()[0].offered == 10_000
