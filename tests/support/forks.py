@@ -13,8 +13,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FORKS = multiprocessing.get_context("forkserver")
-# All of them come from one server, which imports this when the first one starts.
-FORKS.set_forkserver_preload(["delayq.cli.app", "tests.faults.consumers", "tests.faults.victims"])
+# All of them come from one server, which imports this when the first one starts: also what a client
+# or a worker imports only when it needs it, which takes longer than all the rest of its start.
+FORKS.set_forkserver_preload(
+    [
+        "delayq._engine.session",
+        "delayq._redis.cluster",
+        "delayq._timer",
+        "delayq.cli.app",
+        "delayq.codecs.typed",
+        "delayq.worker._worker",
+        "tests.faults.consumers",
+        "tests.faults.victims",
+    ]
+)
 
 
 def run_program(path: Path, output: Path, within: float = 60.0) -> int | None:
