@@ -309,6 +309,30 @@ async def test_a_key_of_a_foreign_type_stops_a_claim_before_it_changes_anything(
     assert await Store(raw, "jobs").keys_and_dumps() == before
 
 
+async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw: Any) -> None:
+    jobs, keys = client.reliable_queue("jobs"), ReliableKeys.of("jobs")
+    await jobs.offer(1, group="a", id="x")
+    place = await raw.hget(keys.named("places"), "x")
+    damaged = place[:3] + b"?" * 19
+    await raw.hset(keys.named("places"), "x", damaged)
+    await raw.zrem(keys.named("lines"), place + b"x")
+    await raw.zadd(keys.named("lines"), {damaged + b"x": 0})
+    assert await one_by_one(jobs) == [1]
+
+
+async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are_gone(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(rate=1, per=3600))
+    starts = ReliableKeys.of("jobs").named("starts")
+    # A group, the moment until which a start counts, and an id.
+    await raw.zadd(starts, {b"gone\0%019.2f%d" % (1, n): 0 for n in range(2000)})
+    await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(500)])
+    assert len(await claim_all(jobs)) == 500
+    # Five calls have looked at 200 each.
+    assert 1000 <= await raw.zcard(starts) - 500 < 1500
+
+
 async def test_a_group_lies_whole_in_one_partition(client: Client) -> None:
     jobs = client.reliable_queue(
         "jobs", partitions=4, limit=Limit(concurrency=8), group_limit=Limit(concurrency=1)

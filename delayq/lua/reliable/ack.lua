@@ -35,23 +35,20 @@ remember_us = number_or(0, remember_us)
 -- Most queues have neither groups nor a limit, and do not even create these functions.
 if some_grouped or limit and limit ~= '' then
 -- include: groups
-  local members, groups, limited, now = {}, {}, {}, now_us()
+  local members, groups, now = {}, {}, now_us()
   local waits_for_slot = limit and limit ~= '' and awaits_slot()
   for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
-    local group = place and group_of(place)
-    if place then members[#members + 1] = place .. acked[i] end
-    if group and not limited[group] then groups[#groups + 1], limited[group] = group, true end
+    if place then
+      members[#members + 1] = place .. acked[i]
+      add_group(groups, group_of(place))
+    end
   end
   if #members > 0 then
-    limited = limits_of(groups)
-    -- Without a limit, a message that no longer runs changes nothing for its group.
+    local unsettled = waiting_for_slots(groups, now)
     redis.call('ZSCORE', lines, '')
-    for _ in pairs(limited) do
-      check_groups()
-      break
-    end
+    if #unsettled > 0 then check_groups() end
     redis.call('ZREM', lines, unpack(members))
-    settle_all(limited, now)
+    settle(unsettled, now)
   end
   if waits_for_slot then free_slot(now) end
 end

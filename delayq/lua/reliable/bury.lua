@@ -50,7 +50,7 @@ for at = FIRST, #ARGV, STRIDE do
       record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
       announce_finished(id)
     end
-    settle_all(groups, now)
+    settle(groups, now)
     if waits_for_slot then free_slot(now) end
     waits_for_slot, has_buried = false, true
   end

@@ -210,104 +210,147 @@ local some_lost, some_trials, all_grouped = is_some_lost(), false, false
 local by_turns
 if some_grouped or queue_limit then
 -- include: groups
-  -- The lines that were opened, by group, those of which messages were handed out, and these messages: their
-  -- members of `lines`, the groups with a NUL, and the ids.
-  local opened, served, left_members, left_bases, left_ids = {}, {}, {}, {}, {}
+  -- The lines that were opened, by group; those of which messages were handed out; and these
+  -- messages: their ids, members of `lines`, and lines.
+  local opened, served, left_ids, left_members, left_lines = {}, {}, {}, {}, {}
   local limit_of_queue, has_trials, has_taken_turns, last_ungrouped = parse_limit(queue_limit), false, false, nil
-  local known_bodies = {}
+  local now_text, usual_level, held_level = format_moment19(now), string.byte('9'), string.byte('!')
+
+  -- Return what this claim knows about a group, which is not opened yet. All fields are named here,
+  -- because a table that grows is copied again and again. Of its line, `members` were read last, and
+  -- `at` is the next of them. Those up to `due_to` are due and of the usual level; of those up to
+  -- `ids_to`, `ids` and `its_bodies` have the ids and bodies, `before` places further on.
+  local function new_line(group)
+    local base = group .. '\0'
+    return {
+      group = group, base = base, from = '[' .. base .. '!', members = none, at = 1, due_to = 0, ids = none,
+      limit = false, its_bodies = none, before = 0, ids_to = 0, is_whole = false, soonest = false, room = false,
+      running = 0, first_end = false, left = 0, last = false, new_place = false,
+    }
+  end
 
   -- Read the state of lines, and which of their messages may be taken.
   local function open_lines(lines_to_open)
     local groups = {}
     for i, line in ipairs(lines_to_open) do groups[i] = line.group end
     local limits, are_paused = limits_of(groups)
-    for _, line in ipairs(lines_to_open) do
-      local its_limit = limits[line.group]
-      line.base, line.from, line.members, line.at = line.group .. '\0', '[' .. line.group .. '\0!', none, 1
-      line.limit, line.room, line.running = its_limit, math.huge, 0
-      if its_limit then
-        if its_limit.concurrency then line.running, line.first_end = running_of(line.group, now) end
-        line.room = room_of(its_limit, line.group, now, line.running, line.first_end)
-        line.is_ordered = its_limit.ordered
+    for i, line in ipairs(lines_to_open) do
+      local group = groups[i]
+      local limit = limits[group]
+      line.limit, line.room = limit or false, math.huge
+      if limit then
+        if limit.concurrency then line.running, line.first_end = running_of(group, now) end
+        line.room = room_of(limit, group, now, line.running, line.first_end)
       end
-      if are_paused[line.group] then line.room = 0 end
-      opened[line.group] = line
+      if are_paused[group] then line.room = 0 end
+      opened[group] = line
     end
   end
 
-  -- Return the next due message of a line, as a member of `lines`, its level and due time; nil if
-  -- none is left: then `soonest` is when the next one comes due. Read about as many as are wanted at once.
+  local function is_ordered(line) return line.limit and line.limit.ordered end
+
+  -- Return whether a member of a line is due.
+  local function is_due(line, member) return string.sub(member, #line.base + 2, #line.base + 20) <= now_text end
+
+  -- Return the next due message of a line, as a member of `lines`; nil if none is left: then
+  -- `soonest` is when the next one comes due. Read about as many as are wanted at once.
   local function next_in(line, most)
-    while line.from do
-      local member = line.members[line.at]
+    while true do
+      local at = line.at
+      local member = line.members[at]
       if member then
-        local nul = #line.base
-        local level, due = string.sub(member, nul + 1, nul + 1), number_or(0, string.sub(member, nul + 2, nul + 20))
+        if at <= line.due_to or is_due(line, member) then
+          line.at = at + 1
+          return member
+        end
+        local level, due = level_and_moment(member)
         if due <= now then
-          line.at = line.at + 1
-          return member, level, due
+          -- Its moment cannot be read.
+          line.at = at + 1
+          return member
         end
         line.soonest = math.min(line.soonest or due, due)
-        local is_end = level == '9' or level == '!' and line.is_ordered
+        local is_end = level == '9' or level == '!' and is_ordered(line)
         line.from = not is_end and '[' .. line.base .. string.char(string.byte(level) + 1)
         line.members, line.at, line.is_whole = none, 1, false
-      elseif line.is_whole then
+      elseif line.is_whole or not line.from then
         line.from = nil
+        return nil
       else
         -- One more tells whether there is another turn.
-        local found = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. line.base .. ':', 'LIMIT', 0, most + 1)
-        line.members, line.at, line.is_whole = found, 1, #found <= most
-        if #found > 0 then line.from = '(' .. found[#found] end
+        local wanted = math.max(1, math.min(most, line.room))
+        local found = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. line.base .. ':', 'LIMIT', 0, wanted + 1)
+        line.members, line.at, line.due_to, line.ids_to, line.is_whole = found, 1, 0, 0, #found <= wanted
+        local last = found[#found]
+        if last then
+          line.from = '(' .. last
+          -- They are in order: if the last one is of the usual level and due, and the first one is
+          -- of that level, then all are.
+          local at_level = #line.base + 1
+          local are_usual = string.byte(found[1], at_level) == usual_level and string.byte(last, at_level) == usual_level
+          if are_usual and is_due(line, last) then line.due_to = #found end
+        end
       end
     end
   end
 
   -- Read the bodies of the messages that these lines are about to give, this number each.
   local function read_bodies(some_lines, most)
-    local wanted = {}
+    local wanted, size = {}, 0
     for _, line in ipairs(some_lines) do
       if line.room > 0 and not line.members[line.at] then
         -- This reads the line, and puts the message back.
+        if next_in(line, most) then line.at = line.at - 1 end
         local wants = math.max(1, math.min(most, line.room))
-        if next_in(line, wants) then line.at = line.at - 1 end
-        for at = line.at, math.min(#line.members, line.at + wants - 1) do
-          wanted[#wanted + 1] = string.sub(line.members[at], #line.base + 21)
+        line.ids, line.before = wanted, size + 1 - line.at
+        local members, id_at = line.members, #line.base + 21
+        for at = line.at, math.min(#members, line.at + wants - 1) do
+          size = size + 1
+          wanted[size] = string.sub(members[at], id_at)
         end
+        line.ids_to = size - line.before
       end
     end
+    if size == 0 then return end
     -- If bodies are large, do not read those that would not leave anyway.
-    local fitting = #wanted > 1 and math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, wanted[1]))) or 0
-    if fitting > 1 then
-      wanted = {unpack(wanted, 1, math.min(#wanted, fitting))}
-      for i, body in ipairs(redis.call('HMGET', bodies, unpack(wanted))) do known_bodies[wanted[i]] = body end
+    local fitting = size > 1 and math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, wanted[1]))) or 0
+    local found = none
+    if fitting > 1 then found = redis.call('HMGET', bodies, unpack(wanted, 1, math.min(fitting, size))) end
+    for _, line in ipairs(some_lines) do
+      if line.ids == wanted then line.its_bodies = found end
     end
   end
 
   -- Hand out a message of a group.
   local function hand_out_of(line, id, member, priority, record, body)
     hand_out(id, priority, record, body)
-    local at = #left_members + 1
-    left_members[at], left_bases[at], left_ids[at] = member, line.base, id
-    if not line.last then served[#served + 1], line.ids = line, {} end
-    line.room, line.last, line.ids[#line.ids + 1] = line.room - 1, count, id
+    local at = #left_ids + 1
+    left_ids[at], left_members[at], left_lines[at] = id, member, line
+    if not line.last then served[#served + 1] = line end
+    line.room, line.last, line.left = line.room - 1, count, line.left + 1
   end
 
   -- Hand out the next message of a line, and return whether there was one.
   local function take_in(line, most)
     while line.room > 0 and looks_left > 0 do
-      local member, level = next_in(line, math.max(1, math.min(most, line.room)))
+      local member = next_in(line, most)
       if not member then return false end
       looks_left = looks_left - 1
-      local id = string.sub(member, #line.base + 21)
-      local body = known_bodies[id]
+      local at, id, body = line.at - 1, nil, nil
+      if at <= line.ids_to then id, body = line.ids[at + line.before], line.its_bodies[at + line.before] end
+      id = id or string.sub(member, #line.base + 21)
       if body == nil then body = redis.call('HGET', bodies, id) end
-      local record = some_tried and redis.call('HGET', attempts, id)
+      local record, priority = some_tried and redis.call('HGET', attempts, id), 0
       record = record and parse_record(record) or new
-      local priority = level == '!' and priority_of(id) or 9 - (tonumber(level) or 9)
-      if not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
+      local level = string.byte(member, #line.base + 1)
+      if level ~= usual_level then
+        priority = level == held_level and priority_of(id) or usual_level - level
+      end
+      local is_plain = body and record == new and not some_expire
+      if is_plain or not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
         is_full = count > 0 and #body > bytes_left
         if is_full then
-          line.at = line.at - 1
+          line.at = at
           return false
         end
         hand_out_of(line, id, member, priority, record, body)
@@ -320,7 +363,7 @@ if some_grouped or queue_limit then
   -- Return the first suspect of a group, of those whose turn it is.
   local function find_suspect_of_group()
     for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
-      local line = {group = group}
+      local line = new_line(group)
       open_lines({line})
       local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
       if member and line.room > 0 then
@@ -362,7 +405,7 @@ if some_grouped or queue_limit then
       if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
         sources[#sources + 1], first_ungrouped = false, nil
       end
-      if groups[i] ~= '' then sources[#sources + 1] = {group = groups[i]} end
+      if groups[i] ~= '' then sources[#sources + 1] = new_line(groups[i]) end
     end
     if first_ungrouped then sources[#sources + 1] = false end
     while #sources > 0 and count < limit and looks_left > 0 and not is_full do
@@ -371,21 +414,24 @@ if some_grouped or queue_limit then
       for i = 1, math.min(#sources, limit - count) do
         local line = sources[i]
         if line then asked[#asked + 1] = line end
-        if line and not line.base then unopened[#unopened + 1] = line end
+        if line and not line.room then unopened[#unopened + 1] = line end
       end
       if #unopened > 0 then open_lines(unopened) end
       read_bodies(asked, each)
+      local is_alone = #sources == 1
       for _, line in ipairs(sources) do
         local took = false
-        if count < limit and not is_full then
-          if line then
-            if not line.base then open_lines({line}) end
+        if line and not line.room and count < limit and not is_full then open_lines({line}) end
+        repeat
+          if count == limit or is_full then
+            took = false
+          elseif line then
             took = take_in(line, each)
           else
-            took = take_ungrouped(#sources == 1 and limit or count + 1)
+            took = take_ungrouped(is_alone and limit or count + 1)
             if took then last_ungrouped = count end
           end
-        end
+        until not took or not is_alone
         if took then still[#still + 1] = line end
       end
       sources = still
@@ -414,10 +460,10 @@ if some_grouped or queue_limit then
         save_record(id, record)
         some_tried = true
         line_up(id, group_of(place), '?', ends, place)
-        groups[group_of(place)] = true
+        add_group(groups, group_of(place))
       end
     end
-    settle_all(groups, now)
+    settle(groups, now, true)
   end
 
   local function room_of_queue()
@@ -441,29 +487,49 @@ if some_grouped or queue_limit then
 
   -- Take messages that are gone out of their lines, whose turns change then.
   local function leave()
-    for group in pairs(leave_lines(gone)) do opened[group] = opened[group] or {group = group} end
+    for _, group in ipairs(leave_lines(gone)) do opened[group] = opened[group] or new_line(group) end
   end
 
   -- Return the next turn of a line, of which messages were handed out with this end of their lease.
   local function turn_after(line, ends)
     -- Whatever has been handed out holds an ordered group up.
-    if line.is_ordered then return nil end
-    local _, _, passed_due = next_in(line, 1)
-    local due = passed_due or line.soonest
+    if is_ordered(line) then return nil end
+    local due = next_in(line, 1) and 0 or line.soonest
     if not due or line.room > 0 then return due end
     local function first_end() return line.running == 0 and ends or line.first_end() end
-    local _, from = room_of(line.limit, line.group, now, line.running + #line.ids, first_end)
+    local _, from = room_of(line.limit, line.group, now, line.running + line.left, first_end)
     return math.max(due, from)
+  end
+
+  -- Count what was handed out as started, by the rates.
+  local function note_starts()
+    local starting, groups, longest, beginnings = {}, {}, 0, {}
+    local function start(id, group, limit)
+      if not beginnings[group] then
+        beginnings[group], groups[#groups + 1] = start_of(group, limit, now), group
+        longest = math.max(longest, limit.per)
+      end
+      starting[#starting + 1] = beginnings[group] .. id
+    end
+    for i, id in ipairs(left_ids) do
+      local line = left_lines[i]
+      if line.limit and line.limit.rate then start(id, line.group, line.limit) end
+    end
+    if limit_of_queue and limit_of_queue.rate then
+      for _, id in ipairs(ids) do start(id, '', limit_of_queue) end
+    end
+    if #starting > 0 then log_starts(starting, groups, longest, now) end
   end
 
   -- Move what was handed out to its places in the lines, and give its groups their next turns.
   local function note_left(token)
-    local moved, new_places, next_turns, without_turn = {}, {}, {}, {}
+    local moved, new_places = {}, {}
     local place_of_all = '~' .. format_moment19(tonumber(token))
     for i, id in ipairs(left_ids) do
-      local place = left_bases[i] .. place_of_all
-      moved[2 * i - 1], moved[2 * i] = 0, place .. id
-      new_places[2 * i - 1], new_places[2 * i] = id, place
+      local line = left_lines[i]
+      line.new_place = line.new_place or line.base .. place_of_all
+      moved[2 * i - 1], moved[2 * i] = 0, line.new_place .. id
+      new_places[2 * i - 1], new_places[2 * i] = id, line.new_place
     end
     if #left_ids > 0 then
       redis.call('ZREM', lines, unpack(left_members))
@@ -471,24 +537,24 @@ if some_grouped or queue_limit then
       redis.call('ZADD', lines, unpack(moved))
       redis.call('HSET', places, unpack(new_places))
     end
+    note_starts()
     if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
-    for _, line in ipairs(served) do
-      local served_at = now - (count - line.last) / 4
-      if line.limit and line.limit.rate then log_starts(line.group, line.limit, line.ids, now) end
-      if has_trials then
-        settle(line.group, now, served_at)
-      else
+    local groups, served_at, next_turns, without_turn = {}, {}, {}, {}
+    for i, line in ipairs(served) do
+      local group, moment = line.group, now - (count - line.last) / 4
+      groups[i], served_at[group] = group, moment
+      if not has_trials then
         local turn = turn_after(line, tonumber(token))
         if turn then
-          next_turns[#next_turns + 1], next_turns[#next_turns + 2] = format_score(math.max(turn, served_at)), line.group
+          next_turns[#next_turns + 1], next_turns[#next_turns + 2] = format_score(math.max(turn, moment)), group
         else
-          without_turn[#without_turn + 1] = line.group
+          without_turn[#without_turn + 1] = group
         end
       end
     end
+    if has_trials then settle(groups, now, false, served_at) end
     if #without_turn > 0 then redis.call('ZREM', turns, unpack(without_turn)) end
     if #next_turns > 0 then redis.call('ZADD', turns, unpack(next_turns)) end
-    if limit_of_queue and limit_of_queue.rate then log_starts('', limit_of_queue, ids, now) end
   end
 
   -- Correct the turns of the others, whose limits may have changed since they got them. Return the
@@ -496,11 +562,13 @@ if some_grouped or queue_limit then
   local function settle_others()
     local wait, has_suspects = -1, false
     if not some_grouped then return wait, has_suspects end
+    local groups = {}
     for group, line in pairs(opened) do
-      if not line.last then
-        settle(group, now)
-        has_trials = true
-      end
+      if not line.last then groups[#groups + 1] = group end
+    end
+    if #groups > 0 then
+      settle(groups, now)
+      has_trials = true
     end
     local soonest = redis.call('ZRANGEBYSCORE', turns, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
     -- The empty name is the queue itself.

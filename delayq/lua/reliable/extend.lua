@@ -50,11 +50,11 @@ for i, id in ipairs(ids) do
   local place = reply[i + 1] == 1 and some_places[i]
   if place then
     set_place(id, place_of(group_of(place), '~', tonumber(ends[i]) % 2 == 1 and odd or even), place)
-    groups[group_of(place)] = true
+    add_group(groups, group_of(place))
   end
 end
 -- The turn of a group that waits for a slot is at the end of its first lease.
-settle_all(groups, now)
+settle(groups, now)
 -- The others would wake too late otherwise.
 local next_id = is_earlier and redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'LIMIT', 0, 1)[1]
 if next_id == extended[1] then announce(moment, now) end

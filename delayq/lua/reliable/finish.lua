@@ -58,7 +58,7 @@ local waits_for_slot = awaits_slot()
 local groups = leave_lines(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
-settle_all(groups, now)
+settle(waiting_for_slots(groups, now), now)
 if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
   trim_done(now)

@@ -71,7 +71,7 @@ local function write()
     redis.call('ZADD', grouped, unpack(grouped_scores))
     redis.call('ZADD', lines, unpack(new_members))
     redis.call('HSET', places, unpack(new_places))
-    settle_all(groups, now)
+    settle(without_turn(groups, now), now)
   end
   grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
 end
@@ -142,7 +142,8 @@ for at = FIRST, #ARGV, STRIDE do
     local group = some_grouped and group_in(ARGV[at + CONTENT])
     if group then
       local place = place_of(group, tostring(9 - priority), due)
-      used, groups[group] = #new_places, true
+      add_group(groups, group)
+      used = #new_places
       grouped_scores[used + 1], grouped_scores[used + 2] = due, id
       new_members[used + 1], new_members[used + 2] = 0, place .. id
       new_places[used + 1], new_places[used + 2] = id, place

@@ -48,7 +48,7 @@ if state ~= 'delayed' then drop_from(leased) end
 for _, where in ipairs(used_sets()) do drop_from(waiting[where]) end
 local groups = some_grouped and leave_lines(dropped) or {}
 delete_details(dropped)
-settle_all(groups, now)
+settle(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
 -- A hint for the clients that wait for the end of one of them: they look now and then.
 if #dropped > 0 and redis.call('HGET', settings, 'keep') then redis.pcall('PUBLISH', settings, 'finished') end

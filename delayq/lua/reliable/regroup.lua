@@ -24,6 +24,6 @@ for _ = 1, tonumber(limit) do
   local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
   if not member then return '' end
   after = group_of(member)
-  settle(after, now)
+  settle({after}, now, true)
 end
 return after

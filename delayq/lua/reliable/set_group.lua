@@ -38,5 +38,5 @@ else
   redis.call('HSET', settings, field, text, 'layout', LAYOUT)
   redis.call('ZADD', lines, 0, group .. '\0\127')
 end
-settle(group, now_us())
+settle({group}, now_us(), true)
 return was_paused and 1 or 0

@@ -21,13 +21,23 @@
 -- `starts` has a member for each start that a rate still counts: group, NUL, the moment at which it
 -- counts no more, and id.
 
+local last_moment, last_text
 local function format_moment19(moment)
-  return string.format('%019.2f', math.max(0, math.min(moment, MAX_SCORE)))
+  -- Mostly it is the same moment again.
+  if moment ~= last_moment then
+    last_moment, last_text = moment, string.format('%019.2f', math.max(0, math.min(moment, MAX_SCORE)))
+  end
+  return last_text
 end
 
 local function place_of(group, level, moment) return group .. '\0' .. level .. format_moment19(moment) end
 
 local function group_of(place) return string.match(place, '^(%Z*)%z') or '' end
+
+-- Add a group to a list, which has each of them once.
+local function add_group(groups, group)
+  if not groups[group] then groups[#groups + 1], groups[group] = group, true end
+end
 
 -- Return the level and the moment of a member of `lines`.
 local function level_and_moment(member)
@@ -76,12 +86,6 @@ local function limits_of(groups)
     if own and string.sub(own, 1, 1) == 'z' then are_paused[group] = true end
   end
   return limits, are_paused
-end
-
--- Return the limit of a group, nil if it has none, and whether it is paused.
-local function limit_of(group)
-  local limits, are_paused = limits_of({group})
-  return limits[group], are_paused[group]
 end
 
 -- Return how many more messages a limit lets run now, and if that is none, from which moment on it
@@ -139,47 +143,82 @@ local function running_of(group, now)
   end
 end
 
--- Return when a message of the group may be handed out that waits, and when a suspect may: nil if
--- there is none, or the group is paused.
-local function next_turns(group, now)
-  local limit, is_paused = limit_of(group)
-  if is_paused then return nil, nil end
-  local due, behind = first_due(group, limit, now), first_behind(group)
-  local level = behind and level_and_moment(behind)
-  local trial = level == '?' and now or nil
+-- Return when a message of a group that is not paused may be handed out that waits, and when a
+-- suspect may: nil if there is none.
+local function next_turns(group, limit, now, may_have_suspects)
+  local due, is_ordered = first_due(group, limit, now), limit and limit.ordered
+  local behind = (may_have_suspects or is_ordered) and first_behind(group)
+  local trial = behind and level_and_moment(behind) == '?' and now or nil
   -- Whatever has been handed out holds an ordered group up.
-  if limit and limit.ordered and behind then due = nil end
+  if is_ordered and behind then due = nil end
   if not limit or not (due or trial) then return due, trial end
   local running, first_end = 0, nil
-  if behind and limit.concurrency then running, first_end = running_of(group, now) end
+  if limit.concurrency then running, first_end = running_of(group, now) end
   local _, from = room_of(limit, group, now, running, first_end)
   return due and math.max(due, from), trial and math.max(trial, from)
 end
 
-local function put_turn(set, group, moment, now, served_at)
-  local old = tonumber(redis.call('ZSCORE', set, group) or nil)
-  if not moment then
-    if old then redis.call('ZREM', set, group) end
-  elseif served_at or not old or old > now or moment > now then
-    moment = math.max(moment, served_at or now)
-    if moment == old then return end
-    redis.call('ZADD', set, format_score(moment), group)
-    -- Tell the others only if they would wake too late otherwise.
-    local is_sooner = not served_at and (not old or moment < old)
-    if is_sooner and redis.call('ZRANGE', set, 0, 0)[1] == group then announce(moment, now) end
+-- Give groups these turns, by their names. A group that waits for its turn already keeps its place,
+-- unless it was served: then it goes behind those that were served before.
+local function put_turns(set, groups, moments, now, served_at)
+  local added, removed, sooner, some_sooner = {}, {}, {}, false
+  for i, score in ipairs(redis.call('ZMSCORE', set, unpack(groups))) do
+    local group, old = groups[i], tonumber(score or nil)
+    local moment, its_serving = moments[group], served_at and served_at[group]
+    if not moment then
+      if old then removed[#removed + 1] = group end
+    elseif its_serving or not old or old > now or moment > now then
+      moment = math.max(moment, its_serving or now)
+      if moment ~= old then
+        added[#added + 1], added[#added + 2] = format_score(moment), group
+        if not its_serving and (not old or moment < old) then sooner[group], some_sooner = moment, true end
+      end
+    end
   end
+  if #removed > 0 then redis.call('ZREM', set, unpack(removed)) end
+  if #added > 0 then redis.call('ZADD', set, unpack(added)) end
+  -- Tell the others only if they would wake too late otherwise.
+  local first = some_sooner and redis.call('ZRANGE', set, 0, 0)[1]
+  if sooner[first] then announce(sooner[first], now) end
 end
 
--- Give a group its turn anew, after something has changed. A group that waits for its turn already
--- keeps its place, unless it was served: then it goes behind those that were served before.
-local function settle(group, now, served_at)
-  local turn, trial = next_turns(group, now)
-  put_turn(turns, group, turn, now, served_at)
-  if trial or redis.call('EXISTS', trials) == 1 then put_turn(trials, group, trial, now, served_at) end
+-- Give groups their turns anew, after something has changed. `has_new_suspects` tells whether one
+-- of them may have its first suspect; `served_at` when they were served, by their names, if they were.
+local function settle(groups, now, has_new_suspects, served_at)
+  if #groups == 0 then return end
+  local may_have_suspects = has_new_suspects or redis.call('EXISTS', trials) == 1
+  local limits, are_paused = limits_of(groups)
+  local due_turns, trial_turns = {}, {}
+  for _, group in ipairs(groups) do
+    if not are_paused[group] then
+      due_turns[group], trial_turns[group] = next_turns(group, limits[group], now, may_have_suspects)
+    end
+  end
+  put_turns(turns, groups, due_turns, now, served_at)
+  if may_have_suspects then put_turns(trials, groups, trial_turns, now, served_at) end
 end
 
-local function settle_all(groups, now)
-  for group in pairs(groups) do settle(group, now) end
+-- Return those groups whose turns may come sooner, after a change that cannot make them later, and
+-- does not concern suspects: those that wait for their turn already keep it.
+local function without_turn(groups, now)
+  local found = {}
+  if #groups == 0 then return found end
+  for i, turn in ipairs(redis.call('ZMSCORE', turns, unpack(groups))) do
+    if not turn or tonumber(turn) > now then found[#found + 1] = groups[i] end
+  end
+  return found
+end
+
+-- Return those groups for which a message that no longer runs may make a difference: those that
+-- wait for a slot.
+local function waiting_for_slots(groups, now)
+  if #groups == 0 then return groups end
+  local limits, limited = limits_of(groups), {}
+  for _, group in ipairs(groups) do
+    if limits[group] and limits[group].concurrency then limited[#limited + 1] = group end
+  end
+  if redis.call('EXISTS', trials) == 1 then return limited end
+  return without_turn(limited, now)
 end
 
 -- Move a message to a place in its group's line. Its group has to be settled then.
@@ -196,14 +235,14 @@ local function line_up(id, group, level, due, old)
 end
 
 -- Take messages out of their groups' lines, if they are in any, before anything else is deleted.
--- Return the groups, as keys, to be settled then.
+-- Return the groups, to be settled then.
 local function leave_lines(ids)
   local members, waiting_ids, groups = {}, {}, {}
   if #ids == 0 or redis.call('EXISTS', places) == 0 then return groups end
   for i, place in ipairs(redis.call('HMGET', places, unpack(ids))) do
     if place then
       members[#members + 1], waiting_ids[#waiting_ids + 1] = place .. ids[i], ids[i]
-      groups[group_of(place)] = true
+      add_group(groups, group_of(place))
     end
   end
   if #members > 0 then
@@ -219,7 +258,7 @@ local function level_of(group, place, priority)
   local before = place and level_and_moment(place)
   local was_out = before and (before < '0' or before > '9')
   if was_out then
-    local limit = limit_of(group)
+    local limit = limits_of({group})[group]
     if limit and limit.ordered then return '!' end
   end
   return tostring(9 - priority)
@@ -234,20 +273,39 @@ local function free_slot(now)
   announce(now, now)
 end
 
--- Count messages as started, by a rate.
-local function log_starts(group, limit, ids, now)
-  local ends, added = format_moment19(now + limit.per), {}
-  -- Starts that count no more make room: those of this group, and some that chance picks, because
-  -- other groups may never come again.
-  local base = group .. '\0'
-  local old = redis.call('ZRANGEBYLEX', starts, '[' .. base, '(' .. base .. format_moment19(now) .. '\255', 'LIMIT', 0, 2 * #ids + 10)
-  for _, member in ipairs(redis.call('ZRANDMEMBER', starts, 2 * #ids)) do
+-- Return the beginning of the members that count starts of a group by its rate.
+local function start_of(group, limit, now) return group .. '\0' .. format_moment19(now + limit.per) end
+
+local function counting_no_more(members, now)
+  local over = {}
+  for _, member in ipairs(members) do
     local nul = string.find(member, '\0', 1, true) or 0
-    if number_or(0, string.sub(member, nul + 1, nul + 19)) <= now then old[#old + 1] = member end
+    if number_or(0, string.sub(member, nul + 1, nul + 19)) <= now then over[#over + 1] = member end
+  end
+  return over
+end
+
+-- Count messages of these groups as started, by rates of which `longest` is the longest period.
+local function log_starts(starting, groups, longest, now)
+  local old, added = {}, {}
+  -- Starts that count no more make room. If there are any among a few that chance picks, those of
+  -- these groups do; and if most of them are, so do many more that chance picks, because other
+  -- groups may never come again.
+  local few = 3 + math.floor(#starting / 16)
+  local share = #counting_no_more(redis.call('ZRANDMEMBER', starts, -few), now) / few
+  for _, group in ipairs(share > 0 and groups or {}) do
+    local base = group .. '\0'
+    local from, to = '[' .. base, '(' .. base .. format_moment19(now) .. '\255'
+    local its_old = redis.call('ZRANGEBYLEX', starts, from, to, 'LIMIT', 0, 2 * #starting + 10)
+    for _, member in ipairs(its_old) do old[#old + 1] = member end
+    if #old > 2 * #starting then break end
+  end
+  if share > 0.5 then
+    for _, member in ipairs(counting_no_more(redis.call('ZRANDMEMBER', starts, -2 * #starting), now)) do old[#old + 1] = member end
   end
   if #old > 0 then redis.call('ZREM', starts, unpack(old)) end
-  for i, id in ipairs(ids) do added[2 * i - 1], added[2 * i] = 0, base .. ends .. id end
+  for i, member in ipairs(starting) do added[2 * i - 1], added[2 * i] = 0, member end
   redis.call('ZADD', starts, unpack(added))
-  local keep_ms = math.ceil(limit.per / 1000)
+  local keep_ms = math.ceil(longest / 1000)
   if redis.call('PTTL', starts) < keep_ms then redis.call('PEXPIRE', starts, keep_ms) end
 end

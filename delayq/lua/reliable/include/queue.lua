@@ -92,7 +92,7 @@ local function delete_message(id, where)
   redis.call('ZREM', waiting[where], id)
   delete_details({id})
   local now = now_us()
-  settle_all(groups, now)
+  settle(groups, now)
   if waits_for_slot then free_slot(now) end
 end
 
@@ -113,7 +113,7 @@ local function return_message(id, record, due, now, group)
   save_record(id, record)
   if group then
     line_up(id, group, level_of(group, place, priority), due, place)
-    settle(group, now)
+    settle({group}, now)
   else
     enqueue(id, priority, due, now)
   end
@@ -138,7 +138,7 @@ local function give_back(id, now)
     redis.call('ZREM', leased, id)
     if was_suspect then due = math.min(due, now) end
     line_up(id, group, was_suspect and '?' or level_of(group, place, priority), due, place)
-    settle(group, now)
+    settle({group}, now, was_suspect)
   elseif was_suspect then
     -- No lease of this message has ended that early, so this is no token.
     redis.call('ZADD', leased, format_score(math.min(due, now)), id)
