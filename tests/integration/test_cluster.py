@@ -217,10 +217,14 @@ def nodes_of(client: Client) -> Cluster:
 
 async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url, resync_interval=0.25) as client:
-        for number in range(50):
-            queue = client.reliable_queue(f"jobs{number}", lease=LEASE)
+        queues = [client.reliable_queue(f"jobs{number}", lease=LEASE) for number in range(50)]
+        for queue in queues:
             client._open_session().background.spawn(queue.claim(1, wait=3600), "waiter")
-        await asyncio.sleep(0.6)
+        # Each of them has looked, and is woken for whatever comes.
+        await until(lambda: client.statistics().waiting == 50)
+        await until(
+            lambda: all(queue._open.partitions[0].wakeups.plan.up_to_date for queue in queues)
+        )
         before = client.statistics().round_trips
         await asyncio.sleep(1)
         # Each time: one re-check per master, one query for the slot owners, and one ping.

@@ -15,6 +15,7 @@ from delayq._engine.batcher import Batcher
 from delayq._redis.error_reader import Redirected
 from delayq._redis.scripts import Request, Script
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
+from tests.support.virtual_time import skip_waits
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -573,8 +574,9 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
 
 
 @pytest.fixture
-def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ints]:
+async def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ints]:
     """Return a factory of batchers whose calls are given up after 0.4 s."""
+    skip_waits(monkeypatch)
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
     store.limit(SPAN=0.05)
     store.busy = True
