@@ -2,7 +2,8 @@
 [--server URL]``.
 
 Due messages of 100 bytes wait in queues of 0, 1, 10 and 100 groups, without and with limits that
-let each claim have all that it asks for; where groups are ordered, that is one message of each.
+let each claim have all that it asks for; ordered ones only in a queue of 100 groups, because each
+of those has one message at a time.
 Messages are claimed, and then acknowledged from as many tasks, interleaved on all queues. The
 figures are the server's own time, medians over the rounds.
 """

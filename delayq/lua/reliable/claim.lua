@@ -236,11 +236,11 @@ if some_grouped or queue_limit then
     local limits, are_paused = limits_of(groups)
     for i, line in ipairs(lines_to_open) do
       local group = groups[i]
-      local limit = limits[group]
-      line.limit, line.room = limit or false, math.huge
-      if limit then
-        if limit.concurrency then line.running, line.first_end = running_of(group, now) end
-        line.room = room_of(limit, group, now, line.running, line.first_end)
+      local its_limit = limits[group]
+      line.limit, line.room = its_limit or false, math.huge
+      if its_limit then
+        if its_limit.concurrency then line.running, line.first_end = running_of(group, now) end
+        line.room = room_of(its_limit, group, now, line.running, line.first_end)
       end
       if are_paused[group] then line.room = 0 end
       opened[group] = line
@@ -418,6 +418,7 @@ if some_grouped or queue_limit then
       end
       if #unopened > 0 then open_lines(unopened) end
       read_bodies(asked, each)
+      -- Where nobody else waits for a turn, one gets all of them at once.
       local is_alone = #sources == 1
       for _, line in ipairs(sources) do
         local took = false
@@ -504,10 +505,10 @@ if some_grouped or queue_limit then
   -- Count what was handed out as started, by the rates.
   local function note_starts()
     local starting, groups, longest, beginnings = {}, {}, 0, {}
-    local function start(id, group, limit)
+    local function start(id, group, its_limit)
       if not beginnings[group] then
-        beginnings[group], groups[#groups + 1] = start_of(group, limit, now), group
-        longest = math.max(longest, limit.per)
+        beginnings[group], groups[#groups + 1] = start_of(group, its_limit, now), group
+        longest = math.max(longest, its_limit.per)
       end
       starting[#starting + 1] = beginnings[group] .. id
     end
