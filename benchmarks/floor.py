@@ -316,7 +316,7 @@ def other_rows() -> list[Row]:
             ("take client", "client us a message taken", None, 1.2),
         )
     ]
-    # Where each process has a processor to itself.
+    # These need a processor for each process.
     parts += [
         Row(
             f"{name}, possible {unit}, 2 clients to 1",

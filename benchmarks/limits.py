@@ -55,7 +55,7 @@ SLOTS_HANDLER = 0.02
 TENANTS_HANDLER = 0.01
 WARM_UP = 20
 SETTLE_SECONDS = 0.7
-# What has not been handled within this time is left out.
+# Messages that are not handled within this time are left out.
 LOAD_SECONDS = 6.0
 BURSTS, BURST = 5, 40
 # How long after the last burst nothing more of it is handled.
@@ -130,7 +130,7 @@ class Figures:
     remarks: list[str] = field(default_factory=list)
 
 
-# What the notes tell
+# Reading the notes
 
 
 def most_at_once(runs: Sequence[Run]) -> int:

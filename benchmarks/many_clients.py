@@ -107,7 +107,7 @@ async def consume(url: str, kind: str, file: str, hold: float, lease: float, cli
     Notes survive even if this process is killed.
     """
     async with AsyncExitStack() as stack:
-        # A few bytes, unbuffered: what is written stays.
+        # Unbuffered, so that the few bytes survive a kill.
         notes = stack.enter_context(Path(file).open("ab", buffering=0))  # noqa: ASYNC230, SIM115
         note_calls(stack.enter_context(calls_of(Path(file)).open("ab", buffering=0)))
 

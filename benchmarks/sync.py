@@ -49,7 +49,7 @@ def offer_from(queue: delayq.sync.ReliableQueue[str], threads: int, count: int) 
 
 
 def ways(client: delayq.sync.Client) -> dict[str, Way]:
-    """Return the functions that offer so many messages, by name."""
+    """Return the ways to offer a number of messages, by name."""
     queue = client.reliable_queue("offers")
 
     def from_threads(threads: int) -> Way:

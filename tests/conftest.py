@@ -126,7 +126,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _runs_by_default(item: pytest.Item) -> bool:
     """Return whether a run without options covers a test.
 
-    Where it depends on the options, the answer is no.
+    If that depends on the options, return False.
     """
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     # A test of properties tries more examples with another profile.

@@ -29,12 +29,12 @@ async def places_in(source: AnySource, state: str) -> list[Place]:
         while at < shelf.count and len(places) < MOST and (rows := await shelf.page(at, 200)):
             places += [row.place for row in rows if row is not None and row.place is not None]
             at += len(rows)
-    # What moves while it is read comes twice.
+    # A message that moves during the reading is listed twice.
     return [*dict.fromkeys(places)][:MOST]
 
 
 class Changed(NamedTuple):
-    """What an action has changed.
+    """The effect of an action.
 
     Attributes:
         places: The messages that were changed, where they are now, or were.
@@ -94,7 +94,7 @@ async def reschedule(
     board: Board, source: AnySource, places: Sequence[Place], delay_us: int
 ) -> Changed:
     """Give messages another delay, in microseconds, step by step."""
-    # Where they are now, and when they were due.
+    # The new place of each message, and its former due time.
     moved: list[tuple[Place, int]] = []
     is_whole = True
     for some in _steps([*dict.fromkeys(places)]):

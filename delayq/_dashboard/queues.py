@@ -33,7 +33,7 @@ _FRESH = 2.0
 # The same when the queue asked for was not found, since it may be new.
 _FRESH_FOR_NEW = 0.1
 _WAIT_FOR_NEW = 2.0
-# What is asked sparingly may take a twentieth of the time: an answer counts for this many times as
+# Expensive questions may take a twentieth of the time: an answer is kept for this many times as
 # long as it took.
 _SHARE = 20
 # Queues that have become empty stay in view, up to this number.

@@ -189,7 +189,7 @@ class Stagger:
             self._step_back()
 
     def on_recheck(self, listeners: int, resters: int, *, demand: bool) -> None:
-        """Decide whether to rest, now that one server counts so many clients; -1: it does not tell.
+        """Decide whether to rest, by the numbers of clients that one server counts; -1 if unknown.
 
         ``resters`` are those that rest, but want messages. A client that goes first never rests as
         long as it has demand.

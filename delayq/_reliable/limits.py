@@ -72,7 +72,7 @@ def limit_text(limit: Limit | Unset | None, name: str, *, of_groups: bool) -> st
         of_groups: Whether it is one of groups.
 
     Raises:
-        BadInput: It is no limit, or not one of a queue.
+        BadInput: It is not a limit, or one that only groups can have.
     """
     if limit is None:
         return NONE

@@ -49,7 +49,7 @@ class OpenReliableQueue:
         codec: The first codec that a handle on this client was given.
         services: The services the queue is built from.
         closing: A future that is done from the moment when the queue is closed.
-        news: What this client hears of single messages.
+        news: Notifications about single messages.
         reports: The reports of this client about its work.
     """
 

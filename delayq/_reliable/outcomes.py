@@ -1,4 +1,4 @@
-"""What stays of messages beyond their lives: results, and attempts. Pure.
+"""Results and attempts of messages, which outlive them. Pure.
 
 ``lua/reliable/include/kept.lua`` describes the format.
 """
@@ -56,7 +56,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class MessageHistory:
-    """What is known about a message, whether it is alive or not.
+    """The history of a message, live or not.
 
     Attributes:
         id: The message's id.
@@ -66,7 +66,7 @@ class MessageHistory:
         finished_at: When it was acknowledged or died; None if it was not.
         attempts: The last ten attempts, oldest first. Those that began before ``keep`` was set are
             missing.
-        result: What the handler returned; None while there is nothing.
+        result: The handler's return value; None until there is one.
         error: Why it died, in one line: the last error, or the reason; empty if it did not.
         payload: The encoded value while it lives or is a dead letter; None if it is gone.
     """
@@ -121,7 +121,7 @@ class Death(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a server knows about the end of a message.
+    """The end of a message, as its server has recorded it.
 
     Attributes:
         keeps: Whether the queue keeps records.

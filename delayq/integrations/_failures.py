@@ -7,7 +7,7 @@ import asyncio
 from delayq._reliable.message import RetryAfter, Snooze, instruction_of, is_instruction
 from delayq.errors import MessageCancelled
 
-# Instructions, a message that somebody has cancelled, or a worker that is stopping.
+# Instructions to the worker, a cancelled message, or a worker that is stopping.
 _NO_FAILURES = (RetryAfter, Snooze, MessageCancelled, asyncio.CancelledError, GeneratorExit)
 
 

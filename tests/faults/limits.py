@@ -235,7 +235,7 @@ def _sweeps(log: Log, lease_us: int) -> Iterator[tuple[str, _Sweep]]:
 
 
 class _Sweep:
-    """What a group lost, and how long its messages waited, both in microseconds."""
+    """The throughput that a group lost, and how long its messages waited, both in microseconds."""
 
     def __init__(self, name: str, events: Iterable[Event], sizes: Mapping[str, int]) -> None:
         self.waited = 0

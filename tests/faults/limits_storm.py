@@ -284,7 +284,7 @@ async def _disturb(
         while time.monotonic() < until and await _remaining(queue):
             await asyncio.sleep(plan.kill_every)
             await asyncio.to_thread(crowd.replace_one, chance)
-            # What was on its way to that process has a lease.
+            # Messages that were on their way to that process are leased.
             for message in await queue.list("leased", limit=_MOST_LEASED):
                 log.leases.add((message.value["key"], micros(message.lease_ends_at)))
             if stops and stops[0] < time.monotonic():

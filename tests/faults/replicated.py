@@ -21,7 +21,7 @@ These faults are left out:
   writes: an offer is lost, an acknowledged message is redelivered, a ``DelayedQueue`` delivers a
   message twice. WAIT (``durability="replicas:N"``) covers offers alone. A checker that allowed any
   of this would overlook real flaws. ``tests/integration`` has unplanned failovers, with bounds on
-  what they lose.
+  their losses.
 - *A plain* ``SENTINEL FAILOVER``, for the same reason: writes that the old master confirms in the
   meantime are lost.
 """

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def make_pool(server: PrivateServer) -> AsyncIterator[MakePool]:
-    """Return a function that makes pools of at most so many connections."""
+    """Return a function that makes a pool with a maximum number of connections."""
     pools: list[ConnectionPool] = []
 
     def make(most: int, url: str = server.url) -> ConnectionPool:

@@ -1380,7 +1380,7 @@ async def test_asking_many_queues_takes_a_twentieth_of_the_time(
         assert await answers.of(queues, 1) == [7, 7, 7]
         assert asked == ["a", "b", "c"]
         now += counts_for * 0.3
-        # The answers count no shorter because somebody looks at them, or at some of them.
+        # Answers do not expire sooner because they are read, all of them or some.
         for some in (queues, queues[:1], queues):
             now += counts_for * 0.2
             await answers.of(some, 9 if not many else 1)

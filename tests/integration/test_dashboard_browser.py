@@ -354,7 +354,7 @@ async def test_updates_keep_focus_ticks_and_selection(own_server: PrivateServer)
             now(jobs.pause())
             browser.until(lambda: browser.find("tbody a").text == "jobs")
             assert asks("return document.activeElement.textContent") == "jobs"
-            # What somebody copies stays as it is until then.
+            # A selected row is not replaced while it is being copied.
             asks("getSelection().selectAllChildren(document.querySelector('tbody tr'))")
             selected = asks("return String(getSelection())")
             assert "paused" in selected

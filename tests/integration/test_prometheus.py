@@ -318,7 +318,7 @@ async def test_every_metric_is_there_before_anything_happens(
 async def test_the_versions_in_use_are_told(
     metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Reading the version takes a millisecond, in which the event loop would stand still.
+    # Reading the version takes a millisecond, which would block the event loop.
     monkeypatch.delattr("importlib.metadata.version")
     text = (await metrics.render())[0].decode()
     assert f'delayq_build_info{{python="{platform.python_version()}",version="' in text

@@ -587,7 +587,7 @@ async def test_a_lost_announcement_is_made_up_for_by_the_re_check(
         id = await queue.offer(1)  # noqa: A001
         result = asyncio.create_task(queue.result(id, timeout=WITHIN))
         await waiting(theirs)
-        # As if nobody had asked for news.
+        # Pretend that no client has asked for notifications.
         await raw.delete(KEYS.awaited)
         await until(lambda: raw.exists(KEYS.awaited))
         await raw.execute_command("ACL", "SETUSER", "default", "-publish")

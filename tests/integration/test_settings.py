@@ -1,4 +1,4 @@
-"""The settings of a reliable queue: one for all its clients, whoever declares or changes them."""
+"""All clients of a reliable queue share its settings, whichever of them declares or changes one."""
 
 from __future__ import annotations
 
@@ -731,7 +731,7 @@ class TestPartitions:
     async def test_copies_that_differ_for_long_are_replaced_under_a_new_epoch(
         self, context: EngineContext, raw: Any, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A client has died while it configured, or still stands still and goes on later."""
+        """A client has died while it configured, or is suspended and continues later."""
         monkeypatch.setattr(known_settings, "_DIFFERS_FOR", 0.3)
         known = self.known(context)
         await known.learn(declare(partitions=3))

@@ -29,7 +29,7 @@ FLUSH_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class Task:
-    """What is limited, and what handlers do.
+    """The limits of a load, and the work of its handlers.
 
     Attributes:
         concurrency: How many messages may run at once; None means as many as workers can.

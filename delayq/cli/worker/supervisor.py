@@ -220,7 +220,7 @@ class Supervisor:
         if len(queues) > _MOST_QUEUES:
             shown += f" and {len(queues) - _MOST_QUEUES} more"
         each = f" in each of {plan.processes} processes" if plan.processes > 1 else ""
-        # Without the name of the command, which stands before problems.
+        # Without the command's name, which introduces problems.
         tell(
             f"{plan.where} handles {'queue' if len(queues) == 1 else 'queues'} {shown} of"
             f" {facts['server']}, up to {facts['concurrency']:,} messages at a time{each}",

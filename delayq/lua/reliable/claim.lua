@@ -418,7 +418,7 @@ if some_grouped or queue_limit then
       end
       if #unopened > 0 then open_lines(unopened) end
       read_bodies(asked, each)
-      -- Where nobody else waits for a turn, one gets all of them at once.
+      -- A group that is alone takes all its turns at once.
       local is_alone = #sources == 1
       for _, line in ipairs(sources) do
         local took = false

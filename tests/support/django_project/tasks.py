@@ -116,7 +116,7 @@ def write_late(path: str, until: str, text: str) -> None:
 
 
 def plain() -> None:
-    """Do nothing: this is no task."""
+    """Do nothing. This function is not a task."""
 
 
 @task  # type: ignore[untyped-decorator]

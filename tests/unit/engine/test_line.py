@@ -30,7 +30,7 @@ class Callers:
         return self.line.begin(self.sources[source], self.now, most)
 
     def end(self, source: int, *items: str, more: bool = False) -> list[str]:
-        """Return the items that nobody takes."""
+        """Return the items that are left over."""
         policy = self.sources[source].order.policy
         self.line.end(self.sources[source], len(items), more=more)
         taken = self.line.number(items)

@@ -27,7 +27,7 @@ from delayq._engine.wakeup_plan import (
 if TYPE_CHECKING:
     from delayq._engine.context import Channels
 
-# With a re-check so often, so many clients are a crowd.
+# At this interval of re-checks, this number of clients is a crowd.
 RESYNC, CROWD = 5.0, 2000
 
 
