@@ -225,6 +225,10 @@ async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: Test
         await until(
             lambda: all(queue._open.partitions[0].wakeups.plan.up_to_date for queue in queues)
         )
+        # Each confirmed subscription is followed by a re-check out of turn.
+        subscriptions = client._open_session().scheduler.subscriber._plan
+        await until(lambda: subscriptions._requested and not subscriptions._sent)
+        await asyncio.sleep(0.5)
         loop = asyncio.get_running_loop()
         before, started = client.statistics().round_trips, loop.time()
         await asyncio.sleep(1)
