@@ -75,8 +75,6 @@ class ReliableSource:
     async def configure(self, changes: Declared) -> None:
         """Change settings. Raises as :meth:`delayq.ReliableQueue.configure`."""
         await self._known_settings().configure(changes)
-        if changes.keys() & {"limit", "group_limit"}:
-            await self._everywhere(ReliableStore.regroup)
 
     @property
     def groups(self) -> Groups:

@@ -339,6 +339,8 @@ class OpenReliableQueue:
         self.ids.settings_changed(stored.partitions)
         for partition in self.partitions:
             partition.offers.recall()
+            # Other limits may let more messages run.
+            partition.wakeups.plan.forget()
         if self.waiters.wanted:
             self._ask(False)
 

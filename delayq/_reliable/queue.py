@@ -704,8 +704,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         settings = await self._open.settings.configure(changes)
         self._declaration.give_way(changes)
-        if changes.keys() & {"limit", "group_limit"}:
-            await self._open.of_each(lambda partition: partition.store.regroup())
         return settings.public()
 
     # Closing

@@ -78,7 +78,6 @@ OCCUR = Script("reliable/occur")
 RECUR = Script("reliable/recur")
 REFILL = Script("reliable/refill")
 CONFIGURE = Script("reliable/configure")
-REGROUP = Script("reliable/regroup")
 SET_GROUP = Script("reliable/set_group")
 LIST_GROUPS = Script("reliable/list_groups")
 TALLY = Script("reliable/tally")
@@ -133,12 +132,6 @@ class ReliableStore:
         parts = chain.from_iterable(others.items())
         stored: bytes = await self._run(CONFIGURE, expected, settings.epoch, *parts)
         return stored.decode(errors="replace")
-
-    async def regroup(self) -> None:
-        """Give all groups their turns anew, because limits have changed."""
-        after = b""
-        while after := await self._run(REGROUP, after, PAGE):
-            pass
 
     async def set_group(self, epoch: str, group: str, what: str, limit: str = "") -> bool:
         """Pause or resume a group, or give it a limit of its own.

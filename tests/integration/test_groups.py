@@ -11,7 +11,7 @@ import pytest
 import delayq
 from delayq import LeaseLost, Limit, Offer, ServerRefused
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import REGISTER, TALLY
+from delayq._reliable.store import REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
 from tests.support.reliable_fixtures import faults
 from tests.support.reliable_store import Store
@@ -355,6 +355,63 @@ async def test_partitions_share_the_limit_of_the_queue_out(client: Client) -> No
     assert len(await claim_all(jobs)) == 6
     with pytest.raises(delayq.ConfigurationError, match="concurrency"):
         await jobs.configure(limit=Limit(concurrency=3))
+
+
+async def test_a_change_of_limits_needs_no_more_of_the_client_that_makes_it(
+    server: PrivateServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(ordered=True))
+    await jobs.offer_many(of_group("a", 1, 2))
+    await claim_one(jobs)
+    waiting = asyncio.create_task(jobs.claim(wait=60))
+    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+    configure = ReliableStore.configure
+
+    async def die_once_stored(*args: Any) -> str:
+        await configure(*args)
+        raise asyncio.CancelledError
+
+    async with delayq.connect(server.url) as other:
+        theirs = other.reliable_queue("jobs")
+        await theirs.stats()
+        monkeypatch.setattr(ReliableStore, "configure", die_once_stored)
+        with pytest.raises(asyncio.CancelledError):
+            await theirs.configure(group_limit=Limit(concurrency=2))
+    assert [message.value for message in await waiting] == [2]
+
+
+async def test_a_change_of_limits_reaches_all_groups_however_many(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
+    await jobs.offer_many([Offer(n, group=f"{n:03}") for n in range(120)])
+    assert len(await claim_all(jobs)) == 120
+    await jobs.offer(120, group="119")
+    await raw.zadd(ReliableKeys.of("jobs").named("lines"), {"not of a group": 0})
+    waiting = asyncio.create_task(jobs.claim(wait=60))
+    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+    await jobs.configure(group_limit=Limit(concurrency=2))
+    assert [message.value for message in await waiting] == [120]
+
+
+async def test_groups_take_turns_after_a_change_of_limits(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
+    await jobs.offer_many([*of_group("a", *range(4)), *of_group("b", *range(10, 14))])
+    assert await claimed(jobs) == [0, 10]
+    await jobs.configure(group_limit=None)
+    assert await one_by_one(jobs) == [1, 11, 2, 12, 3, 13]
+
+
+async def test_a_limit_that_is_withdrawn_lets_a_waiting_client_go_on(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, limit=Limit(concurrency=1))
+    await jobs.offer_many([Offer(1), Offer(2)])
+    await claim_one(jobs)
+    waiting = asyncio.create_task(jobs.claim(wait=60))
+    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+    await jobs.configure(limit=None)
+    assert [message.value for message in await waiting] == [2]
+    # A re-check would wait as long as the queue does.
+    assert await raw.zscore(ReliableKeys.of("jobs").named("turns"), "") is None
 
 
 async def test_groups_stay_where_they_are_when_a_queue_gets_more_partitions(client: Client) -> None:

@@ -312,6 +312,15 @@ def ack(*, remembers: bool) -> Any:
     return prepare
 
 
+async def limits_changed(at: Prepared) -> Any:
+    """Return a claim that gives groups their turns anew: a limit has kept them from running."""
+    await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
+    await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
+    await at.raw.zrem(RELIABLE.named("turns"), "b")
+    await at.raw.hset(RELIABLE.settings, mapping={"epoch": EPOCH, "settled_to": ""})
+    return [EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0]
+
+
 def with_settings(prepare: Any, **settings: Any) -> Any:
     """Return a case in a queue with these settings."""
 
@@ -431,14 +440,6 @@ async def refill(at: Prepared) -> Any:
     return ["cron", facts["timing"], *moments]
 
 
-async def regroup(at: Prepared) -> Any:
-    await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
-    # A limit kept them from running.
-    await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
-    await at.raw.zrem(RELIABLE.named("turns"), "b")
-    return ["", 100]
-
-
 def group_settings(what: str, limit: str = "") -> Any:
     async def prepare(at: Prepared) -> Any:
         queue = at.client.reliable_queue(NAME)
@@ -503,6 +504,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.OFFER, "one", offer_one),
     (reliable.OFFER_NEW, "", offer_new),
     (reliable.CLAIM, "hand out", some(EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0)),
+    (reliable.CLAIM, "new limits", limits_changed),
     (reliable.CLAIM, "die", some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0)),
     (
         reliable.CLAIM,
@@ -531,7 +533,6 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RECUR, "", recur),
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
-    (reliable.REGROUP, "", regroup),
     (reliable.REGISTER, "stay", register(HOUR_US)),
     (reliable.REGISTER, "leave", register(0)),
     (reliable.SET_GROUP, "pause", group_settings("pause")),

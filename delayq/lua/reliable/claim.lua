@@ -45,8 +45,8 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch, queue_limit =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'share'))
+local layout, stored_epoch, queue_limit, settled_to =
+  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'share', 'settled_to'))
 if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
@@ -208,7 +208,7 @@ local some_lost, some_trials, all_grouped = is_some_lost(), false, false
 -- What claims do beside if there are groups or a limit. Most queues have neither, and do not even
 -- create these functions.
 local by_turns
-if some_grouped or queue_limit then
+if some_grouped or queue_limit or settled_to then
 -- include: groups
   -- The lines that were opened, by group; those of which messages were handed out; and these
   -- messages: their ids, members of `lines`, and lines.
@@ -440,6 +440,27 @@ if some_grouped or queue_limit then
     if #groups == 0 then last_ungrouped = nil end
   end
 
+  -- Give the next groups their turns by limits that have changed since they got them.
+  local function settle_next()
+    check_groups()
+    -- The first write frees memory: then a full server accepts the rest.
+    redis.call('HDEL', settings, 'settled_to')
+    redis.call('ZREM', turns, '')
+    local groups = {}
+    for _ = 1, 50 do
+      local from = settled_to == '' and '-' or '(' .. settled_to .. '\0\255'
+      local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
+      local group = member and string.match(member, '^(%Z+)%z')
+      -- A member without a NUL is foreign.
+      settled_to = group or member
+      if group then groups[#groups + 1] = group end
+      if not member then break end
+    end
+    -- They have waited longer than those that this claim serves, which go behind them.
+    settle(groups, now - limit)
+    if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) end
+  end
+
   -- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
   local function line_up_lost()
     local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
@@ -597,6 +618,7 @@ if some_grouped or queue_limit then
     return wait, has_suspects
   end
 
+  if settled_to then settle_next() end
   if some_grouped then
     if some_lost then
       line_up_lost()
@@ -686,6 +708,8 @@ if not all_grouped then
   for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
 end
 if by_turns then wait, has_suspects = by_turns.wait_for_slot(wait, has_suspects) end
+-- The next claim goes on with them.
+if settled_to then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0

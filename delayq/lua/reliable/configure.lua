@@ -16,14 +16,19 @@
 -- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed.
 -- include: settings
 
-local stored = redis.call('HMGET', settings, 'layout', 'epoch')
+local stored = redis.call('HMGET', settings, 'layout', 'epoch', 'group_limit', 'share')
 -- If the answer to a first try was lost, its repetition finds its work done.
 local is_expected = knows_settings(stored[1], stored[2], expected)
 if expected == '' then is_expected = not stored[1] and not stored[2] end
 if not is_expected then return stored[2] or '0' end
-local fields = {'layout', LAYOUT, 'epoch', epoch}
+local fields, given = {'layout', LAYOUT, 'epoch', epoch}, {}
 for at = FIRST, #ARGV, STRIDE do
-  fields[#fields + 1], fields[#fields + 2] = ARGV[at + FIELD], ARGV[at + VALUE]
+  local field, value = ARGV[at + FIELD], ARGV[at + VALUE]
+  fields[#fields + 1], fields[#fields + 2], given[field] = field, value, value
+end
+local function is_new(limit, old) return (limit or '0') ~= (old or '0') end
+if is_new(given.group_limit, stored[3]) or is_new(given.share, stored[4]) then
+  fields[#fields + 1], fields[#fields + 2] = 'settled_to', ''
 end
 -- Fields of settings that are withdrawn must not stay.
 redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead', 'keep', 'max_kept', 'limit', 'group_limit', 'share')
