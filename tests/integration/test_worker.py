@@ -27,16 +27,21 @@ from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Snooze, 
 from delayq.codecs import BytesCodec, JsonCodec, codec_for
 from delayq.testing import advance
 from tests.support.reliable import Jobs, depths, get, offers
-from tests.support.reliable_fixtures import LEASE
+from tests.support.reliable_fixtures import LEASE, raw, store
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen, buried, failed, on_jobs, raising, work_off
 
 if TYPE_CHECKING:
+    from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
+
+__all__ = ["raw", "store"]
 
 HOUR = timedelta(hours=1)
 NOWHERE = "redis://127.0.0.1:1"
 NONE = (0, 0, 0, 0)
+# Renewals during a lease of LEASE: one every tenth of a second.
+OFTEN = 36_000
 
 
 @dataclass
@@ -736,11 +741,12 @@ async def test_threads_that_hang_keep_their_places_and_no_other_message_begins(
 
 
 async def test_losing_a_lease_cancels_the_handler_and_not_the_worker(
-    client: Client, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue = client.reliable_queue("jobs", lease=0.3)
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", OFTEN)
+    queue = client.reliable_queue("jobs", lease=LEASE)
     worker, gate = Worker(client), Gate()
-    worker.listener("jobs", lease=0.3)(gate)
+    worker.listener("jobs", lease=LEASE)(gate)
     await queue.offer(1, id="a")
     async with worker:
         await until(lambda: gate.inside)
@@ -768,16 +774,26 @@ async def test_an_ack_that_comes_too_late_is_logged_and_changes_nothing(
     assert await depths(jobs) == (1, 0, 0, 0)
 
 
-async def test_the_lease_is_renewed_while_a_handler_runs(client: Client) -> None:
-    queue = client.reliable_queue("jobs", lease=1)
+async def test_the_lease_is_renewed_while_a_handler_runs(
+    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", OFTEN)
+    queue = client.reliable_queue("jobs", lease=LEASE)
     gate, workers = Gate(), [Worker(client), Worker(client)]
     for worker in workers:
-        worker.listener("jobs", lease=1)(gate)
+        worker.listener("jobs", lease=LEASE)(gate)
+
+    async def is_renewed() -> bool:
+        (ends_us,) = (await store.look()).leases.values()
+        return ends_us > 0.9 * LEASE * 1_000_000
+
     await queue.offer(1)
     async with workers[0], workers[1]:
         await until(lambda: gate.inside)
-        await asyncio.sleep(2.2)  # longer than two leases
-        assert gate.inside == [1]
+        for _ in range(3):  # longer than two leases
+            await store.let_pass(0.8 * LEASE)
+            await until(is_renewed)
+        assert gate.seen == gate.inside == [1]
         gate.open()
     assert await depths(queue) == NONE
 
