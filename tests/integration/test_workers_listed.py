@@ -35,20 +35,23 @@ SECRET = "geheim"
 
 
 @pytest.fixture
-async def quick(server: PrivateServer) -> AsyncIterator[Client]:
-    """A client that reports often."""
+async def quick(server: PrivateServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Client]:
+    """A client that reports often, and counts for over an hour after each report."""
+    monkeypatch.setattr("delayq._reliable.reports._COUNTS", 100_000)
     async with delayq.connect(server.url, resync_interval=0.05) as client:
         yield client
 
 
 async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> list[WorkerInfo]:
     """Wait until there are ``count`` workers, and return them."""
+    found: list[WorkerInfo] = []
 
     async def are_there() -> bool:
-        return len(await inspection.workers(client, name)) == count
+        found[:] = await inspection.workers(client, name)
+        return len(found) == count
 
     await until(are_there)
-    return await inspection.workers(client, name)
+    return found
 
 
 async def test_a_worker_shows_what_it_handles(client: Client, quick: Client) -> None:
