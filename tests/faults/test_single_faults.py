@@ -606,7 +606,6 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
     server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first try is held up in the network, its repetition overtakes it, and then it arrives."""
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
     async with Links(server) as links, delayq.connect(links.url, resync_interval=60) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         await orders.offer_many([(n, 0) for n in range(50)])
@@ -614,6 +613,8 @@ async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives
         async for value in orders:
             taken.append(value)
             if len(taken) == 5:
+                # Not before: an offer that gets no answer in time fails.
+                monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
                 links.stall("requests", new=False)
                 break
         # New links work. The old ones hold on to what they have.
