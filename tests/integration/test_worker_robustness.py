@@ -375,7 +375,8 @@ async def test_hanging_threads_of_one_listener_leave_others_alone(
     hanging = client.reliable_queue("pdf", **AT_ONCE)
     healthy = client.reliable_queue("mails", **AT_ONCE)
 
-    @worker.listener("pdf", timeout=0.1, **AT_ONCE)
+    # Longer than the last runs take until they find themselves released.
+    @worker.listener("pdf", timeout=5, **AT_ONCE)
     def pdf(value: int) -> None:
         begun.append(value)
         release.wait(60)
