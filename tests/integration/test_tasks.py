@@ -280,6 +280,8 @@ async def test_sync_tasks_run_in_threads_and_may_offer_more(
 
     @tasks.task
     async def second(n: int) -> None:
+        # The thread that has offered this may go on later than this begins.
+        await until(lambda: done)
         done(n)
 
     await first.offer(1)
