@@ -82,7 +82,7 @@ async def test_suspects_come_one_at_a_time_from_all_queues(client: Client, raw: 
     suspect = await claim_one(queues[0], 2)
     assert await queues[1].claim(2) == []
     await suspect.nack(3600)
-    assert len(await queues[1].claim(2, wait=5)) == 1
+    assert len(await queues[1].claim(2, wait=60)) == 1
 
 
 async def test_cancelling_a_suspect_at_work_frees_the_next_one_of_another_queue(
@@ -95,7 +95,7 @@ async def test_cancelling_a_suspect_at_work_frees_the_next_one_of_another_queue(
     assert await queues[1].claim(2) == []
     assert await queues[0].cancel(suspect.id, running=True)
     # Long before its lease would end.
-    assert len(await queues[1].claim(2, wait=5)) == 1
+    assert len(await queues[1].claim(2, wait=60)) == 1
 
 
 async def test_settling_a_suspect_frees_the_next_one(
