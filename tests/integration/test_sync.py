@@ -405,6 +405,8 @@ client = delayq.sync.connect(sys.argv[1])
 mails = client.reliable_queue("mails")
 mails.offer(0)
 server = int(sys.argv[2])
+# By then, a call that is cancelled has ended, however slow the machine.
+delayq.sync._portal._END_OF_CALL = 30
 def interrupted(call):
     os.kill(server, signal.SIGSTOP)
     signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -465,7 +467,10 @@ def exits(program: str, server: PrivateServer, *, within: float = 5.0) -> str:
 
 OPEN = """
 import asyncio
-async def wait(_): await asyncio.sleep(60)
+begun = threading.Event()
+async def wait(_):
+    begun.set()
+    await asyncio.sleep(60)
 client = delayq.sync.connect(sys.argv[1])
 mails, orders = client.reliable_queue("mails"), client.delayed_queue("orders")
 mails.offer(1)
@@ -483,7 +488,7 @@ orders.offer(1)
         "atexit.register(lambda: mails.offer(2))",
         "threading.Thread(target=lambda: (time.sleep(0.3), mails.offer(2))).start()",
         # Blocked when the interpreter exits.
-        "threading.Thread(target=client.run, args=[wait], daemon=True).start(); time.sleep(0.1)",
+        "threading.Thread(target=client.run, args=[wait], daemon=True).start(); begun.wait()",
     ],
     ids=["ends", "exits", "closes", "drops", "last call", "thread", "daemon"],
 )
@@ -518,6 +523,8 @@ def test_the_interpreter_exits_while_a_client_connects(own_server: PrivateServer
 os.kill(int(sys.argv[2]), signal.SIGSTOP)
 client = delayq.sync.connect(sys.argv[1])
 threading.Thread(target=client.server_time, daemon=True).start()
+while not ((portal := delayq.sync._portal.find()) and portal.to_close):
+    time.sleep(0.01)
 time.sleep(0.5)
 """
     exits(program, own_server)
