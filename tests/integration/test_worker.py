@@ -26,12 +26,14 @@ import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Snooze, Worker
 from delayq.codecs import BytesCodec, JsonCodec, codec_for
 from delayq.testing import advance
+from delayq.worker._slots import SlotPlan
 from tests.support.reliable import Jobs, depths, get, offers
 from tests.support.reliable_fixtures import LEASE, raw, store
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen, buried, failed, on_jobs, raising, work_off
 
 if TYPE_CHECKING:
+    from delayq.worker._slots import Feed
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
 
@@ -87,6 +89,28 @@ async def jobs(client: Client) -> Jobs:
 @pytest.fixture
 def worker(client: Client) -> Worker:
     return Worker(client, concurrency=10, shutdown_timeout=5)
+
+
+@pytest.fixture
+def parked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The queues to which messages go back that were claimed ahead and have waited too long."""
+    names, park = list[str](), SlotPlan.park
+
+    def note(plan: SlotPlan, feed: Feed) -> None:
+        park(plan, feed)
+        names.append(feed.source.name)
+
+    monkeypatch.setattr(SlotPlan, "park", note)
+    return names
+
+
+async def have_gone_back(queue: Jobs, parked: list[str]) -> None:
+    """Wait until what was claimed ahead from the queue is back."""
+
+    async def are_back() -> bool:
+        return queue.name in parked and (await depths(queue))[2] == 0
+
+    await until(are_back)
 
 
 # Values
@@ -868,7 +892,9 @@ async def test_messages_of_a_busy_worker_are_free_for_others(client: Client, job
 
 
 @pytest.mark.parametrize("quick", [True, False])
-async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, quick: bool) -> None:
+async def test_a_flood_on_one_queue_does_not_hold_up_the_other(
+    client: Client, parked: list[str], quick: bool
+) -> None:
     worker = Worker(client, concurrency=2)
     order: list[str] = []
     turn = asyncio.Semaphore(10_000 if quick else 0)
@@ -883,11 +909,12 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
     await queue.offer_many([Offer("flood")] * 2000)
     async with worker:
         await until(lambda: len(order) >= 2)
-        await client.reliable_queue("rare", lease=LEASE).offer("rare")
+        rare = client.reliable_queue("rare", lease=LEASE)
+        await rare.offer("rare")
         if not quick:
             # Both slots are taken by the flood; the rare message that was claimed ahead goes back
             # after a second.
-            await asyncio.sleep(1.3)
+            await have_gone_back(rare, parked)
             for _ in range(4):
                 turn.release()
                 have = len(order)
@@ -901,7 +928,11 @@ async def test_a_flood_on_one_queue_does_not_hold_up_the_other(client: Client, q
             turn.release()
 
 
-async def test_messages_that_come_for_slots_taken_meanwhile_go_back_at_once(client: Client) -> None:
+async def test_messages_that_come_for_slots_taken_meanwhile_go_back_at_once(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # How long the message that is kept below can be seen.
+    monkeypatch.setattr("delayq.worker._pool._PATIENCE", 6)
     worker, gates = Worker(client, concurrency=10), {"first": Gate(), "second": Gate()}
     queues = {name: client.reliable_queue(name, lease=LEASE) for name in gates}
     for name, gate in gates.items():
@@ -920,9 +951,10 @@ async def test_messages_that_come_for_slots_taken_meanwhile_go_back_at_once(clie
         await until(lambda: len(gates["second"].seen) == 10)
 
 
-async def test_slow_listeners_take_turns(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    patience = 0.1
-    monkeypatch.setattr("delayq.worker._pool._PATIENCE", patience)
+async def test_slow_listeners_take_turns(
+    client: Client, parked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.1)
     worker = Worker(client, concurrency=1)
     order: list[str] = []
     turn = asyncio.Semaphore(0)
@@ -931,14 +963,16 @@ async def test_slow_listeners_take_turns(client: Client, monkeypatch: pytest.Mon
         order.append(value)
         await turn.acquire()
 
-    for name in ("flood", "rare"):
-        await client.reliable_queue(name, lease=LEASE).offer_many([Offer(name)] * 50)
+    queues = {name: client.reliable_queue(name, lease=LEASE) for name in ("flood", "rare")}
+    for name, queue in queues.items():
+        await queue.offer_many([Offer(name)] * 50)
         worker.listener(name, lease=LEASE)(handle)
     async with worker:
         for count in range(1, 9):
             await until(lambda count=count: len(order) == count)  # type: ignore[misc]
-            # By then, the other listener has given back what it had claimed.
-            await asyncio.sleep(3 * patience)
+            (other,) = queues.keys() - {order[-1]}
+            await have_gone_back(queues[other], parked)
+            parked.clear()
             turn.release()
         worker.stop()
         for _ in range(100):
@@ -947,7 +981,7 @@ async def test_slow_listeners_take_turns(client: Client, monkeypatch: pytest.Mon
 
 
 async def test_a_slot_kept_for_a_message_that_is_gone_is_free_for_others(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, parked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.4)
     worker, gate, rarely = Worker(client, concurrency=1), Gate(), Gate()
@@ -959,11 +993,12 @@ async def test_a_slot_kept_for_a_message_that_is_gone_is_free_for_others(
         await until(lambda: gate.inside)
         await rare.offer(1, id="a")
         # Once given back, the message is promised the next slot, but another client is quicker.
-        await asyncio.sleep(0.8)
+        await have_gone_back(rare, parked)
         assert await rare.cancel("a")
-        gate.open()
         # If the slot were kept for ever, the others would get one only now and then.
-        await until(lambda: len(gate.seen) == 20, within=5)
+        monkeypatch.setattr("delayq.worker._pool._PATIENCE", 60)
+        gate.open()
+        await until(lambda: len(gate.seen) == 20)
     assert rarely.seen == []
 
 
