@@ -114,6 +114,9 @@ class Command:
         }
         return self.children
 
+    async def has_children(self, count: int) -> None:
+        await until(lambda: len(self.find_children()) == count, PATIENCE)
+
     async def nobody_is_left(self) -> None:
         await until(lambda: not any(map(alive, self.children)), PATIENCE)
 
@@ -197,7 +200,7 @@ async def test_a_signal_stops_every_process_gracefully(
     async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
         await it.has_said("begin", "wait-1")
         await it.has_said("begin", "wait-2")
-        assert len(it.find_children()) == 2
+        await it.has_children(2)
         if number == signal.SIGINT:
             # On Ctrl-C, a terminal sends the signal to all processes in the foreground.
             os.killpg(it.process.pid, number)
@@ -218,9 +221,10 @@ async def test_a_second_signal_kills_at_once(own_server: PrivateServer, app: Pat
     await offer(own_server, "block-1")
     async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
         await it.has_said("begin", "block-1")
-        assert len(it.find_children()) == 2
+        await it.has_children(2)
         it.process.send_signal(signal.SIGTERM)
-        await asyncio.sleep(0.2)
+        # The one that is idle ends at the first signal.
+        await until(lambda: sum(map(alive, it.children)) == 1, PATIENCE)
         it.process.send_signal(signal.SIGINT)
         status, _ = await it.end()
         assert status == 128 + signal.SIGINT
@@ -259,7 +263,7 @@ async def test_no_process_survives_a_killed_parent(own_server: PrivateServer, ap
         own_server, app, "shop.jobs:worker", "--processes", "2", SHUTDOWN_TIMEOUT="0.1"
     ) as it:
         await it.has_said("begin", "wait-1")
-        assert len(it.find_children()) == 2
+        await it.has_children(2)
         it.process.kill()
         await it.nobody_is_left()
     # Its message was handed back, so other workers can have it at once.
