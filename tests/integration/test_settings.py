@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from contextlib import AsyncExitStack
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -228,9 +229,10 @@ class TestInheriting:
     async def test_the_default_counts_where_no_handle_says_anything(self, client: Client) -> None:
         jobs = client.reliable_queue("jobs")
         await jobs.offer(1)
+        before = await client.server_time()
         (message,) = await jobs.claim()
-        now = await client.server_time()
-        assert 28 < (message.lease_ends_at - now).total_seconds() <= 30
+        after = await client.server_time()
+        assert before <= message.lease_ends_at - timedelta(seconds=30) <= after
 
 
 class TestConfiguring:
@@ -380,15 +382,17 @@ class TestStaleClients:
             await raw.config_set("appendonly", "no")
         assert (await theirs.stats()).delayed == 2
 
-    async def test_a_waiting_claim_goes_on(self, client: Client, other: Client) -> None:
-        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
-        claiming = asyncio.create_task(jobs.claim(wait=5))
-        await until(lambda: client.statistics().waiting == 1)
-        await theirs.configure(expired="dead")
-        await theirs.offer(1, 0.05)
-        (message,) = await claiming
-        assert message.value == 1
-        assert client.queue_statistics()[0].errors == 0
+    async def test_a_waiting_claim_goes_on(self, server: PrivateServer, other: Client) -> None:
+        theirs = other.reliable_queue("jobs")
+        # No re-check comes to its help.
+        async with delayq.connect(server.url, resync_interval=3600) as client:
+            claiming = asyncio.create_task(client.reliable_queue("jobs").claim(wait=60))
+            await until(lambda: client.statistics().waiting == 1)
+            await theirs.configure(expired="dead")
+            await theirs.offer(1, 0.05)
+            (message,) = await claiming
+            assert message.value == 1
+            assert client.queue_statistics()[0].errors == 0
 
     async def test_a_loop_goes_on(self, client: Client, other: Client) -> None:
         jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
@@ -751,16 +755,17 @@ class TestPartitions:
         assert others == [truth] * 2
 
     async def test_a_refusal_that_a_change_explains_is_repeated_at_once(
-        self, context: EngineContext, raw: Any
+        self, context: EngineContext, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # A pause would be one without end.
+        for name in ("_DIFFERS_FOR", "_PAUSE"):
+            monkeypatch.setattr(known_settings, name, 3600)
         known, other = self.known(context), self.known(context)
         await known.learn(declare(partitions=3))
         await other.learn({})
         stale = other.epoch
         await known.configure(declare(max_size=9))
-        before = asyncio.get_running_loop().time()
-        await other.after_refusal(2, stale)
-        assert asyncio.get_running_loop().time() - before < 0.5
+        await asyncio.wait_for(other.after_refusal(2, stale), 20)
         assert (other.epoch, other.stored.max_size) == (known.epoch, 9)
 
     async def test_configurations_at_once_leave_all_copies_alike(
@@ -774,7 +779,7 @@ class TestPartitions:
         truth, *others = await self.copies(raw, 4)
         for number, copy in enumerate(others, 1):
             if copy[b"epoch"] != truth[b"epoch"]:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     while await raw.hget(self.keys(number).settings, "epoch") != truth[b"epoch"]:
                         await known[0].after_refusal(number, truth[b"epoch"].decode())
 
