@@ -40,6 +40,18 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
 
 
+@pytest.fixture
+def _last_reports_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give a client that closes the time to report what it did, however slow the machine is."""
+    monkeypatch.setattr("delayq._engine.scheduler._GRACE", 7)
+
+
+@pytest.fixture
+def _workers_stay_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """List workers until they leave, even if they pause for far more than their intervals."""
+    monkeypatch.setattr("delayq._reliable.reports._COUNTS", 12_000)
+
+
 @pytest.fixture(scope="module")
 def _cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
     with TestCluster(cluster_kind) as cluster:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tests.support.clusters import TestCluster
     from tests.support.servers import PrivateServer
 
-pytestmark = [pytest.mark.every_server]
+pytestmark = [pytest.mark.every_server, pytest.mark.usefixtures("_last_reports_arrive")]
 __all__ = ["faults"]
 
 KEYS = ReliableKeys.of("jobs")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+pytestmark = pytest.mark.usefixtures("_last_reports_arrive")
 __all__ = ["cli"]
 
 COUNTS = ("offered", "handled", "failed", "dead", "expired")
@@ -110,6 +111,7 @@ def handling(url: str, id: str) -> Iterator[None]:  # noqa: A002
         thread.join()
 
 
+@pytest.mark.usefixtures("_workers_stay_listed")
 def test_workers_are_listed(cli: Cli) -> None:
     with handling(cli.url, "long"):
         for line in ("workers", "workers jobs"):

@@ -380,6 +380,7 @@ async def test_updates_keep_focus_ticks_and_selection(own_server: PrivateServer)
         await visit(look)
 
 
+@pytest.mark.usefixtures("_workers_stay_listed")
 async def test_clients_of_one_process_stay_listed(own_server: PrivateServer) -> None:
     options: dict[str, Any] = {"resync_interval": 0.05}
     async with (

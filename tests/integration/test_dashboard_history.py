@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from delayq import Client
     from tests.support.servers import PrivateServer
 
+pytestmark = pytest.mark.usefixtures("_last_reports_arrive")
+
 HISTORY = "history?kind=reliable&name=jobs"
 HOSTILE = "<script>alert(1)</script>"
 KEYS = ReliableKeys.of("jobs")
@@ -78,6 +80,7 @@ async def test_a_queue_without_history_says_so(client: Client, reader: Browser) 
     await page(reader, "history?kind=delayed&name=orders", 404)
 
 
+@pytest.mark.usefixtures("_workers_stay_listed")
 async def test_workers_are_listed_with_their_messages(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
@@ -114,6 +117,7 @@ async def test_a_queue_that_only_has_workers_is_shown(
         taking.cancel()
 
 
+@pytest.mark.usefixtures("_workers_stay_listed")
 async def test_a_queue_whose_workers_cannot_be_read_hides_no_other(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
