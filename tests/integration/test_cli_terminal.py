@@ -359,9 +359,16 @@ def test_a_purge_asks(seeded: dict[str, Any]) -> None:
     assert seen.lines[0].startswith("Drop all messages of mails for good? [y/N]")
 
 
+SLOW: dict[str, object] = {
+    "delayq._reliable.dead_letters._AT_A_TIME": 1,
+    "delayq._reliable.store.PAGE": 1,
+}
+"""One message at a time, so that commands are far from done when Ctrl-C is typed."""
+
+
 def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bodies: str) -> str:
     """Run a command on 200,000 messages until Ctrl-C, and return the screen."""
-    seen = at_terminal(*line.split(), act=interrupt_at(at), **address)
+    seen = at_terminal(*line.split(), act=interrupt_at(at), constants=SLOW, **address)
     assert seen.status == 130, seen.text
     assert "━" in seen.raw
     with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
