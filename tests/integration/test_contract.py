@@ -54,7 +54,7 @@ async def test_a_delayed_queue(client: Client) -> None:
             assert message.value == "leased"
         break
     await queue.offer("ready")
-    assert await queue.poll(timeout=1.0) == "ready"
+    assert await queue.poll(timeout=60.0) == "ready"
     assert (await queue.ready.size(), await queue.ready.read_all()) == (0, [])
     await queue.ready.clear()
 
@@ -79,12 +79,12 @@ async def test_a_reliable_queue(client: Client) -> None:
             assert fields(message, "value id attempt headers") == ("c", "order-42", 1, {})
             assert message.enqueued_at - message.due_at < timedelta(milliseconds=1)
         break
-    (message,) = await jobs.claim(10, wait=1.0)
+    (message,) = await jobs.claim(10, wait=60.0)
     await message.extend(60)
     await message.nack(delay=0, error="it broke")
     with pytest.raises(delayq.LeaseLost):
         await message.ack()
-    (message,) = await jobs.claim(10, wait=1.0)
+    (message,) = await jobs.claim(10, wait=60.0)
     assert message.attempt == 2
     await message.bury("no good")
     stats = await jobs.stats()
