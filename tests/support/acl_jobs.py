@@ -120,8 +120,9 @@ async def delayed_producer(place: Place) -> None:
     # At the head, at the tail and in the middle.
     for at in (0, 8, 4):
         assert await receipts[at].cancel()
-    assert await receipts[5].reschedule(3)
-    await queue.offer(9, 1)
+    # Each is the first to come due, but not before the messages are counted.
+    assert await receipts[5].reschedule(40)
+    await queue.offer(9, 30)
     assert await place.helper.delayed_queue(NAME).pending.size() == 7
     await stops_listening(place, keys.channel, queue)
 
