@@ -17,6 +17,7 @@ import pytest
 from anyio import to_thread
 
 import delayq
+import delayq.testing
 from tests.support.servers import free_port
 from tests.support.terminal import ROOT, at_terminal, screen
 from tests.support.walkthrough import Terminal, masked
@@ -97,7 +98,7 @@ async def test_producer_and_consumer_meet_in_due_order(own_server: PrivateServer
 
 async def test_an_order_is_closed_if_not_paid(own_server: PrivateServer, tmp_path: Path) -> None:
     folder = EXAMPLES / "fastapi_orders"
-    shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "2"}
+    shared = {"ORDERS_DB": str(tmp_path / "orders.db"), "ORDER_TIMEOUT_SECONDS": "3600"}
     async with (
         program(own_server, folder / "close_orders.py", **shared) as closer,
         serving(own_server, folder, "app:app", **shared) as (_, browser),
@@ -110,8 +111,10 @@ async def test_an_order_is_closed_if_not_paid(own_server: PrivateServer, tmp_pat
 
         reply = await browser.post(f"/orders/{paid['id']}/pay")
         assert (reply.status_code, reply.json()["state"]) == (200, "paid")
-        assert await client.delayed_queue("close-orders").pending.read_all() == [unpaid["id"]]
+        closing = client.delayed_queue("close-orders")
+        assert await closing.pending.read_all() == [unpaid["id"]]
 
+        await delayq.testing.advance(closing, 3600)
         await closer.line_with(f"order {unpaid['id']}: closed")
         assert (await browser.get(f"/orders/{unpaid['id']}")).json() == unpaid | {"state": "closed"}
         assert (await browser.get(f"/orders/{paid['id']}")).json() == paid | {"state": "paid"}
@@ -227,7 +230,7 @@ async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path
         await app.line_with("sending to ada")
         assert "sent to ada" not in await app.stop()
     async with delayq.connect(own_server.url) as client:
-        (message,) = await client.reliable_queue("mails").claim(wait=5)
+        (message,) = await client.reliable_queue("mails").claim(wait=60)
         assert (message.value, message.attempt) == ("ada", 1)
 
 
