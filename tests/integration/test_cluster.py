@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -314,19 +314,47 @@ def replicated(cluster_kind: Kind) -> Iterator[TestCluster]:
         yield cluster
 
 
+@asynccontextmanager
+async def measuring_pauses(server: PrivateServer) -> AsyncIterator[list[float]]:
+    """Measure how long this machine and a server pause during the block, in seconds.
+
+    A thread does so: a blocked event loop is no pause.
+    """
+    pauses, over = [0.0], threading.Event()
+
+    def measure() -> None:
+        with admin(server) as redis:
+            while not over.is_set():
+                began = time.monotonic()
+                time.sleep(0.05)
+                redis.ping()
+                pauses.append(time.monotonic() - began - 0.05)
+
+    measuring = threading.Thread(target=measure)
+    measuring.start()
+    try:
+        yield pauses
+    finally:
+        over.set()
+        await asyncio.to_thread(measuring.join)
+
+
 @pytest.mark.parametrize("way", ["killed", thorough("stopped")])
 async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) -> None:
     dying, other, _ = names(replicated, "jobs")
     victim = replicated.nodes[0]
+    # Each message of the other queue comes once.
+    leases = {dying: 2, other: 60}
     late: dict[str, dict[int, float]] = {dying: {}, other: {}}
 
     async with (
+        measuring_pauses(replicated.nodes[1]) as pauses,
         delayq.connect(replicated.url, resync_interval=2) as producer,
         delayq.connect(replicated.url, resync_interval=2) as client,
     ):
 
         async def consume(name: str) -> None:
-            queue: Jobs = client.reliable_queue(name, lease=2)
+            queue: Jobs = client.reliable_queue(name, lease=leases[name])
             async for message in queue:
                 async with message:
                     # All servers are on one machine and share its clock.
@@ -336,7 +364,7 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
         async with running(*(consume(name) for name in late)):
             for name in late:
                 offers = [Offer(n, delay=0.02 * n) for n in range(400)]
-                await producer.reliable_queue(name, lease=2).offer_many(offers)
+                await producer.reliable_queue(name, lease=leases[name]).offer_many(offers)
             # Without durability an acknowledged write may be lost with its master, so wait here
             # until everything is replicated.
             await until(lambda: is_replicated(victim))
@@ -355,9 +383,10 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
 
     worst, others_worst = (max(late[name].values()) for name in (dying, other))
     print(f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, others {others_worst:.3f} s")
+    print(f"longest pause {max(pauses):.3f} s")
     # A call in flight to a hanging master is given up after 5 s.
-    assert worst <= failed_over + (4 if way == "killed" else 10)
-    assert others_worst <= 2
+    assert worst <= failed_over + (4 if way == "killed" else 10) + max(pauses)
+    assert others_worst <= 2 + max(pauses)
 
 
 async def test_all_masters_are_those_of_now(client: Client, cluster: TestCluster) -> None:
