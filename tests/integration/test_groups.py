@@ -246,12 +246,16 @@ async def test_a_message_whose_result_is_kept_frees_its_slot(client: Client, lim
     assert await claimed(jobs) == [2]
 
 
-async def test_a_refilled_rate_wakes_a_waiting_client(client: Client, faults: Faults) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(rate=2, per=0.2))
+async def test_a_refilled_rate_wakes_a_waiting_client(
+    client: Client, faults: Faults, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=Limit(rate=2, per=3600))
     await jobs.offer_many(of_group("a", 1, 2, 3))
     for _ in range(2):
         await (await claim_one(jobs)).ack()
     assert await jobs.claim() == []
+    # From here on, the rate is refilled within half a second.
+    await Store(raw, "jobs").let_pass(3599.5)
     before = calls(faults)
     (message,) = await jobs.claim(wait=60)
     assert message.value == 3
