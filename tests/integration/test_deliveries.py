@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from contextlib import aclosing, suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -47,6 +48,12 @@ async def hold(queue: Orders, count: int = 1, lease: float = 30) -> list[Deliver
             if len(held) == count:
                 break
     return held
+
+
+async def let_leases_pass(raw: Any, seconds: float) -> None:
+    """Let ``seconds`` pass for all leases."""
+    for token in await raw.zrange(LEASES, 0, -1):
+        await raw.zincrby(LEASES, -seconds * 1000, token)
 
 
 async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Any) -> None:
@@ -102,14 +109,17 @@ async def test_whoever_lost_the_lease_is_told_and_changes_nothing(queue: Orders)
         await next_one.ack()
 
 
-async def test_messages_whose_leases_have_ended_come_back_in_order(server: PrivateServer) -> None:
+async def test_messages_whose_leases_have_ended_come_back_in_order(
+    server: PrivateServer, raw: Any
+) -> None:
     async with delayq.connect(server.url) as dying:
         queue: Orders = dying.delayed_queue("orders")
         await queue.offer_many([(n, 0) for n in range(80)])
-        held = await hold(queue, 60, lease=SHORT)
+        held = await hold(queue, 60, lease=3600)
+    # The leases end only now, so that none comes back while the others are taken.
+    await let_leases_pass(raw, 3600)
     async with delayq.connect(server.url) as client:
-        while await client.server_time() < held[-1].lease_ends_at:
-            await asyncio.sleep(0.01)
+        assert await client.server_time() >= held[-1].lease_ends_at - timedelta(hours=1)
         queue = client.delayed_queue("orders")
         await until(queue.ready.read_all, equals=list(range(80)))
 
@@ -322,12 +332,15 @@ async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, ra
     async with delayq.connect(server.url) as dying:
         queue: Orders = dying.delayed_queue("orders")
         await queue.offer(1)
-        (delivery,) = await hold(queue, lease=SHORT)
+        (delivery,) = await hold(queue, lease=3600)
     assert await raw.lrange("orders", 0, -1) == []
+    # Only now, or the dying client may return the message itself.
+    await let_leases_pass(raw, 3600 - SHORT)
     async with delayq.connect(server.url, resync_interval=0.1) as producer:
         producer.delayed_queue("orders")
         assert await asyncio.wait_for(raw.blpop(["orders"], 30), 40) == (b"orders", b"1")
-        assert await producer.server_time() >= delivery.lease_ends_at
+        ended_at = delivery.lease_ends_at - timedelta(seconds=3600 - SHORT)
+        assert await producer.server_time() >= ended_at
 
 
 async def test_a_lost_answer_costs_no_lease(queue: Orders, faults: Faults, raw: Any) -> None:
