@@ -127,14 +127,17 @@ async def test_doubted_ones_are_not_shared(own_server: PrivateServer, make_pool:
         pool.release(fresh)
 
 
-async def test_an_abandoned_connection_is_not_shared(single: ConnectionPool) -> None:
+async def test_an_abandoned_connection_is_not_shared(
+    server: PrivateServer, single: ConnectionPool
+) -> None:
     """The caller may have gone because the server hangs."""
     wire = await single.acquire()
-    wire.tell("BLPOP", "nothing", 0.1)
+    wire.tell("BLPOP", "nothing", 30)
     single.abandon(wire)
     waiting = asyncio.create_task(single.acquire())
     await asyncio.sleep(0.02)
     assert not waiting.done()
+    server.call("RPUSH", "nothing", "x")
     assert await asyncio.wait_for(waiting, 10) is wire
 
 
