@@ -226,8 +226,9 @@ class TestReceipts:
 
 class TestTaking:
     async def test_poll_waits_as_long_as_it_is_told(self, queue: Orders) -> None:
-        await queue.offer(1, 0.5)
+        receipt = await queue.offer(1, 3600)
         assert await queue.poll(0.01) is None
+        assert await receipt.reschedule(0.5) is True
         assert await queue.poll(timedelta(seconds=20)) == 1
 
     async def test_more_polls_than_one_call_serves_leave_nothing(self, queue: Orders) -> None:
