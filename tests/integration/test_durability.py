@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,10 +18,12 @@ from tests.support.clusters import admin, wait_for
 from tests.support.servers import WAIT_FOR_DISK, Kind, PrivateServer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from delayq import Client
 
+    Breaking = Callable[[], AbstractContextManager[None]]
     Orders = delayq.DelayedQueue[int]
     Jobs = delayq.ReliableQueue[int]
 
@@ -97,6 +100,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 300)
 
 
+@pytest.fixture
+def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
+    """Return a block in which promises break soon. Outside it, they have time to be kept."""
+
+    def set_within(seconds: float) -> None:
+        monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", int(seconds * 1000))
+
+    @contextmanager
+    def soon() -> Iterator[None]:
+        set_within(0.3)
+        yield
+        set_within(20)
+
+    monkeypatch.setattr("delayq._redis.client.BLOCKS_FOR", 20)
+    set_within(20)
+    return soon
+
+
+@pytest.mark.usefixtures("breaking")
 async def test_what_replicas_were_promised_they_have(client: Client, pair: Pair) -> None:
     jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
     orders: Orders = client.delayed_queue("orders", durability="replicas:1")
@@ -140,11 +162,12 @@ async def test_without_enough_replicas_the_message_stays(client: Client) -> None
     assert [await receipt.cancel() for receipt in caught.value.stored] == [True, True]
 
 
-@pytest.mark.usefixtures("impatient")
-async def test_a_replica_that_hangs_is_not_counted(jobs: Jobs, pair: Pair) -> None:
+async def test_a_replica_that_hangs_is_not_counted(
+    jobs: Jobs, pair: Pair, breaking: Breaking
+) -> None:
     await jobs.offer(0, durability="replicas:1")
     with pair[1].paused():
-        with pytest.raises(delayq.NotDurable, match="0 of 1"):
+        with breaking(), pytest.raises(delayq.NotDurable, match="0 of 1"):
             await jobs.offer(1, durability="replicas:1")
         # On the same queue, a caller that asked for no durability does not wait.
         await asyncio.wait_for(jobs.offer(2), 5)
@@ -169,9 +192,8 @@ async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
     assert (await client.reliable_queue("jobs").stats()).ready == 0
 
 
-@pytest.mark.usefixtures("impatient")
 async def test_a_repetition_waits_for_what_the_first_try_wrote(
-    client: Client, pair: Pair, monkeypatch: pytest.MonkeyPatch
+    client: Client, pair: Pair, breaking: Breaking, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The retry writes nothing, but its message's durability was promised."""
     jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
@@ -192,13 +214,14 @@ async def test_a_repetition_waits_for_what_the_first_try_wrote(
     run_soon = RedisClient.run_soon
     monkeypatch.setattr(RedisClient, "run_soon", lambda *_args, **_options: None)
     monkeypatch.setattr(RedisClient, "_attempt", losing)
-    with pair[1].paused(), pytest.raises(delayq.NotDurable, match="0 of 1"):
+    with pair[1].paused(), breaking(), pytest.raises(delayq.NotDurable, match="0 of 1"):
         await jobs.offer(1)
     assert lost == 1
     monkeypatch.setattr(RedisClient, "run_soon", run_soon)
     assert (await jobs.stats()).ready == 2
 
 
+@pytest.mark.usefixtures("breaking")
 @pytest.mark.parametrize("appendfsync", ["always", "everysec"])
 async def test_what_is_on_disk_survives_the_server(server_kind: Kind, appendfsync: Any) -> None:
     if server_kind.name not in WAIT_FOR_DISK:
