@@ -205,10 +205,15 @@ class TestReceipts:
         assert receipt.due_at < datetime.now(UTC) + timedelta(seconds=10)
         assert await asyncio.wait_for(taker, 5) == 1
 
-    async def test_a_message_can_be_put_off(self, queue: Orders) -> None:
-        receipt = await queue.offer(1, 0.05)
-        assert await receipt.reschedule(at=datetime.now(UTC) + timedelta(hours=1)) is True
-        assert await queue.poll(0.1) is None
+    async def test_a_message_can_be_put_off(self, client: Client, queue: Orders) -> None:
+        for delay in (0.05, 1, 5, 25):
+            receipt = await queue.offer(1, delay)
+            if await receipt.reschedule(at=datetime.now(UTC) + timedelta(hours=1)) is True:
+                break
+            # It was too late for this one.
+            assert await client.server_time() >= receipt.due_at
+            assert await queue.take() == 1
+        assert await queue.poll(delay + 0.05) is None
         assert [due for _, due in await queue.pending.entries()] == [receipt.due_at]
 
     async def test_a_bad_delay_leaves_the_message_as_it_was(self, queue: Orders) -> None:
