@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.every_server
 
 LEASES, LEASED = "delayq_leases:{orders}", "delayq_leased:{orders}"
-# Short enough to wait for, and long enough for a busy machine to acknowledge a message before the
-# lease ends.
+# A lease that is short enough to wait for its end.
 SHORT = 0.2
 
 
