@@ -353,11 +353,13 @@ async def test_a_thread_may_collect_the_latest_figures(client: Client, jobs: Job
 async def test_a_server_that_is_away_holds_up_no_scrape(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 0.5)
+    # While the server is there, however slow, nothing goes unanswered.
+    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 60)
     async with delayq.connect(own_server.url) as client:
         await client.reliable_queue("jobs").offer(1)
         async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
             with own_server.paused():
+                monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 0.5)
                 seen = await asyncio.wait_for(samples(metrics), 8)
     assert seen["delayq_offered_total", "jobs", "reliable"] == 1
     assert seen[("delayq_metrics_unanswered_total",)] == 1
