@@ -640,13 +640,19 @@ async def test_a_full_server_lets_messages_die(client: Client, raw: Any, store: 
     ("operation", "n", "done"),
     [("purge", 3, 400), ("dead.redrive", 5, 100), ("dead.purge", 4, 100)],
 )
-@pytest.mark.usefixtures("_impatient")
 async def test_work_in_steps_that_fails_half_way_says_how_far_it_came(
-    jobs: Jobs, faults: Faults, operation: str, n: int, done: int, store: Store
+    jobs: Jobs,
+    faults: Faults,
+    operation: str,
+    n: int,
+    done: int,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     await jobs.offer_many(offers(450))
     if operation != "purge":
         await bury_all(jobs)
+    be_impatient(monkeypatch)
     before = len(faults.calls)
 
     def plan(name: str, _n: int) -> str | None:
