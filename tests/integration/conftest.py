@@ -52,6 +52,12 @@ def _workers_stay_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._reliable.reports._COUNTS", 12_000)
 
 
+@pytest.fixture
+def _full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let claims wait for every partition, also for one that takes a while to answer."""
+    monkeypatch.setattr("delayq._engine.line.MOMENT", 60.0)
+
+
 @pytest.fixture(scope="module")
 def _cluster(cluster_kind: Kind) -> Iterator[TestCluster]:
     with TestCluster(cluster_kind) as cluster:

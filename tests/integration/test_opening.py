@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -104,7 +105,7 @@ async def test_a_server_behind_far_sentinels_opens(opened: AsyncExitStack, round
 
 @pytest.mark.parametrize("stale", ["dead", "silent", "replica"])
 async def test_a_sentinel_with_a_wrong_server_is_skipped(
-    opened: AsyncExitStack, stale: str
+    opened: AsyncExitStack, stale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     master = opened.enter_context(PrivateServer(KIND, tcp=True))
     other = opened.enter_context(PrivateServer(KIND, tcp=True))
@@ -125,6 +126,9 @@ async def test_a_sentinel_with_a_wrong_server_is_skipped(
     async with delayq.connect(f"redis+sentinel://{place},127.0.0.1:{right.port}/shop") as client:
         await client.server_time()
         assert links.accepted == 1
+        # From now on, no slow answer makes the client ask another Sentinel or doubt its server.
+        monkeypatch.setattr("delayq._redis.first_of.ASK_NEXT_AFTER", 60)
+        monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 60)
         with admin(master) as redis:
             redis.execute_command("CLIENT", "KILL", "TYPE", "normal")
         await client.server_time()
@@ -251,6 +255,10 @@ class Loops:
     async def offer(self, delay: float) -> None:
         for queue in self.queues:
             await queue.offer(1, delay)
+        self.due_at = time.monotonic() + delay
+
+    def are_due(self) -> bool:
+        return time.monotonic() > self.due_at
 
     async def end(self) -> None:
         assert await asyncio.wait_for(asyncio.gather(*self.tasks), 30) == [1, 1, 1, [1]]
@@ -270,13 +278,13 @@ async def test_loops_wait_for_a_server_whose_disk_is_full(some_kind: PrivateServ
     (some_kind.directory / "dump.rdb" / "in the way").mkdir(parents=True)
     async with delayq.connect(some_kind.url, resync_interval=0.5) as client:
         loops = Loops(client)
-        await loops.offer(0.5)
+        await loops.offer(3)
         with admin(some_kind) as redis:
             redis.config_set("save", "3600 1000000")
             redis.execute_command("BGSAVE")
             wait_for(lambda: snapshot(redis) == "err", "the snapshot fails")
             asked = client.statistics().errors
-            await until(lambda: client.statistics().errors > asked + 5)
+            await until(lambda: loops.are_due() and client.statistics().errors > asked + 5)
             assert not any(task.done() for task in loops.tasks)
             (some_kind.directory / "dump.rdb" / "in the way").rmdir()
             (some_kind.directory / "dump.rdb").rmdir()
@@ -294,18 +302,19 @@ async def test_loops_wait_for_a_server_that_is_busy_while_they_connect_again(
     links = await opened.enter_async_context(Links(some_kind, tcp=port))
     url = f"redis://127.0.0.1:{port}/1"
     if way == "sentinel":
-        sentinel = opened.enter_context(SentinelServer(some_kind.kind, port))
+        # A Sentinel that takes the server for down would end the script.
+        sentinel = opened.enter_context(SentinelServer(some_kind.kind, port, down_after=60_000))
         url = f"redis+sentinel://127.0.0.1:{sentinel.port}/shop/1"
     async with delayq.connect(url, resync_interval=0.5) as client:
         loops = Loops(client)
-        await loops.offer(0.5)
+        await loops.offer(3)
         script = asyncio.create_task(
             asyncio.to_thread(some_kind.call, "EVAL", "while true do end", "0", timeout=30.0)
         )
         await until(lambda: _says(some_kind, b"-BUSY"))
         links.cut()
         asked = client.statistics().errors
-        await until(lambda: client.statistics().errors > asked + 5)
+        await until(lambda: loops.are_due() and client.statistics().errors > asked + 5)
         assert not any(task.done() for task in loops.tasks)
         some_kind.call("SCRIPT", "KILL")
         await script

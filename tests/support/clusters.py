@@ -212,7 +212,13 @@ class SentinelServer(PrivateServer):
     """A Sentinel that watches the master at a port of 127.0.0.1 under the name ``shop``."""
 
     def __init__(
-        self, kind: Kind, port: int | None, quorum: int = 1, password: str | None = None
+        self,
+        kind: Kind,
+        port: int | None,
+        quorum: int = 1,
+        password: str | None = None,
+        *,
+        down_after: int = 1000,
     ) -> None:
         super().__init__(kind, tcp=True)
         secret = f"requirepass {password}\n" if password else ""
@@ -221,7 +227,7 @@ port {self.port}
 bind 127.0.0.1
 unixsocket s
 {secret}sentinel monitor shop 127.0.0.1 {port} {quorum}
-sentinel down-after-milliseconds shop 1000
+sentinel down-after-milliseconds shop {down_after}
 sentinel failover-timeout shop 5000
 sentinel parallel-syncs shop 2
 """
