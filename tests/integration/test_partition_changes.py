@@ -15,7 +15,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.store import ReliableStore
 from tests.support.reliable_fixtures import raw
-from tests.support.reliable_store import HOUR
+from tests.support.reliable_store import HOUR, Store
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -296,6 +296,7 @@ class TestClientsThatWereNotTold:
         await jobs.offer_many([Offer(n) for n in range(40)])
         assert await jobs.claim(40) == []
 
+    @pytest.mark.usefixtures("_full_batches")
     @pytest.mark.parametrize("paused", [True, False])
     async def test_a_pause_in_the_moment_of_growth_reaches_the_new_partitions(
         self,
@@ -405,16 +406,16 @@ class TestChangesThatStopHalfWay:
         await jobs.cancel(name)
 
     async def test_ids_that_are_remembered_keep_their_partition(
-        self, jobs: ReliableQueue[int]
+        self, jobs: ReliableQueue[int], raw: Any
     ) -> None:
-        await jobs.configure(partitions=4, dedup_window=0.5)
+        await jobs.configure(partitions=4, dedup_window=HOUR)
         name = next(name for name in ids_that_move(2, 4) if partition_of(name, 4) > 1)
         await jobs.offer(1, id=name)
         (message,) = await jobs.claim()
         await message.ack()
         with pytest.raises(delayq.ConfigurationError, match=r"remembers ids .* dedup_window"):
             await jobs.configure(partitions=2)
-        await asyncio.sleep(0.6)
+        await Store(raw, "jobs", partition_of(name, 4)).let_pass(HOUR + 1)
         assert (await jobs.configure(partitions=2)).partitions == 2
 
     async def test_two_first_declarations_at_once_agree_without_a_pause(

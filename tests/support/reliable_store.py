@@ -175,10 +175,12 @@ class Stored:
 
 
 class Store:
-    """Looks at one queue over a connection that nothing else uses, bypassing the library."""
+    """Looks at one partition of a queue over a connection that nothing else uses, bypassing the
+    library.
+    """
 
-    def __init__(self, connection: Any, name: str) -> None:
-        self.keys = ReliableKeys.of(name)
+    def __init__(self, connection: Any, name: str, partition: int = 0) -> None:
+        self.keys = ReliableKeys.of(name, partition=partition)
         self._raw = connection
         known = ("done", "dead", "dead_messages", "paused", "schedules")
         kept = ("settings", "recorded", "records", "awaited")
