@@ -49,6 +49,12 @@ SHORT = 0.3
 NONE = (0, 0, 0, 0)
 
 
+@pytest.fixture
+def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Renew leases of an hour every 0.1 s: a late renewal costs none of them."""
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", 36_000)
+
+
 def keeper_of(queue: Jobs) -> LeaseKeeper[Claim]:
     return queue._open.partitions[0].keeper(queue._policy.lease_us)
 
@@ -284,8 +290,12 @@ async def test_a_handler_may_take_longer_than_the_lease(server: PrivateServer) -
     assert sorted(handled) == [(n, 1) for n in range(4)]
 
 
-async def test_one_call_renews_all_leases_of_a_queue(client: Client, faults: Faults) -> None:
-    queue = client.reliable_queue("jobs", lease=0.6)
+async def test_one_call_renews_all_leases_of_a_queue(
+    client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Renewed every 0.2 s, yet no message waits for half of its lease before its block begins.
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", HOUR * 5)
+    queue = client.reliable_queue("jobs", lease=HOUR)
     await queue.offer_many(offers(100))
 
     async def handle(message: Message[int]) -> None:
@@ -309,25 +319,24 @@ async def test_a_renewal_shortens_no_extended_lease(short: Message[Any], store: 
         assert hours((await store.look()).live[short.id][1]) == 5
 
 
-async def test_renewals_that_fail_for_a_while_cost_no_lease(client: Client, faults: Faults) -> None:
-    queue = client.reliable_queue("jobs", lease=1)
+@pytest.mark.usefixtures("_eager")
+async def test_renewals_that_fail_for_a_while_cost_no_lease(jobs: Jobs, faults: Faults) -> None:
     faults.plan = lambda name, n: "unsent" if name == EXTEND.name and n <= 2 else None
-    async with await leased(queue):
+    async with await leased(jobs):
         await until(lambda: faults.calls.count(EXTEND.name) >= 4)
-    assert await depths(queue) == NONE
+    assert await depths(jobs) == NONE
 
 
-async def test_a_lease_that_is_half_over_is_renewed_first(client: Client, store: Store) -> None:
-    lease = 1.5
-    queue = client.reliable_queue("jobs", lease=lease)
-    await queue.offer_many(offers(2, ids=True))
-    first, second = await queue.claim(2)
+async def test_a_lease_that_is_half_over_is_renewed_first(jobs: Jobs, store: Store) -> None:
+    await jobs.offer_many(offers(2, ids=True))
+    first, second = await jobs.claim(2)
     async with first:
-        await asyncio.sleep(0.75 * lease)
+        await store.let_pass(0.75 * LEASE)
+        second._claim.fresh_until = 0  # as if that time had passed here, too
     async with second:
-        assert (await store.look()).live["1"][1] > 0.5 * lease * 1_000_000
-        await asyncio.sleep(0.75 * lease)
-    assert await depths(queue) == NONE
+        assert (await store.look()).live["1"][1] > 0.5 * LEASE * 1_000_000
+        await store.let_pass(0.75 * LEASE)
+    assert await depths(jobs) == NONE
 
 
 async def test_a_message_lost_before_its_block_is_refused(short: Message[Any], raw: Any) -> None:
