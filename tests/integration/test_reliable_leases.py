@@ -347,22 +347,22 @@ async def test_a_message_lost_before_its_block_is_refused(short: Message[Any], r
             pytest.fail("another worker has it")
 
 
-async def test_a_loop_skips_messages_that_were_lost(client: Client, raw: Any, store: Store) -> None:
+async def test_a_loop_skips_messages_that_were_lost(jobs: Jobs, raw: Any) -> None:
     """A handler suddenly becomes slow, and other workers get the messages it had claimed ahead."""
-    queue = client.reliable_queue("jobs", lease=SHORT)
-    await queue.offer_many(offers(100, ids=True))
+    await jobs.offer_many(offers(100, ids=True))
     seen: list[int] = []
     stolen: list[str] = []
-    async for message in queue:
+    async for message in jobs:
         async with message:
             seen.append(message.value)
-            ahead = set((await store.look()).leases) - {message.id}
+            ahead = [claim for _, claim in message._ahead or ()]
             if len(ahead) >= 5 and not stolen:
-                stolen = sorted(ahead)[:3]
+                stolen = [claim.id.decode() for claim in ahead[:3]]
                 for key in stolen:
                     await raw.hset("delayq:{jobs}:tokens", key, "somebody else's")
                     await raw.zadd("delayq:{jobs}:leased", {key: 9e18})
-                await asyncio.sleep(SHORT)
+                for claim in ahead:
+                    claim.fresh_until = 0  # as if they had waited for most of their lease
         if len(seen) == 97:
             break
     assert sorted(seen) == [n for n in range(100) if str(n) not in stolen]
@@ -375,14 +375,16 @@ async def test_a_loop_skips_messages_that_were_lost(client: Client, raw: Any, st
     ("reaction", "error"),
     [(None, delayq.LeaseLost), ("swallow", delayq.LeaseLost), ("raise", ZeroDivisionError)],
 )
+@pytest.mark.usefixtures("_eager")
 async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
-    client: Client, raw: Any, short: Message[Any], reaction: str | None, error: type[Exception]
+    jobs: Jobs, raw: Any, reaction: str | None, error: type[Exception]
 ) -> None:
+    message = await leased(jobs)
     ended: list[str] = []
     with pytest.raises(error):  # noqa: PT012
-        async with short:
-            await steal(raw, short)
+        async with message:
             try:
+                await steal(raw, message)
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 ended.append("cancelled")
@@ -393,19 +395,21 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
     assert ended == ["cancelled"]
     demand_no_cancellation()
     await asyncio.sleep(0)  # no trace of the cancellation is left
-    assert keeper_of(client.reliable_queue("jobs", lease=SHORT)).lost == 1
+    assert keeper_of(jobs).lost == 1
 
 
 @pytest.mark.parametrize(
     "instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"]
 )
+@pytest.mark.usefixtures("_eager")
 async def test_an_instruction_without_a_lease_cannot_be_followed(
-    jobs: Jobs, raw: Any, short: Message[Any], instruction: Exception
+    jobs: Jobs, raw: Any, instruction: Exception
 ) -> None:
+    message = await leased(jobs)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
-        async with short:
-            await steal(raw, short)
+        async with message:
             with suppress(asyncio.CancelledError):
+                await steal(raw, message)
                 await asyncio.sleep(60)
             raise instruction
     assert await jobs.dead.size() == 0
@@ -421,11 +425,14 @@ async def test_a_handler_told_by_extending_is_not_cancelled_as_well(jobs: Jobs, 
     demand_no_cancellation()
 
 
-async def test_a_handler_also_cancelled_outside_stays_so(short: Message[Any], raw: Any) -> None:
+@pytest.mark.usefixtures("_eager")
+async def test_a_handler_also_cancelled_outside_stays_so(jobs: Jobs, raw: Any) -> None:
+    message = await leased(jobs)
+
     async def work() -> None:
-        async with short:
-            await steal(raw, short)
+        async with message:
             try:
+                await steal(raw, message)
                 await asyncio.sleep(60)
             except asyncio.CancelledError:
                 worker.cancel()
