@@ -54,7 +54,9 @@ async def jobs(client: Client) -> Jobs:
 
 
 @pytest.fixture
-async def metrics(client: Client) -> AsyncIterator[Metrics]:
+async def metrics(client: Client, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Metrics]:
+    # The figures are complete, even if the server takes a while.
+    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 60)
     async with Metrics(client, registry=CollectorRegistry(), interval=0) as metrics:
         yield metrics
 
