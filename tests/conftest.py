@@ -269,7 +269,7 @@ async def _tasks_end() -> AsyncIterator[None]:
     left = _tasks() - before
     if left:
         # Give tasks that were cancelled, or that only have to return, time to end.
-        _, left = await asyncio.wait(left, timeout=1.0)
+        _, left = await asyncio.wait(left, timeout=20)
     for task in left:
         task.cancel()
     if left:
