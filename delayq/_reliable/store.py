@@ -474,7 +474,7 @@ class ReliableStore:
 
     async def has_schedules(self) -> bool:
         """Return whether any message recurs."""
-        return any([bool(some) async for some in self._scan(self.keys.schedules, PAGE)])
+        return any([names async for names in self.schedule_names()])
 
     async def summon(self, share: int, left: int) -> None:
         """Call as many clients that rest as the due messages need if each takes ``share``.

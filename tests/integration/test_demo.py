@@ -207,7 +207,7 @@ def while_pending(raw: redis.Redis, act: Callable[[str], object]) -> Callable[[L
 
     def look(ledger: Ledger) -> None:
         keys = raw.keys("redisson_delay_queue_timeout:*")
-        if acts and ledger.offered and keys and acts[0](*keys):
+        if acts and ledger.offered and keys and acts[0](*map(str, keys)):
             acts.pop()
 
     return look

@@ -234,6 +234,13 @@ async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: 
     assert message.attempt == 1
 
 
+async def test_a_queue_whose_time_was_moved_counts_as_empty(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.stats()
+    await advance(client, 60)
+    assert (await jobs.configure(partitions=1)).partitions == 1
+
+
 @pytest.mark.parametrize("by", [-1, float("nan"), "1", timedelta(days=8000)])
 async def test_time_goes_forward_only_and_not_without_end(client: Client, by: Any) -> None:
     with pytest.raises(delayq.BadInput):
