@@ -323,7 +323,7 @@ def replicated(cluster_kind: Kind) -> Iterator[TestCluster]:
 async def measuring_pauses(server: PrivateServer) -> AsyncIterator[list[float]]:
     """Measure how long this machine and a server pause during the block, in seconds.
 
-    A thread does so: a blocked event loop is no pause.
+    A thread does so, so that a blocked event loop does not count as a pause.
     """
     pauses, over = [0.0], threading.Event()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -335,6 +337,21 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
     assert len(await claim_all(jobs)) == 500
     # Five calls have looked at 200 each.
     assert 1000 <= await raw.zcard(starts) - 500 < 1500
+
+
+async def test_a_start_counts_until_its_period_is_over(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=1, per=3600))
+    await jobs.offer(0, group="a")
+    first = await claim_one(jobs)
+    await Store(raw, "jobs").let_pass(3599.7)
+    for n in itertools.count(1):
+        # Starts of other groups clear away those that count no more, and whatever is offered asks
+        # for the next turn of its group.
+        await jobs.offer_many([*of_group(f"other {n}", n), *of_group("a", n)])
+        again = [message for message in await jobs.claim(10) if message.group == "a"]
+        if again:
+            break
+    assert again[0].lease_ends_at - first.lease_ends_at >= timedelta(seconds=0.3)
 
 
 async def test_a_group_lies_whole_in_one_partition(client: Client) -> None:
