@@ -148,7 +148,7 @@ class ClaimReply(NamedTuple):
 
 
 class Offered(NamedTuple):
-    """What became of the messages of one call.
+    """The outcome for each message of one call.
 
     Attributes:
         outcomes: For each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-# What groups have of their own, as the server stores it, by partition and group.
+# The settings that groups have of their own, as the server stores them, by partition and group.
 _Moved = dict[int, dict[bytes, bytes]]
 
 
@@ -91,7 +91,8 @@ class SettingsWriter:
         # A pause that began before the change came into force may have missed the new partitions.
         with suppress(DelayqError):
             await self._take_over_pause(added)
-        # So may a change to a group. What stays behind counts no more, and the next move drops it.
+        # So may a change to a group. Settings that stay behind no longer count, and the next move
+        # drops them.
         with suppress(DelayqError):
             await self._drop_groups(moved, new)
         return new

@@ -93,7 +93,7 @@ runs.
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
-# What the names of the fields with the settings of groups begin with.
+# The prefix of the fields that hold the settings of groups.
 _OF_GROUP = b"group:"
 # The replies of offer_new.lua.
 _STORED, _IN_USE, _UNANNOUNCED = 1, -1, -3

@@ -1,4 +1,4 @@
-"""What happened in a queue, by minutes and by hours, as its clients report it."""
+"""The history of a queue, by minutes and by hours, as its clients report it."""
 
 from __future__ import annotations
 

@@ -619,7 +619,7 @@ async def test_an_undo_that_fails_can_be_repeated(
     await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(250)])
     await orders.offer_many([(n, 3000) for n in range(250)])
     shown = await select(admin, address, "cancel_many", all="1")
-    # Of a reliable queue, what the failed step has done is found out as well.
+    # For a reliable queue, the undo also finds out what the failed step has done.
     source: Any = ReliableQueue if address == JOBS else DelayedSource
     failing(monkeypatch, source, "offer_many" if address == JOBS else "look_at", 1)
     fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}

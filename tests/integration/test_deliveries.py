@@ -329,7 +329,7 @@ async def test_what_a_killed_process_held_comes_back(server: PrivateServer) -> N
 
 
 async def test_a_producer_returns_what_a_dead_one_held(server: PrivateServer, raw: Any) -> None:
-    """Java consumers, who know nothing of leases, get it as well."""
+    """Java consumers get it as well, although they know nothing of leases."""
     async with delayq.connect(server.url) as dying:
         queue: Orders = dying.delayed_queue("orders")
         await queue.offer(1)

@@ -1,4 +1,4 @@
-"""The embedded server: what its users may rely on, seen from outside with real processes."""
+"""The guarantees of the embedded server, tested from outside with real processes."""
 
 from __future__ import annotations
 

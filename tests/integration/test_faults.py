@@ -1,4 +1,4 @@
-"""Each network call, failed on purpose: what it leaves on the server, and who completes it."""
+"""Every network call fails on purpose once, and the tests check what it leaves on the server."""
 
 from __future__ import annotations
 

@@ -270,7 +270,7 @@ class GroupsMachine(RuleBasedStateMachine):
         if (limit, group_limit) != (model.limit, model.group_limit):
             model.unsettled = True
         model.limit, model.group_limit = limit, group_limit
-        # What was fair under other limits says nothing now.
+        # Turns that were fair under the old limits say nothing about the new ones.
         model.passed.clear()
 
     @rule(what=OFFERS)

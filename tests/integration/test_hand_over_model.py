@@ -116,7 +116,7 @@ class Desk:
         # Each message is in one place.
         assert everywhere == Counter(b"%d" % number for number in range(self.offered))
         assert self.raw.hlen(KEYS.leased) == self.raw.zcard(KEYS.leases) == len(self.out)
-        # What comes back to the pending ones has its due time again.
+        # A message that returns to the pending ones has its due time again.
         scores = [score for _, score in self.raw.zrange(KEYS.timeout, 0, -1, withscores=True)]
         assert scores == [FAR_MS] * len(self.pending())
 

@@ -284,7 +284,7 @@ async def test_of_a_crowd_few_listen_and_each_message_comes_once(
         await crowd.offer({n: 0.05 + n * APART for n in range(30)})
         await crowd.complete()
         crowd.check()
-        # Who finds a message listens, so others may have to rest.
+        # A client that finds a message listens, so others may have to rest.
         await until(lambda: len(resting(crowd)) >= 8)
 
 

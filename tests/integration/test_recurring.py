@@ -515,7 +515,7 @@ async def test_a_paused_schedule_adds_nothing_until_it_is_resumed(
     assert await jobs.claim() == []
     now = await client.server_time()
     assert await jobs.resume_schedule("tick") is True
-    # What it missed is skipped, and the period goes on as before.
+    # The occurrences that it missed are skipped, and the period goes on as before.
     (resumed,) = await jobs.schedules()
     assert not resumed.paused
     assert await waiting(jobs) == ["tick"]

@@ -1,4 +1,4 @@
-"""Each call of a reliable queue fails in turn: what it leaves, and what the caller is told."""
+"""Each call of a reliable queue fails in turn: the keys and the error that each of them leaves."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Dead:
 
 @dataclass
 class Record:
-    """What is kept of the last message with an id that was retried, died or was acknowledged."""
+    """The record of the last message with an id that was retried, died or was acknowledged."""
 
     value: int
     offered: int
@@ -995,7 +995,7 @@ class ReliableMachine(RuleBasedStateMachine):
         assert await queue.get("none") is None
         letters = await queue.dead.list() if model.dead else []
         if model.dead:
-            # Who lists them drops the old ones.
+            # Listing them drops the old ones.
             model.trim_dead()
         assert [(x.id, x.value, x.priority, x.attempt, x.reason, x.error) for x in letters] == [
             (x.id, x.value, x.priority, x.attempts, x.reason, x.error)

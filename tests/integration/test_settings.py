@@ -785,7 +785,7 @@ class TestPartitions:
 
 
 class Handle:
-    """What the model knows of one handle."""
+    """The model of one handle."""
 
     def __init__(self, declared: dict[str, Any]) -> None:
         self.declared = declared

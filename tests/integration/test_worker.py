@@ -1,4 +1,4 @@
-"""What the handlers of a worker receive, what becomes of their messages, and how many run."""
+"""The handlers of a worker: their arguments, the fate of their messages, and their number."""
 
 from __future__ import annotations
 

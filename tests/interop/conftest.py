@@ -51,7 +51,7 @@ def _kind(bits: int) -> Kind:
 
 
 def built(release: Release) -> list[Path]:
-    """Build a release, and return its class path. Where that is impossible, skip or fail."""
+    """Build a release, and return its class path. If that is impossible, skip or fail."""
     if reason := missing_tools():
         _unavailable(reason)
     try:

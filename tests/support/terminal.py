@@ -36,7 +36,7 @@ _STEP = re.compile(
 
 @dataclass(frozen=True)
 class Seen:
-    """What a command wrote, standard error included, and its exit status."""
+    """The output of a command, including standard error, and its exit status."""
 
     raw: str
     status: int

@@ -1,4 +1,4 @@
-"""Time that passes without anybody waiting for it."""
+"""Virtual time: waits end at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 def skip_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the running loop's clock jump to the next timer whenever there is nothing else to do.
 
-    Only for tests that wait for timers alone: what comes from outside comes late by that clock.
+    Only for tests that wait for nothing but timers: by that clock, data from a network come late.
     """
     loop: Any = asyncio.get_running_loop()
     now, select = loop.time(), loop._selector.select

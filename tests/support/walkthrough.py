@@ -126,7 +126,7 @@ class Terminal:
         Raises:
             Differs: A command failed, or did not print what the page shows.
         """
-        # What runs in the background of a shell ignores Ctrl-C, and so would its commands.
+        # A process in the background of a shell ignores Ctrl-C, and so would its commands.
         if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         done = []

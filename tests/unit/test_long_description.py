@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Hook:
-    """What hatchling's interface has of a hook: the root of the project."""
+    """The part of a hook that hatchling's interface needs: the root of the project."""
 
     def __init__(self) -> None:
         self.root = str(ROOT)

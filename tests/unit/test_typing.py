@@ -1,4 +1,4 @@
-"""What strict type checkers accept from users: mypy and pyright check this file, and it runs as
+"""Code of users that strict type checkers accept: mypy and pyright check this file, and it runs as
 well. ``make packages`` checks it against the wheel.
 """
 # pyright: strict

@@ -218,7 +218,7 @@ class TestSeveralSources:
         assert callers.begin(1).take == 1
         callers.end(1, "a")
         assert callers.served() == [place]
-        # What the slow one brings then goes back.
+        # The items that the slow one brings then go back.
         assert callers.end(0, "b") == ["b"]
 
     def test_items_of_several_sources_are_gathered(self) -> None:
@@ -437,7 +437,7 @@ def events(draw: st.DrawFn) -> list[tuple[Any, ...]]:
 def test_whatever_happens_each_item_goes_to_one_caller_or_back(  # noqa: PLR0912 - one branch for each event
     plan: list[tuple[Any, ...]],
 ) -> None:
-    """The model: what came, in order; every item is with one caller of its policy, or left."""
+    """The model: the items in order, each of them with one caller of its policy, or left."""
     callers = Callers()
     line = callers.line
     places: list[Place[str]] = []

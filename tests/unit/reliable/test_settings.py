@@ -1,4 +1,4 @@
-"""The settings of a reliable queue, without a server: what is whose, and who wins."""
+"""The settings of a reliable queue, without a server: who declares which, and who wins."""
 
 from __future__ import annotations
 
