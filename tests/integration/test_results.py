@@ -223,14 +223,30 @@ async def test_keep_can_be_turned_on_and_off(client: Client, other: Client, faul
         await queue.result("b")
 
 
+@pytest.mark.parametrize("how", ["ack", "nack", "bury"])
 async def test_a_client_that_has_not_heard_that_nothing_is_kept_keeps_nothing(
-    jobs: ReliableQueue[Any], raw: Any
+    jobs: ReliableQueue[Any], raw: Any, how: str
 ) -> None:
-    await jobs.offer(1, id="a")
+    await jobs.offer(1, id="earlier")
+    await handle(jobs)
+    await jobs.offer(2, id="a")
     (message,) = await jobs.claim()
     await raw.hset(KEYS.settings, "keep", "0")
-    await message.ack(1)
-    assert not await raw.exists(KEYS.recorded, KEYS.records, KEYS.named("bodies"))
+    await (message.bury("an error") if how == "bury" else getattr(message, how)())
+    assert await raw.hkeys(KEYS.records) == [b"earlier"]
+    assert await raw.exists(KEYS.named("bodies")) == (how == "nack")
+
+
+@pytest.mark.parametrize("how", ["nack", "bury"])
+async def test_a_client_that_has_not_heard_that_attempts_are_kept_records_none(
+    client: Client, raw: Any, how: str
+) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, backoff=Backoff.fixed(0))
+    await queue.offer(1, id="a")
+    (message,) = await queue.claim()
+    await raw.hset(KEYS.settings, "keep", "3600000000")
+    await (message.nack(0, "an error") if how == "nack" else message.bury("an error"))
+    assert not await raw.exists(KEYS.recorded, KEYS.records)
 
 
 async def test_a_new_message_with_the_same_id_has_its_own_result(
@@ -452,8 +468,8 @@ async def test_the_oldest_results_make_room(jobs: ReliableQueue[Any], raw: Any) 
     for n in range(5):
         await jobs.offer(n, id=f"{n}")
         await handle(jobs, n)
+        assert await raw.zcard(KEYS.recorded) == min(n + 1, 3)
     assert sorted(await raw.hkeys(KEYS.records)) == [b"2", b"3", b"4"]
-    assert await raw.zcard(KEYS.recorded) == 3
     with pytest.raises(NoResult):
         await jobs.result("1")
 
@@ -536,12 +552,25 @@ async def test_a_history_of_a_cancelled_message(jobs: ReliableQueue[Any]) -> Non
     assert [each.error for each in history.attempts] == ["one"]
 
 
-async def test_a_snoozed_or_returned_message_has_no_attempt(jobs: ReliableQueue[Any]) -> None:
+async def test_a_history_has_no_attempts_of_an_earlier_message(jobs: ReliableQueue[Any]) -> None:
+    for error in ("one", "two"):
+        await jobs.offer(1, id="a")
+        await fail(jobs, error)
+        history = await jobs.history("a")
+        assert history is not None
+        assert [each.error for each in history.attempts] == [error]
+        assert await jobs.cancel("a")
+
+
+async def test_a_snoozed_or_returned_message_has_no_attempt(
+    jobs: ReliableQueue[Any], raw: Any
+) -> None:
     await jobs.offer(1, id="a")
     (message,) = await jobs.claim()
     await message.snooze(0)
     (message,) = await jobs.claim()
     await message.release()
+    assert not await raw.exists(KEYS.recorded, KEYS.records)
     await handle(jobs)
     history = await jobs.history("a")
     assert history is not None

@@ -38,7 +38,7 @@ for at = FIRST, #ARGV, STRIDE do
     record.used = record.used + tonumber(ARGV[at + SPENT])
     return_message(id, record, now + tonumber(ARGV[at + DELAY_US]), now)
     if last_error ~= '' then redis.call('HSET', errors, id, last_error) end
-    if ARGV[at + ATTEMPT] ~= '' then record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now) end
+    record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
   end
 end
 return reply

@@ -59,8 +59,9 @@ end
 
 -- Record an attempt that has not finished its message. Nothing is recorded if it is empty.
 local function record_attempt(id, offered, attempt, now)
+  if attempt == '' then return end
   local keep_us, most = read_keep()
-  if attempt == '' or keep_us <= 0 then return end
+  if keep_us <= 0 then return end
   local rows, count = recorded_attempts(id, offered)
   save_records({id, format_record('live', offered, rows, count, attempt, '', now)}, keep_us, most, now)
 end
