@@ -121,6 +121,10 @@ class Claims:
             if not take:
                 return NOT_ASKED
             while True:
+                if partition.index >= settings.stored.partitions:
+                    # The queue no longer has this partition, which was empty.
+                    self.supply.end([], more=False)
+                    return -1
                 epoch = settings.epoch
                 try:
                     claims, wait, now = await self._call(take, policy, epoch)

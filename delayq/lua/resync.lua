@@ -14,8 +14,8 @@
 -- Repeatable: yes
 --
 -- Returns {now_us, then for each queue: wait_us, late_us, listeners, resters, ready, epoch}.
--- wait_us: the time until the next message is due or lease ends; 0 if one already is, -1 if there is
--- none. late_us: how long ago that was. listeners, resters: the number of clients on this server
+-- wait_us: the time until the next message is due or lease ends; 0 if one already is, or limits have
+-- changed, -1 if there is none. late_us: how long ago that was. listeners, resters: the number of clients on this server
 -- that hear its notices, and summons; -1 if the user may not know it. ready: the length of its ready
 -- list, or the number of its schedules. epoch: that of its settings, 0 if it has none. A key of a
 -- foreign type counts as empty here: it must not hide the other queues, and its own queue's next
@@ -52,7 +52,10 @@ for _, kind in ipairs(kinds) do
     used = used + 1
     ready = redis.pcall('HLEN', keys[used])
     used = used + 1
-    epoch = redis.pcall('HGET', keys[used], 'epoch')
+    local stored = redis.pcall('HMGET', keys[used], 'epoch', 'settled_to')
+    epoch = stored[1]
+    -- Limits have changed: the next claim gives groups their turns by them.
+    if stored[2] then wait = 0 end
   end
   reply[#reply + 1] = wait
   reply[#reply + 1] = late

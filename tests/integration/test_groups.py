@@ -13,6 +13,7 @@ import pytest
 import delayq
 from delayq import LeaseLost, Limit, Offer, ServerRefused
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.store import REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
 from tests.support.reliable_fixtures import faults
@@ -378,39 +379,89 @@ async def test_partitions_share_the_limit_of_the_queue_out(client: Client) -> No
         await jobs.configure(limit=Limit(concurrency=3))
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_change_of_limits_needs_no_more_of_the_client_that_makes_it(
-    server: PrivateServer, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch, partitions: int
 ) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(ordered=True))
-    await jobs.offer_many(of_group("a", 1, 2))
-    await claim_one(jobs)
-    waiting = asyncio.create_task(jobs.claim(wait=60))
-    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
-    configure = ReliableStore.configure
+    async with (
+        delayq.connect(server.url, resync_interval=3600) as client,
+        delayq.connect(server.url) as other,
+    ):
+        jobs = client.reliable_queue(
+            "jobs", lease=3600, partitions=partitions, group_limit=Limit(ordered=True)
+        )
+        await jobs.offer_many(of_group("a", 1, 2))
+        await claim_one(jobs)
+        waiting = asyncio.create_task(jobs.claim(wait=60))
+        await are_looked_at(jobs)
+        configure = ReliableStore.configure
+        stored: list[str] = []
 
-    async def die_once_stored(*args: Any) -> str:
-        await configure(*args)
-        raise asyncio.CancelledError
+        async def die_once_stored(store: ReliableStore, *args: Any) -> str:
+            stored.append(await configure(store, *args))
+            if len(stored) == partitions:
+                raise asyncio.CancelledError
+            return stored[-1]
 
-    async with delayq.connect(server.url) as other:
         theirs = other.reliable_queue("jobs")
         await theirs.stats()
         monkeypatch.setattr(ReliableStore, "configure", die_once_stored)
         with pytest.raises(asyncio.CancelledError):
             await theirs.configure(group_limit=Limit(concurrency=2))
-    assert [message.value for message in await waiting] == [2]
+        assert [message.value for message in await waiting] == [2]
 
 
-async def test_a_change_of_limits_reaches_all_groups_however_many(client: Client, raw: Any) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
-    await jobs.offer_many([Offer(n, group=f"{n:03}") for n in range(120)])
-    assert len(await claim_all(jobs)) == 120
-    await jobs.offer(120, group="119")
-    await raw.zadd(ReliableKeys.of("jobs").named("lines"), {"not of a group": 0})
+async def are_looked_at(queue: ReliableQueue[int]) -> None:
+    """Wait until the client knows that no partition has anything for it."""
+    await until(lambda: all(each.wakeups.plan.up_to_date for each in queue._open.partitions))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_a_change_of_limits_reaches_all_groups_however_many(
+    client: Client, raw: Any, partitions: int
+) -> None:
+    jobs = client.reliable_queue(
+        "jobs", lease=3600, partitions=partitions, group_limit=Limit(concurrency=1)
+    )
+    await jobs.offer_many([Offer(n, group=f"{n:03}") for n in range(200)])
+    assert len(await claim_all(jobs)) == 200
+    await jobs.offer(200, group="199")
+    for partition in range(partitions):
+        lines = ReliableKeys.of("jobs", partition=partition).named("lines")
+        await raw.zadd(lines, {"": 0, "199": 0, "not of a group": 0})
     waiting = asyncio.create_task(jobs.claim(wait=60))
-    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
+    await are_looked_at(jobs)
     await jobs.configure(group_limit=Limit(concurrency=2))
-    assert [message.value for message in await waiting] == [120]
+    assert [message.value for message in await waiting] == [200]
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_a_claim_that_does_not_wait_goes_by_the_limits_that_have_changed(
+    client: Client, partitions: int
+) -> None:
+    jobs = client.reliable_queue(
+        "jobs", lease=3600, partitions=partitions, group_limit=Limit(concurrency=1)
+    )
+    await jobs.offer_many(of_group("a", 1, 2))
+    assert await claimed(jobs) == [1]
+    assert await jobs.claim() == []
+    await jobs.configure(group_limit=None)
+    assert await claimed(jobs) == [2]
+
+
+async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600)
+    # One claim does not come to the last group.
+    await jobs.offer_many([*(Offer(n, group=f"{n:03}") for n in range(60)), *of_group("z", 60, 61)])
+    held = {message.value: message for message in await claim_all(jobs)}
+    await held[61].nack(0)
+    # The leases of two are lost, and the client has one of these suspects at work.
+    await raw.zadd(ReliableKeys.of("jobs").leased, {held[n].id: 2 for n in (0, 60)})
+    assert (await claim_one(jobs)).value == 0
+    await jobs.configure(group_limit=Limit(ordered=True))
+    assert await claimed(jobs) == []
 
 
 async def test_groups_take_turns_after_a_change_of_limits(client: Client) -> None:
@@ -421,18 +472,45 @@ async def test_groups_take_turns_after_a_change_of_limits(client: Client) -> Non
     assert await one_by_one(jobs) == [1, 11, 2, 12, 3, 13]
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_limit_that_is_withdrawn_lets_a_waiting_client_go_on(
-    client: Client, raw: Any
+    server: PrivateServer, raw: Any, partitions: int
 ) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, limit=Limit(concurrency=1))
-    await jobs.offer_many([Offer(1), Offer(2)])
-    await claim_one(jobs)
-    waiting = asyncio.create_task(jobs.claim(wait=60))
-    await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
-    await jobs.configure(limit=None)
-    assert [message.value for message in await waiting] == [2]
-    # A re-check would wait as long as the queue does.
-    assert await raw.zscore(ReliableKeys.of("jobs").named("turns"), "") is None
+    async with delayq.connect(server.url, resync_interval=3600) as client:
+        limit = Limit(concurrency=partitions)
+        jobs = client.reliable_queue("jobs", lease=3600, partitions=partitions, limit=limit)
+        await jobs.offer_many([Offer(n) for n in range(200)])
+        assert len(await claim_all(jobs)) == partitions
+        waiting = asyncio.create_task(jobs.claim(wait=60))
+        await are_looked_at(jobs)
+        await jobs.configure(limit=None)
+        assert await waiting
+        assert await claim_all(jobs)
+    for partition in range(partitions):
+        # A re-check would wait as long as the queue does.
+        turns = ReliableKeys.of("jobs", partition=partition).named("turns")
+        assert await raw.zscore(turns, "") is None
+
+
+async def test_partitions_that_are_gone_are_left_alone(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused: list[int] = []
+    after_refusal = KnownSettings.after_refusal
+
+    async def note(settings: KnownSettings, partition: int, epoch: str) -> None:
+        refused.append(partition)
+        await after_refusal(settings, partition, epoch)
+
+    monkeypatch.setattr(KnownSettings, "after_refusal", note)
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        jobs = client.reliable_queue("jobs", partitions=2, limit=Limit(concurrency=4))
+        await jobs.stats()
+        await jobs.configure(partitions=1)
+        # The settings there stay as they are, and say that groups have to be settled.
+        await jobs.configure(max_size=1000)
+        assert await jobs.claim(wait=0.3) == []
+        assert 1 not in refused
 
 
 async def test_groups_stay_where_they_are_when_a_queue_gets_more_partitions(client: Client) -> None:

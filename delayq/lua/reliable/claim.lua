@@ -30,8 +30,9 @@
 --
 -- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
 -- priority, attempt, forgiven, due, ...}, suspect, more, {id, ...}}. wait_us: the time until the
--- next message is due or the next lease ends, suspects apart; 0 if one already is, -1 if there is
--- none, the queue is paused, or the claim was given up. listeners: the number of clients that got
+-- next message is due or the next lease ends, suspects apart; 0 if one already is, or groups still
+-- wait for turns by limits that have changed; -1 if there is none, the queue is paused, or the claim
+-- was given up. listeners: the number of clients that got
 -- the notice; 0 if there was none, -1 if the user may not publish it. token: of all these leases,
 -- which is their end. position: of a message that has another priority than 0, or was handed out
 -- before; due: empty if the body tells it. suspect: 1 if the message handed out is one, and thus
@@ -386,6 +387,15 @@ if some_grouped or queue_limit or settled_to then
     return count > before
   end
 
+  -- Open lines to take from them. A group that was ordered just now may have a turn that it must not
+  -- have: whatever has been handed out holds it up.
+  local function open_to_take(lines_to_open)
+    open_lines(lines_to_open)
+    for _, line in ipairs(settled_to and lines_to_open or none) do
+      if is_ordered(line) and first_behind(line.group) then line.room = 0 end
+    end
+  end
+
   -- Groups take turns, and the messages without a group count as one more of them.
   local function take_turns()
     has_taken_turns = true
@@ -416,13 +426,13 @@ if some_grouped or queue_limit or settled_to then
         if line then asked[#asked + 1] = line end
         if line and not line.room then unopened[#unopened + 1] = line end
       end
-      if #unopened > 0 then open_lines(unopened) end
+      if #unopened > 0 then open_to_take(unopened) end
       read_bodies(asked, each)
       -- A group that is alone takes all its turns at once.
       local is_alone = #sources == 1
       for _, line in ipairs(sources) do
         local took = false
-        if line and not line.room and count < limit and not is_full then open_lines({line}) end
+        if line and not line.room and count < limit and not is_full then open_to_take({line}) end
         repeat
           if count == limit or is_full then
             took = false
@@ -444,21 +454,19 @@ if some_grouped or queue_limit or settled_to then
   local function settle_next()
     check_groups()
     -- The first write frees memory: then a full server accepts the rest.
-    redis.call('HDEL', settings, 'settled_to')
     redis.call('ZREM', turns, '')
     local groups = {}
     for _ = 1, 50 do
-      local from = settled_to == '' and '-' or '(' .. settled_to .. '\0\255'
-      local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
-      local group = member and string.match(member, '^(%Z+)%z')
+      local member = redis.call('ZRANGEBYLEX', lines, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
       -- A member without a NUL is foreign.
-      settled_to = group or member
+      local group = member and string.match(member, '^(%Z+)%z')
+      settled_to = group and group .. '\0\255' or member
       if group then groups[#groups + 1] = group end
       if not member then break end
     end
     -- They have waited longer than those that this claim serves, which go behind them.
     settle(groups, now - limit)
-    if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) end
+    if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) else redis.call('HDEL', settings, 'settled_to') end
   end
 
   -- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
