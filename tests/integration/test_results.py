@@ -415,6 +415,14 @@ async def test_a_result_that_cannot_be_read_is_reported(
         await other.reliable_queue("jobs", codec=delayq.codecs.LongCodec()).result("a")
 
 
+@pytest.mark.parametrize("result", [b"", b"a\0b", b"\0\n\xff"])
+async def test_a_result_may_have_any_bytes(client: Client, result: bytes) -> None:
+    queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY, codec=delayq.codecs.BytesCodec())
+    await queue.offer(b"1", id="a")
+    await handle(queue, result)
+    assert await queue.result("a") == result
+
+
 async def test_a_codec_of_one_type_leaves_results_as_json(client: Client, other: Client) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, keep=DAY, codec=codec_for(Invoice))
     await queue.offer(Invoice(1), id="a")

@@ -1,4 +1,4 @@
--- kept: what stays of messages beyond their lives. See docs/redis-data-model.md.
+-- kept: the records and results that outlive messages. See docs/redis-data-model.md.
 --
 -- Keys:
 --   recorded  ZSET  ids with a record, scored by the time of its last change, microseconds
@@ -31,7 +31,9 @@ end
 -- Return the record of a message after an attempt that has just finished.
 local function format_record(state, offered, rows, count, attempt, result, now)
   while count >= MOST_ATTEMPTS do rows, count = string.gsub(rows, '^[^\n]*\n', '', 1), count - 1 end
-  return string.format('%s %s %d\n%s%.0f %s\n%s', state, offered, count + 1, rows, now, attempt, result)
+  -- The format "%s" would cut a short text at its first NUL.
+  local row = string.format('%.0f ', now) .. attempt .. '\n'
+  return state .. ' ' .. offered .. string.format(' %d\n', count + 1) .. rows .. row .. result
 end
 
 -- Save records, {id, record, ...}, then drop those that are too old or too many.
