@@ -131,9 +131,10 @@ class Claims:
                 except SettingsChanged:
                     await settings.after_refusal(self._partition.index, epoch)
                     continue
-                if claims or wait:
+                if claims or wait or not self._is_wanted:
                     break
-                # Every message that the call examined is gone, and there are more.
+                # Every message that the call examined is gone, and there are more; or groups still
+                # wait for turns by limits that have changed.
                 await asyncio.sleep(0)
             self.supply.end(claims, more=wait == 0)
             # Partitions take turns.

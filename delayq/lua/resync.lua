@@ -5,21 +5,21 @@
 --   key...  of each queue in turn. Delayed: ZSET of records by due time, ms; ZSET of leases by
 --           their end, ms; LIST of payloads that are due; CHANNEL of its notices; CHANNEL of its
 --           summons. Reliable: ZSET of ids by the end of their lease, its ten ZSETs of ids by due
---           time, microseconds, from priority 0 up; ZSETs of its groups by the moments at which one of their
---           messages, or suspects, may be handed out; HASH of its schedules; HASH of its settings; the
---           same two CHANNELs
+--           time, microseconds, from priority 0 up; ZSETs of its groups by the moments at which
+--           one of their messages, or suspects, may be handed out; HASH of its schedules; HASH of
+--           its settings; the same two CHANNELs
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
 -- Roles: consumer
 -- Repeatable: yes
 --
 -- Returns {now_us, then for each queue: wait_us, late_us, listeners, resters, ready, epoch}.
--- wait_us: the time until the next message is due or lease ends; 0 if one already is, or limits have
--- changed, -1 if there is none. late_us: how long ago that was. listeners, resters: the number of clients on this server
--- that hear its notices, and summons; -1 if the user may not know it. ready: the length of its ready
--- list, or the number of its schedules. epoch: that of its settings, 0 if it has none. A key of a
--- foreign type counts as empty here: it must not hide the other queues, and its own queue's next
--- call reports it.
+-- wait_us: the time until the next message is due or lease ends, also if the queue is paused; 0 if
+-- one already is, or limits have changed, -1 if there is none. late_us: how long ago that was.
+-- listeners, resters: the number of clients on this server that hear its notices, and summons; -1 if
+-- the user may not know it. ready: the length of its ready list, or the number of its schedules.
+-- epoch: that of its settings, 0 if it has none. A key of a foreign type counts as empty here: it
+-- must not hide the other queues, and its own queue's next call reports it.
 -- include: clock
 
 local now, used, late = now_us(), 0, 0

@@ -21,7 +21,7 @@ from tests.support.reliable_store import Store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from delayq import Client, ReliableQueue
+    from delayq import Client, Message, ReliableQueue
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -155,6 +155,20 @@ async def test_a_lost_lease_frees_its_slot(client: Client, raw: Any) -> None:
         await lost.extend(60)
     await again.ack()
     assert await one_by_one(jobs) == [2]
+
+
+async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
+    await jobs.offer_many([Offer(n, group=f"{n % 130}") for n in range(260)])
+    assert len(await claim_all(jobs)) == 130
+    # One call looks at no more than 100 of them.
+    await Store(raw, "jobs").let_pass(3601)
+    running: list[Message[int]] = []
+    for _ in range(3):
+        running += [*await jobs.claim(), *await claim_all(jobs)]
+        assert max(Counter(message.group for message in running).values()) == 1
+        await running.pop(0).ack()
+    assert len(running) >= 128
 
 
 async def test_a_lease_that_is_over_cannot_be_extended_past_a_limit(
@@ -428,7 +442,8 @@ async def test_a_change_of_limits_reaches_all_groups_however_many(
     await jobs.offer(200, group="199")
     for partition in range(partitions):
         lines = ReliableKeys.of("jobs", partition=partition).named("lines")
-        await raw.zadd(lines, {"": 0, "199": 0, "not of a group": 0})
+        # Foreign members sort even between groups, and behind all of a group.
+        await raw.zadd(lines, {"": 0, "199": 0, b"100\0\xffx": 0, "not of a group": 0})
     waiting = asyncio.create_task(jobs.claim(wait=60))
     await are_looked_at(jobs)
     await jobs.configure(group_limit=Limit(concurrency=2))

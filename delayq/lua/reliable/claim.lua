@@ -118,14 +118,16 @@ local function is_gone(id, priority, record, body, expiry)
   return true
 end
 
--- Return the suspect to hand out next: the one whose lease was lost first. If priorities are in
--- use, it has the highest among the first hundred.
+-- Return the suspect without a group to hand out next: the one whose lease was lost first. If
+-- priorities are in use, it has the highest among the first hundred.
 local function find_suspect()
   local most, found = redis.call('EXISTS', priorities) == 1 and 100 or 10, nil
   local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most)
   for i = 1, #ids_and_ends, 2 do
     local id, priority = ids_and_ends[i], priority_of(ids_and_ends[i])
-    if bytes_left > 0 and (not found or priority > found.priority) then
+    -- One of a group waits until it is in the line of its group, whose limits count.
+    local is_in_group = some_grouped and redis.call('HEXISTS', places, id) == 1
+    if bytes_left > 0 and not is_in_group and (not found or priority > found.priority) then
       local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
       lose(record, tonumber(ids_and_ends[i + 1]))
       if is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
@@ -206,8 +208,8 @@ local function is_some_lost()
 end
 
 local some_lost, some_trials, all_grouped = is_some_lost(), false, false
--- What claims do beside if there are groups or a limit. Most queues have neither, and do not even
--- create these functions.
+-- The work that groups or a limit add to a claim. Most queues have neither, and do not even create
+-- these functions.
 local by_turns
 if some_grouped or queue_limit or settled_to then
 -- include: groups
@@ -460,11 +462,12 @@ if some_grouped or queue_limit or settled_to then
       local member = redis.call('ZRANGEBYLEX', lines, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
       -- A member without a NUL is foreign.
       local group = member and string.match(member, '^(%Z+)%z')
-      settled_to = group and group .. '\0\255' or member
+      settled_to = group and behind(group, member) or member
       if group then groups[#groups + 1] = group end
       if not member then break end
     end
-    -- They have waited longer than those that this claim serves, which go behind them.
+    -- They have waited longer than those that this claim serves, which go behind them. A moment that
+    -- this announces may have passed, but a change of settings makes each client look anyway.
     settle(groups, now - limit)
     if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) else redis.call('HDEL', settings, 'settled_to') end
   end

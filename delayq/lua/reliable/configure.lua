@@ -13,7 +13,8 @@
 -- Roles: producer, consumer, admin
 -- Repeatable: yes
 --
--- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed.
+-- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed. If
+-- limits have changed, `settled_to` has the next claims give all groups their turns anew.
 -- include: settings
 
 local stored = redis.call('HMGET', settings, 'layout', 'epoch', 'group_limit', 'share')

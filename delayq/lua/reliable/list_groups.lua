@@ -33,6 +33,6 @@ for i = 1, tonumber(limit) do
     group, all - running, running, soonest < MAX_SCORE and format_score(soonest) or '', its_own or usual or '',
     own and string.sub(own, 1, 1) == 'z' and 1 or 0,
   }
-  from = '(' .. group .. '\0\255'
+  from = '(' .. behind(group, member)
 end
 return reply

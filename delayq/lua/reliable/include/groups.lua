@@ -54,6 +54,13 @@ local function group_in(body)
   return (string.gsub(text, '%%(%x%x)', function(digits) return string.char(tonumber(digits, 16)) end))
 end
 
+-- Return text that sorts behind a member of a group in `lines`, and behind all those of the group
+-- that scripts have written.
+local function behind(group, member)
+  -- A foreign one may sort even further behind.
+  return string.byte(member, #group + 2) == 255 and member or group .. '\0\255'
+end
+
 -- Fail if one of the keys of groups is of a foreign type: call this before the first write.
 local function check_groups()
   redis.call('HGET', places, '')
