@@ -32,6 +32,9 @@ end
 if count == 0 then return reply end
 local remember_us, limit = unpack(redis.call('HMGET', settings, 'dedup_window', 'share'))
 remember_us = number_or(0, remember_us)
+-- A key of a foreign type must fail before the first write.
+if some_details > 0 and not only_grouped then check_details() end
+if remember_us > 0 then redis.call('ZSCORE', done, '') end
 -- Most queues have neither groups nor a limit, and do not even create these functions.
 if some_grouped or limit and limit ~= '' then
 -- include: groups

@@ -21,6 +21,9 @@
 -- but do not drop them all.
 redis.call('ZCARD', waiting[0])
 local some_grouped = redis.call('EXISTS', places) == 1
+-- A key of a foreign type must fail before the first write.
+check_details()
+for _, where in ipairs(used_sets()) do redis.call('ZSCORE', waiting[where], '') end
 if some_grouped then check_groups() end
 local now = now_us()
 limit = tonumber(limit)
