@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from delayq import Client, QueueDepth, QueueSettings
     from delayq.admin.inspect import FoundQueue
 
-    # What a queue holds; and, for a delayed queue, when the next message is due.
+    # The depth of a queue; and, for a delayed queue, when the next message is due.
     _Stats = tuple[QueueDepth, datetime | None]
 
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")

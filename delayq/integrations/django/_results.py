@@ -1,4 +1,4 @@
-"""What is known of tasks that were enqueued: their results, as Django defines them."""
+"""The results of enqueued tasks, in the form that Django defines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def to_keep(value: Mapping[str, Any], returned: object) -> dict[str, Any]:
 
     Args:
         value: The value of the message, which is gone once the task has run.
-        returned: What the task returned, as JSON has it.
+        returned: The return value of the task, as JSON represents it.
     """
     return {**value, "returned": returned}
 

@@ -1,4 +1,4 @@
-"""What type checkers take for Django's classes, which have no types."""
+"""Stand-ins for Django's classes, which have no types, for type checkers."""
 
 from typing import Any
 

@@ -11,8 +11,8 @@
 -- Repeatable: yes
 --
 -- Returns {id, {state, priority, moment, attempt, body, error}, ...}, with nil for a message that has
--- expired: it counts, so that whoever reads on knows where. If these are fewer than `limit`, there
--- are no more. With a limit of 0, returns {count}, which includes those that have expired.
+-- expired: it counts towards the offset of the next page. If these are fewer than `limit`, there are
+-- no more. With a limit of 0, returns {count}, which includes those that have expired.
 -- include: clock
 -- include: leases
 -- include: queue

@@ -1,5 +1,5 @@
--- leases: what is stored about each message beside its place among those that wait, and which
--- messages workers have. See docs/redis-data-model.md.
+-- leases: the facts about each message apart from its place among those that wait, and the messages
+-- that workers have. See docs/redis-data-model.md.
 --
 -- Every script that touches messages has these keys, in this order, behind the sets of those that
 -- wait, if it needs them: see queue.lua.

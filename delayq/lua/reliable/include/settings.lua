@@ -3,9 +3,8 @@
 -- The key `settings` is a HASH: layout, epoch, partitions, former, max_size, expired, dedup_window,
 -- keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the limit that this
 -- partition has; settled_to: exists after these limits have changed, until claims have given all
--- groups their turns by them: up to which member of `lines` they have; see also include/groups.lua.
--- A missing field means that nobody has given that setting, and one that cannot be read means the
--- same. Each partition has a copy; that of the first partition decides.
+-- groups their turns by them: the member of `lines` that they have reached; see include/groups.lua.
+-- A field that is missing or cannot be read means that the setting was never given. Each partition has a copy; that of the first partition decides.
 
 -- The layout of the keys that these scripts read and write.
 local LAYOUT = '2'
