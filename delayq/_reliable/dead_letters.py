@@ -178,19 +178,18 @@ class DeadLetters(Generic[T]):
         if len(parts) == 1:
             ((store, some),) = parts.items()
             return await act(store, some, progress)
-        totals = (
-            {
-                store: len(some) if some is not None else await store.count_dead()
+        sizes: dict[ReliableStore, int] = {}
+        if progress is not None:
+            sizes = {
+                store: await store.count_dead() if some is None else len(some)
                 for store, some in parts.items()
             }
-            if progress is not None
-            else {}
-        )
+        # An id may be looked up in several partitions.
+        total = sum(sizes.values()) if ids is None else len(ids)
         done = looked_at = 0
         for store, some in parts.items():
 
             def tell(here: int, _: int, before: int = looked_at) -> None:
-                total = sum(totals.values())
                 assert progress is not None
                 progress(min(before + here, total), total)
 
@@ -198,7 +197,7 @@ class DeadLetters(Generic[T]):
                 done += await act(store, some, None if progress is None else tell)
             except ServerError as error:
                 raise half_way(error, done) from error.__cause__
-            looked_at += totals.get(store, 0)
+            looked_at += sizes.get(store, 0)
         return done
 
 

@@ -93,11 +93,6 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def is_generated(id: str) -> bool:  # noqa: A002
-    """Return whether an id looks like one that delayq has generated."""
-    return len(id) == 12 and all(character in _DIGITS for character in id)
-
-
 def checked_id(id: str) -> str:  # noqa: A002
     """Return the id if it is valid. Raises BadInput otherwise."""
     return _checked(id, "an id")

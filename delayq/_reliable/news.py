@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from delayq._redis.retry import retry_delay
+from delayq._reliable.outcomes import Outcome
 from delayq.errors import OutcomeUnknown, ResultTimeout, ServerUnavailable
 
 if TYPE_CHECKING:
     from delayq._reliable.open_queue import OpenReliableQueue
-    from delayq._reliable.outcomes import Outcome
 
 # How long the server remembers that a client waits, if it hears no more of it, in seconds. It hears
 # of it at each re-check.
@@ -73,7 +73,7 @@ class MessageNews:
             Closed: The queue was closed.
         """
         if timeout == 0:
-            if (found := await self._look(id, 0)) is None:
+            if (found := await self._look(id, 0)).is_pending:
                 raise ResultTimeout(id, 0.0)
             return found
         event, key = asyncio.Event(), id.encode()
@@ -91,6 +91,7 @@ class MessageNews:
     async def _wait(self, id: str, event: asyncio.Event) -> Outcome:  # noqa: A002
         queue, tries = self._queue, 0
         for_us = int(max(_REMEMBERED, _RE_CHECKS * queue.services.resync_interval) * 1_000_000)
+        alive_us = 0
         while True:
             event.clear()
             try:
@@ -99,9 +100,11 @@ class MessageNews:
                 tries += 1
                 pause: float | None = retry_delay(tries, most=queue.services.retry_most)
             else:
-                if found is not None:
-                    return found
-                pause = None
+                if not found.is_pending:
+                    # The message was alive after the end that was found: that was another one's.
+                    is_older = found.moment_us < alive_us
+                    return found._replace(record=None, death=None) if is_older else found
+                alive_us, pause = found.now_us, None
             woken = asyncio.ensure_future(event.wait())
             either: set[asyncio.Future[object]] = {woken, queue.closing}  # type: ignore[arg-type]
             try:
@@ -110,20 +113,20 @@ class MessageNews:
                 woken.cancel()
             queue.check_open()
 
-    async def _look(self, id: str, for_us: int) -> Outcome | None:  # noqa: A002
-        """Return the end of a message; None if that is yet to come."""
+    async def _look(self, id: str, for_us: int) -> Outcome:  # noqa: A002
+        """Return the end of a message, or that it lives."""
         queue = self._queue
         while True:
-            epoch, ends = queue.settings.epoch, []
-            for partition in queue.placements(id):
-                found = await partition.store.await_end(id, for_us)
-                if found.is_live:
-                    # Without records, there is nothing to wait for.
-                    return None if found.keeps else found
-                ends.append(found)
-            newest = max(ends, key=lambda end: end.moment_us)
-            if newest.moment_us:
-                return newest
+            epoch, ends = queue.settings.epoch, list[Outcome]()
+            for partitions in (queue.placements(id), queue.elsewhere(id)):
+                for partition in partitions:
+                    found = await partition.store.await_end(id, for_us)
+                    if found.is_live:
+                        return found
+                    ends.append(found)
+                newest = max(ends, key=lambda end: end.moment_us)
+                if newest.moment_us:
+                    return newest
             # A client that was not told of a change may have asked the wrong partitions.
             await queue.settings.read()
             if queue.settings.epoch == epoch:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from delayq._engine.waiters import Waiters
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.id_source import IdSource
-from delayq._reliable.ids import is_generated, new_block, new_id
+from delayq._reliable.ids import new_block, new_id
 from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.looks import Looks
 from delayq._reliable.news import MessageNews
@@ -135,9 +135,11 @@ class OpenReliableQueue:
 
     def elsewhere(self, id: str) -> list[Partition]:  # noqa: A002
         """Return the other partitions in which a message may lie that has a group and an id of the
-        caller's own. A generated id always tells the partition.
+        caller's own.
+
+        A generated id tells the partition, but an id of the caller's own may look like one.
         """
-        if self.settings.stored.is_whole or is_generated(id):
+        if self.settings.stored.is_whole:
             return []
         there = self.placements(id)
         return [partition for partition in self.partitions if partition not in there]

@@ -128,17 +128,19 @@ class Outcome(NamedTuple):
         is_live: Whether the message is alive.
         record: Its record, if there is one.
         death: Its last death, unless it was acknowledged since.
+        now_us: When that was so, by the server's clock, in microseconds.
     """
 
     keeps: bool
     is_live: bool
     record: Record | None
     death: Death | None
+    now_us: int
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Outcome:
         """Parse the reply of ``outcome.lua`` and ``await.lua``."""
-        _, keep_us, live, stored, moment, letter, died = reply
+        now_us, keep_us, live, stored, moment, letter, died = reply
         record = (
             None if stored is None or moment is None else parse_record(stored, parse_us(moment))
         )
@@ -152,7 +154,12 @@ class Outcome(NamedTuple):
                     record = None
                 else:
                     death = None
-        return cls(keep_us > 0, live == 1, record, death)
+        return cls(keep_us > 0, live == 1, record, death, now_us)
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether its end is yet to come, and will be recorded."""
+        return self.is_live and self.keeps
 
     @property
     def moment_us(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+from collections.abc import Iterable
 from contextlib import aclosing, suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -14,7 +15,7 @@ from delayq._durations import Duration, delay_us, seconds
 from delayq._engine import durability as durabilities
 from delayq._generics import T
 from delayq._redis.error_reader import SettingsChanged
-from delayq._reliable.dead_letters import DeadLetters, check_page, half_way
+from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
@@ -54,7 +55,6 @@ if TYPE_CHECKING:
         AsyncIterator,
         Awaitable,
         Callable,
-        Iterable,
         Mapping,
         Sequence,
     )
@@ -272,6 +272,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 as requested within 2 s. Otherwise as :meth:`offer`.
         """
         self._check_open()
+        if not isinstance(offers, Iterable):
+            raise BadInput(f"offers must be a list of Offer, not {offers!r}")
         offered = list(offers)
         if not (hooks := self._hooks).sending:
             return await self._offer_all(offered, durability)
@@ -423,9 +425,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         ids: Iterable[str],
         of: Callable[[ReliableStore, Sequence[str]], Awaitable[list[bool]]],
     ) -> list[bool]:
-        if isinstance(ids, str):
-            raise BadInput("ids must be an iterable of ids, not a str")
-        checked = [checked_id(each) for each in ids]
+        if (checked := checked_ids(ids)) is None:
+            raise BadInput("ids must be a list of ids, not None")
         await self._ready()
         return await self._open.change(checked, of)
 
@@ -486,7 +487,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return history_of(checked, outcome, found, self._codec)
 
         # A partition that has only the record of an earlier message with that id is asked first.
-        histories = [each for p in queue.placements(checked) if (each := await find(p)) is not None]
+        places = queue.elsewhere(checked) + queue.placements(checked)
+        histories = [each for place in places if (each := await find(place)) is not None]
         live = [each for each in histories if each.is_live]
         found = live or histories
         return found[-1] if found else None
@@ -897,7 +899,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return dict.fromkeys(partition.store for partition in queue.partitions)
         parts: dict[ReliableStore, list[str]] = {}
         for id in ids:  # noqa: A001
-            for partition in queue.placements(id):
+            for partition in queue.placements(id) + queue.elsewhere(id):
                 parts.setdefault(partition.store, []).append(id)
         return parts
 

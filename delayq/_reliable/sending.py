@@ -102,6 +102,7 @@ class Sender:
 
         The arguments are those of :meth:`submit`.
         """
+        _check(durability)
         if not self._declaration.is_made:
             await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
@@ -156,6 +157,7 @@ class Sender:
             made_up: For each message, whether its id is generated.
             durability: Overrides the handle's own setting.
         """
+        _check(durability)
         if not self._declaration.is_made:
             await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
@@ -355,6 +357,12 @@ class Sender:
             return await self._commits(partition.offers, durability)
         except DelayqError as error:
             return error
+
+
+def _check(durability: str | None) -> None:
+    """Raise BadInput unless it is valid, before the settings of the queue are stored."""
+    if durability is not None:
+        durabilities.parse(durability)
 
 
 def _group_of(message: NewMessage) -> str | None:

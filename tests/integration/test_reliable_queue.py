@@ -318,6 +318,27 @@ async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> N
     assert await listed(jobs, "delayed") == [0, 0, 2]
 
 
+@pytest.mark.parametrize("bad", [None, 5, "order-42"])
+async def test_calls_with_many_ids_take_lists_alone(jobs: Jobs, bad: Any) -> None:
+    for call in (jobs.cancel_many(bad), jobs.reschedule_many(bad, 0)):
+        with pytest.raises(delayq.BadInput, match="ids must be a list"):
+            await call
+    if not isinstance(bad, str):
+        with pytest.raises(delayq.BadInput, match="offers must be a list"):
+            await jobs.offer_many(bad)
+
+
+async def test_an_invalid_durability_is_refused_before_settings_are_stored(
+    client: delayq.Client, raw: Any
+) -> None:
+    queue = client.reliable_queue("new", max_size=5)
+    with pytest.raises(delayq.BadInput, match="durability must be"):
+        await queue.offer(1, durability="nonsense")
+    with pytest.raises(delayq.BadInput, match="durability must be"):
+        await queue.offer_many([Offer(1)], durability="nonsense")
+    assert await raw.keys("*new*") == []
+
+
 async def test_offer_many_returns_ids_in_order_and_takes_any_iterable(jobs: Jobs) -> None:
     ids = await jobs.offer_many(iter(offers(450, ids=True, delay=HOUR)))
     assert ids == [str(n) for n in range(450)]
