@@ -9,7 +9,7 @@ import anyio
 from delayq._durations import Duration, microseconds, moment_us
 from delayq._engine.leases import LOST, paced, settle_quietly
 from delayq._generics import T
-from delayq.errors import LeaseLost
+from delayq.errors import Closed, LeaseLost
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -90,11 +90,15 @@ class Delivery(Generic[T]):
 
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds, timedelta) from now. Raises as :meth:`nack`."""
-        (mine,) = await self._leases.extend([self._lease], microseconds(duration, "lease"))
+        lease_us = microseconds(duration, "lease")
+        (mine,) = await self._leases.extend([self._lease], lease_us)
         if not mine:
             raise LeaseLost(LOST)
+        self._keeper.extended(self._lease, lease_us)
 
     async def __aenter__(self) -> Self:
+        if self._keeper.closed:
+            raise Closed("the queue is closed: the message is redelivered when its lease ends")
         if not self._settled:
             # If the lease is lost all the same, the ack or nack reports it.
             self._keeper.hold(self._lease, _ignore)

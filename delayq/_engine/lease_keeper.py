@@ -59,7 +59,10 @@ class LeaseKeeper(Generic[L]):
         self._held: dict[L, Callable[[], None]] = {}
         self._timeout: Timeout | None = None
         self._task: asyncio.Task[Any] | None = None
+        # When the timer fires, in local seconds.
+        self._due_at = 0.0
         self.lost: int = 0
+        self.closed: bool = False
 
     @property
     def held(self) -> int:
@@ -75,9 +78,18 @@ class LeaseKeeper(Generic[L]):
 
         ``lost`` is called once if the lease ends nevertheless.
         """
+        if self.closed:
+            return
         self._held[claim] = lost
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
+
+    def extended(self, claim: L, lease_us: int) -> None:
+        """Note that a lease was made to end in ``lease_us`` microseconds: if it is held, it is
+        renewed in time.
+        """
+        if claim in self._held:
+            self._arm(lease_us / _TIMES)
 
     def let_go(self, claim: L) -> None:
         """Stop renewing a lease."""
@@ -91,6 +103,7 @@ class LeaseKeeper(Generic[L]):
 
     def close(self) -> None:
         """Stop renewing all leases."""
+        self.closed = True
         self._held.clear()
         if self._timeout is not None:
             self._timeout.cancel()
@@ -134,11 +147,19 @@ class LeaseKeeper(Generic[L]):
             lost()
 
     def _arm(self, wait_us: float) -> None:
-        self._timeout = self._timer.new_timeout(lambda _: self._due(), wait_us / 1_000_000)
+        """Renew the leases after ``wait_us`` microseconds, unless that happens sooner anyway."""
+        wait = wait_us / 1_000_000
+        due_at = self._clock.local() + wait
+        if self._timeout is not None:
+            if self._due_at <= due_at:
+                return
+            self._timeout.cancel()
+        self._due_at = due_at
+        self._timeout = self._timer.new_timeout(lambda _: self._due(), wait)
 
     def _due(self) -> None:
         self._timeout = None
-        if self._held:
+        if self._held and self._task is None:
             self._task = self._background.spawn(self._run(), f"leases of {self._name}")
 
     async def _run(self) -> None:

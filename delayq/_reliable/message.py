@@ -16,7 +16,7 @@ from delayq._generics import T
 from delayq._reliable.acks import RESULT_UNIT, demand
 from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
-from delayq.errors import DecodeError, LeaseLost, MessageCancelled
+from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -418,10 +418,12 @@ class Message(Generic[T]):
             BadDelay: As for :meth:`ReliableQueue.offer`. Otherwise as :meth:`ack`.
         """
         self._demand_lease()
-        (mine,) = await self._origin.settling.extend([self._claim], microseconds(duration, "lease"))
+        lease_us = microseconds(duration, "lease")
+        (mine,) = await self._origin.settling.extend([self._claim], lease_us)
         if not mine:
             self._lose()
             raise self._loss()
+        self._origin.keeper.extended(self._claim, lease_us)
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
         """Make the message a dead letter, even if attempts are left. Raises as :meth:`ack`.
@@ -462,6 +464,7 @@ class Message(Generic[T]):
             # Less than half of the lease may be left, because the message has waited here.
             or now > claim.fresh_until
             or (origin.cancelled and claim.name in origin.cancelled)
+            or origin.keeper.closed
         ):
             return False
         self._task = task
@@ -478,6 +481,8 @@ class Message(Generic[T]):
         """Restore the full lease. Raises :class:`LeaseLost` if it is lost."""
         self._demand_lease()
         origin, claim = self._origin, self._claim
+        if origin.keeper.closed:
+            raise Closed("the queue is closed: the message is redelivered when its lease ends")
         if claim.name in origin.cancelled or await origin.keeper.freshen([claim]):
             self._lose()
             raise self._loss()

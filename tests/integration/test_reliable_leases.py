@@ -319,6 +319,40 @@ async def test_a_renewal_shortens_no_extended_lease(short: Message[Any], store: 
         assert hours((await store.look()).live[short.id][1]) == 5
 
 
+async def test_a_lease_that_was_made_short_is_renewed_in_its_block(
+    client: Client, store: Store
+) -> None:
+    message = await leased(client.reliable_queue("jobs", lease=HOUR))
+    async with message:
+        await message.extend(6)
+        # A timer that goes by the usual lease would fire in twenty minutes.
+        await until(lambda: lasts(store, 60))
+    assert not (await store.look()).leases
+
+
+async def lasts(store: Store, seconds: float) -> bool:
+    (end,) = (await store.look()).leases.values()
+    return end > seconds / HOUR
+
+
+async def test_a_message_is_not_begun_once_its_queue_is_closed(
+    server: PrivateServer, jobs: Jobs, client: Client
+) -> None:
+    message = await leased(jobs)
+    await jobs.aclose()
+    with pytest.raises(delayq.Closed, match="redelivered when its lease ends"):
+        async with message:
+            pass
+    async with delayq.connect(server.url) as other:
+        delayed = other.delayed_queue("orders")
+        await delayed.offer(1)
+        delivery = await anext(aiter(delayed.deliveries(60)))
+        await delayed.aclose()
+        with pytest.raises(delayq.Closed):
+            async with delivery:
+                pass
+
+
 @pytest.mark.usefixtures("_eager")
 async def test_renewals_that_fail_for_a_while_cost_no_lease(jobs: Jobs, faults: Faults) -> None:
     faults.plan = lambda name, n: "unsent" if name == EXTEND.name and n <= 2 else None
