@@ -41,7 +41,12 @@ def _about(pid: int) -> dict[str, object]:
     # It loads much that no client needs before its first report.
     from importlib import metadata  # noqa: PLC0415
 
-    return {"host": socket.gethostname(), "pid": pid, "version": metadata.version("delayq")}
+    try:
+        version = metadata.version("delayq")
+    except metadata.PackageNotFoundError:
+        # The application is frozen, and has no metadata of its packages.
+        version = "unknown"
+    return {"host": socket.gethostname(), "pid": pid, "version": version}
 
 
 def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:

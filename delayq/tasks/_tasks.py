@@ -430,8 +430,15 @@ class Tasks:
         Returns:
             When the next call is due, by the server's clock (UTC).
         """
-        if any(each is not None for each in (offer.delay, offer.at, offer.id, offer.unique_for)):
+        from delayq._reliable.offering import Offer  # noqa: PLC0415 - as above
+
+        if not isinstance(offer, Offer):
+            raise BadInput("pass a call that is not offered yet: task.to_offer(...)")
+        decided = (offer.delay, offer.at, offer.id, offer.unique_for)
+        if any(each is not None for each in decided) or offer.on_duplicate != "raise":
             raise BadInput("a schedule decides when its calls are due, and their ids")
+        if offer.group is not None:
+            raise BadInput("a scheduled call cannot have a group")
         return await self.queue.schedule(
             name,
             cron=cron,

@@ -240,7 +240,7 @@ class BatchHandling(Handling):
         call = self._call_handler(first, {**self._made})
         try:
             result = await (call if self._limit is None else self._within(self._limit, call))
-            return _of_each(result, messages)
+            return self._of_each(result, messages)
         except BaseException as error:
             error.__traceback__ = below_the_worker(error.__traceback__)
             said = instruction_of(error) if is_instruction(error) else None
@@ -256,6 +256,20 @@ class BatchHandling(Handling):
                 log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
             raise
 
+    def _of_each(self, result: Any, messages: Sequence[Message[Any]]) -> Sequence[Any]:
+        """Return the result of each message of a batch; nothing if results are not kept."""
+        if result is None or not messages[0].keeps_result:
+            return ()
+        if isinstance(result, list | tuple) and len(result) == len(messages):
+            return result
+        # The batch was handled; perhaps results are kept only since a setting has changed.
+        text = (
+            "the handler of a batch of %d messages returned a %s: no results are stored. Return a"
+            " list of as many results, or None"
+        )
+        log(ERROR, self._queue, text, len(messages), type(result).__name__)
+        return ()
+
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         if not isinstance(error, BatchFailed):
             await super()._failed(message, error)
@@ -265,22 +279,6 @@ class BatchHandling(Handling):
             tell(message, error.error)
             error.error.__traceback__ = below_the_worker(error.error.__traceback__)
             await self._retry(message, error.error)
-
-
-def _of_each(result: Any, messages: Sequence[Message[Any]]) -> Sequence[Any]:
-    """Return the result of each message of a batch; nothing if results are not kept.
-
-    Raises:
-        TypeError: The handler has returned something else.
-    """
-    if result is None or not messages[0].keeps_result:
-        return ()
-    if not isinstance(result, list | tuple) or len(result) != len(messages):
-        raise TypeError(
-            f"the handler of a batch of {len(messages)} messages must return a list of as many"
-            " results, or None"
-        )
-    return result
 
 
 def _is_cancelled() -> bool:

@@ -286,7 +286,8 @@ class Worker:
         are bound to its client.
 
         Args:
-            tasks: The tasks. Those that are registered with it later are called as well.
+            tasks: The tasks. Those that are registered with it before the worker runs are called as
+                well.
             concurrency: Number of calls from this queue that run at a time; None for as many as the
                 worker runs.
 
@@ -714,6 +715,8 @@ class _Stop:
 
         A start has ``shutdown_timeout`` to finish, and is then cancelled.
         """
+        if error is not None and self.error is None:
+            _log.error("the worker stops: %s", error)
         self.error = self.error or error
         if not self.asked.is_set():
             self.asked.set()

@@ -196,6 +196,12 @@ async def test_a_schedule_calls_a_task(
     assert done == ["sales"]
     with pytest.raises(BadInput, match="a schedule decides when"):
         await tasks.schedule("daily", report.options(delay=3).to_offer("sales"), every=86_400)
+    with pytest.raises(BadInput, match="cannot have a group"):
+        await tasks.schedule("daily", report.options(group="a").to_offer("sales"), every=86_400)
+    calling: Any = report.offer("sales")
+    with pytest.raises(BadInput, match=r"task\.to_offer"):
+        await tasks.schedule("daily", calling, every=86_400)
+    calling.close()
 
 
 # Handling
