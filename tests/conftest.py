@@ -117,6 +117,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        # Thousands of examples take a slow machine long.
+        if item.get_closest_marker("hypothesis"):
+            item.add_marker(pytest.mark.timeout(3600))
     if config.getoption("beyond_default"):
         covered = [item for item in items if _runs_by_default(item)]
         config.hook.pytest_deselected(items=covered)

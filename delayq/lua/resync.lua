@@ -52,10 +52,9 @@ for _, kind in ipairs(kinds) do
     used = used + 1
     ready = redis.pcall('HLEN', keys[used])
     used = used + 1
-    local stored = redis.pcall('HMGET', keys[used], 'epoch', 'settled_to')
-    epoch = stored[1]
+    epoch = redis.pcall('HGET', keys[used], 'epoch')
     -- Limits have changed: the next claim gives groups their turns by them.
-    if stored[2] then wait = 0 end
+    if type(redis.pcall('HGET', keys[used], 'settled_to')) == 'string' then wait = 0 end
   end
   reply[#reply + 1] = wait
   reply[#reply + 1] = late

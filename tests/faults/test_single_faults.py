@@ -530,6 +530,7 @@ async def test_a_thousand_clients_connect_at_once(
     # They all share one event loop here, which on a busy machine takes longer than a server may.
     monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 60.0)
     monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60.0)
+    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 60.0)
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 60.0)
     url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
     async with AsyncExitStack() as stack, asyncio.timeout(120):
