@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import shlex
 import socket
 from datetime import UTC, datetime
@@ -979,6 +980,29 @@ def test_a_shell_completes_the_names_of_queues(
     # For bash, each colon is a word of its own, and only what comes after it is replaced.
     for last in ([":"], [":", "clo"]):
         assert shell("stats", "delayed", *last, url=cli.url) == ["closing"]
+
+
+@pytest.mark.parametrize("of", ["complete_bash", "complete_zsh", "complete_fish"])
+def test_a_shell_is_given_no_name_that_it_could_carry_out(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str
+) -> None:
+    hostile = (r"z\$(touch PWNED)", "z$(x)", "z`x`", 'z"x', "z'x", "z;x", "z x", "z\nx", "z\x1bx")
+    for name in (*hostile, "z-plain"):
+        assert cli.plain("offer", name, "1")[0] == 0, cli.error
+    monkeypatch.setattr("delayq.cli.completion._PATIENCE", 60)
+    for name, value in {
+        "_DELAYQ_COMPLETE": of,
+        "_TYPER_COMPLETE_ARGS": "delayq stats ",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": "delayq\nstats\n",
+        "COMP_CWORD": "2",
+        "DELAYQ_URL": cli.url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        run([])
+    out, _ = capsys.readouterr()
+    assert re.findall(r"\bz[^\"]*", out.strip()) == ["z-plain"]
 
 
 def test_a_server_that_is_away_completes_nothing_and_says_nothing(shell: Shell) -> None:
