@@ -90,12 +90,25 @@ async def cancel(
     return Changed(done, board.undos.keep(Undo(undo, count, size)), is_whole)
 
 
+class _Moved(NamedTuple):
+    """A message that has another delay, where it is now. Moments are in microseconds.
+
+    Attributes:
+        place: Its new place.
+        due_us: When it was due before.
+        enqueued_us: When it was offered; None in a delayed queue, whose places are never reused.
+    """
+
+    place: Place
+    due_us: int
+    enqueued_us: int | None
+
+
 async def reschedule(
     board: Board, source: AnySource, places: Sequence[Place], delay_us: int
 ) -> Changed:
     """Give messages another delay, in microseconds, step by step."""
-    # The new place of each message, and its former due time.
-    moved: list[tuple[Place, int]] = []
+    moved: list[_Moved] = []
     is_whole = True
     for some in _steps([*dict.fromkeys(places)]):
         try:
@@ -107,16 +120,22 @@ async def reschedule(
             is_whole = False
             break
         pairs = zip(there, rows, strict=True)
-        moved += [(new, row.due_us or 0) for new, row in pairs if new is not None]
+        moved += [
+            _Moved(new, row.due_us or 0, row.enqueued_us) for new, row in pairs if new is not None
+        ]
     if not moved:
         return Changed([], "", is_whole)
-    done, size = [new for new, _ in moved], len(moved) * _OVERHEAD
+    done, size = [each.place for each in moved], len(moved) * _OVERHEAD
     restored: list[int] = []
 
     async def undo() -> int:
         while moved:
-            now = await board.now()
-            moves = [(new, max(0, due_us - now)) for new, due_us in moved[:AT_A_TIME]]
+            some, now = moved[:AT_A_TIME], await board.now()
+            found = await source.look_at([each.place for each in some])
+            # A message that was offered meanwhile may have the id of one that is gone.
+            offered = {row.place: row.enqueued_us for row in found}
+            same = [each for each in some if offered.get(each.place) == each.enqueued_us]
+            moves = [(each.place, max(0, each.due_us - now)) for each in same]
             back = await source.reschedule_each(moves)
             restored.append(sum(place is not None for place in back))
             del moved[:AT_A_TIME]

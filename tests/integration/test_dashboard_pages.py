@@ -662,6 +662,22 @@ async def test_messages_are_rescheduled_and_set_back(client: Client, admin: Brow
     assert await known(jobs) == before
 
 
+@pytest.mark.parametrize("do", ["run_now", "reschedule_many"])
+async def test_another_message_with_the_same_id_is_not_set_back(
+    client: Client, admin: Browser, do: str
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(3)])
+    shown = await select(admin, JOBS, do, all="1", delay="2", unit="days")
+    for gone in ("m0", "m1"):
+        assert await jobs.cancel(gone)
+    await jobs.offer("new", 600, id="m1")
+    assert "1 message is as before. The others could not" in await undo(admin, shown)
+    due = {each.id: each.due_at for each in await jobs.list("delayed")}
+    assert {*due} == {"m1", "m2"}
+    assert 0 < (due["m1"] - await client.server_time()).total_seconds() <= 600
+
+
 async def test_running_messages_are_cancelled(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer_many([Offer("x", id="m1"), Offer("y", id="m2")])
