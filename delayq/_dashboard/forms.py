@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
@@ -86,6 +87,17 @@ class Form:
             return None if self.get("sure") == "1" else []
         chosen = map(unpacked, self._fields.get("at", []))
         return [place for place in chosen if place is not None]
+
+    def until(self) -> datetime:
+        """Return the moment at which the page of a form on all dead letters was read.
+
+        Raises:
+            HTTPException: There is none.
+        """
+        try:
+            return datetime.fromisoformat(self.get("until")).astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise HTTPException(400, "The form is incomplete.") from None
 
     def seconds(self, name: str) -> float:
         """Return a duration, in seconds. Its unit is in the field ``unit``."""
