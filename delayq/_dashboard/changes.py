@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._dashboard.steps import AT_A_TIME
-from delayq._dashboard.undo import MOST_BYTES, Undo
+from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.queues import AnySource
@@ -79,15 +79,28 @@ async def cancel(
             break
     if not kept:
         return Changed(done, "", is_whole)
+    undo = Undo(_restoring(board, source, kept), count, size)
+    return Changed(done, board.undos.keep(undo), is_whole)
+
+
+def _restoring(board: Board, source: AnySource, kept: list[Row]) -> Callable[[], Awaitable[Undone]]:
+    """Return a function that offers cancelled messages again, step by step."""
     restored: list[int] = []
+    unsure: list[int] = []
 
-    async def undo() -> int:
+    async def restore() -> Undone:
         while kept:
-            restored.append(await source.restore(kept[:AT_A_TIME], await board.now()))
+            some = kept[:AT_A_TIME]
+            try:
+                restored.append(await source.restore(some, await board.now()))
+            except PerhapsUndone:
+                unsure.append(len(some))
+                del kept[:AT_A_TIME]
+                raise
             del kept[:AT_A_TIME]
-        return sum(restored)
+        return Undone(sum(restored), sum(unsure))
 
-    return Changed(done, board.undos.keep(Undo(undo, count, size)), is_whole)
+    return restore
 
 
 class _Moved(NamedTuple):
@@ -128,7 +141,7 @@ async def reschedule(
     done, size = [each.place for each in moved], len(moved) * _OVERHEAD
     restored: list[int] = []
 
-    async def undo() -> int:
+    async def undo() -> Undone:
         while moved:
             some, now = moved[:AT_A_TIME], await board.now()
             found = await source.look_at([each.place for each in some])
@@ -139,7 +152,7 @@ async def reschedule(
             back = await source.reschedule_each(moves)
             restored.append(sum(place is not None for place in back))
             del moved[:AT_A_TIME]
-        return sum(restored)
+        return Undone(sum(restored))
 
     return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)
 

@@ -18,7 +18,7 @@ import pytest
 from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
-from delayq._dashboard.undo import Undo, Undos
+from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
@@ -503,8 +503,8 @@ async def test_an_undo_is_kept_for_a_minute(
 
 
 async def test_what_is_kept_to_undo_is_bounded() -> None:
-    async def nothing() -> int:
-        return 0
+    async def nothing() -> Undone:
+        return Undone(0)
 
     undos = Undos()
     tokens = [undos.keep(Undo(nothing, 1, 10 * 1024 * 1024)) for _ in range(4)]
@@ -557,8 +557,8 @@ async def test_what_is_kept_to_undo_is_forgotten_without_a_visit(
     monkeypatch.setattr("delayq._dashboard.undo.LASTS", 0.01)
     forgotten = asyncio.Event()
 
-    async def nothing() -> int:
-        return 0
+    async def nothing() -> Undone:
+        return Undone(0)
 
     undos = Undos()
     kept = Undo(nothing, 1, 1)
@@ -627,6 +627,21 @@ async def test_an_undo_that_fails_can_be_repeated(
     monkeypatch.undo()
     assert "250 messages are as before." in await undo(admin, shown)
     assert len(await jobs.list("delayed", limit=999)) == 250
+    assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
+
+
+async def test_an_undo_whose_reply_was_lost_doubles_no_message(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = client.delayed_queue("orders")
+    await orders.offer_many([(n, 3000) for n in range(250)])
+    shown = await select(admin, ORDERS, "cancel_many", all="1")
+    failing(monkeypatch, DelayedStore, "send", 1)
+    fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
+    answer = await admin.post("act", data=fields)
+    assert answer.status_code == 502
+    assert "100 messages may be back" in texts(answer.text)
+    assert "150 messages are as before, and perhaps more" in await undo(admin, shown)
     assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
 
 
