@@ -1103,6 +1103,22 @@ async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> Non
     assert late._claim.body.endswith(b"\nplain")
 
 
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("2099-01-31T12:00+05:00", "2099-01-31 07:00:00"),
+        ("2099-01-31T12:00Z", "2099-01-31 12:00:00"),
+        ("2099-01-31", "2099-01-31 00:00:00"),
+    ],
+)
+async def test_a_date_may_have_an_offset(
+    client: Client, admin: Browser, typed: str, shown: str
+) -> None:
+    await client.reliable_queue("jobs").offer(0, 60)
+    fields = new_message(await page(admin, ENQUEUE), payload="1", at_time=typed)
+    assert shown in await send(admin, fields)
+
+
 async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Browser) -> None:
     orders = client.delayed_queue("orders")
     await orders.offer(0, 7200)
@@ -1122,6 +1138,7 @@ async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Brow
         ({"delay": "soon"}, "delay", "The delay must be a number of seconds"),
         ({"delay": "-1", "unit": "days"}, "delay", "delay must not be negative"),
         ({"at_time": "tomorrow"}, "at", "The date must look like"),
+        ({"at_time": "0001-01-01T00:00+05:00"}, "at", "The date must look like"),
         ({"id": "x" * 600}, "id", "at most 512 bytes"),
         ({"group": "x" * 600}, "group", "at most 512 bytes"),
         ({"priority": "10"}, "priority", "from 0 to 9"),

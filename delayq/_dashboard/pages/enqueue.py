@@ -127,8 +127,10 @@ def _at(form: Form) -> datetime | None:
     if not (text := form.get("at_time").strip()):
         return None
     try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
+        at = datetime.fromisoformat(text)
+        # A browser's field has no offset, and is in UTC.
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise HTTPException(400, "The date must look like 2030-01-31T12:00, in UTC.") from None
 
 
