@@ -878,6 +878,8 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         ("stats delayed:", "non-empty"),
         ("dead list delayed:a", "a delayed queue cannot have dead letters"),
         ("configure delayed:a", "a delayed queue cannot be configured"),
+        (f"configure a --limit {'9' * 5000}", "--limit is too large"),
+        (f"configure a --max-size {'9' * 5000}", "--max-size is too large"),
         ("inspect reliable:a", "for delayed queues"),
         ("offer a {", "not JSON"),
         ("offer a 1 --delay soon", "--delay must be a duration"),
