@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -30,7 +31,8 @@ def read_duration(text: str, name: str) -> float:
     # Python also accepts 1_000, and the digits of other scripts.
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
-            return float(text)
+            if not math.isnan(seconds := float(text)):
+                return seconds
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:

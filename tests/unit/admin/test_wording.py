@@ -16,7 +16,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert read_duration(text, "delay") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1 fortnight", "1_000"])
+@pytest.mark.parametrize("text", ["", "soon", "1 fortnight", "1_000", "nan", "-NaN"])
 def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(BadInput, match="delay must be a duration"):
         read_duration(text, "delay")
