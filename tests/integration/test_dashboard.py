@@ -1031,10 +1031,17 @@ async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> No
         (orders | {"do": "cancel", "at": "/%D9%A1/x"}, 400),
         (orders | {"do": "cancel", "at": "/1767225600000.5/x"}, 303),
         (said | {"do": "pause", "kind": "reliable", "name": "none"}, 404),
-        (jobs | {"do": "pause", "more": "x" * 70_000}, 413),
+        (jobs | {"do": "pause", "more": "x" * 4_000_000}, 413),
     ):
         assert (await admin.post("act", data=fields)).status_code == status
     assert (await admin.post("act", content=b"a=1&" * 2000)).status_code == 400
+
+
+async def test_a_form_of_other_visitors_is_small(client: Client) -> None:
+    async with browse(delayq.dashboard(client, token=TOKEN)) as visitor:
+        for to in ("login", "act"):
+            answer = await visitor.post(to, data={"token": "x" * 70_000})
+            assert answer.status_code == 413
 
 
 # Mounting, servers and queue names

@@ -20,6 +20,7 @@ from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._delayed.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
@@ -1164,6 +1165,24 @@ async def test_what_is_wrong_with_a_message_is_told_beside_the_field(
     for text in more.values():
         assert text in html.unescape(shown) or f"<option selected>{text}" in shown
     assert (await jobs.stats()).delayed == 1
+
+
+@pytest.mark.parametrize("kind", ["reliable", "delayed"])
+async def test_a_payload_may_be_as_large_as_other_offers(
+    client: Client, admin: Browser, kind: str
+) -> None:
+    queue: Any = getattr(client, f"{kind}_queue")("jobs")
+    await queue.offer(0, 60)
+    shown = await page(admin, f"enqueue?kind={kind}&name=jobs")
+    fields = new_message(shown, format="text", delay="60", unit="seconds")
+    # The longest when encoded.
+    answer = await admin.post("act", data=fields | {"payload": "\r\n" * MAX_PAYLOAD})
+    assert answer.status_code == 303
+    said = await send(admin, fields | {"payload": "{" * (MAX_PAYLOAD + 1)}, 400)
+    assert "The payload is too large: the encoded value has 524289 bytes" in said
+    assert 'id="wrong_payload"' in said
+    answer = await admin.post("act", data=fields | {"payload": "{" * 2**21})
+    assert answer.status_code == 413
 
 
 async def test_a_full_queue_takes_no_new_message(client: Client, admin: Browser) -> None:
