@@ -252,7 +252,7 @@ class Board:
         """Return the form of a request, if a page of this host sent it. Raises HTTPException."""
         if not same_origin(request):
             raise HTTPException(403, "This form was not submitted from a page of this dashboard.")
-        return await Form.of(request)
+        return await Form.of(request, operator=self.may_act(request))
 
 
 def _live_blocks(template: Template) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._dashboard.steps import AT_A_TIME
-from delayq._dashboard.undo import MOST_BYTES, Undo
+from delayq._dashboard.undo import MOST_BYTES, PerhapsUndone, Undo, Undone
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     from delayq._dashboard.board import Board
     from delayq._dashboard.queues import AnySource
@@ -79,23 +79,49 @@ async def cancel(
             break
     if not kept:
         return Changed(done, "", is_whole)
+    undo = Undo(_restoring(board, source, kept), count, size)
+    return Changed(done, board.undos.keep(undo), is_whole)
+
+
+def _restoring(board: Board, source: AnySource, kept: list[Row]) -> Callable[[], Awaitable[Undone]]:
+    """Return a function that offers cancelled messages again, step by step."""
     restored: list[int] = []
+    unsure: list[int] = []
 
-    async def undo() -> int:
+    async def restore() -> Undone:
         while kept:
-            restored.append(await source.restore(kept[:AT_A_TIME], await board.now()))
+            some = kept[:AT_A_TIME]
+            try:
+                restored.append(await source.restore(some, await board.now()))
+            except PerhapsUndone:
+                unsure.append(len(some))
+                del kept[:AT_A_TIME]
+                raise
             del kept[:AT_A_TIME]
-        return sum(restored)
+        return Undone(sum(restored), sum(unsure))
 
-    return Changed(done, board.undos.keep(Undo(undo, count, size)), is_whole)
+    return restore
+
+
+class _Moved(NamedTuple):
+    """A message that has another delay, where it is now. Moments are in microseconds.
+
+    Attributes:
+        place: Its new place.
+        due_us: When it was due before.
+        enqueued_us: When it was offered; None in a delayed queue, whose places are never reused.
+    """
+
+    place: Place
+    due_us: int
+    enqueued_us: int | None
 
 
 async def reschedule(
     board: Board, source: AnySource, places: Sequence[Place], delay_us: int
 ) -> Changed:
     """Give messages another delay, in microseconds, step by step."""
-    # The new place of each message, and its former due time.
-    moved: list[tuple[Place, int]] = []
+    moved: list[_Moved] = []
     is_whole = True
     for some in _steps([*dict.fromkeys(places)]):
         try:
@@ -107,20 +133,26 @@ async def reschedule(
             is_whole = False
             break
         pairs = zip(there, rows, strict=True)
-        moved += [(new, row.due_us or 0) for new, row in pairs if new is not None]
+        moved += [
+            _Moved(new, row.due_us or 0, row.enqueued_us) for new, row in pairs if new is not None
+        ]
     if not moved:
         return Changed([], "", is_whole)
-    done, size = [new for new, _ in moved], len(moved) * _OVERHEAD
+    done, size = [each.place for each in moved], len(moved) * _OVERHEAD
     restored: list[int] = []
 
-    async def undo() -> int:
+    async def undo() -> Undone:
         while moved:
-            now = await board.now()
-            moves = [(new, max(0, due_us - now)) for new, due_us in moved[:AT_A_TIME]]
+            some, now = moved[:AT_A_TIME], await board.now()
+            found = await source.look_at([each.place for each in some])
+            # A message that was offered meanwhile may have the id of one that is gone.
+            offered = {row.place: row.enqueued_us for row in found}
+            same = [each for each in some if offered.get(each.place) == each.enqueued_us]
+            moves = [(each.place, max(0, each.due_us - now)) for each in same]
             back = await source.reschedule_each(moves)
             restored.append(sum(place is not None for place in back))
             del moved[:AT_A_TIME]
-        return sum(restored)
+        return Undone(sum(restored))
 
     return Changed(done, board.undos.keep(Undo(undo, len(done), size)), is_whole)
 

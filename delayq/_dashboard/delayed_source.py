@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, cast
 from delayq._dashboard.depths import count_in, edges
 from delayq._dashboard.rows import Place, Row, of_record
 from delayq._dashboard.steps import in_steps
+from delayq._dashboard.undo import PerhapsUndone
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
 from delayq.admin.search import Shelf
+from delayq.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,11 +117,20 @@ class DelayedSource:
         """Offer up to 100 messages again, with new ids, and return how many are there.
 
         Those that are still there are left as they are.
+
+        Raises:
+            PerhapsUndone: They may have been offered. To repeat the call would offer them twice.
         """
         there = {row.place for row in await self.look_at([row.place for row in rows if row.place])}
         gone = [row for row in rows if row.place not in there]
         if gone:
-            await self.offer([(row.delay_us(now), row.payload or b"") for row in gone])
+            try:
+                await self.offer([(row.delay_us(now), row.payload or b"") for row in gone])
+            except OutcomeUnknown as error:
+                raise PerhapsUndone(
+                    f"{len(gone)} messages may be back, so check the list. Another try brings back"
+                    f" only the others. {error}"
+                ) from error
         return len(rows)
 
     async def offer(self, offers: Sequence[tuple[int, bytes]]) -> list[Place]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote
 
@@ -10,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from delayq._dashboard.rendering import link, unpacked
+from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import microseconds
 from delayq.errors import BadInput
 
@@ -23,6 +25,9 @@ UNITS = {"seconds": 1, "minutes": 60, "hours": 3600, "days": 86400}
 NO_DELAY: dict[str, Any] = {"delay": "60", "unit": "seconds", "wrong": {}}
 """The initial values of a form for another delay."""
 _MOST_FORM = 64 * 1024
+# Room for a payload that is somewhat too large, so that its field can say so: a browser turns most
+# characters into three, and a line break into six.
+_MOST_FORM_OF_OPERATORS = 6 * MAX_PAYLOAD + _MOST_FORM
 _MOST_FIELDS = 1000
 # Each partition is asked for all up to the end of a page, so a page's offset is limited.
 _FARTHEST = 1_000_000
@@ -41,12 +46,15 @@ class Form:
         self.request = request
 
     @classmethod
-    async def of(cls, request: Request) -> Form:
-        """Read the form of a request. Forms carry no files, so no parser for files is needed."""
-        body = b""
+    async def of(cls, request: Request, *, operator: bool = False) -> Form:
+        """Read the form of a request. Forms carry no files, so no parser for files is needed.
+
+        Only operators send payloads, so their forms may be larger.
+        """
+        body = bytearray()
         async for chunk in request.stream():
             body += chunk
-            if len(body) > _MOST_FORM:
+            if len(body) > (_MOST_FORM_OF_OPERATORS if operator else _MOST_FORM):
                 raise HTTPException(413, "The form is too large.")
         text = body.decode(errors="replace")
         try:
@@ -86,6 +94,17 @@ class Form:
             return None if self.get("sure") == "1" else []
         chosen = map(unpacked, self._fields.get("at", []))
         return [place for place in chosen if place is not None]
+
+    def until(self) -> datetime:
+        """Return the moment at which the page of a form on all dead letters was read.
+
+        Raises:
+            HTTPException: There is none.
+        """
+        try:
+            return datetime.fromisoformat(self.get("until")).astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise HTTPException(400, "The form is incomplete.") from None
 
     def seconds(self, name: str) -> float:
         """Return a duration, in seconds. Its unit is in the field ``unit``."""

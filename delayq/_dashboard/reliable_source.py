@@ -332,14 +332,12 @@ class ReliableSource:
         await self._learn()
         return self._parts
 
-    async def redrive(self, places: Sequence[Place] | None) -> int:
-        """Redrive dead letters; all of them if None."""
-        await self._learn()
+    async def redrive(self, places: Sequence[Place]) -> int:
+        """Redrive dead letters."""
         return sum([await redrive_letters(*letters) for letters in self._letters(places)])
 
-    async def purge_dead(self, places: Sequence[Place] | None) -> int:
-        """Drop dead letters; all of them if None."""
-        await self._learn()
+    async def purge_dead(self, places: Sequence[Place]) -> int:
+        """Drop dead letters."""
         return sum([await purge_letters(*letters) for letters in self._letters(places)])
 
     async def pause(self) -> None:
@@ -380,11 +378,7 @@ class ReliableSource:
                 raise outcome
         return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
-    def _letters(
-        self, places: Sequence[Place] | None
-    ) -> list[tuple[ReliableStore, list[bytes] | None]]:
-        if places is None:
-            return [(store, None) for store in self._parts]
+    def _letters(self, places: Sequence[Place]) -> list[tuple[ReliableStore, list[bytes]]]:
         chosen: dict[int, list[bytes]] = {}
         for place in places:
             # By name: ids of other programs may not be text, and letters may share an id.

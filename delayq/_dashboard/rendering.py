@@ -36,6 +36,7 @@ _WHOLE = 2 * 1024 * 1024
 _LAST = 253402300799 * SECOND
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STEPS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+_SCORE = re.compile(r"-?([0-9]{1,400}(\.[0-9]{1,400})?(e[+-]?[0-9]{1,4})?|inf)")
 _PLACE = re.compile("([0-9]{0,4})/([^/]*)/(.+)", re.DOTALL)
 
 
@@ -176,10 +177,8 @@ def unpacked(word: str) -> Place | None:
 
 
 def _is_score(text: str) -> bool:
-    try:
-        return not math.isnan(float(text))
-    except ValueError:
-        return False
+    """Return whether the server reads a text as a number. Python also reads ``1_0``."""
+    return _SCORE.fullmatch(text) is not None
 
 
 def link(

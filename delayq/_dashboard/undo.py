@@ -7,7 +7,9 @@ import secrets
 import time
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+from delayq.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -18,18 +20,34 @@ MOST_BYTES = 32 * 1024 * 1024
 """The most that is kept in all, in bytes."""
 
 
+class PerhapsUndone(OutcomeUnknown):
+    """A step of an undo, which must not be repeated, may have been carried out."""
+
+
+class Undone(NamedTuple):
+    """The effect of an undo.
+
+    Attributes:
+        restored: The number of messages that are as before.
+        unsure: The number of messages that may be as before as well.
+    """
+
+    restored: int
+    unsure: int = 0
+
+
 @dataclass(frozen=True)
 class Undo:
     """A way to undo an action.
 
     Attributes:
-        run: Undoes it. Returns how many messages are as before. After an error, it is run again:
-            it must not repeat what it has done.
+        run: Undoes it. After an error, it is run again: it must not repeat what it has done, or may
+            have done.
         count: The number of messages.
         size: The memory that it takes, in bytes.
     """
 
-    run: Callable[[], Awaitable[int]]
+    run: Callable[[], Awaitable[Undone]]
     count: int
     size: int
 
@@ -59,8 +77,8 @@ class Undos:
         self._forget()
         return token in self._kept
 
-    async def run(self, token: str) -> tuple[int, int] | None:
-        """Undo an action, once. Returns how many messages are as before, and how many it was about.
+    async def run(self, token: str) -> tuple[Undone, int] | None:
+        """Undo an action, once. Returns the effect, and the number of messages it was about.
 
         None if it is too late. After an error, it can be tried again until the minute is over.
         """

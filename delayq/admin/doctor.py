@@ -291,7 +291,7 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
 
 
 async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
-    stats = await inspection.reliable_stats(client, queue.name)
+    stats = await inspection.found_stats(client, queue)
     text = (
         f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
         " dead"
@@ -312,7 +312,7 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[
 
 
 async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
-    stats = await inspection.delayed_stats(client, queue.name)
+    stats = await inspection.found_stats(client, queue)
     text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased"
     if stats.quarantined is not None:
         text += f", {stats.quarantined:,} unreadable"

@@ -27,7 +27,7 @@ from delayq.errors import BadDelay, BadInput, ServerRefused
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
     from delayq._durations import Duration
@@ -138,7 +138,10 @@ async def delayed_stats(client: Client, name: str) -> QueueDepth:
     ``quarantined`` is None if the user may not look. For a reliable queue, use
     :meth:`delayq.ReliableQueue.stats`.
     """
-    store = _store(client, name)
+    return await _delayed_stats(client, _store(client, name))
+
+
+async def _delayed_stats(client: Client, store: DelayedStore) -> QueueDepth:
     depth = await store.depth()
     try:
         quarantined: int | None = await store.count_quarantined()
@@ -150,6 +153,15 @@ async def delayed_stats(client: Client, name: str) -> QueueDepth:
         # A user that may only inspect queues may not ask for the time.
         now_us = time.time_ns() // 1000
     return depth.of_queue(now_us, quarantined)
+
+
+async def found_stats(client: Client, queue: FoundQueue) -> QueueDepth:
+    """Return the figures of a queue that was found. The name mapper has made its name already."""
+    if queue.kind == "delayed":
+        store = DelayedStore(_server(client), DelayedKeys.of(queue.name))
+        return await _delayed_stats(client, store)
+    stores = await _stores_of(partial(_found_partition, client, queue.name))
+    return QueueDepth.total([await store.depth() for store in stores])
 
 
 async def next_due_at(client: Client, name: str) -> datetime | None:
@@ -317,10 +329,14 @@ def _store(client: Client, name: str) -> DelayedStore:
 
 async def stores_of(client: Client, name: str) -> list[ReliableStore]:
     """Return the data of a reliable queue's partitions."""
-    stored = await _settings(_partition(client, name, 0))
+    return await _stores_of(partial(_partition, client, name))
+
+
+async def _stores_of(partition: Callable[[int], ReliableStore]) -> list[ReliableStore]:
+    stored = await _settings(partition(0))
     # A user that may not read the settings sees what the queue's own keys hold.
     partitions = 1 if stored is None else max(stored.partitions, *stored.former, 1)
-    return [_partition(client, name, number) for number in range(partitions)]
+    return [partition(number) for number in range(partitions)]
 
 
 async def _settings(store: ReliableStore) -> StoredSettings | None:
@@ -332,6 +348,10 @@ async def _settings(store: ReliableStore) -> StoredSettings | None:
 
 def _partition(client: Client, name: str, number: int) -> ReliableStore:
     return ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, number))
+
+
+def _found_partition(client: Client, name: str, number: int) -> ReliableStore:
+    return ReliableStore(_server(client), ReliableKeys.of(name, partition=number))
 
 
 def _record(raw: bytes, due_us: int | None) -> Record:

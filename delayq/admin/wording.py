@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
+_MOST_DIGITS = 100
 
 
 def read_duration(text: str, name: str) -> float:
@@ -29,7 +31,8 @@ def read_duration(text: str, name: str) -> float:
     # Python also accepts 1_000, and the digits of other scripts.
     if text.isascii() and "_" not in text:
         with suppress(ValueError):
-            return float(text)
+            if not math.isnan(seconds := float(text)):
+                return seconds
     written = text.replace(" ", "")
     parts = _PART.findall(written)
     if not parts or "".join(map("".join, parts)) != written:
@@ -60,9 +63,10 @@ def read_limit(text: str, name: str) -> Limit | None:
             raise _misunderstood(text, name)
         elif slash and period and rate is None:
             # "100/s" is short for "100/1s".
-            rate = (int(number), read_duration(period if _starts(period) else f"1{period}", name))
+            every = read_duration(period if _starts(period) else f"1{period}", name)
+            rate = (_number(number, name), every)
         elif not slash and concurrency is None:
-            concurrency = int(number)
+            concurrency = _number(number, name)
         else:
             raise _misunderstood(text, name)
     try:
@@ -106,6 +110,13 @@ def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:
 
 def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
+
+
+def _number(digits: str, name: str) -> int:
+    # Python converts no more than some thousand digits, and an error need not repeat a hundred.
+    if len(digits) > _MOST_DIGITS:
+        raise BadInput(f"{name} is too large: it has a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def _starts(period: str) -> bool:

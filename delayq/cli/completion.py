@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -22,13 +23,17 @@ if TYPE_CHECKING:
 # How long a shell waits for names, seconds.
 _PATIENCE = 1.0
 _BEFORE = "_DELAYQ_COMPLETE_AFTER"
+# Zsh evaluates the names that it is given, and anyone who may offer can choose one: only characters
+# that mean nothing to any shell.
+_PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def queue_names(context: typer.Context, incomplete: str) -> list[str]:
     """Return the arguments for queues on the server that begin with ``incomplete``.
 
     None if there is no address, or the server does not answer. Of a server with many keys, those
-    found in a second.
+    found in a second. Names with other characters than ASCII letters, digits and ``_@%+=:,./-``
+    are left out, because a shell might carry them out.
     """
     return _names(context, incomplete, ("delayed", "reliable"))
 
@@ -53,7 +58,11 @@ def _names(context: typer.Context, incomplete: str, kinds: tuple[QueueKind, ...]
     with suppress(DelayqError, TimeoutError, OSError):
         asyncio.run(_look(url, found))
     before = os.environ.get(_BEFORE, "")
-    arguments = sorted(queue.argument for queue in found if queue.kind in kinds)
+    arguments = sorted(
+        queue.argument
+        for queue in found
+        if queue.kind in kinds and _PLAIN.fullmatch(queue.argument)
+    )
     return [each[len(before) :] for each in arguments if each.startswith(before + incomplete)]
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     _Stats = tuple[QueueDepth, datetime | None]
 
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
+_MOST_DIGITS = 100
 
 
 def queues(url: Url = None, as_json: AsJson = False) -> None:
@@ -313,8 +314,11 @@ async def _stats(client: Client, queue: FoundQueue) -> _Stats:
 def _limit(text: str, option: str) -> int | None:
     if text == "none":
         return None
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
+    if not text.isascii() or not text.isdigit() or not text.strip("0"):
         raise CommandFailed(f"{option} must be a number from 1 up, or none, not {text!r}")
+    # Python converts no more than some thousand digits.
+    if len(text) > _MOST_DIGITS:
+        raise CommandFailed(f"{option} is too large: it has {len(text):,} digits")
     return int(text)
 
 

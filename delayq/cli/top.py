@@ -277,7 +277,9 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
             if as_json:
                 print_json(facts)
             else:
-                print(*(f"{name}={value}" for name, value in facts.items()), flush=True)
+                print(
+                    clean(" ".join(f"{name}={value}" for name, value in facts.items())), flush=True
+                )
         await asyncio.sleep(interval)
 
 

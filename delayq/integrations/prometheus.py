@@ -318,10 +318,12 @@ class _Histogram:
         counts[bisect_left(self._bounds, seconds)] += 1
         self._sums[queue] += seconds
 
-    def family(self, queues: Iterable[str]) -> HistogramMetricFamily:
-        """Return the counts, with those of ``queues`` even if there are none yet: Prometheus takes
-        no increase from a series that was not there before.
+    def family(self, queues: Sequence[str]) -> HistogramMetricFamily:
+        """Return the counts of ``queues``, even if there are none yet: Prometheus takes no increase
+        from a series that was not there before. Those of other queues are forgotten.
         """
+        for queue in {*self._counts}.difference(queues):
+            del self._counts[queue], self._sums[queue]
         for queue in queues:
             if queue not in self._counts:
                 self._begin(queue)
@@ -369,13 +371,17 @@ class _Observer(Observer):
             counts[name] = counts.get(name, 0) + 1
 
     def metrics(self, queues: Sequence[str]) -> list[Metric]:
-        """Return what was observed, and zeros for those of ``queues`` that nothing happened to."""
+        """Return what was observed of ``queues``, and zeros for those that nothing happened to.
+
+        Other queues are closed, and forgotten, as their counters are.
+        """
         failures = CounterMetricFamily(
             "delayq_failures",
             "Messages whose handling failed in this process, by the class of the error.",
             labels=["queue", "error"],
         )
-        for queue in {**dict.fromkeys(queues), **self._failures}:
+        self._failures = {name: self._failures[name] for name in queues if name in self._failures}
+        for queue in queues:
             for name, count in self._failures.get(queue, {_OTHER: 0}).items():
                 failures.add_metric([queue, name], count)
         return [self._lateness.family(queues), self._durations.family(queues), failures]

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import re
 import shlex
 import socket
 from datetime import UTC, datetime
@@ -877,11 +878,16 @@ def test_a_bench_that_takes_too_long_is_a_one(cli: Cli, server: PrivateServer) -
         ("stats delayed:", "non-empty"),
         ("dead list delayed:a", "a delayed queue cannot have dead letters"),
         ("configure delayed:a", "a delayed queue cannot be configured"),
+        (f"configure a --limit {'9' * 5000}", "--limit is too large"),
+        (f"configure a --max-size {'9' * 5000}", "--max-size is too large"),
         ("inspect reliable:a", "for delayed queues"),
         ("offer a {", "not JSON"),
         ("offer a 1 --delay soon", "--delay must be a duration"),
         ("offer a 1 --delay -1", "negative"),
-        ("offer a 1 --delay nan", "finite"),
+        ("offer a 1 --delay nan", "--delay must be a duration"),
+        ("offer a 1 --delay inf", "finite"),
+        ("doctor --overdue nan", "--overdue must be a duration"),
+        ("bench --timeout nan", "--timeout must be a duration"),
         ("offer a 1 --at '2030-01-01 x/y'", "timezone"),
         ("offer a 1 --at noon", "--at must be a date or a time"),
         ("offer a 1 --at 2030-01-01T00:00Z --delay 1", "not both"),
@@ -979,6 +985,29 @@ def test_a_shell_completes_the_names_of_queues(
     # For bash, each colon is a word of its own, and only what comes after it is replaced.
     for last in ([":"], [":", "clo"]):
         assert shell("stats", "delayed", *last, url=cli.url) == ["closing"]
+
+
+@pytest.mark.parametrize("of", ["complete_bash", "complete_zsh", "complete_fish"])
+def test_a_shell_is_given_no_name_that_it_could_carry_out(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str
+) -> None:
+    hostile = (r"z\$(touch PWNED)", "z$(x)", "z`x`", 'z"x', "z'x", "z;x", "z x", "z\nx", "z\x1bx")
+    for name in (*hostile, "z-plain"):
+        assert cli.plain("offer", name, "1")[0] == 0, cli.error
+    monkeypatch.setattr("delayq.cli.completion._PATIENCE", 60)
+    for name, value in {
+        "_DELAYQ_COMPLETE": of,
+        "_TYPER_COMPLETE_ARGS": "delayq stats ",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": "delayq\nstats\n",
+        "COMP_CWORD": "2",
+        "DELAYQ_URL": cli.url,
+    }.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        run([])
+    out, _ = capsys.readouterr()
+    assert re.findall(r"\bz[^\"]*", out.strip()) == ["z-plain"]
 
 
 def test_a_server_that_is_away_completes_nothing_and_says_nothing(shell: Shell) -> None:

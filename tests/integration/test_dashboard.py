@@ -33,6 +33,7 @@ from tests.support.board import (
     TOKEN,
     act,
     browse,
+    field,
     form,
     links,
     log_in,
@@ -958,6 +959,11 @@ async def test_settings_are_changed_by_operators_only(
     await page(reader, "settings?kind=delayed&name=orders", 404)
 
 
+async def act_on_all(browser: httpx.AsyncClient, address: str, do: str) -> str:
+    shown = await page(browser, address)
+    return await act(browser, address, do, all="1", sure="1", until=field(shown, "until"))
+
+
 async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient) -> None:
     jobs = client.reliable_queue("jobs")
     await bury(jobs, 6)
@@ -968,8 +974,26 @@ async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient
     assert [letter.id for letter in await jobs.dead.list()] == ["dead-2", "dead-4", "dead-5"]
     dead_2 = "message?kind=reliable&name=jobs&dead=1&at=//dead-2"
     assert "1 message re-queued." in await act(admin, dead_2, "redrive")
-    assert "2 dead letters dropped." in await act(admin, DEAD, "purge", all="1", sure="1")
+    assert "2 dead letters dropped." in await act_on_all(admin, DEAD, "purge")
     assert (await jobs.stats()).ready == 3
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+@pytest.mark.parametrize("do", ["redrive", "purge"])
+async def test_letters_that_were_not_shown_are_left_alone(
+    client: Client, admin: Browser, do: str, partitions: int | None
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await bury(jobs, 3)
+    shown = await page(admin, DEAD)
+    await jobs.offer("x", id="late")
+    await (await jobs.claim())[0].bury("no such customer")
+    fields = form(shown, "until") | {"all": "1", "sure": "1", "do": do}
+    answer = await admin.post("act", data=fields)
+    assert "count=3" in answer.headers["location"]
+    assert [letter.id for letter in await jobs.dead.list()] == ["late"]
+    assert (await admin.post("act", data=fields | {"until": "now"})).status_code == 400
+    assert await jobs.dead.size() == 1
 
 
 async def test_actions_on_a_queue_in_partitions(client: Client, admin: Browser) -> None:
@@ -983,7 +1007,7 @@ async def test_actions_on_a_queue_in_partitions(client: Client, admin: Browser) 
     dying = await parts.claim(12)
     for message in dying:
         await message.bury("why")
-    said = await act(admin, "dead?kind=reliable&name=parts", "redrive", all="1", sure="1")
+    said = await act_on_all(admin, "dead?kind=reliable&name=parts", "redrive")
     assert f"{len(dying)} messages re-queued." in said
     assert await parts.dead.size() == 0
 
@@ -1002,11 +1026,22 @@ async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> No
         (jobs | {"do": "cancel", "at": ""}, 400),
         (orders | {"do": "pause"}, 400),
         (orders | {"do": "cancel", "at": "//x"}, 400),
+        (orders | {"do": "cancel", "at": "/1_0/x"}, 400),
+        (orders | {"do": "cancel", "at": "/%201/x"}, 400),
+        (orders | {"do": "cancel", "at": "/%D9%A1/x"}, 400),
+        (orders | {"do": "cancel", "at": "/1767225600000.5/x"}, 303),
         (said | {"do": "pause", "kind": "reliable", "name": "none"}, 404),
-        (jobs | {"do": "pause", "more": "x" * 70_000}, 413),
+        (jobs | {"do": "pause", "more": "x" * 4_000_000}, 413),
     ):
         assert (await admin.post("act", data=fields)).status_code == status
     assert (await admin.post("act", content=b"a=1&" * 2000)).status_code == 400
+
+
+async def test_a_form_of_other_visitors_is_small(client: Client) -> None:
+    async with browse(delayq.dashboard(client, token=TOKEN)) as visitor:
+        for to in ("login", "act"):
+            answer = await visitor.post(to, data={"token": "x" * 70_000})
+            assert answer.status_code == 413
 
 
 # Mounting, servers and queue names

@@ -18,8 +18,9 @@ import pytest
 from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
-from delayq._dashboard.undo import Undo, Undos
+from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._delayed.keys import DelayedKeys
+from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._delayed.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
@@ -503,8 +504,8 @@ async def test_an_undo_is_kept_for_a_minute(
 
 
 async def test_what_is_kept_to_undo_is_bounded() -> None:
-    async def nothing() -> int:
-        return 0
+    async def nothing() -> Undone:
+        return Undone(0)
 
     undos = Undos()
     tokens = [undos.keep(Undo(nothing, 1, 10 * 1024 * 1024)) for _ in range(4)]
@@ -557,8 +558,8 @@ async def test_what_is_kept_to_undo_is_forgotten_without_a_visit(
     monkeypatch.setattr("delayq._dashboard.undo.LASTS", 0.01)
     forgotten = asyncio.Event()
 
-    async def nothing() -> int:
-        return 0
+    async def nothing() -> Undone:
+        return Undone(0)
 
     undos = Undos()
     kept = Undo(nothing, 1, 1)
@@ -630,6 +631,21 @@ async def test_an_undo_that_fails_can_be_repeated(
     assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
 
 
+async def test_an_undo_whose_reply_was_lost_doubles_no_message(
+    client: Client, admin: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = client.delayed_queue("orders")
+    await orders.offer_many([(n, 3000) for n in range(250)])
+    shown = await select(admin, ORDERS, "cancel_many", all="1")
+    failing(monkeypatch, DelayedStore, "send", 1)
+    fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
+    answer = await admin.post("act", data=fields)
+    assert answer.status_code == 502
+    assert "100 messages may be back" in texts(answer.text)
+    assert "150 messages are as before, and perhaps more" in await undo(admin, shown)
+    assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
+
+
 @pytest.mark.parametrize("partitions", [None, 3])
 async def test_messages_are_run_now_and_set_back(
     client: Client, admin: Browser, partitions: int | None
@@ -660,6 +676,22 @@ async def test_messages_are_rescheduled_and_set_back(client: Client, admin: Brow
     assert set(late) == {"m0", "m2"}
     await undo(admin, shown)
     assert await known(jobs) == before
+
+
+@pytest.mark.parametrize("do", ["run_now", "reschedule_many"])
+async def test_another_message_with_the_same_id_is_not_set_back(
+    client: Client, admin: Browser, do: str
+) -> None:
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(3)])
+    shown = await select(admin, JOBS, do, all="1", delay="2", unit="days")
+    for gone in ("m0", "m1"):
+        assert await jobs.cancel(gone)
+    await jobs.offer("new", 600, id="m1")
+    assert "1 message is as before. The others could not" in await undo(admin, shown)
+    due = {each.id: each.due_at for each in await jobs.list("delayed")}
+    assert {*due} == {"m1", "m2"}
+    assert 0 < (due["m1"] - await client.server_time()).total_seconds() <= 600
 
 
 async def test_running_messages_are_cancelled(client: Client, admin: Browser) -> None:
@@ -1072,6 +1104,22 @@ async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> Non
     assert late._claim.body.endswith(b"\nplain")
 
 
+@pytest.mark.parametrize(
+    ("typed", "shown"),
+    [
+        ("2099-01-31T12:00+05:00", "2099-01-31 07:00:00"),
+        ("2099-01-31T12:00Z", "2099-01-31 12:00:00"),
+        ("2099-01-31", "2099-01-31 00:00:00"),
+    ],
+)
+async def test_a_date_may_have_an_offset(
+    client: Client, admin: Browser, typed: str, shown: str
+) -> None:
+    await client.reliable_queue("jobs").offer(0, 60)
+    fields = new_message(await page(admin, ENQUEUE), payload="1", at_time=typed)
+    assert shown in await send(admin, fields)
+
+
 async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Browser) -> None:
     orders = client.delayed_queue("orders")
     await orders.offer(0, 7200)
@@ -1091,6 +1139,7 @@ async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Brow
         ({"delay": "soon"}, "delay", "The delay must be a number of seconds"),
         ({"delay": "-1", "unit": "days"}, "delay", "delay must not be negative"),
         ({"at_time": "tomorrow"}, "at", "The date must look like"),
+        ({"at_time": "0001-01-01T00:00+05:00"}, "at", "The date must look like"),
         ({"id": "x" * 600}, "id", "at most 512 bytes"),
         ({"group": "x" * 600}, "group", "at most 512 bytes"),
         ({"priority": "10"}, "priority", "from 0 to 9"),
@@ -1116,6 +1165,24 @@ async def test_what_is_wrong_with_a_message_is_told_beside_the_field(
     for text in more.values():
         assert text in html.unescape(shown) or f"<option selected>{text}" in shown
     assert (await jobs.stats()).delayed == 1
+
+
+@pytest.mark.parametrize("kind", ["reliable", "delayed"])
+async def test_a_payload_may_be_as_large_as_other_offers(
+    client: Client, admin: Browser, kind: str
+) -> None:
+    queue: Any = getattr(client, f"{kind}_queue")("jobs")
+    await queue.offer(0, 60)
+    shown = await page(admin, f"enqueue?kind={kind}&name=jobs")
+    fields = new_message(shown, format="text", delay="60", unit="seconds")
+    # The longest when encoded.
+    answer = await admin.post("act", data=fields | {"payload": "\r\n" * MAX_PAYLOAD})
+    assert answer.status_code == 303
+    said = await send(admin, fields | {"payload": "{" * (MAX_PAYLOAD + 1)}, 400)
+    assert "The payload is too large: the encoded value has 524289 bytes" in said
+    assert 'id="wrong_payload"' in said
+    answer = await admin.post("act", data=fields | {"payload": "{" * 2**21})
+    assert answer.status_code == 413
 
 
 async def test_a_full_queue_takes_no_new_message(client: Client, admin: Browser) -> None:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
+from delayq.admin.doctor import diagnose
+from tests.support.board import browse, page
 
 if TYPE_CHECKING:
-    from delayq import DelayedQueue
+    from delayq import DelayedQueue, ReliableQueue
     from tests.support.servers import PrivateServer
 
 
@@ -38,6 +40,27 @@ async def test_mapped_and_plain_clients_meet(server: PrivateServer, client: dela
         waiting = asyncio.create_task(client.delayed_queue("ORDERS").take())
         await mapped.delayed_queue("orders").offer("hello", 0.02)
         assert await asyncio.wait_for(waiting, 10) == "hello"
+
+
+@pytest.mark.parametrize("partitions", [None, 3])
+async def test_a_doctor_finds_mapped_queues_that_are_stuck(
+    server: PrivateServer, partitions: int | None
+) -> None:
+    async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
+        jobs: ReliableQueue[int] = client.reliable_queue("jobs", partitions=partitions)
+        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+        await jobs.pause()
+        orders: DelayedQueue[int] = client.delayed_queue("orders")
+        await orders.offer(1, 60)
+        found = {each.check: each async for each in diagnose(client, overdue=0)}
+        assert found["reliable prod:jobs"].level == "wrong"
+        assert "3 ready" in found["reliable prod:jobs"].text
+        assert "1 delayed" in found["delayed prod:orders"].text
+        if partitions is None:
+            async with browse(delayq.dashboard(client)) as browser:
+                assert "3 ready, 0 delayed, 0 leased, 0 dead: paused" in await page(
+                    browser, "server"
+                )
 
 
 @pytest.mark.parametrize("mapped", ["", "a{b", None])

@@ -113,6 +113,21 @@ async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metri
     assert not [key for key in seen if "parts/" in str(key)]
 
 
+async def test_a_closed_queue_has_no_series(client: Client, metrics: Metrics, jobs: Jobs) -> None:
+    await jobs.offer_many(offers(1))
+    with suppress(LookupError):
+        async with await claim_one(jobs):
+            raise LookupError
+    assert (await samples(metrics))["delayq_handling_seconds_count", "jobs"] == 1
+    await jobs.aclose()
+    assert not [key for key in await samples(metrics) if "jobs" in key]
+    await client.reliable_queue("jobs", **SETTINGS).offer(2)
+    seen = await samples(metrics)
+    for name in ("delayq_handling_seconds_count", "delayq_lateness_seconds_count"):
+        assert seen[name, "jobs"] == 0
+    assert {seen[key] for key in seen if key[:2] == (FAILURES, "jobs")} == {0}
+
+
 async def test_depths_of_a_delayed_queue(metrics: Metrics, queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(1, 3600), (2, 3600), (3, 0), (4, 0), (5, 0)])
     await until(queue.ready.size)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 from delayq._dashboard.forms import offset_of, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import PER_PAGE
+from delayq._durations import moment_us
+from delayq.admin import letters
+from delayq.admin.letters import LetterQuery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,15 +21,14 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.reliable_source import ReliableSource
-    from delayq._dashboard.rows import Place
 
 
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
     offset = offset_of(request, source)
-    depth, rows, now = await asyncio.gather(
-        source.depth(), source.page("dead", offset, PER_PAGE), board.now()
-    )
+    # Those that die from now on are not among those that the visitor acts on.
+    now = await board.now()
+    depth, rows = await asyncio.gather(source.depth(), source.page("dead", offset, PER_PAGE))
     return {
         "source": source,
         "depth": depth,
@@ -35,25 +37,33 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
         "limit": PER_PAGE,
         "total": depth.dead,
         "now": now,
+        "until": moment_us(now).isoformat(),
     }
 
 
 async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (chosen := _chosen(source, form)) == []:
+    if (chosen := form.places()) is None:
+        count = await letters.redrive(await source.every_store(), _until(form))
+    elif not chosen:
         return see("dead", source, done="unchosen")
-    return see("dead", source, done="redriven", count=str(await source.redrive(chosen)))
+    else:
+        count = await source.redrive([place for place in chosen if source.has(place)])
+    return see("dead", source, done="redriven", count=str(count))
 
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
-    if (chosen := _chosen(source, form)) == []:
+    if (chosen := form.places()) is None:
+        count = await letters.purge(await source.every_store(), _until(form))
+    elif not chosen:
         return see("dead", source, done="unchosen")
-    return see("dead", source, done="purged", count=str(await source.purge_dead(chosen)))
+    else:
+        count = await source.purge_dead([place for place in chosen if source.has(place)])
+    return see("dead", source, done="purged", count=str(count))
 
 
-def _chosen(source: ReliableSource, form: Form) -> list[Place] | None:
-    """Return the places of the selected letters; None for all letters."""
-    chosen = form.places()
-    return chosen and [place for place in chosen if source.has(place)]
+def _until(form: Form) -> LetterQuery:
+    """Return the choice of all letters that were there when the page was shown."""
+    return LetterQuery(died_before=form.until())
 
 
 PAGE = Page(

@@ -12,10 +12,11 @@ from delayq._dashboard.forms import UNITS, see, whole
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
+from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import delay_us
 from delayq._reliable.offering import Offer
 from delayq.codecs import JsonCodec
-from delayq.errors import BadInput, DuplicateMessage, EncodeError, QueueFull
+from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -70,6 +71,8 @@ async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
             wrong = {"id": "This id is taken, by a live message or a recent one."}
         except QueueFull:
             wrong = {"form": "The queue is full: it has reached its max size."}
+        except PayloadTooLarge as error:
+            wrong = {"payload": f"The payload is too large: {error}."}
         except (BadInput, EncodeError) as error:
             wrong = {_field_of(error): str(error)}
     texts = {name: form.get(name) for name in _EMPTY}
@@ -80,6 +83,8 @@ async def enqueue(board: Board, source: AnySource, form: Form) -> Response:
 async def _store(source: AnySource, offer: dict[str, Any]) -> Response:
     payload = offer.pop("payload")
     if not isinstance(source, ReliableSource):
+        if len(payload) > MAX_PAYLOAD:
+            raise PayloadTooLarge(len(payload), MAX_PAYLOAD)
         wait_us = delay_us(offer["delay"], offer["at"])
         (place,) = await source.offer([(wait_us, payload)])
         if not wait_us:
@@ -127,8 +132,10 @@ def _at(form: Form) -> datetime | None:
     if not (text := form.get("at_time").strip()):
         return None
     try:
-        return datetime.fromisoformat(text).replace(tzinfo=UTC)
-    except ValueError:
+        at = datetime.fromisoformat(text)
+        # A browser's field has no offset, and is in UTC.
+        return at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC)
+    except (ValueError, OverflowError):
         raise HTTPException(400, "The date must look like 2030-01-31T12:00, in UTC.") from None
 
 

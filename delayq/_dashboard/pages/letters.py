@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import unquote
 
@@ -187,11 +186,7 @@ def _query_in(form: Form) -> LetterQuery:
     texts = {name: unquote(form.get(name)) for name in _FIELDS}
     if texts["by"] and texts["by"] not in GROUPINGS:
         raise HTTPException(400, "Dead letters are grouped by error, type or reason.")
-    try:
-        until = datetime.fromisoformat(form.get("until")).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise HTTPException(400, "The form is incomplete.") from None
-    return LetterQuery(texts["error"], texts["reason"], until, _cause(texts))
+    return LetterQuery(texts["error"], texts["reason"], form.until(), _cause(texts))
 
 
 PAGE = Page(

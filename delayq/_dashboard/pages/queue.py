@@ -108,8 +108,8 @@ async def _reschedule(
 async def undo(board: Board, source: AnySource, form: Form) -> Response:
     if (undone := await board.undos.run(form.get("undo"))) is None:
         return see("queue", source, done="late")
-    count, wanted = undone
-    done = "undone" if count == wanted else "partly"
+    (count, unsure), wanted = undone
+    done = "undone" if count == wanted else "perhaps" if unsure else "partly"
     return see("queue", source, done=done, count=str(count))
 
 
@@ -175,6 +175,13 @@ PAGE = Page(
             "message is as before. The others could not be brought back.",
             "messages are as before. The others could not be brought back: they are gone, their ids"
             " are taken, or the queue is full.",
+            bad=True,
+        ),
+        "perhaps": Note(
+            "message is as before, and perhaps more: a reply of the server was lost. Check the"
+            " list.",
+            "messages are as before, and perhaps more: a reply of the server was lost. Check the"
+            " list.",
             bad=True,
         ),
         "late": Note(

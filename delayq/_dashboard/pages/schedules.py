@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from delayq._dashboard.forms import see, whole
 from delayq._dashboard.page import Action, Note, Page
-from delayq._dashboard.undo import Undo
+from delayq._dashboard.undo import Undo, Undone
 from delayq.admin import schedules
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
         return see("schedules", source, done="not_run")
     (store, occurrence), due_us = moved, round(due[0].timestamp() * 1_000_000)
 
-    async def undo() -> int:
+    async def undo() -> Undone:
         left = max(0, due_us - await board.now())
-        return sum(await store.reschedule([occurrence], left))
+        return Undone(sum(await store.reschedule([occurrence], left)))
 
     token = board.undos.keep(Undo(undo, 1, _SIZE))
     return see("schedules", source, done="run", undo=token)

@@ -16,7 +16,7 @@ def test_durations(text: str, seconds: float) -> None:
     assert read_duration(text, "delay") == seconds
 
 
-@pytest.mark.parametrize("text", ["", "soon", "1 fortnight", "1_000"])
+@pytest.mark.parametrize("text", ["", "soon", "1 fortnight", "1_000", "nan", "-NaN"])
 def test_other_texts_are_no_durations(text: str) -> None:
     with pytest.raises(BadInput, match="delay must be a duration"):
         read_duration(text, "delay")
@@ -40,3 +40,9 @@ def test_a_limit_is_written_as_it_is_read(limit: Limit | None) -> None:
 
 def test_a_limit_of_nothing_is_none() -> None:
     assert write_limit(Limit()) == "none"
+
+
+@pytest.mark.parametrize("text", ["{}", "{}/s", "5,{}/s"])
+def test_a_limit_of_thousands_of_digits_is_too_large(text: str) -> None:
+    with pytest.raises(BadInput, match="limit is too large: it has a number of 5,000 digits"):
+        read_limit(text.format("9" * 5000), "limit")

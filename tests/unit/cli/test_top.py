@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from delayq.admin.inspect import FoundQueue
+from delayq.cli import top
 from delayq.cli.top import ORDERS, Line, View
 from delayq.stats import QueueDepth
 
@@ -102,3 +105,31 @@ def test_a_problem_replaces_the_keys_and_the_figures_stay() -> None:
     assert len(names(view)) == len(LINES)
     assert View("").on_key("q") is False
     assert drawn(View(""))[-1] == "no queues"
+
+
+async def test_a_line_for_a_program_has_no_characters_that_control_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Ended(Exception):
+        pass
+
+    class Monitor:
+        client = None
+        lines = iter([[Line(FoundQueue("reliable", "a\x1b[2Jb\nc\u202ed"), "broken")]])
+
+        async def read(self) -> list[Line]:
+            return next(self.lines, None) or _end()
+
+    def _end() -> list[Line]:
+        raise Ended
+
+    async def clock(_: Any) -> datetime:
+        return datetime.now(UTC)
+
+    monkeypatch.setattr(top, "clock", clock)
+    monitor: Any = Monitor()
+    with pytest.raises(Ended):
+        await top._print(monitor, 0, as_json=False)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert r"queue=a\x1b[2Jb\nc\u202ed state=" in line
+    assert line.isprintable()
