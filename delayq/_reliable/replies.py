@@ -247,6 +247,18 @@ class StoredGroup(NamedTuple):
         return cls(name, waiting, running, next_us, limit.decode(), bool(is_paused))
 
 
+class Death(NamedTuple):
+    """The place of a dead letter in a list.
+
+    Attributes:
+        name: The name under which the letter is stored.
+        died_us: When the message died, in microseconds.
+    """
+
+    name: bytes
+    died_us: int
+
+
 class StoredLetter(NamedTuple):
     """A dead letter.
 

@@ -18,6 +18,7 @@ from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
     ClaimReply,
+    Death,
     Extended,
     MessageTimes,
     Occurrence,
@@ -506,18 +507,34 @@ class ReliableStore:
 
     async def dead_page(self, offset: int, limit: int) -> list[StoredLetter]:
         """List up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
+        deaths = await self.deaths(offset, limit)
+        return [letter for letter in await self.letters_of(deaths) if letter is not None]
+
+    async def deaths(self, offset: int, limit: int) -> list[Death]:
+        """List up to ``limit`` dead letters, oldest first, without reading them; ``limit`` is at
+        least 1.
+        """
         found = await self.client.command(
             "ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES"
         )
-        if not found:
-            return []
-        names, died = found[::2], found[1::2]
-        letters = await self.client.command("HMGET", self.keys.dead_messages, *names)
-        return [
-            StoredLetter(name, letter, parse_us(at))
-            for name, letter, at in zip(names, letters, died, strict=True)
-            if letter is not None  # redriven or dropped meanwhile
-        ]
+        return [Death(name, parse_us(at)) for name, at in zip(found[::2], found[1::2], strict=True)]
+
+    async def letters_of(self, deaths: Sequence[Death]) -> list[StoredLetter | None]:
+        """Read dead letters; None for each that was redriven or dropped meanwhile.
+
+        No command reads more than :data:`PAGE`.
+        """
+        found: list[StoredLetter | None] = []
+        for at in range(0, len(deaths), PAGE):
+            some = deaths[at : at + PAGE]
+            letters = await self.client.command(
+                "HMGET", self.keys.dead_messages, *(each.name for each in some)
+            )
+            found += [
+                None if letter is None else StoredLetter(each.name, letter, each.died_us)
+                for each, letter in zip(some, letters, strict=True)
+            ]
+        return found
 
     async def dead_letter(self, name: bytes) -> StoredLetter | None:
         """Return one dead letter; None if there is none of that name."""
