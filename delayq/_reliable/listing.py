@@ -1,18 +1,25 @@
-"""Pages of dead letters over all partitions of a queue."""
+"""Pages of messages and dead letters over all partitions of a queue.
+
+An offset counts live messages, in the order in which they are listed: those that have expired while
+no worker had them neither count nor take the place of others. So pages that follow one another
+neither skip nor repeat a message, unless it moves in between. No script looks at more than
+:data:`~delayq._reliable.store.PAGE` messages, and only the bodies of a page are read.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from delayq._generics import T
+from delayq._reliable.store import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from delayq._reliable.replies import Death, StoredLetter
+    from delayq._reliable.replies import Death, MessageHead, StoredLetter, StoredMessage
     from delayq._reliable.store import ReliableStore
 
     Order = tuple[int, ...]
@@ -21,6 +28,60 @@ R = TypeVar("R")
 
 # The names of letters are short, so a command may return more of them.
 _DEATHS = 1000
+
+
+class LivePage(NamedTuple):
+    """Some live messages of a queue.
+
+    Attributes:
+        messages: Each with the number of its partition.
+        is_cut: Whether there may be more that were not looked at, because too many come before
+            them.
+    """
+
+    messages: list[tuple[int, StoredMessage]]
+    is_cut: bool
+
+
+async def live_page(
+    stores: Sequence[ReliableStore],
+    state: str,
+    offset: int,
+    limit: int,
+    *,
+    farthest: int | None = None,
+) -> LivePage:
+    """List up to ``limit`` live messages in one state, after the first ``offset`` of them.
+
+    If there are several partitions, or messages with a time to live, this takes time in proportion
+    to ``offset`` and to the number of expired messages. ``farthest`` bounds it: only so many
+    messages of each partition are looked at, with those that have expired.
+    """
+    if not limit:
+        return LivePage([], False)
+    readers = [_Reader(store, state, limit, farthest) for store in stores]
+    if len(readers) == 1 and offset and not await stores[0].count_mortal(state):
+        # All of them are live.
+        readers[0].start(offset)
+        readers[0].farthest = None
+    elif offset:
+        await _skip(readers, offset)
+    merged = _Merged([reader.messages for reader in readers], readers[0].order)
+    found = await merged.take(limit)
+    messages = [(number, message) for number, (_, message) in found]
+    return LivePage(messages, any(reader.is_cut for reader in readers))
+
+
+async def _skip(readers: Sequence[_Reader], offset: int) -> None:
+    """Let readers begin behind the first messages of all partitions."""
+    merged = _Merged([reader.heads for reader in readers], readers[0].order)
+    ends = [0] * len(readers)
+    while offset and (some := await merged.take(min(offset, PAGE))):
+        offset -= len(some)
+        for number, (place, _) in some:
+            ends[number] = place + 1
+    for reader, end in zip(readers, ends, strict=True):
+        reader.start(end)
 
 
 async def letters_page(
@@ -47,6 +108,65 @@ async def letters_page(
     read = {number: iter(letters) for number, letters in zip(named, parts, strict=True)}
     found = [(number, next(read[number])) for number, _ in deaths]
     return [(number, letter) for number, letter in found if letter is not None]
+
+
+class _Reader:
+    """Reads the live messages of one partition in one state, step by step.
+
+    Attributes:
+        at: How many messages lie before the next step, with those that have expired.
+        farthest: The largest number of messages to look at, with those that have expired.
+        is_cut: Whether there may be more beyond that.
+    """
+
+    def __init__(self, store: ReliableStore, state: str, limit: int, farthest: int | None) -> None:
+        self._store = store
+        self._state = state
+        self._limit = min(limit, PAGE)
+        self._is_at_end = False
+        self.at = 0
+        self.farthest = farthest
+        self.is_cut = False
+
+    def start(self, at: int) -> None:
+        """Begin behind this many messages."""
+        self.at, self._is_at_end, self.is_cut = at, False, False
+
+    def order(self, found: tuple[int, MessageHead | StoredMessage]) -> Order:
+        """Return what decides which partition's message comes first."""
+        _, message = found
+        return (-message.priority if self._state == "ready" else 0, message.moment_us)
+
+    async def messages(self) -> Sequence[tuple[int, StoredMessage]]:
+        """Return the next live messages and their places; none at the end."""
+        while not self._is_at_end:
+            if found := await self._step(self._store.page, self._limit):
+                return found
+            # All of them have expired. Find the next one without reading bodies.
+            if not (heads := await self.heads()):
+                break
+            self.start(heads[0][0])
+        return []
+
+    async def heads(self) -> Sequence[tuple[int, MessageHead]]:
+        """Return the next live messages and their places, without bodies; none at the end."""
+        while not self._is_at_end:
+            if found := await self._step(self._store.heads, PAGE):
+                return found
+        return []
+
+    async def _step(
+        self, read: Callable[[str, int, int], Awaitable[Sequence[T | None]]], most: int
+    ) -> list[tuple[int, T]]:
+        start = self.at
+        asked = most if self.farthest is None else min(most, self.farthest - start)
+        if asked <= 0:
+            self.is_cut = self._is_at_end = True
+            return []
+        some = await read(self._state, start, asked)
+        self.at += len(some)
+        self._is_at_end = len(some) < asked
+        return [(place, each) for place, each in enumerate(some, start) if each is not None]
 
 
 class _Deaths:

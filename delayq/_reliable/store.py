@@ -20,6 +20,7 @@ from delayq._reliable.replies import (
     ClaimReply,
     Death,
     Extended,
+    MessageHead,
     MessageTimes,
     Occurrence,
     Offered,
@@ -91,6 +92,10 @@ Part = str | bytes | int
 PAGE = 200
 """How many messages one script looks at or drops: a script blocks the whole server while it
 runs.
+"""
+MOST_COUNTED = 1000
+"""How many messages may have a time to live for the figures to leave out all that have expired: see
+``count_expired`` in ``lua/reliable/include/queue.lua``.
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
@@ -437,17 +442,27 @@ class ReliableStore:
         found: list[StoredMessage | None] = []
         for at in range(0, limit, PAGE):
             asked = min(PAGE, limit - at)
-            some = await self._run(LIST, state, offset + at, asked)
+            some = await self._run(LIST, state, 0, offset + at, asked)
             pairs = zip(some[::2], some[1::2], strict=True)
             found += [None if it is None else StoredMessage.of(name, it) for name, it in pairs]
             if len(some) < 2 * asked:
                 break
         return found
 
+    async def heads(self, state: str, offset: int, limit: int) -> list[MessageHead | None]:
+        """List up to :data:`PAGE` messages as :meth:`page` does, without their bodies."""
+        some = await self._run(LIST, state, 1, offset, limit)
+        return [None if it is None else MessageHead.of(it) for it in some[1::2]]
+
     async def length(self, state: str) -> int:
         """Count the messages in one state as :meth:`page` does, with those that have expired."""
-        (count,) = await self._run(LIST, state, 0, 0)
+        count, _ = await self._run(LIST, state, 0, 0, 0)
         return int(count)
+
+    async def count_mortal(self, state: str) -> int:
+        """Count the messages with a time to live, of which some in that state may have expired."""
+        _, mortal = await self._run(LIST, state, 0, 0, 0)
+        return int(mortal)
 
     async def purge(self, state: str) -> Purged:
         """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""

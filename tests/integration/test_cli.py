@@ -715,6 +715,30 @@ def test_a_search_finds_messages_behind_expired_ones(cli: Cli, partitions: int) 
     assert sorted(found) == sorted(f"new-{n}" for n in range(300))
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_lists_show_messages_behind_expired_ones(cli: Cli, partitions: int) -> None:
+    async def main() -> None:
+        async with delayq.connect(cli.url) as client:
+            jobs = client.reliable_queue("jobs", partitions=partitions)
+            await jobs.offer_many(delayq.Offer("old", ttl=3600) for _ in range(120))
+            with redis.Redis.from_url(cli.url) as raw:
+                for number in range(partitions):
+                    expiries = ReliableKeys.of("jobs", partition=number).expiries
+                    raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
+            await jobs.offer_many(delayq.Offer(n) for n in range(120))
+
+    asyncio.run(main())
+    status, some = cli("peek jobs")
+    assert (status, len(some)) == (0, 10)
+    found: list[int] = []
+    for offset in range(0, 120, 50):
+        status, some = cli(f"list jobs --state ready --limit 50 --offset {offset}")
+        assert status == 0
+        found += [one["value"] for one in some]
+    assert sorted(found) == list(range(120))
+    assert cli("list jobs --state ready --offset 120") == (1, [])
+
+
 def test_a_search_reads_each_dead_letter_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with delayq.connect(cli.url) as client:
