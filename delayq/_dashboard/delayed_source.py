@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from delayq._dashboard.depths import count_in, edges
-from delayq._dashboard.rows import Place, Row, of_record
+from delayq._dashboard.rows import Listing, Place, Row, of_record
 from delayq._dashboard.steps import in_steps
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
@@ -54,7 +54,10 @@ class DelayedSource:
         """Return how many messages come due by each of :data:`HORIZONS`, and how many later."""
         return await self._store.due_counts(edges(now))
 
-    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
+    async def page(self, state: str, offset: int, limit: int) -> Listing:
+        return Listing(await self._rows(state, offset, limit))
+
+    async def _rows(self, state: str, offset: int, limit: int) -> list[Row]:
         if state == "delayed":
             return [of_record(found) for found in await self._store.pending_page(offset, limit)]
         if state == "leased":
@@ -67,7 +70,7 @@ class DelayedSource:
         """Return the messages in these states, to be searched."""
         depth = await self.depth()
         return [
-            Shelf(count_in(depth, state), partial(self.page, state))
+            Shelf(count_in(depth, state), partial(self._rows, state))
             for state in states
             if state in self.states
         ]

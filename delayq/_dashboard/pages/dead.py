@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from delayq._dashboard.forms import offset_of, see
+from delayq._dashboard.forms import farthest, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import PER_PAGE
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
     offset = offset_of(request, source)
-    depth, rows, now = await asyncio.gather(
+    depth, listing, now = await asyncio.gather(
         source.depth(), source.page("dead", offset, PER_PAGE), board.now()
     )
     return {
         "source": source,
         "depth": depth,
-        "rows": rows,
+        "rows": listing.rows,
         "offset": offset,
         "limit": PER_PAGE,
+        "farthest": farthest(source),
         "total": depth.dead,
         "now": now,
     }
