@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from delayq._dashboard.depths import count_in, edges
-from delayq._dashboard.rows import Place, Row, of_record
+from delayq._dashboard.rows import Listing, Place, Row, of_record
 from delayq._dashboard.steps import in_steps
 from delayq._dashboard.undo import PerhapsUndone
 from delayq._delayed.keys import DelayedKeys
@@ -56,7 +56,10 @@ class DelayedSource:
         """Return how many messages come due by each of :data:`HORIZONS`, and how many later."""
         return await self._store.due_counts(edges(now))
 
-    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
+    async def page(self, state: str, offset: int, limit: int) -> Listing:
+        return Listing(await self._rows(state, offset, limit))
+
+    async def _rows(self, state: str, offset: int, limit: int) -> list[Row]:
         if state == "delayed":
             return [of_record(found) for found in await self._store.pending_page(offset, limit)]
         if state == "leased":
@@ -69,7 +72,7 @@ class DelayedSource:
         """Return the messages in these states, to be searched."""
         depth = await self.depth()
         return [
-            Shelf(count_in(depth, state), partial(self.page, state))
+            Shelf(count_in(depth, state), partial(self._rows, state))
             for state in states
             if state in self.states
         ]

@@ -29,7 +29,7 @@ _MOST_FORM = 64 * 1024
 # characters into three, and a line break into six.
 _MOST_FORM_OF_OPERATORS = 6 * MAX_PAYLOAD + _MOST_FORM
 _MOST_FIELDS = 1000
-# Each partition is asked for all up to the end of a page, so a page's offset is limited.
+# The messages of partitions are merged up to the end of a page, so a page's offset is limited.
 _FARTHEST = 1_000_000
 _FARTHEST_IN_PARTITIONS = 10_000
 
@@ -143,8 +143,12 @@ def see(page: str, source: AnySource | None = None, /, **more: str) -> Response:
 
 def offset_of(request: Request, source: AnySource) -> int:
     """Return where a page of a list begins."""
-    farthest = _FARTHEST if source.partitions == 1 else _FARTHEST_IN_PARTITIONS
-    return whole(request.query_params.get("offset"), farthest)
+    return whole(request.query_params.get("offset"), farthest(source))
+
+
+def farthest(source: AnySource) -> int:
+    """Return the offset of the last page of a list that is shown."""
+    return _FARTHEST if source.partitions == 1 else _FARTHEST_IN_PARTITIONS
 
 
 def whole(text: str | None, most: int = _FARTHEST * 1000) -> int:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from delayq._dashboard.depths import edges
-from delayq._dashboard.rows import Place, Row, of_letter, of_message
+from delayq._dashboard.rows import Listing, Place, Row, of_letter, of_message
 from delayq._dashboard.steps import AT_A_TIME, in_steps
 from delayq._durations import moment_us
 from delayq._redis.error_reader import SettingsChanged
@@ -19,13 +17,14 @@ from delayq._reliable.dead_letters import half_way, purge_letters, read_dead_let
 from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
+from delayq._reliable.listing import letters_page, live_page
 from delayq._reliable.offering import Offer
 from delayq._reliable.outcomes import history_of
 from delayq._reliable.placement import home_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import Settings
-from delayq._reliable.store import ReliableStore
+from delayq._reliable.store import MOST_COUNTED, ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
 from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError, ServerRefused
@@ -43,6 +42,9 @@ if TYPE_CHECKING:
     from delayq.stats import Activity, WorkerInfo
 
 R = TypeVar("R")
+
+# How many messages of a partition a page looks at, with those that have expired.
+_FARTHEST = 20_000
 
 
 class ReliableSource:
@@ -109,19 +111,24 @@ class ReliableSource:
         parts = await self._each(lambda _, store: store.due_counts(edges(now)))
         return [sum(bars) for bars in zip(*parts, strict=True)]
 
-    async def page(self, state: str, offset: int, limit: int) -> list[Row]:
-        # Each partition may have all the messages that come first.
-        single = len(self._parts) == 1
-        first, count = (offset, limit) if single else (0, offset + limit)
+    async def page(self, state: str, offset: int, limit: int) -> Listing:
+        """Return a page of the messages in one state, or of the dead letters.
 
-        def order(row: Row) -> tuple[int, int]:
-            priority = row.priority if state == "ready" else 0
-            return -priority, row.died_us or row.due_us or row.lease_us or 0
-
-        parts = await self._each(lambda number, _: self._rows(number, state, first, count))
-        rows = [[row for row in part if row is not None] for part in parts]
-        merged = heapq.merge(*rows, key=order)
-        return rows[0] if single else [*islice(merged, offset, offset + limit)]
+        The offset counts live messages: see :mod:`delayq._reliable.listing`.
+        """
+        if state == "dead":
+            letters = await letters_page(self._parts, offset, limit)
+            return Listing([of_letter(Place(each.name, part), each) for part, each in letters])
+        # One more, to know whether there are more.
+        found = await live_page(self._parts, state, offset, limit + 1, farthest=_FARTHEST)
+        rows = [of_message(Place(each.id, part), each) for part, each in found.messages]
+        has_more = len(rows) > limit
+        is_exact = (
+            not has_more
+            or max(await self._each(lambda _, store: store.count_mortal(state))) <= MOST_COUNTED
+        )
+        is_cut = found.is_cut and not has_more
+        return Listing(rows[:limit], has_more, is_exact, _FARTHEST if is_cut else None)
 
     async def shelves(self, states: Sequence[str]) -> list[Shelf[Row]]:
         """Return the messages in these states, to be searched: one partition after the other."""

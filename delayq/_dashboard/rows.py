@@ -75,6 +75,33 @@ class Row:
         return max(0, (self.due_us or 0) - now)
 
 
+@dataclass(frozen=True)
+class Listing:
+    """A page of a list.
+
+    Attributes:
+        rows: The messages on it.
+        has_more: Whether another page has more; None if the count of the messages tells.
+        is_exact: Whether that count leaves out all messages that have expired.
+        cut_at: How many messages of each partition were looked at, if there may be more: the work
+            for a page is bounded.
+    """
+
+    rows: list[Row]
+    has_more: bool | None = None
+    is_exact: bool = True
+    cut_at: int | None = None
+
+    def total(self, offset: int, count: int) -> int:
+        """Return how many messages the pages show, for the count of those that there may be."""
+        if self.has_more is None:
+            return count
+        end = offset + len(self.rows)
+        if self.has_more:
+            return max(count, end + 1)
+        return end if self.rows or not offset else min(count, offset)
+
+
 def of_record(found: PendingRecord) -> Row:
     place = Place(found.start, 0, found.score.decode(errors="replace"))
     payload = found.payload

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Generic
 
 from delayq._durations import moment_us
@@ -16,6 +13,7 @@ from delayq._generics import T
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.ids import checked_id
+from delayq._reliable.listing import letters_page
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -102,25 +100,13 @@ class DeadLetters(Generic[T]):
         """List dead letters, oldest first.
 
         Args:
-            offset: The number of letters to skip.
+            offset: The number of letters to skip. If the queue has partitions, skipping takes time
+                in proportion to it.
             limit: The largest number of letters to return.
         """
         check_page(offset, limit)
-        if not limit:
-            return []
-        stores = [*await self._places(None)]
-        if len(stores) == 1:
-            return [
-                read_dead_letter(letter, self._codec)
-                for letter in await stores[0].dead_page(offset, limit)
-            ]
-        # Each partition may have all the letters that come first.
-        parts = await asyncio.gather(*(store.dead_page(0, offset + limit) for store in stores))
-        oldest = heapq.merge(*parts, key=lambda letter: letter.died_us)
-        return [
-            read_dead_letter(letter, self._codec)
-            for letter in islice(oldest, offset, offset + limit)
-        ]
+        found = await letters_page([*await self._places(None)], offset, limit)
+        return [read_dead_letter(letter, self._codec) for _, letter in found]
 
     async def redrive(
         self,

@@ -217,20 +217,32 @@ class OpenReliableQueue:
     async def of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
         """Call ``of`` for every partition concurrently, and return the results.
 
-        If the queue has got other partitions meanwhile, call it for all of them again, so that none
-        is missed. Waits for all calls, then raises the first error.
+        Calls it again as :meth:`of_all` does. Waits for all calls, then raises the first error.
         """
-        while True:
-            epoch = self.settings.epoch
-            outcomes = await asyncio.gather(*map(of, self.partitions), return_exceptions=True)
+
+        async def each(partitions: Sequence[Partition]) -> Sequence[R]:
+            outcomes = await asyncio.gather(*map(of, partitions), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
+            return outcomes  # type: ignore[return-value]  # none is an error
+
+        return await self.of_all(each)
+
+    async def of_all(self, of: Callable[[Sequence[Partition]], Awaitable[R]]) -> R:
+        """Call ``of`` for all partitions together, and return its result.
+
+        If the queue has got other partitions meanwhile, call it for all of them again, so that none
+        is missed.
+        """
+        while True:
+            epoch = self.settings.epoch
+            result = await of([*self.partitions])
             # The calls were made, whatever becomes of this one.
             with suppress(DelayqError):
                 await self.settings.read()
             if self.settings.epoch == epoch:
-                return outcomes  # type: ignore[return-value]  # none is an error
+                return result
 
     def new_id_in(self, partition: Partition) -> str:
         """Generate an id for a message of a group, which lies in a certain partition."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
@@ -19,6 +17,7 @@ from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, 
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
+from delayq._reliable.listing import live_page
 from delayq._reliable.message import Message, QueueHandle
 from delayq._reliable.offering import (
     USUAL_PRIORITY,
@@ -543,7 +542,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Args:
             state: ``"delayed"``, ``"ready"`` or ``"leased"``. For dead letters see :attr:`dead`.
-            offset: The number of messages to skip.
+            offset: The number of messages to skip. Those that have expired do not count. If the
+                queue has partitions, or messages with a time to live, skipping takes time in
+                proportion to it.
             limit: The largest number of messages to return.
         """
         self._check_open()
@@ -552,26 +553,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         check_page(offset, limit)
         await self._settled()
 
-        def page(partition: Partition) -> Awaitable[Sequence[Message[T]]]:
-            if len(self._open.partitions) == 1:
-                return self._page(partition, state, offset, limit)
-            # Each partition may have all the messages that come first.
-            return self._page(partition, state, 0, offset + limit)
+        async def page(partitions: Sequence[Partition]) -> list[Message[T]]:
+            stores = [partition.store for partition in partitions]
+            found = (await live_page(stores, state, offset, limit)).messages
+            return [self._seen(partitions[number], message) for number, message in found]
 
-        parts = await self._open.of_each(page)
-        if len(parts) == 1:
-            return [*parts[0]]
-        merged = heapq.merge(
-            *parts,
-            key=lambda message: (-message.priority if state == "ready" else 0, message.due_at),
-        )
-        return [*islice(merged, offset, offset + limit)]
-
-    async def _page(
-        self, partition: Partition, state: State, offset: int, limit: int
-    ) -> Sequence[Message[T]]:
-        stored = await partition.store.page(state, offset, limit)
-        return [self._seen(partition, each) for each in stored if each is not None]
+        return await self._open.of_all(page)
 
     async def purge(
         self,

@@ -198,6 +198,24 @@ class StoredMessage(NamedTuple):
         return cls(id, state.decode(), priority, parse_us(moment), attempt, body, text)
 
 
+class MessageHead(NamedTuple):
+    """The place of a live message in a list, as read without its body.
+
+    Attributes:
+        priority: 0 to 9.
+        moment_us: When it is due, or when its lease ends, in microseconds.
+    """
+
+    priority: int
+    moment_us: int
+
+    @classmethod
+    def of(cls, facts: Sequence[Any]) -> MessageHead:
+        """Parse what ``list.lua`` returns for a message if it is to be brief."""
+        _, priority, moment = facts
+        return cls(priority, parse_us(moment))
+
+
 class MessageTimes(NamedTuple):
     """The stored times of a message, in microseconds; None where nothing is stored.
 
@@ -245,6 +263,18 @@ class StoredGroup(NamedTuple):
         name, waiting, running, moment, limit, is_paused = facts
         next_us = parse_us(moment) if moment else None
         return cls(name, waiting, running, next_us, limit.decode(), bool(is_paused))
+
+
+class Death(NamedTuple):
+    """The place of a dead letter in a list.
+
+    Attributes:
+        name: The name under which the letter is stored.
+        died_us: When the message died, in microseconds.
+    """
+
+    name: bytes
+    died_us: int
 
 
 class StoredLetter(NamedTuple):

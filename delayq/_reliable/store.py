@@ -18,7 +18,9 @@ from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
     ClaimReply,
+    Death,
     Extended,
+    MessageHead,
     MessageTimes,
     Occurrence,
     Offered,
@@ -90,6 +92,10 @@ Part = str | bytes | int
 PAGE = 200
 """How many messages one script looks at or drops: a script blocks the whole server while it
 runs.
+"""
+MOST_COUNTED = 1000
+"""How many messages may have a time to live for the figures to leave out all that have expired: see
+``count_expired`` in ``lua/reliable/include/queue.lua``.
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
@@ -436,17 +442,27 @@ class ReliableStore:
         found: list[StoredMessage | None] = []
         for at in range(0, limit, PAGE):
             asked = min(PAGE, limit - at)
-            some = await self._run(LIST, state, offset + at, asked)
+            some = await self._run(LIST, state, 0, offset + at, asked)
             pairs = zip(some[::2], some[1::2], strict=True)
             found += [None if it is None else StoredMessage.of(name, it) for name, it in pairs]
             if len(some) < 2 * asked:
                 break
         return found
 
+    async def heads(self, state: str, offset: int, limit: int) -> list[MessageHead | None]:
+        """List up to :data:`PAGE` messages as :meth:`page` does, without their bodies."""
+        some = await self._run(LIST, state, 1, offset, limit)
+        return [None if it is None else MessageHead.of(it) for it in some[1::2]]
+
     async def length(self, state: str) -> int:
         """Count the messages in one state as :meth:`page` does, with those that have expired."""
-        (count,) = await self._run(LIST, state, 0, 0)
+        count, _ = await self._run(LIST, state, 0, 0, 0)
         return int(count)
+
+    async def count_mortal(self, state: str) -> int:
+        """Count the messages with a time to live, of which some in that state may have expired."""
+        _, mortal = await self._run(LIST, state, 0, 0, 0)
+        return int(mortal)
 
     async def purge(self, state: str) -> Purged:
         """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""
@@ -506,18 +522,34 @@ class ReliableStore:
 
     async def dead_page(self, offset: int, limit: int) -> list[StoredLetter]:
         """List up to ``limit`` dead letters, oldest first; ``limit`` is at least 1."""
+        deaths = await self.deaths(offset, limit)
+        return [letter for letter in await self.letters_of(deaths) if letter is not None]
+
+    async def deaths(self, offset: int, limit: int) -> list[Death]:
+        """List up to ``limit`` dead letters, oldest first, without reading them; ``limit`` is at
+        least 1.
+        """
         found = await self.client.command(
             "ZRANGE", self.keys.dead, offset, offset + limit - 1, "WITHSCORES"
         )
-        if not found:
-            return []
-        names, died = found[::2], found[1::2]
-        letters = await self.client.command("HMGET", self.keys.dead_messages, *names)
-        return [
-            StoredLetter(name, letter, parse_us(at))
-            for name, letter, at in zip(names, letters, died, strict=True)
-            if letter is not None  # redriven or dropped meanwhile
-        ]
+        return [Death(name, parse_us(at)) for name, at in zip(found[::2], found[1::2], strict=True)]
+
+    async def letters_of(self, deaths: Sequence[Death]) -> list[StoredLetter | None]:
+        """Read dead letters; None for each that was redriven or dropped meanwhile.
+
+        No command reads more than :data:`PAGE`.
+        """
+        found: list[StoredLetter | None] = []
+        for at in range(0, len(deaths), PAGE):
+            some = deaths[at : at + PAGE]
+            letters = await self.client.command(
+                "HMGET", self.keys.dead_messages, *(each.name for each in some)
+            )
+            found += [
+                None if letter is None else StoredLetter(each.name, letter, each.died_us)
+                for each, letter in zip(some, letters, strict=True)
+            ]
+        return found
 
     async def dead_letter(self, name: bytes) -> StoredLetter | None:
         """Return one dead letter; None if there is none of that name."""

@@ -18,6 +18,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import any_id_of, payload_of
 from delayq._delayed.store import DelayedStore
 from delayq._durations import delay_us, moment_us
+from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.tallies import checked_span
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from delayq._durations import Duration
     from delayq._generics import T
     from delayq._redis.client import RedisClient
+    from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.message import Message
     from delayq._reliable.partition import Partition
     from delayq._reliable.queue import ReliableQueue
@@ -230,6 +232,18 @@ async def shelves(queue: ReliableQueue[T], state: State) -> Sequence[Shelf[Messa
         return Shelf(await partition.store.length(state), partial(page, partition))
 
     return await queue._open.of_each(shelf)
+
+
+async def letter_shelves(queue: ReliableQueue[T]) -> Sequence[Shelf[DeadLetter[T]]]:
+    """Return the dead letters of a reliable queue, as :func:`shelves` returns messages."""
+
+    async def page(store: ReliableStore, offset: int, limit: int) -> list[DeadLetter[T]]:
+        return [
+            read_dead_letter(each, queue._codec) for each in await store.dead_page(offset, limit)
+        ]
+
+    stores = await queue._letters_at(None)
+    return [Shelf(await store.count_dead(), partial(page, store)) for store in stores]
 
 
 async def records(

@@ -28,7 +28,7 @@ from delayq.cli.shown import MessageView, show_list
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq import Client, Message
+    from delayq import Client, DeadLetter, Message
     from delayq._reliable.replies import State
     from delayq.codecs import Codec
 
@@ -60,9 +60,11 @@ async def _shelves(
         return [Shelf(getattr(depth, state), partial(records, state)) for state in states]
     handle = queue.reliable(client)
 
-    async def letters(offset: int, limit: int) -> list[MessageView]:
-        found = await handle.dead.list(offset=offset, limit=limit)
-        return [MessageView.of_letter(one, codec) for one in found]
+    async def letters(
+        some: Shelf[DeadLetter[bytes]], offset: int, limit: int
+    ) -> list[MessageView | None]:
+        found = await some.page(offset, limit)
+        return [None if one is None else MessageView.of_letter(one, codec) for one in found]
 
     async def views(
         messages: Shelf[Message[bytes]], offset: int, limit: int
@@ -73,7 +75,8 @@ async def _shelves(
     shelves: list[Shelf[MessageView]] = []
     for state in states:
         if state == "dead":
-            shelves.append(Shelf((await handle.stats()).dead, letters))
+            dead = await inspection.letter_shelves(handle)
+            shelves += [Shelf(part.count, partial(letters, part)) for part in dead]
         else:
             parts = await inspection.shelves(handle, cast("State", state))
             shelves += [Shelf(part.count, partial(views, part)) for part in parts]

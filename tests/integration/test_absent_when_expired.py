@@ -11,11 +11,14 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.claims import Claims
+from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ReliableStore
 from tests.support.reliable_fixtures import raw, store
 from tests.support.reliable_store import HOUR, Store
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
+    from delayq._reliable.replies import State
 
 pytestmark = pytest.mark.every_server
 
@@ -103,3 +106,81 @@ async def test_many_expired_messages_in_front_hold_up_nothing(
     # However many calls it takes, they must not be nested.
     assert len(depths) > 50
     assert max(depths) <= depths[0] + 3
+
+
+async def offer_around_expired(
+    client: Client, raw: Any, partitions: int, expired: int
+) -> tuple[ReliableQueue[Any], list[str]]:
+    """Offer messages that expire in front of, and between, 120 others; return those others' ids."""
+    queue = client.reliable_queue("many", lease=HOUR, partitions=partitions)
+    await queue.offer_many([Offer("old", ttl=HOUR) for _ in range(expired)])
+    live = [f"live{n}" for n in range(120)]
+    for start in range(0, 120, 40):
+        await queue.offer_many([Offer("new", id=each) for each in live[start : start + 40]])
+        await queue.offer_many([Offer("old", ttl=HOUR) for _ in range(30)])
+    for number in range(partitions):
+        expiries = ReliableKeys.of("many", partition=number).expiries
+        await raw.hset(expiries, mapping=dict.fromkeys(await raw.hkeys(expiries), 1))
+    return queue, live
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("expired", [120, 1100])
+async def test_lists_read_on_to_those_that_live(
+    client: Client, raw: Any, partitions: int, expired: int
+) -> None:
+    queue, live = await offer_around_expired(client, raw, partitions, expired)
+    found = [message.id for message in await queue.list("ready", limit=1000)]
+    assert sorted(found) == sorted(live)
+    # Partitions store the messages of one call at different moments.
+    assert partitions > 1 or found == live
+    assert [message.id for message in await queue.peek(3)] == found[:3]
+    pages = [await queue.list("ready", offset=at, limit=25) for at in range(0, 150, 25)]
+    assert [len(page) for page in pages] == [25, 25, 25, 25, 20, 0]
+    assert [message.id for page in pages for message in page] == found
+    # With a limit that is larger than what one script looks at.
+    assert [each.id for each in await queue.list("ready", offset=7, limit=300)] == found[7:]
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("ttl", [None, HOUR])
+async def test_pages_neither_skip_nor_repeat(
+    client: Client, raw: Any, partitions: int, ttl: float | None
+) -> None:
+    queue = client.reliable_queue("many", lease=HOUR, partitions=partitions)
+    await queue.offer_many(
+        Offer(n, delay=n % 7 * 100, id=f"m{n}", priority=n % 3, ttl=ttl) for n in range(700)
+    )
+    held = await queue.claim(50)
+    states: dict[State, int] = {"delayed": 600, "ready": 50, "leased": 50}
+    for state, count in states.items():
+        everything = [message.id for message in await queue.list(state, limit=1000)]
+        assert len({*everything}) == len(everything) == count
+        paged = [
+            message.id
+            for at in range(0, count + 90, 90)
+            for message in await queue.list(state, offset=at, limit=90)
+        ]
+        assert paged == everything
+    assert held
+
+
+async def test_a_deep_page_of_messages_that_cannot_expire_is_one_look(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = client.reliable_queue("many")
+    await queue.offer_many([Offer(n) for n in range(1000)])
+    looks: list[tuple[int, int]] = []
+    page = ReliableStore.page
+
+    async def looked(self: Any, state: str, offset: int, limit: int) -> Any:
+        looks.append((offset, limit))
+        return await page(self, state, offset, limit)
+
+    async def no_heads(*_: Any) -> Any:
+        raise AssertionError("the messages before the page were read")
+
+    monkeypatch.setattr(ReliableStore, "page", looked)
+    monkeypatch.setattr(ReliableStore, "heads", no_heads)
+    assert len(await queue.list("ready", offset=900, limit=25)) == 25
+    assert looks == [(900, 25)]

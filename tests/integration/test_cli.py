@@ -20,6 +20,7 @@ import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.store import ReliableStore
 from delayq.admin import inspect as inspection
 from delayq.admin.acl import acl_rules
 from delayq.cli.app import run
@@ -713,6 +714,59 @@ def test_a_search_finds_messages_behind_expired_ones(cli: Cli, partitions: int) 
         found += [one["id"] for one in some]
         offset = figures["next_offset"]
     assert sorted(found) == sorted(f"new-{n}" for n in range(300))
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_lists_show_messages_behind_expired_ones(cli: Cli, partitions: int) -> None:
+    async def main() -> None:
+        async with delayq.connect(cli.url) as client:
+            jobs = client.reliable_queue("jobs", partitions=partitions)
+            await jobs.offer_many(delayq.Offer("old", ttl=3600) for _ in range(120))
+            with redis.Redis.from_url(cli.url) as raw:
+                for number in range(partitions):
+                    expiries = ReliableKeys.of("jobs", partition=number).expiries
+                    raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
+            await jobs.offer_many(delayq.Offer(n) for n in range(120))
+
+    asyncio.run(main())
+    status, some = cli("peek jobs")
+    assert (status, len(some)) == (0, 10)
+    found: list[int] = []
+    for offset in range(0, 120, 50):
+        status, some = cli(f"list jobs --state ready --limit 50 --offset {offset}")
+        assert status == 0
+        found += [one["value"] for one in some]
+    assert sorted(found) == list(range(120))
+    assert cli("list jobs --state ready --offset 120") == (1, [])
+
+
+def test_a_search_reads_each_dead_letter_once(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        async with delayq.connect(cli.url) as client:
+            await client.reliable_queue("jobs", partitions=2).stats()
+
+    asyncio.run(main())
+    with redis.Redis.from_url(cli.url) as raw:
+        for number in range(2):
+            keys = ReliableKeys.of("jobs", partition=number)
+            ids = range(number, 1000, 2)
+            raw.zadd(keys.dead, {f"d{n}": 1e15 + n for n in ids})
+            letters = {f"d{n}": f'{{"reason":"x"}}\n1 \n{n}' for n in ids}
+            raw.hset(keys.dead_messages, mapping=letters)
+    read: list[str] = []
+    page = ReliableStore.dead_page
+
+    async def counted(self: Any, offset: int, limit: int) -> Any:
+        found = await page(self, offset, limit)
+        read.extend(letter.name.decode() for letter in found)
+        return found
+
+    monkeypatch.setattr(ReliableStore, "dead_page", counted)
+    status, (*some, figures) = cli("search jobs --state dead --payload 99 --limit 100")
+    assert status == 0
+    assert sorted(one["value"] for one in some) == [n for n in range(1000) if "99" in str(n)]
+    assert figures == {"searched": 1000, "total": 1000, "found": len(some), "next_offset": None}
+    assert sorted(read) == sorted(f"d{n}" for n in range(1000))
 
 
 def schedule_two(url: str) -> None:

@@ -22,6 +22,7 @@ from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._delayed.store import DelayedStore
+from delayq._redis.client import RedisClient
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from tests.support.board import act, field, form, links, on_all_pages, page, texts
@@ -540,6 +541,88 @@ async def test_messages_behind_expired_ones_are_found(
     assert not await jobs.list("ready", limit=5000)
     assert "300 messages are as before." in await undo(admin, shown)
     assert len(await jobs.list("ready", limit=5000)) == 300
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+@pytest.mark.parametrize("expired", [120, 2500])
+async def test_pages_show_each_live_message_once(
+    client: Client, raw: Any, reader: Browser, partitions: int, expired: int
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    live = await expired_in_front(jobs, raw, expired, 120)
+    address = f"{JOBS}&state=ready"
+    assert sorted(await on_all_pages(reader, address, r"<code>(live-\d+)</code>")) == sorted(live)
+    # The server counts expired messages only if that is cheap.
+    depth = await jobs.stats()
+    assert (depth.ready == 120) == (expired == 120)
+    first = "25 of 120" if expired == 120 else f"25 of up to {depth.ready:,}"
+    assert first in texts(await page(reader, address))
+    last = texts(await page(reader, f"{address}&offset=100"))
+    assert "120 of 120" in last
+    assert "Next" not in last
+
+
+@pytest.mark.parametrize("partitions", [1, 2])
+async def test_a_page_looks_at_a_bounded_number_of_expired_messages(
+    client: Client,
+    raw: Any,
+    reader: Browser,
+    monkeypatch: pytest.MonkeyPatch,
+    partitions: int,
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.reliable_source._FARTHEST", 300)
+    jobs = client.reliable_queue("jobs", partitions=partitions)
+    await expired_in_front(jobs, raw, 1000, 120)
+    shown = await page(reader, f"{JOBS}&state=ready")
+    assert "All messages that were looked at have expired." in texts(shown)
+    assert "No page shows more than the first 300 ready messages" in texts(shown)
+    assert 'rel="next"' not in shown
+
+
+async def test_pages_end_where_their_rows_would_repeat(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._dashboard.forms._FARTHEST_IN_PARTITIONS", 50)
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n) for n in range(120)])
+    for message in await jobs.claim(100):
+        await message.bury("why")
+    await jobs.offer_many([Offer(n) for n in range(100)])
+    for address in (f"{JOBS}&state=ready", f"dead?{JOBS[6:]}"):
+        assert 'rel="next"' in await page(reader, f"{address}&offset=25")
+        shown = await page(reader, f"{address}&offset=50")
+        assert "75 of 1" in texts(shown)
+        assert 'rel="next"' not in shown
+
+
+async def test_a_page_of_letters_reads_no_others(
+    client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await client.reliable_queue("jobs", partitions=3).stats()
+    await fill_with_letters(raw, 3, 2_000)
+    bodies: list[int] = []
+    command = RedisClient.command
+
+    async def counted(self: Any, *parts: Any) -> Any:
+        if parts[0] == "HMGET" and "dead" in parts[1]:
+            bodies.append(len(parts) - 2)
+        return await command(self, *parts)
+
+    monkeypatch.setattr(RedisClient, "command", counted)
+    shown = await page(reader, f"dead?{JOBS[6:]}&offset=5000")
+    assert names(shown) == [f"d{n}" for n in range(5000, 5025)]
+    assert sum(bodies) == 25
+
+
+async def fill_with_letters(raw: Any, partitions: int, each: int) -> None:
+    """Store dead letters, in turns in each partition, which died one after the other."""
+    for number in range(partitions):
+        keys = ReliableKeys.of("jobs", partition=number)
+        ids = range(number, partitions * each, partitions)
+        await raw.zadd(keys.dead, {f"d{n}": 1e15 + n for n in ids})
+        await raw.hset(
+            keys.dead_messages, mapping={f"d{n}": f'{{"reason":"x"}}\n1 \n{n}' for n in ids}
+        )
 
 
 async def test_a_message_selected_twice_is_one(client: Client, admin: Browser) -> None:

@@ -21,6 +21,7 @@ import delayq
 from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
 from delayq._engine.stagger import Stagger
+from delayq._redis.client import RedisClient
 from delayq._redis.slots import SLOTS, hash_tag
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import home_of, partition_of
@@ -424,6 +425,37 @@ async def test_stats_lists_and_purges_are_of_all_partitions(jobs: ReliableQueue[
     assert not await jobs.resume()
     assert await jobs.purge("delayed") == 30
     assert await jobs.purge() == 10
+
+
+@pytest.mark.parametrize("partitions", [1, 3])
+async def test_a_page_of_letters_reads_no_others(
+    client: Client, server: PrivateServer, monkeypatch: pytest.MonkeyPatch, partitions: int
+) -> None:
+    queue = client.reliable_queue("letters", partitions=partitions)
+    await queue.stats()
+    async with Redis.from_url(server.url) as raw:
+        for number in range(partitions):
+            keys = ReliableKeys.of("letters", partition=number)
+            ids = range(number, 3000, partitions)
+            await raw.zadd(keys.dead, {f"d{n}": 1e15 + n for n in ids})
+            letters: Any = {f"d{n}": f'{{"reason":"x"}}\n1 \n{n}' for n in ids}
+            await raw.hset(keys.dead_messages, mapping=letters)
+    bodies: list[int] = []
+    command = RedisClient.command
+
+    async def counted(self: Any, *parts: Any) -> Any:
+        if parts[0] == "HMGET" and "dead" in parts[1]:
+            bodies.append(len(parts) - 2)
+        return await command(self, *parts)
+
+    monkeypatch.setattr(RedisClient, "command", counted)
+    some = await queue.dead.list(offset=1234, limit=25)
+    assert [letter.id for letter in some] == [f"d{n}" for n in range(1234, 1259)]
+    assert sum(bodies) == 25
+    assert len(await queue.dead.list(offset=500, limit=10_000)) == 2500
+    assert sum(bodies) == 2525
+    # No command holds the server up.
+    assert max(bodies) <= 200
 
 
 @pytest.mark.usefixtures("_full_batches")

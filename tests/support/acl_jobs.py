@@ -215,7 +215,7 @@ async def delayed_dashboard(place: Place) -> None:
     await place.raw.hset(keys.leased, b"token", b"4")
     board = DelayedSource(place.client._open_session(), NAME)
     await show(board)
-    assert [row.payload for row in await board.page("leased", 0, 9)] == [b"4"]
+    assert [row.payload for row in (await board.page("leased", 0, 9)).rows] == [b"4"]
     await place.raw.unlink(keys.leases, keys.leased)
     await stops_listening(place, keys.channel, queue)
 
@@ -228,7 +228,7 @@ async def show(board: DelayedSource | ReliableSource) -> None:
     assert (await board.settings() is None) == (board.kind == "delayed")
     for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
         searched = [row for shelf in await board.shelves([state]) for row in await shelf.page(0, 9)]
-        for row in await board.page(state, 0, 9):
+        for row in (await board.page(state, 0, 9)).rows:
             assert row in searched
             if row.place is not None:
                 assert await board.find(row.place, dead=state == "dead")
@@ -256,7 +256,7 @@ async def delayed_admin(place: Place) -> None:
     theirs, raw = place.helper.delayed_queue(NAME), place.raw
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
     board = DelayedSource(place.client._open_session(), NAME)
-    row = (await board.page("delayed", 0, 1))[0]
+    row = (await board.page("delayed", 0, 1)).rows[0]
     assert row.place is not None
     (moved,) = await board.reschedule([row.place], 10_000_000)
     assert moved is not None

@@ -219,6 +219,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "facts": ("{}",),
     "unit": ("m", "h"),
     "span": (3,),
+    "brief": (0, 1),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),

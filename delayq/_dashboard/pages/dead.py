@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from delayq._dashboard.forms import offset_of, see
+from delayq._dashboard.forms import farthest, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._durations import moment_us
@@ -28,13 +28,14 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     offset = offset_of(request, source)
     # Those that die from now on are not among those that the visitor acts on.
     now = await board.now()
-    depth, rows = await asyncio.gather(source.depth(), source.page("dead", offset, PER_PAGE))
+    depth, listing = await asyncio.gather(source.depth(), source.page("dead", offset, PER_PAGE))
     return {
         "source": source,
         "depth": depth,
-        "rows": rows,
+        "rows": listing.rows,
         "offset": offset,
         "limit": PER_PAGE,
+        "farthest": farthest(source),
         "total": depth.dead,
         "now": now,
         "until": moment_us(now).isoformat(),

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard import changes
 from delayq._dashboard.depths import count_in, late_us
-from delayq._dashboard.forms import NO_DELAY, UNITS, offset_of, see
+from delayq._dashboard.forms import NO_DELAY, UNITS, farthest, offset_of, see
 from delayq._dashboard.page import Action, Note, Page
 
 if TYPE_CHECKING:
@@ -40,9 +40,10 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
     if state not in source.states:
         raise HTTPException(404, "Unknown message state.")
     now = await board.now()
-    depth, (soon, *bars), rows = await asyncio.gather(
+    depth, (soon, *bars), listing = await asyncio.gather(
         source.depth(), source.histogram(now), source.page(state, offset, PER_PAGE)
     )
+    count = count_in(depth, state)
     bars[0] += soon
     trail = board.live.trail(source)
     trail.add(depth, late_us(depth, source.kind), soon)
@@ -52,10 +53,13 @@ async def _values(board: Board, source: AnySource, state: str, offset: int) -> d
         "trail": trail,
         "bars": list(zip(_BARS, bars, (_share(bar, bars) for bar in bars), strict=True)),
         "state": state,
-        "total": count_in(depth, state),
-        "rows": rows,
+        "count": count,
+        "total": listing.total(offset, count),
+        "listing": listing,
+        "rows": listing.rows,
         "offset": offset,
         "limit": PER_PAGE,
+        "farthest": farthest(source),
         "now": now,
         "units": tuple(UNITS),
         "most": changes.MOST,

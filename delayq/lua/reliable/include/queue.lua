@@ -172,15 +172,19 @@ local function free_id(id, found, now)
   end
 end
 
--- Return the facts about a message: {state, priority, moment, attempt, body, error}; false if it is
--- not live.
-local function describe(id, now)
+-- Return the facts about a message: {state, priority, moment, attempt, body, error}, or only the
+-- first three if they are to be brief; false if it is not live.
+local function describe(id, now, brief)
   local found = find_message(id, now)
   if not found or found.expired then return false end
-  local record, body = find_record(id, found), redis.call('HGET', bodies, id)
-  local moment = (found.lost or record.mark == ':r') and due_of(record, body) or found.score
+  local record = find_record(id, found)
+  local was_lost = found.lost or record.mark == ':r'
+  -- A body may be large, so it is read only if it is needed.
+  local body = (was_lost or not brief) and redis.call('HGET', bodies, id)
+  local moment = was_lost and due_of(record, body) or found.score
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
   local attempt = record.used + (found.leased and 1 or 0)
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
+  if brief then return {state, priority_of(id), moment} end
   return {state, priority_of(id), moment, attempt, body, redis.call('HGET', errors, id)}
 end
