@@ -173,11 +173,14 @@ class DeadLetters(Generic[T]):
         # An id may be looked up in several partitions.
         total = sum(sizes.values()) if ids is None else len(ids)
         done = looked_at = 0
+        told = -1
         for store, some in parts.items():
 
             def tell(here: int, _: int, before: int = looked_at) -> None:
-                assert progress is not None
-                progress(min(before + here, total), total)
+                nonlocal told
+                if progress is not None and (now := min(before + here, total)) > told:
+                    progress(now, total)
+                    told = now
 
             try:
                 done += await act(store, some, None if progress is None else tell)

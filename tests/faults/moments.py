@@ -488,10 +488,11 @@ class Trials:
 
     async def _left(self, plan: Plan) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""
+        others = (b":settings", b":history", b":workers", b":workers:facts")
         names = [
             key
             async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000)
-            if b"quarantine" not in key and not key.endswith((b":settings", b":history"))
+            if b"quarantine" not in key and not key.endswith(others)
         ]
         holding = [n for n in names if await self._raw.type(n) not in (b"string", b"none")]
         return sorted(name.decode() for name in holding)

@@ -22,13 +22,11 @@
 redis.call('ZCARD', waiting[0])
 local some_grouped = redis.call('EXISTS', places) == 1
 -- A key of a foreign type must fail before the first write.
-local some_details = redis.call('EXISTS', sparse_hashes()) > 0
-local used_hashes = {}
-for _, hash in ipairs(some_details and {sparse_hashes()} or {}) do
-  if redis.call('HLEN', hash) > 0 then used_hashes[#used_hashes + 1] = hash end
+local lengths, sets = {}, used_sets()
+for i, hash in ipairs({sparse_hashes()}) do lengths[i] = redis.call('HLEN', hash) end
+if #sets > 1 then
+  for _, where in ipairs(sets) do redis.call('ZSCORE', waiting[where], '') end
 end
-local sets = used_sets()
-for _, where in ipairs(#sets > 1 and sets or {}) do redis.call('ZSCORE', waiting[where], '') end
 if some_grouped then check_groups() end
 local now = now_us()
 limit = tonumber(limit)
@@ -55,8 +53,12 @@ end
 if state ~= 'delayed' then drop_from(leased) end
 for _, where in ipairs(sets) do drop_from(waiting[where]) end
 local groups = some_grouped and leave_lines(dropped) or {}
-if #dropped > 0 then redis.call('HDEL', bodies, unpack(dropped)) end
-for _, hash in ipairs(#dropped > 0 and used_hashes or {}) do redis.call('HDEL', hash, unpack(dropped)) end
+if #dropped > 0 then
+  redis.call('HDEL', bodies, unpack(dropped))
+  for i, hash in ipairs({sparse_hashes()}) do
+    if lengths[i] > 0 then redis.call('HDEL', hash, unpack(dropped)) end
+  end
+end
 settle(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
 -- A hint for the clients that wait for the end of one of them: they look now and then.
