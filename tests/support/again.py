@@ -1,11 +1,11 @@
-"""Try the tests that have failed in the last run again, several times, one after another.
+"""Rerun the tests that have failed in the last run, several times, one after another.
 
 ::
 
     python -m tests.support.again [options of pytest]
 
-``.ci/run`` does so, because a machine that stands still for seconds can break the timing of a test
-that shares it with others. A test that depends on chance fails here sooner or later.
+``.ci/run`` does so, because a shared machine may pause for seconds, which breaks the timing of some
+tests. A test that depends on chance fails here sooner or later.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ def main(options: Sequence[str]) -> int:
     """Return the exit status: 0 only if every test passes each time."""
     failed = sorted(_cached(_FAILED) or ())
     if _cached(_END) != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MOST:
-        print(f"not tried again: the last run was cut short, or not 1 to {MOST} tests failed in it")
+        print(f"not rerun: the last run was cut short, or not 1 to {MOST} tests failed in it")
         return 1
     for time in range(1, TIMES + 1):
         command = [sys.executable, "-m", "pytest", "-n0", "-q", *options, *failed]
         if status := subprocess.run(command, check=False).returncode:
-            print("UNSTABLE OR BROKEN: some of these tests fail by themselves, too")
+            print("UNSTABLE OR BROKEN: some of these tests fail on their own, too")
             return status
-        print(f"passed by themselves, {time} of {TIMES} times", flush=True)
+        print(f"passed on their own, {time} of {TIMES} times", flush=True)
     for name in failed:
-        print(f"UNSTABLE: {name} failed beside others, and passed {TIMES} times by itself")
+        print(f"UNSTABLE: {name} failed beside others, and passed {TIMES} times on its own")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Tests that have failed are tried again by themselves, and have to pass each time."""
+"""Tests that have failed are rerun on their own, and have to pass every time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def python(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]
     [("assert runs() > 1", 1 + TIMES, True), ("assert runs() not in {1, 3}", 3, False)],
     ids=["stable alone", "unstable"],
 )
-def test_a_test_that_failed_has_to_pass_each_time(
+def test_a_failed_test_has_to_pass_every_time(
     tmp_path: Path, test: str, runs: int, passes: bool
 ) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
@@ -70,10 +70,10 @@ def test_a_test_that_failed_has_to_pass_each_time(
     ],
     ids=["none failed", "cut short", "too many"],
 )
-def test_other_runs_are_not_tried_again(tmp_path: Path, tests: str) -> None:
+def test_other_runs_are_not_rerun(tmp_path: Path, tests: str) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(tests)
     python(tmp_path, "pytest", "-q")
     again = python(tmp_path, "tests.support.again")
     assert again.returncode == 1
-    assert again.stdout.startswith("not tried again")
+    assert again.stdout.startswith("not rerun")
