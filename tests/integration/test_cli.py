@@ -999,7 +999,16 @@ def test_no_secret_is_in_an_error(
 
 
 @pytest.fixture
-def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+def _logged() -> Iterator[None]:
+    """Turn logging on again, which a completion turns off in its process."""
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def shell(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, _logged: None
+) -> Shell:
     def completed(*words: str, url: str = "") -> list[str]:
         for name, value in {
             "_DELAYQ_COMPLETE": "complete_bash",
@@ -1016,8 +1025,7 @@ def shell(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
         assert error == ""
         return out.split()
 
-    yield completed
-    logging.disable(logging.NOTSET)
+    return completed
 
 
 def test_a_shell_is_told_how_to_complete(shell: Shell) -> None:
@@ -1041,6 +1049,7 @@ def test_a_shell_completes_the_names_of_queues(
         assert shell("stats", "delayed", *last, url=cli.url) == ["closing"]
 
 
+@pytest.mark.usefixtures("_logged")
 @pytest.mark.parametrize("of", ["complete_bash", "complete_zsh", "complete_fish"])
 def test_a_shell_is_given_no_name_that_it_could_carry_out(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], of: str
