@@ -16,7 +16,7 @@ from hypothesis import settings
 
 from tests.faults import report as storms
 from tests.interop import report
-from tests.support import again, loops
+from tests.support import loops
 from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds, memory_disk
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    again.note_end(config, None)
     _choose_servers(config.getoption("servers"))
     required = {name.strip() for name in os.environ.get(REQUIRED, "").split(",")} - {""}
     if unknown := required - set(KINDS):
@@ -159,13 +158,11 @@ def pytest_xdist_auto_num_workers() -> int | None:
     return min(2 * processors, MOST_PROCESSES)
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session: pytest.Session) -> None:
     # With several test processes, only the one that started them reports the servers that all of
     # them used.
     output: dict[str, Any] | None = getattr(session.config, "workeroutput", None)
-    if output is None:
-        again.note_end(session.config, exitstatus)
-    else:
+    if output is not None:
         output |= {"used": sorted(_USED), "interop": report.told()}
         output |= {"storms": dict(storms.COUNTS), "deselected": dict(_DESELECTED)}
 

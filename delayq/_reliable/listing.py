@@ -54,8 +54,8 @@ async def live_page(
     """List up to ``limit`` live messages in one state, after the first ``offset`` of them.
 
     If there are several partitions, or messages with a time to live, this takes time in proportion
-    to ``offset`` and to the number of expired messages. ``farthest`` bounds it: only so many
-    messages of each partition are looked at, with those that have expired.
+    to ``offset`` and to the number of expired messages. ``farthest`` bounds it: the number
+    of messages of each partition to look at, including those that have expired.
     """
     if not limit:
         return LivePage([], False)

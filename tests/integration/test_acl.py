@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -136,21 +136,27 @@ async def test_no_rule_is_superfluous(
             await JOBS[kind, role](place)
             return not place.warned.lines
 
-    async def is_noticed(rule: str) -> bool:
+    async def is_noticed(rule: str, within: float) -> bool:
         # What a missing rule breaks can depend on which of two things happens first.
         for _ in range(3):
             try:
-                if not await suffice([other for other in rules if other != rule], within=1.0):
+                if not await suffice([other for other in rules if other != rule], within):
                     return True
             except Exception:
                 # The job fails, one way or another.
                 return True
         return False
 
-    # Otherwise the failures below would prove nothing.
-    assert await suffice(rules, within=30.0)
-    expected = NOT_SEEN.get((kind, role), set())
-    assert not [rule for rule in rules[3:] if rule not in expected and not await is_noticed(rule)]
+    # The job succeeds with all the rules, within the same time limit; otherwise the failures below
+    # would prove nothing. A re-check, after five seconds, would make up for a missing rule.
+    for within in (1.0, 2.0, 4.0):
+        with suppress(Exception):
+            if await suffice(rules, within):
+                break
+    else:
+        pytest.fail("the job does not succeed with all the rules")
+    left = set(rules[3:]) - NOT_SEEN.get((kind, role), set())
+    assert not [rule for rule in rules if rule in left and not await is_noticed(rule, within)]
 
 
 FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")

@@ -39,6 +39,6 @@ if state ~= 'delayed' then list_from(leased) end
 if state ~= 'leased' then
   for _, where in ipairs(used_sets()) do list_from(waiting[where]) end
 end
--- What a worker has does not expire.
+-- A message that a worker has does not expire.
 local mortal = counts and state ~= 'leased' and redis.call('HLEN', expiries) or 0
 return counts and {count, mortal} or reply

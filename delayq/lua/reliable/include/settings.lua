@@ -1,4 +1,4 @@
--- settings: what the queue's settings say. See docs/redis-data-model.md.
+-- settings: the settings of the queue. See docs/redis-data-model.md.
 --
 -- The key `settings` is a HASH: layout, epoch, partitions, former, max_size, expired, dedup_window,
 -- keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the limit that this
