@@ -26,7 +26,7 @@ async def places_in(source: AnySource, state: str) -> list[Place]:
     places: list[Place] = []
     for shelf in await source.shelves([state]):
         at = 0
-        while at < shelf.count and len(places) < MOST and (rows := await shelf.page(at, 200)):
+        while at < shelf.count and len(places) < MOST and (rows := await shelf.page(at, 100)):
             places += [row.place for row in rows if row is not None and row.place is not None]
             at += len(rows)
     # A message that moves during the reading is listed twice.

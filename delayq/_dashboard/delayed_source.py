@@ -117,7 +117,7 @@ class DelayedSource:
         return await in_steps([*zip(found, delays, strict=True)], move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer up to 100 messages again, with new ids, and return how many are there.
+        """Offer up to 25 messages again, with new ids, and return how many are there.
 
         Those that are still there are left as they are.
 

@@ -242,7 +242,7 @@ class ReliableSource:
         return await in_steps(moves, move)
 
     async def restore(self, rows: Sequence[Row], now: int) -> int:
-        """Offer up to 100 messages again, with all their attempts, and return how many are there.
+        """Offer up to 25 messages again, with all their attempts, and return how many are there.
 
         Those that are still there are left as they are. A message stays away if its id is taken by
         now, the queue is full, or its payload is larger than offers on this client may be.

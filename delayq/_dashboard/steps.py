@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 T = TypeVar("T")
 
-AT_A_TIME = 100
+AT_A_TIME = 25
 """The most messages in a call."""
 # The most calls at once.
 _AT_ONCE = 20

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from delayq.codecs import Codec
 
 
-_AT_A_TIME = 100
+_AT_A_TIME = 25
 # A second letter with the same id gets a name of its own: see lua/reliable/include/letters.lua.
 _STAMPED = re.compile(rb"(.*)\0[0-9]{16}", re.DOTALL)
 

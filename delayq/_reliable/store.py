@@ -89,7 +89,7 @@ LIST_WORKERS = Script("reliable/list_workers")
 
 Part = str | bytes | int
 
-PAGE = 200
+PAGE = 100
 """How many messages one script looks at or drops: a script blocks the whole server while it
 runs.
 """

@@ -7,6 +7,7 @@ up the server. Every function may raise the errors of :class:`~delayq.errors.Ser
 from __future__ import annotations
 
 import heapq
+import time
 from collections import Counter, deque
 from dataclasses import dataclass
 from itertools import islice
@@ -108,11 +109,13 @@ async def groups(
     *,
     progress: Callable[[int, int], None] | None = None,
     most: int | None = None,
+    until: float = float("inf"),
 ) -> list[LetterGroup]:
     """Count the dead letters that match by their cause, the most frequent first.
 
     Letters without an error are counted by their reason. ``progress`` is called after each step
-    with the number of letters examined so far, and the total; about ``most`` are examined, or all.
+    with the number of letters examined so far, and the total. All are examined, or about ``most``,
+    or those for which there is time before ``until``, a moment of the monotonic clock.
     """
     counts: Counter[str] = Counter()
     moments: dict[str, tuple[datetime, datetime]] = {}
@@ -127,7 +130,7 @@ async def groups(
             moments[cause] = min(first, letter.died_at), max(last, letter.died_at)
         return 0
 
-    await _each(stores, query, count, progress, most)
+    await _each(stores, query, count, progress, most, until)
     return [LetterGroup(cause, number, *moments[cause]) for cause, number in counts.most_common()]
 
 
@@ -137,10 +140,11 @@ async def count(
     *,
     progress: Callable[[int, int], None] | None = None,
     most: int | None = None,
+    until: float = float("inf"),
 ) -> int:
     """Return the number of dead letters that match.
 
-    ``progress`` and ``most`` are as for :func:`groups`.
+    ``progress``, ``most`` and ``until`` are as for :func:`groups`.
     """
     matched = 0
 
@@ -149,7 +153,7 @@ async def count(
         matched += len(some)
         return 0
 
-    await _each(stores, query, add, progress, most)
+    await _each(stores, query, add, progress, most, until)
     return matched
 
 
@@ -232,16 +236,22 @@ async def _each(
     act: Callable[[ReliableStore, dict[bytes, DeadLetter[bytes]]], Awaitable[int]],
     progress: Callable[[int, int], None] | None,
     most: int | None = None,
+    until: float = float("inf"),
 ) -> int:
     """Apply ``act``, which returns how many letters it removed, to the letters that match among the
-    first ``most``, or all. Return the sum of its results.
+    first ``most``, or all; begin no step after ``until``, a moment of the monotonic clock. Return
+    the sum of its results.
     """
     readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
     done = 0
     # In turn, so that the first ``most`` are about the oldest of all partitions.
     turns = deque(readers)
-    while turns and (most is None or sum(each.read for each in readers) < most):
+    while (
+        turns
+        and (most is None or sum(each.read for each in readers) < most)
+        and time.monotonic() < until
+    ):
         reader = turns.popleft()
         try:
             if (some := await reader.step()) is None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 # The number of messages read in a step.
-_AT_A_TIME = 200
+_AT_A_TIME = 100
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Search(Generic[M]):
         Args:
             most: Look at this many messages at most.
             limit: Stop once this many were found.
-            until: Begin no step after this moment of the monotonic clock.
+            until: Begin no step but the first after this moment of the monotonic clock.
             progress: Called after each step with the number of messages examined so far, and the
                 number to examine.
         """
@@ -142,7 +142,7 @@ class Search(Generic[M]):
         for shelf in self._shelves:
             at, skip = min(skip, shelf.count), max(0, skip - shelf.count)
             while at < shelf.count and (left := most - self.searched) > 0:
-                if time.monotonic() >= until:
+                if self.searched and time.monotonic() >= until:
                     return found
                 page = await shelf.page(at, min(_AT_A_TIME, left, shelf.count - at))
                 if not page:

@@ -18,6 +18,7 @@ import pytest
 from delayq import DuplicateMessage, Limit, Offer, OutcomeUnknown, ReliableQueue
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
+from delayq._dashboard.steps import AT_A_TIME
 from delayq._dashboard.undo import Undo, Undone, Undos
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.queue import MAX_PAYLOAD
@@ -56,7 +57,8 @@ def names(shown: str) -> list[str]:
 @pytest.fixture
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page of a search take its time, so that none ends before it has looked at enough."""
-    monkeypatch.setattr("delayq._dashboard.pages.search._SECONDS", 3600)
+    for name in ("search", "letters"):
+        monkeypatch.setattr(f"delayq._dashboard.pages.{name}._SECONDS", 3600)
 
 
 async def mails(client: Client) -> Jobs:
@@ -672,12 +674,12 @@ async def test_an_action_that_fails_half_way_can_be_undone(
 ) -> None:
     jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     store: Any = ReliableStore
-    left = (150, 50)[at]
+    left = 250 - (at + 1) * AT_A_TIME
     if address == JOBS:
         await jobs.offer_many([Offer(n, delay=3000, id=f"m{n}") for n in range(250)])
     else:
-        # Twenty calls at a time.
-        store, at, left = DelayedStore, at * 120, (230, 110)[at]
+        # Twenty calls at once, and five for the rest of a step.
+        store, at, left = DelayedStore, at * 120, (230, 125)[at]
         await orders.offer_many([(n, 3000) for n in range(250)])
 
     async def there() -> list[Any]:
@@ -724,8 +726,9 @@ async def test_an_undo_whose_reply_was_lost_doubles_no_message(
     fields = form(shown) | {"do": "undo", "undo": field(shown, "undo")}
     answer = await admin.post("act", data=fields)
     assert answer.status_code == 502
-    assert "100 messages may be back" in texts(answer.text)
-    assert "150 messages are as before, and perhaps more" in await undo(admin, shown)
+    assert f"{AT_A_TIME} messages may be back" in texts(answer.text)
+    left = 250 - AT_A_TIME
+    assert f"{left} messages are as before, and perhaps more" in await undo(admin, shown)
     assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
 
 

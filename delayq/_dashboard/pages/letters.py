@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_args
 from urllib.parse import unquote
@@ -31,8 +32,10 @@ if TYPE_CHECKING:
     from delayq._dashboard.rows import Row
 
 GROUPINGS: tuple[GroupBy, ...] = get_args(GroupBy)
-# The most letters that are examined for one page, to count them.
+# The bounds of one page: the most letters that are examined to count them, and then to find those
+# to show, and the time for each, in seconds. A page opens within 300 ms.
 _MOST = 10_000
+_SECONDS = 0.1
 # The longest age, in seconds: a hundred years.
 _OLDEST = 100 * 365 * 86_400
 _FIELDS = ("error", "reason", "older", "unit", "by", "cause")
@@ -113,7 +116,8 @@ async def _groups(source: ReliableSource, chosen: _Filter) -> dict[str, Any]:
         examined = done
 
     stores = await source.every_store()
-    found = await letters.groups(stores, by, chosen.query, progress=tell, most=_MOST)
+    until = time.monotonic() + _SECONDS
+    found = await letters.groups(stores, by, chosen.query, progress=tell, most=_MOST, until=until)
     shown = {name: text for name, text in chosen.texts.items() if name != "cause"}
     return {
         "examined": examined,
@@ -141,9 +145,10 @@ async def _matching(
     # Those that die from now on are not among those that the visitor acts on.
     query = _until(chosen.query, now)
     stores = await source.every_store()
-    matching = await letters.count(stores, query, progress=tell, most=_MOST)
+    until = time.monotonic() + _SECONDS
+    matching = await letters.count(stores, query, progress=tell, most=_MOST, until=until)
     search = Search(await source.letters(), lambda found: query.matches(found[1]), offset)
-    found = await search.run(most=_MOST, limit=PER_PAGE)
+    found = await search.run(most=_MOST, limit=PER_PAGE, until=time.monotonic() + _SECONDS)
     rows: list[Row] = [row for row, _ in found]
     assert query.died_before is not None
     following = search.next_offset

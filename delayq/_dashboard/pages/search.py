@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 STATES = ("ready", "delayed", "leased", "dead", "unreadable")
 _FOUND = 25
-# The bounds of one page: visitors go on to the next one.
+# The bounds of one page: visitors go on to the next one. A page opens within 300 ms.
 _MOST = 5_000
-_SECONDS = 1.5
+_SECONDS = 0.2
 # The longest payload that is parsed to be searched, in bytes.
 _PARSED = 256 * 1024
 _MOST_TROUBLES = 10

@@ -26,13 +26,39 @@ local reply = {}
 local from, to = '-inf', format_score(now)
 if state ~= 'ready' then from, to = '(' .. to, '+inf' end
 
+-- Add messages of one set to the reply.
+local function add(set, ids_and_scores)
+  local ids = {}
+  for i = 1, #ids_and_scores, 2 do ids[#ids + 1] = ids_and_scores[i] end
+  local ends, tried = redis.call('HMGET', expiries, unpack(ids)), redis.call('HMGET', attempts, unpack(ids))
+  local ranks = redis.call('HMGET', priorities, unpack(ids))
+  -- Bodies may be large, so they are read only if they are needed.
+  local texts, failures = {}, {}
+  if brief == '0' then
+    texts, failures = redis.call('HMGET', bodies, unpack(ids)), redis.call('HMGET', errors, unpack(ids))
+  end
+  for i, id in ipairs(ids) do
+    local score = tonumber(ids_and_scores[2 * i])
+    local found = {score = score, leased = set == leased and score > now, lost = set == leased and score <= now}
+    local record, priority = parse_record(tried[i]), parse_priority(ranks[i])
+    local is_live = texts[i] or brief == '1' and redis.call('HEXISTS', bodies, id) == 1
+    local facts = false
+    if is_live and (found.leased or number_or(MAX_SCORE, ends[i]) >= now) then
+      local body = texts[i] or (found.lost or record.mark == ':r') and redis.call('HGET', bodies, id)
+      facts = describe(found, now, record, priority, body, failures[i])
+    end
+    if facts and brief == '1' then facts = {facts[1], facts[2], facts[3]} end
+    reply[#reply + 1], reply[#reply + 2] = id, facts
+  end
+end
+
 local function list_from(set)
   if counts then count = count + redis.call('ZCOUNT', set, from, to) end
   if limit == 0 then return end
-  local ids = redis.call('ZRANGEBYSCORE', set, from, to, 'LIMIT', offset, limit)
-  for _, id in ipairs(ids) do reply[#reply + 1], reply[#reply + 2] = id, describe(id, now, brief == '1') end
-  offset = #ids > 0 and 0 or math.max(0, offset - redis.call('ZCOUNT', set, from, to))
-  limit = limit - #ids
+  local found = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', offset, limit)
+  if #found > 0 then add(set, found) end
+  offset = #found > 0 and 0 or math.max(0, offset - redis.call('ZCOUNT', set, from, to))
+  limit = limit - #found / 2
 end
 
 if state ~= 'delayed' then list_from(leased) end

@@ -77,18 +77,22 @@ async def test_a_search_goes_on_where_it_stopped() -> None:
         assert work.total == 1000
         offset = work.next_offset
     assert found == [*range(0, 1000, 10)]
-    assert max(asked) <= 200
+    assert max(asked) <= 100
 
 
 async def test_a_search_ends_at_its_bounds_and_says_so() -> None:
     work = Search([shelf(range(1000), [])], tenth)
     told: list[tuple[int, int]] = []
     await work.run(most=450, limit=1000, progress=lambda *step: told.append(step))
-    assert told == [(200, 450), (400, 450), (450, 450)]
+    assert told == [(done, 450) for done in (100, 200, 300, 400, 450)]
     assert (work.searched, work.next_offset) == (450, 450)
+
+
+async def test_a_search_without_time_still_gets_ahead() -> None:
     late = Search([shelf(range(1000), [])], tenth)
-    assert await late.run(most=1000, limit=10, until=time.monotonic() - 1) == []
-    assert late.next_offset == 0
+    found = await late.run(most=1000, limit=1000, until=time.monotonic() - 1)
+    assert found == [*range(0, 100, 10)]
+    assert late.next_offset == 100
 
 
 async def test_a_search_passes_over_messages_that_are_gone() -> None:

@@ -172,19 +172,12 @@ local function free_id(id, found, now)
   end
 end
 
--- Return the facts about a message: {state, priority, moment, attempt, body, error}, or only the
--- first three if they are to be brief; false if it is not live.
-local function describe(id, now, brief)
-  local found = find_message(id, now)
-  if not found or found.expired then return false end
-  local record = find_record(id, found)
-  local was_lost = found.lost or record.mark == ':r'
-  -- A body may be large, so it is read only if it is needed.
-  local body = (was_lost or not brief) and redis.call('HGET', bodies, id)
-  local moment = was_lost and due_of(record, body) or found.score
+-- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
+local function describe(found, now, record, priority, body, error)
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
-  local attempt = record.used + (found.leased and 1 or 0)
+  if found.lost then lose(record, found.score) end
+  local was_lost = found.lost or record.mark == ':r'
+  local moment = was_lost and due_of(record, body) or found.score
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
-  if brief then return {state, priority_of(id), moment} end
-  return {state, priority_of(id), moment, attempt, body, redis.call('HGET', errors, id)}
+  return {state, priority, moment, record.used + (found.leased and 1 or 0), body, error}
 end

@@ -1,0 +1,202 @@
+"""Measure the pages of the dashboard on a large queue: ``python -m benchmarks.dashboard [--json]
+[--pending 1000000] [--dead 100000] [--runs 3]``.
+
+The application is called directly, without a web server. The queue's messages are 100 bytes each:
+99 in a hundred are delayed, the others are ready, and dead letters come on top. A page is opened
+several times; an action runs once, since it changes the queue.
+
+A block is the time of one command on the server, by its own measurement (SLOWLOG), which includes
+the pauses of a busy machine: compare the longest block with the 99th percentile. Commands under
+0.1 ms are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import html
+import re
+import time
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import httpx
+from redis.asyncio import Redis
+
+import delayq
+from benchmarks._moves import add_server_option, address, measured_server
+from benchmarks._report import Table, machine
+from delayq import Offer
+from delayq._reliable.keys import ReliableKeys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+HOST = "http://localhost"
+TOKEN = "of-the-benchmark"
+NAME = "benchmark"
+OF_QUEUE = f"kind=reliable&name={NAME}"
+VALUE = "x" * 98
+BATCH = 1000
+DAY = 86_400
+
+
+def pages(pending: int, dead: int) -> dict[str, str]:
+    """Return the addresses of all pages, by what they show."""
+    deep = f"{OF_QUEUE}&offset="
+    return {
+        "all queues": "",
+        "delayed, first page": f"queue?{OF_QUEUE}&state=delayed",
+        "delayed, far page": f"queue?{deep}{pending * 9 // 10}&state=delayed",
+        "ready, first page": f"queue?{OF_QUEUE}&state=ready",
+        "ready, far page": f"queue?{deep}{pending // 200}&state=ready",
+        "message": f"message?{OF_QUEUE}&at=//m5",
+        "dead, first page": f"dead?{OF_QUEUE}",
+        "dead, far page": f"dead?{deep}{dead * 9 // 10}",
+        "dead, filter": f"letters?{OF_QUEUE}&error=nothing",
+        "dead, by error": f"letters?{OF_QUEUE}&by=error",
+        "search, payload": f"search?{OF_QUEUE}&q=nothing",
+        "search, payload, all": "search?q=nothing",
+        "search, id": f"search?{OF_QUEUE}&id=m7",
+        "groups": f"groups?{OF_QUEUE}",
+        "schedules": f"schedules?{OF_QUEUE}",
+        "history": f"history?{OF_QUEUE}",
+        "settings": f"settings?{OF_QUEUE}",
+        "enqueue": f"enqueue?{OF_QUEUE}",
+        "purge": f"purge?{OF_QUEUE}",
+        "workers": "workers",
+        "server": "server",
+    }
+
+
+def actions() -> dict[str, tuple[str, dict[str, str]]]:
+    """Return actions on all messages of a list: where their form is, and its fields."""
+    every = {"all": "1", "sure": "1"}
+    letters = f"letters?{OF_QUEUE}"
+    ready = every | {"state": "ready"}
+    late = every | {"state": "delayed", "delay": "2", "unit": "days"}
+    return {
+        "cancel 10,000": (f"queue?{OF_QUEUE}&state=ready", ready | {"do": "cancel_many"}),
+        "undo": ("", {"do": "undo"}),
+        "reschedule 10,000": (f"queue?{OF_QUEUE}&state=delayed", late | {"do": "reschedule_many"}),
+        "redrive matching": (f"{letters}&error=odd", every | {"do": "redrive_matching"}),
+        "drop matching": (f"{letters}&error=even", every | {"do": "purge_matching"}),
+        "purge delayed": (
+            f"purge?{OF_QUEUE}",
+            {"do": "purge_queue", "state": "delayed", "typed": NAME},
+        ),
+    }
+
+
+async def fill(server: Any, client: delayq.Client, pending: int, dead: int) -> None:
+    """Offer messages, of which one in a hundred is ready, and bury others of two errors."""
+    queue = client.reliable_queue(NAME)
+    await queue.offer_many([Offer(VALUE, id=f"dead-{n}") for n in range(2)])
+    for error, message in zip(("Odd: one", "Even: two"), await queue.claim(2), strict=True):
+        await message.bury("attempts", error)
+    for start in range(0, pending, BATCH):
+        numbers = range(start, min(start + BATCH, pending))
+        await queue.offer_many(
+            [Offer(VALUE, delay=DAY + n if n % 100 else 0, id=f"m{n}") for n in numbers]
+        )
+    # The others die as these did. To bury each of them would take minutes.
+    keys = ReliableKeys.of(NAME)
+    models = [await server.hget(keys.dead_messages, f"dead-{n}") for n in range(2)]
+    died = await server.zscore(keys.dead, "dead-1")
+    for start in range(2, dead, BATCH):
+        numbers = range(start, min(start + BATCH, dead))
+        await server.hset(keys.dead_messages, mapping={f"dead-{n}": models[n % 2] for n in numbers})
+        await server.zadd(keys.dead, {f"dead-{n}": died + n for n in numbers})
+
+
+async def blocks_ms(server: Any) -> tuple[float, float]:
+    """Return how long commands since the last reset have blocked the server: the 99th percentile,
+    and the longest.
+    """
+    own = (b"SLOWLOG", b"CONFIG")
+    entries = await server.slowlog_get(-1)
+    found = [each["duration"] for each in entries if not each["command"].upper().startswith(own)]
+    found.sort()
+    return (found[len(found) * 99 // 100] / 1000, found[-1] / 1000) if found else (0.0, 0.0)
+
+
+async def open_pages(
+    server: Any, client: delayq.Client, pending: int, dead: int, runs: int
+) -> AsyncIterator[dict[str, Any]]:
+    """Yield the figures of each page, and of each action."""
+    transport = httpx.ASGITransport(delayq.dashboard(client, token=TOKEN))
+    async with httpx.AsyncClient(
+        transport=transport, base_url=f"{HOST}/", headers={"Origin": HOST}, timeout=600
+    ) as browser:
+        await browser.post("login", data={"token": TOKEN})
+        for name, at in pages(pending, dead).items():
+            await server.slowlog_reset()
+            took = []
+            for _ in range(runs):
+                begun = time.perf_counter()
+                answer = await browser.get(at)
+                took.append((time.perf_counter() - begun) * 1000)
+                answer.raise_for_status()
+            yield row(name, took, await blocks_ms(server))
+        undo: dict[str, str] = {}
+        for name, (at, fields) in actions().items():
+            shown = undo if at == "" else hidden((await browser.get(at)).text)
+            await server.slowlog_reset()
+            begun = time.perf_counter()
+            answer = await browser.post("act", data=shown | fields)
+            took = [(time.perf_counter() - begun) * 1000]
+            if answer.status_code != httpx.codes.SEE_OTHER:
+                raise SystemExit(f"{name}: {answer.status_code} {answer.text}")
+            yield row(name, took, await blocks_ms(server))
+            undo = hidden((await browser.get(answer.headers["location"])).text)
+
+
+def row(name: str, took: list[float], blocks: tuple[float, float]) -> dict[str, Any]:
+    return {
+        "request": name,
+        "median_ms": median(took),
+        "slowest_ms": max(took),
+        "block_p99_ms": blocks[0],
+        "block_longest_ms": blocks[1],
+    }
+
+
+def hidden(page: str) -> dict[str, str]:
+    """Return the fields that the forms of a page send unseen."""
+    found = re.findall(r'<input type="hidden" name="(\w+)" value="([^"]*)"', page)
+    return {name: html.unescape(value) for name, value in found}
+
+
+async def measure(url: str, options: argparse.Namespace, table: Table) -> None:
+    async with Redis.from_url(url) as server, delayq.connect(url) as client:
+        await fill(server, client, options.pending, options.dead)
+        await server.config_set("slowlog-max-len", 100_000)
+        await server.config_set("slowlog-log-slower-than", 100)
+        async for each in open_pages(server, client, options.pending, options.dead, options.runs):
+            figures = [f"{value:.1f}" for name, value in each.items() if name != "request"]
+            table.add(each, each["request"], *figures)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_server_option(parser)
+    parser.add_argument("--pending", type=int, default=1_000_000, help="number of messages")
+    parser.add_argument("--dead", type=int, default=100_000, help="number of dead letters")
+    parser.add_argument("--runs", type=int, default=3, help="how often to open each page")
+    options = parser.parse_args()
+    with measured_server(options.server) as server:
+        about = {
+            "machine": machine(server),
+            "measured": f"{options.pending:,} messages of 100 bytes, {options.dead:,} dead letters",
+        }
+        columns = ("request             ", "median ms", " slowest ms", " block p99 ms", " longest")
+        table = Table(about, columns, as_json=options.json)
+        asyncio.run(measure(address(server, options.server), options, table))
+    table.end()
+
+
+if __name__ == "__main__":
+    main()
