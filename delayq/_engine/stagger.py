@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # A stagger is this multiple of the time that notices take to arrive, within these bounds, in
 # seconds, and up to twice that at random, so that the second client's notice stops the third.
 _TIMES = 2.0
-LEAST, MOST = 0.0025, 0.0045
+LEAST, MOST = 0.0025, 0.02
 # More clients than these few widen the range of staggers, up to the longest one, in seconds.
 _FEW = 8
 _LONGEST = 0.25

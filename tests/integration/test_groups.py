@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections import Counter
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
-from delayq import LeaseLost, Limit, Offer, ServerRefused
+from delayq import LeaseLost, Limit, Offer, OutcomeUnknown, ServerRefused
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings
-from delayq._reliable.store import REGISTER, TALLY, ReliableStore
+from delayq._reliable.store import ACK, FINISH, REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
 from tests.support.reliable_fixtures import faults
 from tests.support.reliable_store import Store
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from delayq import Client, Message, ReliableQueue
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
@@ -249,6 +254,124 @@ async def test_a_freed_slot_wakes_a_waiting_client_at_once(
         assert message.value == (1 if how == "release" else 2)
         # One call freed the slot, and one claimed the message.
         assert calls(faults) == before + 2
+
+
+@dataclass
+class Two:
+    """Two clients of a queue whose messages run one at a time: the first one has one of them."""
+
+    first: Client
+    jobs: ReliableQueue[int]
+    held: Message[int]
+    others: ReliableQueue[int]
+
+    async def wait(self, jobs: ReliableQueue[int]) -> asyncio.Task[list[Message[int]]]:
+        """Wait for a message, and return once the client relies on being woken for it."""
+        waiting = asyncio.create_task(jobs.claim(wait=60))
+        plan = jobs._open.partitions[0].wakeups.plan
+        await until(lambda: jobs._open.waiters.waiting and plan.up_to_date)
+        return waiting
+
+
+@asynccontextmanager
+async def two(server: PrivateServer, **settings: Any) -> AsyncIterator[Two]:
+    # No message of these tests arrives by a re-check.
+    async with (
+        delayq.connect(server.url, resync_interval=3600) as first,
+        delayq.connect(server.url, resync_interval=3600) as second,
+    ):
+        jobs: ReliableQueue[int] = first.reliable_queue("jobs", lease=3600, **settings)
+        others: ReliableQueue[int] = second.reliable_queue("jobs", lease=3600)
+        await jobs.offer_many(of_group("a", *range(4)))
+        # Each script is sent twice if the server does not know it yet.
+        await (await claim_one(jobs)).ack()
+        yield Two(first, jobs, await claim_one(jobs), others)
+
+
+async def until_end(channel: Any, end: bytes) -> AsyncIterator[dict[str, Any]]:
+    """Yield what is published until that is published on the channel "end"."""
+    async for message in channel.listen():
+        if message["channel"] == b"end" and message["data"] == end:
+            return
+        if message["type"] == "message" and message["channel"] != b"end":
+            yield message
+
+
+LIMITED = pytest.mark.parametrize(
+    "settings",
+    [
+        {"limit": Limit(concurrency=1)},
+        {"group_limit": Limit(concurrency=1)},
+        {"group_limit": Limit(concurrency=1), "keep": 60},
+    ],
+    ids=["limit", "group limit", "results"],
+)
+
+
+@LIMITED
+async def test_a_slot_that_its_own_client_takes_wakes_no_other(
+    server: PrivateServer, raw: Any, faults: Faults, settings: Any
+) -> None:
+    async with two(server, **settings) as both:
+        held = both.held
+        theirs = await both.wait(both.others)
+        async with raw.pubsub() as channel:
+            await channel.subscribe(ReliableKeys.of("jobs").wake, "end")
+            for value in (2, 3):
+                ours = await both.wait(both.jobs)
+                before = calls(faults)
+                await held.ack()
+                (held,) = await ours
+                assert held.value == value
+                assert calls(faults) == before + 2
+                await raw.publish("end", value)
+            heard = [each["data"].split()[0] async for each in until_end(channel, b"3")]
+        # They may be told once that they look later, in case that they do not know.
+        assert all(int(each) / 1_000_000 > time.time() + 3000 for each in heard)
+        assert len(heard) <= 1
+        assert not theirs.done()
+        await held.nack(0)
+        assert [each.value for each in await theirs] == [3]
+
+
+@LIMITED
+@pytest.mark.parametrize("then", ["waits no more", "closes"])
+async def test_a_slot_reaches_another_client_if_its_own_no_longer_waits(
+    server: PrivateServer, settings: Any, then: str
+) -> None:
+    async with two(server, **settings) as both:
+        theirs = await both.wait(both.others)
+        ours = await both.wait(both.jobs)
+        acked = asyncio.create_task(both.held.ack())
+        # It leaves while somebody waits here.
+        await asyncio.sleep(0)
+        ours.cancel()
+        await asyncio.wait([ours])
+        if then == "closes":
+            await both.first.aclose()
+        await acked
+        assert [each.value for each in await asyncio.wait_for(theirs, 30)] == [2]
+
+
+@LIMITED
+async def test_a_slot_is_taken_although_the_reply_that_tells_of_it_is_lost(
+    server: PrivateServer, faults: Faults, settings: Any
+) -> None:
+    async with two(server, **settings) as both:
+        ours = await both.wait(both.jobs)
+        lost = set[str]()
+
+        def plan(name: str, _n: int) -> str | None:
+            if name in (ACK.name, FINISH.name) and not lost:
+                lost.add(name)
+                return "lost"
+            return None
+
+        faults.plan = plan
+        with suppress(OutcomeUnknown):
+            await both.held.ack()
+        assert lost
+        assert [each.value for each in await asyncio.wait_for(ours, 30)] == [2]
 
 
 @pytest.mark.parametrize("limited", ["limit", "group_limit"])

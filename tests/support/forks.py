@@ -23,8 +23,11 @@ FORKS.set_forkserver_preload(
         "delayq.cli.app",
         "delayq.codecs.typed",
         "delayq.worker._worker",
+        "tests.faults.checker",
         "tests.faults.consumers",
+        "tests.faults.limits",
         "tests.faults.victims",
+        "tests.support.servers",
     ]
 )
 
