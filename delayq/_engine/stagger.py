@@ -44,6 +44,9 @@ _IDLE = 0.25
 _DIGITS = 19
 # A client that moves due messages but wants none staggers this many times as long.
 _ASIDE = 3.0
+# One that moves them and goes first waits this long, in seconds, so that a client that wants them
+# comes before it, and goes first from then on.
+_WAY = 0.001
 # How fast a slow notice is forgotten: this much of it still counts after the next one.
 _FORGETS = 0.95
 # How often a client may summon others, in seconds, and how many for each one that is needed.
@@ -146,7 +149,7 @@ class Stagger:
     def delay(self, *, demand: bool) -> float:
         """Return how long after the due time to wake, in seconds, with or without demand."""
         if self._place is None:
-            return 0.0
+            return _WAY if self._listeners > 1 and not demand else 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
         spread = min(least * max(1.0, self._listeners / _FEW), _LONGEST - least)
         return (least + spread * self._place) * (1 if demand else _ASIDE)

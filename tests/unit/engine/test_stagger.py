@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from delayq._engine.stagger import (
     _ASIDE,
     _ASK_EVERY,
+    _WAY,
     ENOUGH,
     LEAST,
     MOST,
@@ -133,6 +134,13 @@ class TestStagger:
         stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=False)
         assert stagger.delay(demand=False) > 0
 
+    def test_of_two_that_go_first_one_that_wants_messages_is_before_one_that_does_not(self) -> None:
+        stagger = Stagger("abc", lambda: 0.5)
+        assert stagger.delay(demand=False) == 0
+        stagger.published(2, 0.0)
+        stagger.transferred()
+        assert stagger.delay(demand=True) == 0 < stagger.delay(demand=False) < LEAST
+
     def test_slow_notices_widen_the_stagger_up_to_its_bound(self) -> None:
         usual = not_first().delay(demand=True)
         assert not_first(after=LEAST / 10).delay(demand=True) == usual
@@ -197,7 +205,7 @@ class TestStagger:
                 stagger.on_notice(TransferNotice(-1, 0, "other", theirs), after, demand=ours)
             for demand in (True, False):
                 delay = stagger.delay(demand=demand)
-                assert delay == 0 or LEAST <= delay <= 2 * MOST * _ASIDE
+                assert delay in (0, 0 if demand else _WAY) or LEAST <= delay <= 2 * MOST * _ASIDE
             assert stagger.delay(demand=True) <= stagger.delay(demand=False)
 
 
