@@ -97,13 +97,6 @@ class WakeupLoop:
         """Call the server now, or right after the call in flight."""
         self._act(self.plan.wake())
 
-    def wake_unheard(self) -> None:
-        """Call as :meth:`wake` does, for messages of which no other client has heard."""
-        self._act(self.plan.wake_unheard())
-
-    def hear(self, due_us: int) -> None:
-        self.plan.hear(due_us, self._now())
-
     def on_due(self, due_us: int) -> None:
         self._act(self.plan.on_due(due_us, self._now()))
 
@@ -149,12 +142,6 @@ class WakeupLoop:
     def signature(self) -> str:
         """Return what the next call tells its script about us."""
         return self.plan.signature(self._now())
-
-    def heard_us(self) -> int:
-        """Return when the others look, if they do not wait for what the call in flight finds; or 0,
-        as :meth:`WakeupPlan.heard_us` does.
-        """
-        return self.plan.heard_us(self._now())
 
     async def idle(self, within: float) -> None:
         """Wait until no call is in flight, for at most ``within`` seconds."""

@@ -26,9 +26,6 @@ _AHEAD = 5.0
 # seconds.
 _PATIENCE = 0.02
 
-# Messages due this soon may be among those that a call finds, in seconds.
-_MARGIN = 0.005
-
 # The reply of a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
 # The reply of a call that left messages which are due, and which a call takes that is requested in
@@ -138,13 +135,11 @@ class _InFlight:
         knowledge: The plan's knowledge when it began.
         due_us: It was made for messages due by this moment, and has found none so far; infinite if
             it was made for whatever is due, or has found some.
-        unheard: Whether it was made only for messages of which no other client has heard.
         found: Whether it has found messages.
     """
 
     knowledge: int = 0
     due_us: float = math.inf
-    unheard: bool = False
     found: bool = False
 
     def came_too_late(self, next_us: float) -> bool:
@@ -152,32 +147,6 @@ class _InFlight:
         ``next_us``, or never (-1).
         """
         return self.due_us != math.inf and not 0 < next_us <= self.due_us
-
-
-@dataclass(slots=True)
-class _Request:
-    """A call that is requested.
-
-    Attributes:
-        due_us: The moment by which its messages are due; infinite for whatever is due.
-        unheard: Whether it is only for messages of which no other client has heard.
-    """
-
-    due_us: float
-    unheard: bool
-
-
-@dataclass(slots=True)
-class _Shared:
-    """What the clients of a queue tell each other.
-
-    Attributes:
-        handed_out_us: No message due before this moment is left.
-        heard_us: The next moment for which all clients that listen have a timer.
-    """
-
-    handed_out_us: int = 0
-    heard_us: int = 0
 
 
 class WakeupPlan:
@@ -217,8 +186,9 @@ class WakeupPlan:
         self._has_demand = has_demand
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
-        self._requested: _Request | None = None
-        self._shared = _Shared()
+        # The call requested: for messages due by this moment, in us, or inf; None if there is none.
+        self._requested: float | None = None
+        self._handed_out_us = 0
         self._closed = False
 
     @property
@@ -251,11 +221,10 @@ class WakeupPlan:
 
     def wake(self, due_us: float = math.inf) -> Actions:
         """Call now, for messages due by ``due_us``. By default: for whatever is due."""
-        return self._request(due_us, unheard=False)
-
-    def wake_unheard(self) -> Actions:
-        """Call now, for messages that we have let run, and of which no other client has heard."""
-        return self._request(math.inf, unheard=True)
+        if self._closed:
+            return ()
+        self._requested = due_us if self._requested is None else max(self._requested, due_us)
+        return _CALL
 
     def on_timer(self, fired: Armed) -> Actions:
         """Call for the messages of a wake-up whose timer has fired."""
@@ -271,17 +240,10 @@ class WakeupPlan:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
         if self.resting:
             return ()
-        if due_us < self._shared.handed_out_us:
+        if due_us < self._handed_out_us:
             # The announcement is late, or the server's clock was set back.
-            return self.wake() if self._shared.handed_out_us - due_us > _LATE_US else ()
+            return self.wake() if self._handed_out_us - due_us > _LATE_US else ()
         return self._call_at(due_us, now)
-
-    def hear(self, due_us: int, now: float) -> None:
-        """Note that all clients that listen have heard of this moment, and look then."""
-        # A later one takes nothing back: who has set a timer looks when it fires.
-        has_passed = self._clock.seconds_from(now, self._shared.heard_us) <= 0
-        if due_us > 0 and (has_passed or due_us < self._shared.heard_us):
-            self._shared.heard_us = due_us
 
     def on_notice(self, notice: TransferNotice, now: float) -> Actions:
         """Act on a notice: another client was first."""
@@ -347,27 +309,19 @@ class WakeupPlan:
     def begin_call(self) -> bool:
         """Begin a call, if one is requested and needed. Report how it ends."""
         requested, self._requested = self._requested, None
-        if requested is None or requested.due_us < self._shared.handed_out_us:
+        if requested is None or requested < self._handed_out_us:
             return False
-        self._in_flight = _InFlight(self.knowledge, requested.due_us, requested.unheard)
+        self._in_flight = _InFlight(self.knowledge, requested)
         return True
 
     def signature(self, now: float) -> str:
         """Return what the call tells its script about us, as :meth:`Stagger.signature` does."""
         return self.stagger.signature(now, demand=self._has_demand())
 
-    def heard_us(self, now: float) -> int:
-        """Return the next moment at which all clients that listen look, if none of them waits for
-        what the call in flight finds; or 0.
-        """
-        held = self._last_timeout.held
-        is_due = held is not None and self._clock.seconds_from(now, held.due_us) <= _MARGIN
-        return self._shared.heard_us if self._in_flight.unheard and not is_due else 0
-
     def handed_out(self, through_us: int) -> Actions:
         """Record that no message due before ``through_us`` is left."""
         # This replaces any earlier value: the server's clock may have been set back.
-        self._shared.handed_out_us = through_us
+        self._handed_out_us = through_us
         held = self._last_timeout.held
         # It would be skipped, and keep a later one from being armed.
         return self._disarm() if held is not None and held.last_us < through_us else ()
@@ -377,8 +331,7 @@ class WakeupPlan:
         none, -1 if the user may not publish it.
         """
         self._in_flight.found, self._in_flight.due_us = True, math.inf
-        if listeners or not self._in_flight.unheard:
-            self.stagger.transferred()
+        self.stagger.transferred()
         if listeners:
             self.stagger.published(listeners, now)
 
@@ -405,14 +358,6 @@ class WakeupPlan:
         if self._in_flight.came_too_late(-1):
             self.stagger.found_nothing()
         return self._wake_in(self._retry_delay(self.failures), now)
-
-    def _request(self, due_us: float, *, unheard: bool) -> Actions:
-        if self._closed:
-            return ()
-        if (held := self._requested) is not None:
-            due_us, unheard = max(held.due_us, due_us), held.unheard and unheard
-        self._requested = _Request(due_us, unheard)
-        return _CALL
 
     def _stop_resting(self) -> Actions:
         if not self.resting:

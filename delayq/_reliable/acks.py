@@ -39,18 +39,8 @@ class Acknowledger:
         services: EngineContext,
         counters: Counters,
         settings: KnownSettings,
-        *,
-        claims_next: Callable[[], bool],
-        freed: Callable[[], None],
     ) -> None:
-        """Args:
-        claims_next: Returns whether :attr:`freed` will claim messages.
-        freed: Called when other messages may run now that some were acknowledged, or if that is
-            unknown. No other client was told.
-        """
         self._store = store
-        self._claims_next = claims_next
-        self._freed = freed
         self._settings = settings
         self._counters = counters
         self._clock = services.clock
@@ -61,7 +51,7 @@ class Acknowledger:
             services.server,
             services.background,
             request=self._acks_of,
-            repeat=self._repeat_acks,
+            repeat=self._settle,
             results=self._acked,
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
@@ -166,18 +156,15 @@ class Acknowledger:
         self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]
     ) -> list[bool | OutcomeUnknown]:
         self.done += len(claims)
-        if answer.count(1) < len(answer):
-            self._freed()
         return settled(answer, self._counters)
 
     def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
         for claim in claims:
             if claim.is_suspect:
                 self._suspects.over(claim)
-        claims_next = self._claims_next()
         if self._settings.stored.keep_us:
-            return self._store.finish_request(claims, claims_next=claims_next)
-        return self._store.ack_request(claims, claims_next=claims_next)
+            return self._store.finish_request(claims)
+        return self._store.ack_request(claims)
 
     def _attempt_of(self, claim: Claim, error: str) -> bytes:
         """Return what to record about an attempt that has failed; nothing if it is not kept."""
@@ -197,15 +184,6 @@ class Acknowledger:
                 self._suspects.over(claim)
         self.done += 1
         demand(done)
-
-    async def _repeat_acks(
-        self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None
-    ) -> list[bool | OutcomeUnknown]:
-        try:
-            return await self._settle(request, claims, lost)
-        finally:
-            # A reply that told of messages that may run was perhaps lost.
-            self._freed()
 
     async def _settle(
         self, request: Request, claims: Sequence[Claim], lost: OutcomeUnknown | None = None

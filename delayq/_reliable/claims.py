@@ -6,7 +6,6 @@ import asyncio
 import logging
 import secrets
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,7 +15,6 @@ from delayq._engine.wakeup_plan import IN_TURN, NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.hand_back import HandBack
-from delayq._reliable.freed_slots import FreedSlots
 from delayq.errors import DelayqError, OutcomeUnknown, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -37,32 +35,12 @@ BATCH = 100
 _RETURN_WITHIN = 0.1
 
 
-@dataclass
-class _Calls:
-    """The calls of a client, which have a key and a number, so that what the last one has handed
-    out can be given back if its answer is lost.
-
-    Attributes:
-        key: The key.
-        number: That of the last call.
-        is_unsure: Whether its answer was lost, or has yet to come.
-        keeps_key: Whether an answer was lost. Then the key keeps a call that is late from having
-            any effect.
-    """
-
-    key: str
-    number: int = 0
-    is_unsure: bool = False
-    keeps_key: bool = False
-
-
 class Claims:
     """Claims due messages of one partition while callers on this client want them.
 
     Attributes:
         supply: Hands the messages to the queue's waiting callers.
         wakeups: Decides when to call the server.
-        freed_slots: Whether other clients have to be told of messages that may run.
         expired: Number of messages found so far past their time to live.
         died: Number of messages found so far that had used all their attempts when their lease
             ended.
@@ -86,15 +64,19 @@ class Claims:
             given_back=self._given_back,
             services=services,
         )
-        self._calls = _Calls(partition.keys.call(f"{secrets.token_hex(6)}-c"))
+        # The calls have a key and a number, so that what the last one has handed out can be given
+        # back if its answer is lost.
+        self._key = partition.keys.call(f"{secrets.token_hex(6)}-c")
+        self._number = 0
+        self._is_unsure = False
+        # Once an answer was lost, the key keeps a call that is late from having any effect.
+        self._keeps_key = False
         self._suspect: Claim | None = None
-        self.freed_slots: FreedSlots = FreedSlots(partition.store, services.background)
         self.expired: int = 0
         self.died: int = 0
 
     @property
-    def is_wanted(self) -> bool:
-        """Whether any caller here wants messages."""
+    def _is_wanted(self) -> bool:
         return self.supply.waiters.wanted > 0
 
     @property
@@ -104,24 +86,17 @@ class Claims:
 
     def announced(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
-        self.wakeups.hear(due_us)
-        if self.is_wanted:
+        if self._is_wanted:
             self.wakeups.on_due(due_us)
         else:
             self.wakeups.plan.forget()
 
     def noticed(self, notice: TransferNotice) -> None:
         """Act on a notice that another client has handed out the due messages."""
-        self.wakeups.hear(notice.next_us)
-        if self.is_wanted:
+        if self._is_wanted:
             self.wakeups.on_notice(notice)
         elif notice.client != self.wakeups.plan.stagger.client:
             self.wakeups.plan.forget()
-
-    def freed(self) -> None:
-        """Claim what an acknowledgement of ours has let run, of which no other client was told."""
-        self.freed_slots.count += 1
-        self.wakeups.wake_unheard()
 
     def cancelled(self, lease: tuple[bytes, bytes]) -> None:
         """Act on the news that a message was cancelled, by its id and the token of its lease."""
@@ -144,7 +119,6 @@ class Claims:
             await self.supply.returns.arrived(_RETURN_WITHIN)
             take, policy = self.supply.begin(BATCH)
             if not take:
-                self.freed_slots.tell_soon()
                 return NOT_ASKED
             while True:
                 if partition.index >= settings.stored.partitions:
@@ -157,7 +131,7 @@ class Claims:
                 except SettingsChanged:
                     await settings.after_refusal(self._partition.index, epoch)
                     continue
-                if claims or wait or not self.is_wanted:
+                if claims or wait or not self._is_wanted:
                     break
                 # Every message that the call examined is gone, and there are more; or groups still
                 # wait for turns by limits that have changed.
@@ -199,8 +173,8 @@ class Claims:
         with suppress(ServerError, TimeoutError):
             async with asyncio.timeout(max(0.0, until - self._services.clock.local())):
                 await self._recover()
-                if self._calls.number and not self._calls.keeps_key:
-                    await self._partition.store.forget_calls([self._calls.key])
+                if self._number and not self._keeps_key:
+                    await self._partition.store.forget_calls([self._key])
         await self.supply.returns.aclose(max(0.0, until - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy, epoch: str) -> tuple[list[Claim], int, int]:
@@ -210,23 +184,22 @@ class Claims:
         server's time.
         """
         clock, suspects = self._services.clock, self._services.suspects
-        asked_at, freed = clock.local(), self.freed_slots.count
+        asked_at = clock.local()
         held = suspects.held
         # A suspect at work in another queue cannot be looked up here.
         asks = (held is None or held is self._suspect) and suspects.ask()
         suspect: Claim | None = None
         try:
             # Assume that the answer is lost until it has been read.
-            self._calls.number += 1
-            self._calls.is_unsure = True
+            self._number += 1
+            self._is_unsure = True
             reply = await self._partition.store.claim(
-                self._calls.key,
-                self._calls.number,
+                self._key,
+                self._number,
                 epoch,
                 take,
                 policy,
                 self.wakeups.signature(),
-                self.wakeups.heard_us(),
                 may_be_suspect=asks,
                 held=held if asks else None,
                 has_company=self.has_some_out,
@@ -235,11 +208,11 @@ class Claims:
             clock.observe(now, asked_at, self.wakeups.timer_at)
             fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
             claims = reply.claims(fresh, policy, self._partition.index)
-            self._calls.is_unsure = False
+            self._is_unsure = False
             if reply.is_suspect:
                 suspect = self._suspect = claims[0]
         except DelayqError as error:
-            self._calls.is_unsure = isinstance(error, OutcomeUnknown)
+            self._is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
             if asks:
@@ -259,9 +232,8 @@ class Claims:
         if claims:
             self.wakeups.transferred(reply.listeners)
         if reply.wait_us:
-            # No message that was due by then is left, and a notice told the others of the next.
+            # No message that was due by then is left.
             self.wakeups.handed_out(now)
-            self.freed_slots.claimed(freed)
         else:
             self.wakeups.more_is_due(partial(self._partition.store.summon, take))
         if reply.more_suspects:
@@ -282,7 +254,7 @@ class Claims:
 
         Otherwise it would wait for its lease to end.
         """
-        if self._calls.is_unsure:
-            self._calls.keeps_key = True
-            await self._partition.store.release_call(self._calls.key, self._calls.number)
-            self._calls.is_unsure = False
+        if self._is_unsure:
+            self._keeps_key = True
+            await self._partition.store.release_call(self._key, self._number)
+            self._is_unsure = False

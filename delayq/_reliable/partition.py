@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import TYPE_CHECKING, Literal
 
 from delayq._engine.counters import Counters
@@ -56,19 +55,14 @@ class Partition:
         self.keys: ReliableKeys = keys
         self.store: ReliableStore = ReliableStore(services.server, keys)
         self.counters: Counters = Counters()
+        self.settling: Acknowledger = Acknowledger(
+            self.store, services, self.counters, queue.settings
+        )
         self._services = services
         # By the length of the leases, in microseconds.
         self._keepers: dict[int, LeaseKeeper[Claim]] = {}
         self.recurrence: Recurrence = Recurrence(self, services)
         self.claims: Claims = Claims(self, services)
-        self.settling: Acknowledger = Acknowledger(
-            self.store,
-            services,
-            self.counters,
-            queue.settings,
-            claims_next=lambda: self.claims.is_wanted,
-            freed=self.claims.freed,
-        )
         self.offers: ReliableOffers = ReliableOffers(self, services)
         self.closed: bool = False
 
@@ -205,7 +199,4 @@ class Partition:
         await asyncio.gather(
             self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
         )
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(until):
-                await self.claims.freed_slots.tell()
         await self.queue.reports.aclose(self.index, until)

@@ -53,7 +53,6 @@ OFFER = Script("reliable/offer")
 OFFER_NEW = Script("reliable/offer_new")
 CLAIM = Script("reliable/claim")
 ACK = Script("reliable/ack")
-ANNOUNCE = Script("reliable/announce")
 NACK = Script("reliable/nack")
 RELEASE = Script("reliable/release")
 RELEASE_CALL = Script("reliable/release_call")
@@ -228,7 +227,6 @@ class ReliableStore:
         limit: int,
         policy: Policy,
         signature: str,
-        heard_us: int,
         *,
         may_be_suspect: bool,
         held: Claim | None,
@@ -244,8 +242,6 @@ class ReliableStore:
             limit: The largest number of messages.
             policy: The settings of those who want the messages.
             signature: Published with the notice to other clients; empty for no notice.
-            heard_us: If no other client waits for the messages, the moment at which the others are
-                going to look, microseconds: there is no notice unless more is due before; else 0.
             may_be_suspect: Whether the client may have a suspect.
             held: The suspect of this queue that the client has at work, if any.
             has_company: Whether the client has other messages of this queue at hand.
@@ -263,7 +259,6 @@ class ReliableStore:
                 policy.lease_us,
                 policy.max_attempts,
                 signature,
-                heard_us,
                 int(may_be_suspect),
                 "" if held is None else held.id,
                 "" if held is None else held.token,
@@ -283,21 +278,19 @@ class ReliableStore:
 
     # The ends of claims
 
-    def ack_request(self, claims: Sequence[Claim], *, claims_next: bool = False) -> Request:
+    def ack_request(self, claims: Sequence[Claim]) -> Request:
         """Build the call that deletes handled messages.
 
-        The reply has 1 for each, or 0 if the lease was not ours any more. With ``claims_next``, it
-        has 2 instead of 1 if another message may run now, and no other client was told.
+        The reply has 1 for each, or 0 if the lease was not ours any more.
         """
-        args = [int(claims_next), *_by_token(claims)]
-        return Request(ACK, self.keys.of_script(ACK), args)
+        return Request(ACK, self.keys.of_script(ACK), _by_token(claims))
 
-    def finish_request(self, claims: Sequence[Claim], *, claims_next: bool = False) -> Request:
+    def finish_request(self, claims: Sequence[Claim]) -> Request:
         """Build the call that deletes handled messages, and keeps their results and attempts.
 
         The reply is as for :meth:`ack_request`.
         """
-        args: list[Part] = [int(claims_next), _runs_of(claims)]
+        args: list[Part] = [_runs_of(claims)]
         for claim in claims:
             payload = getattr(claim, "result", None)
             args += (
@@ -475,10 +468,6 @@ class ReliableStore:
         """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""
         dropped, expired = await self._run(PURGE, state, PAGE)
         return Purged(dropped, dropped + expired < PAGE)
-
-    async def announce(self) -> None:
-        """Tell the other clients that a message is due now."""
-        await self._run(ANNOUNCE)
 
     async def pause(self) -> None:
         """Stop all claims."""

@@ -239,8 +239,8 @@ async def _each(
     until: float = float("inf"),
 ) -> int:
     """Apply ``act``, which returns how many letters it removed, to the letters that match among the
-    first ``most``, or all; begin no step after ``until``, a moment of the monotonic clock. Return
-    the sum of its results.
+    first ``most``, or all; begin no step but the first after ``until``, a moment of the monotonic
+    clock. Return the sum of its results.
     """
     readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
@@ -250,7 +250,7 @@ async def _each(
     while (
         turns
         and (most is None or sum(each.read for each in readers) < most)
-        and time.monotonic() < until
+        and (not any(each.read for each in readers) or time.monotonic() < until)
     ):
         reader = turns.popleft()
         try:

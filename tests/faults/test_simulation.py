@@ -45,7 +45,7 @@ def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forget(claims: Any) -> None:
-        claims._calls.is_unsure = False
+        claims._is_unsure = False
 
     monkeypatch.setattr(Claims, "_recover", forget)
 

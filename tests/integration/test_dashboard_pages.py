@@ -358,6 +358,30 @@ async def test_a_filter_of_many_dead_letters_is_bounded(
     assert "250 dead letters dropped." in await page(admin, done.headers["location"])
 
 
+async def test_pages_without_time_get_ahead_all_the_same(
+    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("search", "letters"):
+        monkeypatch.setattr(f"delayq._dashboard.pages.{name}._SECONDS", -1)
+    other = client.reliable_queue("other")
+    await other.offer_many([Offer("x", id=f"o{n}") for n in range(3)])
+    jobs = client.reliable_queue("jobs", partitions=2)
+    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(6)])
+    for message in await jobs.claim(6):
+        await message.bury("broken", "Odd: 1")
+    assert re.search(r"Odd [1-6] ", texts(await page(reader, f"{LETTERS}&by=type")))
+    assert re.search(r" [1-6] matching, among the", texts(await page(reader, f"{LETTERS}&error=o")))
+    address, seen = "search?q=x", list[str]()
+    for _ in range(20):
+        shown = await page(reader, address)
+        seen += names(shown)
+        address = next((each for each in links(shown, "search?") if "seen=" in each), "")
+        if not address:
+            break
+    assert not address
+    assert seen == ["o0", "o1", "o2"]
+
+
 async def test_the_oldest_dead_letters_are_those_of_all_partitions(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -288,15 +287,6 @@ async def two(server: PrivateServer, **settings: Any) -> AsyncIterator[Two]:
         yield Two(first, jobs, await claim_one(jobs), others)
 
 
-async def until_end(channel: Any, end: bytes) -> AsyncIterator[dict[str, Any]]:
-    """Yield what is published until that is published on the channel "end"."""
-    async for message in channel.listen():
-        if message["channel"] == b"end" and message["data"] == end:
-            return
-        if message["type"] == "message" and message["channel"] != b"end":
-            yield message
-
-
 LIMITED = pytest.mark.parametrize(
     "settings",
     [
@@ -306,32 +296,6 @@ LIMITED = pytest.mark.parametrize(
     ],
     ids=["limit", "group limit", "results"],
 )
-
-
-@LIMITED
-async def test_a_slot_that_its_own_client_takes_wakes_no_other(
-    server: PrivateServer, raw: Any, faults: Faults, settings: Any
-) -> None:
-    async with two(server, **settings) as both:
-        held = both.held
-        theirs = await both.wait(both.others)
-        async with raw.pubsub() as channel:
-            await channel.subscribe(ReliableKeys.of("jobs").wake, "end")
-            for value in (2, 3):
-                ours = await both.wait(both.jobs)
-                before = calls(faults)
-                await held.ack()
-                (held,) = await ours
-                assert held.value == value
-                assert calls(faults) == before + 2
-                await raw.publish("end", value)
-            heard = [each["data"].split()[0] async for each in until_end(channel, b"3")]
-        # They may be told once that they look later, in case that they do not know.
-        assert all(int(each) / 1_000_000 > time.time() + 3000 for each in heard)
-        assert len(heard) <= 1
-        assert not theirs.done()
-        await held.nack(0)
-        assert [each.value for each in await theirs] == [3]
 
 
 @LIMITED
@@ -354,7 +318,7 @@ async def test_a_slot_reaches_another_client_if_its_own_no_longer_waits(
 
 
 @LIMITED
-async def test_a_slot_is_taken_although_the_reply_that_tells_of_it_is_lost(
+async def test_a_slot_is_taken_although_the_reply_that_frees_it_is_lost(
     server: PrivateServer, faults: Faults, settings: Any
 ) -> None:
     async with two(server, **settings) as both:

@@ -217,7 +217,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
     call = partition.keys.call("a-client")
 
     async def claim(number: int, count: int) -> ClaimReply:
-        asked = (call, number, jobs._open.settings.epoch, count, jobs._policy, "", 0)
+        asked = (call, number, jobs._open.settings.epoch, count, jobs._policy, "")
         options: Any = {"may_be_suspect": True, "held": None, "has_company": False}
         return await partition.store.claim(*asked, **options)
 

@@ -549,8 +549,8 @@ class ReliableMachine(RuleBasedStateMachine):
         """
         model, company = self.next_step(), self.company
         claims = self.queue._open.partitions[0].claims
-        claims._calls.number += 1
-        claims._calls.is_unsure = True
+        claims._number += 1
+        claims._is_unsure = True
         if not is_late:
             at_work = model.at_work
             for message in model.claim(count, company=company):
@@ -567,7 +567,7 @@ class ReliableMachine(RuleBasedStateMachine):
         claims, held = partition.claims, self.suspects.held
         epoch = self.queue._open.settings.epoch
         return await partition.store.claim(
-            *(claims._calls.key, claims._calls.number, epoch, count, self.queue._policy, "", 0),
+            *(claims._key, claims._number, epoch, count, self.queue._policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
             held=held if held is claims._suspect else None,
             has_company=has_company,

@@ -220,7 +220,6 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "unit": ("m", "h"),
     "span": (3,),
     "brief": (0, 1),
-    "claims_next": (0, 1),
     "delay_us": (0, HOUR_US),
     "epoch": ("8",),
     "error": ("an error",),
@@ -320,7 +319,7 @@ async def limits_changed(at: Prepared) -> Any:
     await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
     await at.raw.zrem(RELIABLE.named("turns"), "b")
     await at.raw.hset(RELIABLE.settings, mapping={"epoch": EPOCH, "settled_to": ""})
-    return [EPOCH, 1, 100, HOUR_US, 0, "client 1", 0, 1, "", "", 0]
+    return [EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0]
 
 
 def with_settings(prepare: Any, **settings: Any) -> Any:

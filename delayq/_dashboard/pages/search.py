@@ -41,7 +41,7 @@ _MOST_TROUBLES = 10
 class _Progress:
     """The results of one page so far."""
 
-    until: float
+    until: float = 0.0
     found: list[tuple[AnySource, Row]] = field(default_factory=list)
     searched: int = 0
     troubles: list[str] = field(default_factory=list)
@@ -63,9 +63,10 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
     query, wrong = _query(texts)
     work = None
     if not query.is_empty and not wrong:
-        work = _Progress(time.monotonic() + _SECONDS)
+        work = _Progress()
         states = (state,) if state else STATES
         if only is not None:
+            work.until = time.monotonic() + _SECONDS
             await _look(only, query, states, whole(asked.get("offset")), work)
         else:
             after = asked.get("from", ""), asked.get("from_kind", "")
@@ -104,10 +105,10 @@ async def _look_at_all(
 ) -> None:
     """Search all queues by name, from a name and kind on."""
     known = sorted(await board.queues.known(), key=lambda each: (each[1], each[0]))
-    for kind, name, partitions in known:
-        if (name, kind) < start:
-            continue
-        if work.is_full:
+    work.until = time.monotonic() + _SECONDS
+    rest = [each for each in known if (each[1], each[0]) >= start]
+    for place, (kind, name, partitions) in enumerate(rest):
+        if place and work.is_full:
             work.next = kind, name, 0
             return
         source = board.queues.of(kind, name, partitions)

@@ -6,15 +6,14 @@
 --   done      ZSET  ids that count as taken, scored by the end of that time, microseconds
 --   settings  HASH  see include/settings.lua
 -- Arguments:
---   claims_next  0 or 1  whether the caller claims if the reply tells it to: then nobody else is told
---   runs         text    how many of the messages in a row have the same token, and the token of
---                        their leases: "99:token 1:token"
---   id...        text    of each message
+--   runs   text  how many of the messages in a row have the same token, and the token of their
+--                leases: "99:token 1:token"
+--   id...  text  of each message
 -- Roles: consumer
 -- Repeatable: no
 --
 -- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
--- changed; or 2 for all those that have 1, if another one may run now and nobody was told.
+-- changed.
 -- include: clock
 -- include: leases
 
@@ -41,7 +40,6 @@ if some_grouped or limit and limit ~= '' then
 -- include: groups
   local members, groups, now = {}, {}, now_us()
   local waits_for_slot = limit and limit ~= '' and awaits_slot()
-  keeps_news = claims_next == '1'
   for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
     if place then
       members[#members + 1] = place .. acked[i]
@@ -56,9 +54,6 @@ if some_grouped or limit and limit ~= '' then
     settle(unsettled, now)
   end
   if waits_for_slot then free_slot(now) end
-end
-if has_news then
-  for i, each in ipairs(reply) do reply[i] = 2 * each end
 end
 if redis.call('ZREM', leased, unpack(acked)) < count then
   -- Some were named twice: the second time, they were gone.

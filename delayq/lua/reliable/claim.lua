@@ -18,9 +18,6 @@
 --                         limit of its own; 0: no limit
 --   signature     text    of the caller. If all due messages were handed out, it is published
 --                         behind the due time of the next one, and now; empty: it is not
---   heard_us      int     the others do not wait for what this claim hands out, and know that they
---                         have to look at this moment: if the next one is not due earlier, they are
---                         told nothing; 0 if they may wait for it
 --   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
 --                         for one elsewhere
 --   held_id       text    the suspect of this queue that the client has at work: if its lease is
@@ -726,9 +723,7 @@ if by_turns then wait, has_suspects = by_turns.wait_for_slot(wait, has_suspects)
 if settled_to then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
-local heard = tonumber(heard_us)
-local knows_next = heard > now and not has_suspects and (wait < 0 or now + wait >= heard)
-local listeners = count > 0 and not knows_next and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
+local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
 return {
   now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, is_suspect and 1 or 0,
   has_suspects and 1 or 0, occurrences,

@@ -7,7 +7,6 @@
 --   kept      see include/kept.lua
 --   awaited   ZSET  ids whose end clients wait for, scored by the end of that, microseconds
 -- Arguments:
---   claims_next  0 or 1  as for ack.lua
 --   runs        text  how many of the messages in a row have the same token, and the token of their
 --                     leases: "99:token 1:token"
 --   id...       text  of each message
@@ -18,7 +17,8 @@
 -- Roles: consumer
 -- Repeatable: no
 --
--- Returns for each message what ack.lua does.
+-- Returns for each message: 1, or 0 if it is not leased under that token any more, and nothing was
+-- changed.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -54,16 +54,12 @@ for i, id in ipairs(ids) do
 end
 if #finished == 0 then return reply end
 local waits_for_slot = awaits_slot()
-keeps_news = claims_next == '1'
 -- First the writes that free memory: then a full server accepts the rest.
 local groups = leave_lines(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
 settle(waiting_for_slots(groups, now), now)
 if waits_for_slot then free_slot(now) end
-if has_news then
-  for i, each in ipairs(reply) do reply[i] = 2 * each end
-end
 if remember_us > 0 then
   trim_done(now)
   remember(finished, now + remember_us, now)

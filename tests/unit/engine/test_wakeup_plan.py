@@ -443,61 +443,6 @@ class TestNotices:
         assert (desk.plan.signature(desk.now) == "") == (listeners != 0)
 
 
-class TestUnheardMessages:
-    """A client lets messages run by an acknowledgement, and claims them before others hear."""
-
-    @staticmethod
-    def call(desk: Desk) -> int:
-        """Begin a call, and return when the others look."""
-        assert desk.plan.begin_call()
-        return desk.plan.heard_us(desk.now)
-
-    def test_the_others_look_at_the_first_moment_that_was_published(self, desk: Desk) -> None:
-        for second in (7, 5, 6):
-            desk.plan.hear(us(second), desk.now)
-        desk.plan.hear(-1, desk.now)
-        desk.plan.wake_unheard()
-        desk.plan.wake_unheard()
-        assert self.call(desk) == us(5)
-
-    def test_a_moment_that_has_passed_gives_way_to_the_next_one(self, desk: Desk) -> None:
-        desk.plan.hear(us(5), desk.now)
-        desk.now = 5.5
-        desk.plan.hear(us(9), desk.now)
-        desk.plan.wake_unheard()
-        assert self.call(desk) == us(9)
-
-    @pytest.mark.parametrize("first", ["wake", "wake_unheard"])
-    def test_they_may_wait_for_what_a_call_finds_that_was_requested_otherwise(
-        self, desk: Desk, first: str
-    ) -> None:
-        desk.plan.hear(us(5), desk.now)
-        requests = [desk.plan.wake, desk.plan.wake_unheard]
-        for request in requests if first == "wake" else reversed(requests):
-            request()
-        assert self.call(desk) == 0
-        desk.plan.on_reply(-1, desk.now)
-        desk.plan.wake_unheard()
-        assert self.call(desk) == us(5)
-
-    def test_they_may_wait_for_what_is_about_to_come_due(self, desk: Desk) -> None:
-        desk.plan.hear(us(5), desk.now)
-        desk.act(desk.plan.on_due(us(5), desk.now))
-        desk.now = 4.999
-        desk.plan.wake_unheard()
-        assert self.call(desk) == 0
-
-    @pytest.mark.parametrize(("listeners", "first"), [(0, False), (2, True)])
-    def test_only_who_publishes_a_notice_goes_first(
-        self, desk: Desk, listeners: int, first: bool
-    ) -> None:
-        desk.plan.on_notice(TransferNotice(us(5), us(0), "other", demand=True), desk.now)
-        desk.plan.wake_unheard()
-        desk.plan.begin_call()
-        desk.plan.transferred(listeners, desk.now)
-        assert (desk.plan.stagger.delay(demand=True) == 0) == first
-
-
 class TestResting:
     """In a crowd, most clients neither hear nor wake."""
 

@@ -106,15 +106,8 @@ end
 -- Publish a hint, which changes nothing if the user may not publish: the others look every few
 -- seconds as well. Never announce a moment that has passed: a client that has looked since then
 -- would take the news for old.
---
--- If `keeps_news` is set, nobody hears of what is due now, and `has_news` tells that there was some:
--- the caller looks itself, or tells the others.
-local may_announce, keeps_news, has_news = true, false, false
+local may_announce = true
 local function announce(due, now)
-  if keeps_news and due <= now then
-    has_news = true
-    return
-  end
   local receivers = redis.pcall('PUBLISH', wake, string.format('%.0f', math.max(math.ceil(due), now)))
   may_announce = may_announce and type(receivers) == 'number'
 end
