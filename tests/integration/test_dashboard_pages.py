@@ -54,7 +54,7 @@ def names(shown: str) -> list[str]:
 # Search
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a page of a search take its time, so that none ends before it has looked at enough."""
     for name in ("search", "letters"):
@@ -92,7 +92,6 @@ async def mails(client: Client) -> Jobs:
         ("header=trace%3Dt-1&group=other", []),
     ],
 )
-@pytest.mark.usefixtures("_unhurried")
 async def test_a_search_looks_at_all_states(
     client: Client, reader: Browser, asked: str, found: list[str]
 ) -> None:
@@ -117,7 +116,6 @@ async def test_a_search_says_why_it_cannot_be(client: Client, reader: Browser) -
     await page(reader, "search?kind=reliable&name=none", 404)
 
 
-@pytest.mark.usefixtures("_unhurried")
 async def test_a_search_over_all_queues_goes_through_them_by_name(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
@@ -163,7 +161,6 @@ async def test_a_search_is_bounded_and_goes_on(
         assert all(after - before <= 50 for before, after in zip([0, *told], told, strict=False))
 
 
-@pytest.mark.usefixtures("_unhurried")
 async def test_a_search_shows_a_page_of_what_it_finds(client: Client, reader: Browser) -> None:
     await client.reliable_queue("one").offer_many([Offer("x", id=f"m{i:03}") for i in range(60)])
     address, seen = "search?kind=reliable&name=one&q=x", list[str]()
@@ -186,7 +183,6 @@ async def test_a_whole_id_is_found_beyond_the_bounds(
     assert names(await page(reader, f"{address}&q=other")) == []
 
 
-@pytest.mark.usefixtures("_unhurried")
 async def test_a_queue_leads_to_its_search(client: Client, reader: Browser) -> None:
     await client.delayed_queue("orders").offer({"order": 42}, 60)
     shown = await page(reader, "queue?kind=delayed&name=orders")
@@ -196,7 +192,6 @@ async def test_a_queue_leads_to_its_search(client: Client, reader: Browser) -> N
     assert len(links(await page(reader, wider), "message?")) == 1
 
 
-@pytest.mark.usefixtures("_unhurried")
 async def test_payloads_that_are_no_text_are_searched_too(raw: Any, reader: Browser) -> None:
     keys = DelayedKeys.of("orders")
     await raw.rpush(keys.ready, b"\xff\x00needle", b'"\\ud800 needle"')
