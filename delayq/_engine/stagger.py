@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -107,6 +108,19 @@ def _number(word: bytes) -> int:
     return int(word)
 
 
+class _Standing(Enum):
+    """Whether we go first, and why."""
+
+    NEW = auto()
+    """We have neither found messages nor heard of others so far."""
+    FIRST = auto()
+    """We found messages."""
+    ASKED = auto()
+    """A client that wants no messages has just moved some that we want, which is a detour."""
+    BEHIND = auto()
+    """Another client goes first."""
+
+
 class Stagger:
     """One client's stagger for one queue.
 
@@ -134,8 +148,9 @@ class Stagger:
         self._servers = servers
         # More clients than this are a crowd.
         self._crowd = ENOUGH + resync_interval / _APART
-        # Our place among the clients that do not go first, from 0 to 1; None if we go first.
-        self._place: float | None = None
+        self._standing = _Standing.NEW
+        # Our place among the clients that do not go first, from 0 to 1.
+        self._place = 0.0
         self._slowest = 0.0
         # How many clients listen, ourselves included; when we last published a notice.
         self._listeners = 1
@@ -143,12 +158,10 @@ class Stagger:
         # How many clients rest that want messages; when we last summoned some.
         self._resters = 0
         self._summoned_at = float("-inf")
-        # Whether we have neither found messages nor stepped back so far.
-        self._new = True
 
     def delay(self, *, demand: bool) -> float:
         """Return how long after the due time to wake, in seconds, with or without demand."""
-        if self._place is None:
+        if self._goes_first:
             return _WAY if self._listeners > 1 and not demand else 0.0
         least = min(max(LEAST, _TIMES * self._slowest), MOST)
         spread = min(least * max(1.0, self._listeners / _FEW), _LONGEST - least)
@@ -168,7 +181,7 @@ class Stagger:
 
     def transferred(self) -> None:
         """Go first from now on, because our call found messages."""
-        self._place, self._new = None, False
+        self._standing = _Standing.FIRST
 
     def published(self, listeners: int, now: float) -> None:
         """Record that ``listeners`` clients heard the notice of our call from the same server."""
@@ -177,8 +190,13 @@ class Stagger:
             self._listeners = listeners * self._servers()
 
     def found_nothing(self) -> None:
-        """Step back if there are other clients, because our call came too late."""
-        if self._listeners > 1:
+        """Step back if there are other clients, because our call came too late.
+
+        But not for a client that wants no messages, whose notice has come before our reply.
+        """
+        if self._standing is _Standing.ASKED:
+            self._standing = _Standing.FIRST
+        elif self._listeners > 1:
             self._step_back()
 
     def on_notice(self, notice: TransferNotice, after: float, *, demand: bool) -> None:
@@ -186,8 +204,7 @@ class Stagger:
         self._listeners = notice.listeners if notice.listeners > 1 else max(self._listeners, 2)
         self._slowest = max(after, self._slowest * _FORGETS)
         if demand and not notice.demand:
-            # Messages that it moves reach us by a detour.
-            self._place = None
+            self._standing = _Standing.ASKED
         else:
             self._step_back()
 
@@ -207,14 +224,14 @@ class Stagger:
             # A few may listen on other servers, but not a crowd.
             self._listeners = min(self._listeners, servers)
         self._resters = resters * servers
-        if self._new and self._listeners > _FEW:
+        if self._standing is _Standing.NEW and self._listeners > _FEW:
             # Others go first already. Of few, we may be the only one that wants messages.
             self._step_back()
         enough = self._enough(demand=demand)
         if self.resting:
             few = self._listeners < enough / 2
             self.resting = not few and not self.has_room(demand=demand, part=0.5)
-        elif (self._place is not None or not demand) and not self.has_room(demand=demand):
+        elif not (self._goes_first and demand) and not self.has_room(demand=demand):
             self.resting = self._chance() * self._listeners >= enough
 
     def has_room(self, *, demand: bool, part: float = 1.0) -> bool:
@@ -230,7 +247,7 @@ class Stagger:
         None if we do not: none rests, we do not go first, or we did it just now. If we rest
         ourselves, the listeners have left work lying, so they are busy.
         """
-        some = self._resters > 0 and (self._place is None or self.resting)
+        some = self._resters > 0 and (self._goes_first or self.resting)
         if not some or now - self._summoned_at < _SUMMON_EVERY:
             return None
         self._summoned_at = now
@@ -244,7 +261,10 @@ class Stagger:
         # Clients that want nothing make way for those that want messages and yet have to rest.
         return ENOUGH if demand or not self._resters else ENOUGH * _IDLE
 
+    @property
+    def _goes_first(self) -> bool:
+        return self._standing is not _Standing.BEHIND
+
     def _step_back(self) -> None:
-        self._new = False
-        if self._place is None:
-            self._place = self._chance()
+        if self._goes_first:
+            self._standing, self._place = _Standing.BEHIND, self._chance()

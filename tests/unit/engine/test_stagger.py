@@ -129,6 +129,14 @@ class TestStagger:
         stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=True)
         assert stagger.delay(demand=True) == 0
 
+    def test_a_consumer_does_not_step_back_for_the_producer_that_came_before_it(self) -> None:
+        stagger = not_first()
+        stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=True)
+        stagger.found_nothing()
+        assert stagger.delay(demand=True) == 0
+        stagger.found_nothing()
+        assert stagger.delay(demand=True) > 0, "it was another consumer"
+
     def test_a_producer_yields_to_a_producer(self) -> None:
         stagger = Stagger("us", lambda: 0.5)
         stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=False)
