@@ -52,6 +52,7 @@ _READS: dict[str, str] = {
     "ZRANGE": "1, 0",
     "ZRANGEBYLEX": "'(', '('",
     "ZRANGEBYSCORE": "1, 0",
+    "ZREVRANGEBYLEX": "'(', '('",
     "ZSCORE": _NOTHING,
 }
 _WRITES: dict[str, str] = {
@@ -67,6 +68,7 @@ _WRITES: dict[str, str] = {
     "SET": "'', 'wrong'",
     "ZADD": f"'XX', 0, {_NOTHING}",
     "ZREM": _NOTHING,
+    "ZREMRANGEBYLEX": "'(', '('",
     "ZREMRANGEBYRANK": "1, 0",
 }
 # Pushes have no such form: only a user who may remove the element again tries them.

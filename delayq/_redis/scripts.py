@@ -78,8 +78,7 @@ class Script:
     @cached_property
     def text(self) -> str:
         """The script as the server gets it, with local names and includes."""
-        included = _INCLUDE.sub(lambda match: self._include(match[1]), self._body)
-        text = without_unused_functions(included)
+        text = without_unused_functions(self._with_includes(self._body))
         used = names_in(text)
         local = {name: value for name, value in self.variables.items() if name in used}
         return f"local {', '.join(local)} = {', '.join(local.values())}\n{text}"
@@ -101,6 +100,10 @@ class Script:
     @cached_property
     def _body(self) -> str:
         return _lua(f"{self.name}.lua").read_text("utf-8")
+
+    def _with_includes(self, text: str) -> str:
+        """Put the includes that a text names in their places, and those that they name."""
+        return _INCLUDE.sub(lambda match: self._with_includes(self._include(match[1])), text)
 
     def _include(self, name: str) -> str:
         """Read an include from beside the script, or from those that all scripts share."""

@@ -405,7 +405,9 @@ async def test_a_key_of_a_foreign_type_stops_a_claim_before_it_changes_anything(
     client: Client, raw: Any, name: str
 ) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1, rate=9))
-    await jobs.offer_many(of_group("a", 1, 2))
+    await jobs.offer_many(of_group("a", 0, 1, 2))
+    # The first claim checks the keys to go by the limits that are new.
+    await (await claim_one(jobs)).ack()
     key = ReliableKeys.of("jobs").named(name)
     await raw.delete(key)
     await raw.set(key, "foreign")
@@ -433,12 +435,55 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
 ) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(rate=1, per=3600))
     starts = ReliableKeys.of("jobs").named("starts")
-    # A group, the moment until which a start counts, and an id.
-    await raw.zadd(starts, {b"gone\0%019.2f%d" % (1, n): 0 for n in range(2000)})
+    # A group, when it started one, the period, how many it had started before and after, and how
+    # many of those count no more.
+    gone = [b"gone\0%019.2f 1000000 %d %d 0" % (n, n, n + 1) for n in range(2000)]
+    await raw.zadd(starts, dict.fromkeys(gone, 0))
     await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(500)])
     assert len(await claim_all(jobs)) == 500
-    # Five calls have looked at 200 each.
-    assert 1000 <= await raw.zcard(starts) - 500 < 1500
+    # The fourth of five calls has looked at 808, some of them twice.
+    assert 1200 <= await raw.zcard(starts) - 500 < 1500
+
+
+async def test_starts_are_kept_for_their_period_and_not_for_long(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=9, per=60))
+    starts = ReliableKeys.of("jobs").named("starts")
+    for n in range(9):
+        await jobs.offer(n, group="a")
+        await claim_one(jobs)
+        assert 60_000 <= await raw.pttl(starts) <= 120_000
+        await Store(raw, "jobs").let_pass(13)
+
+
+async def test_a_claim_that_finds_a_lost_message_of_a_group_hands_it_out(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer(1, group="a")
+    await claim_one(jobs)
+    await Store(raw, "jobs").let_pass(61)
+    assert [message.value for message in await jobs.claim(wait=0)] == [1]
+
+
+async def test_earlier_starts_count_by_a_period_that_has_changed(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=2, per=60))
+    await jobs.offer_many(of_group("a", 1, 2, 3, 4, 5))
+    assert len(await jobs.claim(3)) == 2
+    await Store(raw, "jobs").let_pass(61)
+    await jobs.groups.set_limit("a", Limit(rate=3, per=3600))
+    assert len(await jobs.claim(3)) == 1
+    await jobs.groups.set_limit("a", Limit(rate=1, per=0.000001))
+    assert len(await jobs.claim(3)) == 1
+
+
+async def test_starts_count_although_the_clock_was_set_back(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=3, per=3600))
+    await jobs.offer_many(of_group("a", 1, 2, 3, 4))
+    seconds, _ = await raw.time()
+    later = (seconds + 60) * 1_000_000
+    starts = ReliableKeys.of("jobs").named("starts")
+    await raw.zadd(starts, {b"a\0%019.2f 3600000000 0 1 0" % later: 0})
+    assert [len(await jobs.claim(3, wait=0)) for _ in range(2)] == [2, 0]
 
 
 async def test_a_start_counts_until_its_period_is_over(client: Client, raw: Any) -> None:

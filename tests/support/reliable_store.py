@@ -57,14 +57,15 @@ local places = redis.call('HGETALL', KEYS[23])
 for i = 1, #places, 2 do redis.call('HSET', KEYS[23], places[i], moved(places[i + 1], 1)) end
 local turn = redis.call('HGET', KEYS[29], 'turn')
 if turn then redis.call('HSET', KEYS[29], 'turn', back(turn)) end
-for at = 30, 31 do
+for _, at in ipairs({28, 30, 31}) do
   local left = redis.call('PTTL', KEYS[at])
   if left > 0 then redis.call('PEXPIRE', KEYS[at], math.ceil(left - ARGV[1] / 1000)) end
 end
 for at, level in pairs({[24] = 1, [28] = 0}) do
   for _, member in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
-    redis.call('ZREM', KEYS[at], member)
+    -- In this order, the set is never empty, so that it keeps its time to live.
     redis.call('ZADD', KEYS[at], 0, moved(member, level))
+    if moved(member, level) ~= member then redis.call('ZREM', KEYS[at], member) end
   end
 end
 """

@@ -17,7 +17,7 @@
 -- include: clock
 -- include: leases
 
-local some_details = redis.call('EXISTS', sparse_hashes())
+local some_details = redis.call('EXISTS', trials, sparse_hashes())
 local some_grouped = some_details > 0 and redis.call('EXISTS', places) == 1
 local only_grouped = some_grouped and some_details == 1
 local ends = read_leases(ids, runs, some_details > 0 and not only_grouped)
@@ -38,20 +38,24 @@ if remember_us > 0 then redis.call('ZSCORE', done, '') end
 -- Most queues have neither groups nor a limit, and do not even create these functions.
 if some_grouped or limit and limit ~= '' then
 -- include: groups
-  local members, groups, now = {}, {}, now_us()
+  local members, groups, now, last_place = {}, {}, now_us(), nil
   local waits_for_slot = limit and limit ~= '' and awaits_slot()
   for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
     if place then
       members[#members + 1] = place .. acked[i]
-      add_group(groups, group_of(place))
+      -- Those of one claim and group have the same place.
+      if place ~= last_place then add_group(groups, group_of(place)) end
+      last_place = place
     end
   end
   if #members > 0 then
-    local unsettled = waiting_for_slots(groups, now)
-    redis.call('ZSCORE', lines, '')
+    local unsettled = waiting_for_slots(groups, now, not only_grouped)
     if #unsettled > 0 then check_groups() end
     redis.call('ZREM', lines, unpack(members))
-    settle(unsettled, now)
+    if #unsettled > 0 then
+-- include: settle
+      settle(unsettled, now)
+    end
   end
   if waits_for_slot then free_slot(now) end
 end

@@ -21,6 +21,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: letters
 -- include: kept
 

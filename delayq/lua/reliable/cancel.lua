@@ -17,6 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.

@@ -17,6 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 
 local now = now_us()
 local ends, given = read_leases(ids, runs, true)

@@ -22,6 +22,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: kept
 
 local now, ids = now_us(), {}
@@ -58,7 +59,7 @@ local waits_for_slot = awaits_slot()
 local groups = leave_lines(finished)
 redis.call('ZREM', leased, unpack(finished))
 delete_details(finished)
-settle(waiting_for_slots(groups, now), now)
+settle(waiting_for_slots(groups, now, redis.call('EXISTS', trials) == 1), now)
 if waits_for_slot then free_slot(now) end
 if remember_us > 0 then
   trim_done(now)

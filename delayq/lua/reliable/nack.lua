@@ -20,6 +20,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 -- include: kept
 

@@ -18,6 +18,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 -- include: schedule
 

@@ -27,6 +27,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 -- include: settings
 -- include: call

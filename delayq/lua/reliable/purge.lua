@@ -15,6 +15,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,

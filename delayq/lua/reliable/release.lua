@@ -16,6 +16,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 
 local now = now_us()

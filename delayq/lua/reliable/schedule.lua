@@ -24,6 +24,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: queue
 -- include: schedule
 -- include: settings

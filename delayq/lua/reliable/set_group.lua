@@ -17,6 +17,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: settle
 -- include: settings
 
 local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))

@@ -70,8 +70,10 @@ local function moved_text(text, level)
 end
 local function move_members(set, level)
   for _, member in ipairs(redis.call('ZRANGE', set, 0, -1)) do
-    redis.call('ZREM', set, member)
-    redis.call('ZADD', set, 0, moved_text(member, level))
+    local moved = moved_text(member, level)
+    -- In this order, the set is never empty, so that it keeps its time to live.
+    redis.call('ZADD', set, 0, moved)
+    if moved ~= member then redis.call('ZREM', set, member) end
   end
 end
 move_values(places, function(place) return moved_text(place, 1) end)

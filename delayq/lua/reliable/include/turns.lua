@@ -1,0 +1,440 @@
+-- turns: how a claim takes messages of groups, which take turns, and keeps to limits. Needs groups
+-- and what claim.lua knows. This is the body of a function of claim.lua, and returns the functions
+-- that claim.lua calls.
+
+  -- Lines are known by their groups once they are opened. Of some of them messages were handed out:
+  -- their ids, members of `lines`, and lines.
+  local opened, served, left_ids, left_members, left_lines = {}, {}, {}, {}, {}
+  -- The ids that were read from lines so far, and their bodies: nil if they do not fit.
+  local read_ids, read_bodies = {}, {}
+  local limit_of_queue, starts_of_queue = parse_limit(queue_limit), nil
+  local has_trials, has_taken_turns, last_ungrouped = false, false, nil
+  local now_text, usual_level, held_level = format_moment19(now), string.byte('9'), string.byte('!')
+
+  -- The rare work, of which each claim needs a part at most once or twice.
+  local function rare()
+-- include: settle
+    return settle, leave_lines, line_up
+  end
+
+  -- Return what this claim knows about a group. All fields are named here, because a table that grows
+  -- is copied again and again. Of its line, `members` were read last, and `at` is the next of them.
+  -- Those up to `due_to` are due and of the usual level; those up to `read_to` are in `read_ids`,
+  -- `before` places further on. `from` is where to read on; `room` how many more may run.
+  local function new_line(group)
+    local base = group .. '\0'
+    return {
+      group = group, base = base, from = '[' .. base .. '!', members = none, at = 1, due_to = 0, read_to = 0, before = 0,
+      limit = false, room = false, starts = false, soonest = false, left = 0, last = false, place = false,
+    }
+  end
+
+  -- Read which messages of these lines may be taken.
+  local function open_lines(some_lines)
+    local groups = {}
+    for i, line in ipairs(some_lines) do groups[i] = line.group end
+    local limits, are_paused = limits_of(groups)
+    for i, line in ipairs(some_lines) do
+      local group = groups[i]
+      local its_limit = limits[group]
+      opened[group], line.room = line, math.huge
+      if its_limit then
+        line.limit, line.room, line.starts = its_limit, room_of(its_limit, group, now, limit)
+        -- A group that was ordered just now may have a turn that it must not have: whatever has been
+        -- handed out holds it up.
+        if settled_to and its_limit.ordered and first_behind(group) then line.room = 0 end
+      end
+      if are_paused[group] then line.room = 0 end
+    end
+  end
+
+  -- Read on in a line, about as many members as are wanted. One more tells whether there is another
+  -- turn.
+  local function read_on(line, most)
+    local base, wanted = line.base, math.max(1, math.min(most, line.room))
+    local found = redis.call('ZRANGEBYLEX', lines, line.from, '(' .. base .. ':', 'LIMIT', 0, wanted + 1)
+    local size = #found
+    line.members, line.at, line.due_to, line.read_to, line.from = found, 1, 0, 0, false
+    if size > wanted then line.from = '(' .. found[size] end
+    -- They are in order: if the last one is of the usual level and due, and the first one is of that
+    -- level, then all are.
+    local at = #base + 1
+    local is_usual = size > 0 and string.byte(found[1], at) == usual_level and string.byte(found[size], at) == usual_level
+    if is_usual and string.sub(found[size], at + 1, at + 19) <= now_text then line.due_to = size end
+  end
+
+  -- Return the next due message of a line, as a member of `lines`; nil if none is left: then
+  -- `soonest` is when the next one comes due.
+  local function next_in(line, most)
+    while true do
+      local at = line.at
+      local member = line.members[at]
+      if member then
+        line.at = at + 1
+        if at <= line.due_to then return member end
+        local level, due = level_and_moment(member)
+        -- It is also due if its moment cannot be read.
+        if due <= now then return member end
+        line.soonest = math.min(line.soonest or due, due)
+        local is_end = level == '9' or level == '!' and line.limit and line.limit.ordered
+        line.from = not is_end and '[' .. line.base .. string.char(string.byte(level) + 1)
+        line.members, line.at = none, 1
+      elseif line.from then
+        read_on(line, most)
+      else
+        return nil
+      end
+    end
+  end
+
+  -- Read the bodies of the messages that these lines are about to give, this number each.
+  local function read_ahead(some_lines, most)
+    local size = #read_ids
+    local first = size + 1
+    for _, line in ipairs(some_lines) do
+      if line.room > 0 and not line.members[line.at] then
+        -- This reads the line, and puts the message back.
+        if next_in(line, most) then line.at = line.at - 1 end
+        local members, id_at = line.members, #line.base + 21
+        line.before = size + 1 - line.at
+        for at = line.at, math.min(#members, line.at + math.max(1, math.min(most, line.room)) - 1) do
+          size = size + 1
+          read_ids[size] = string.sub(members[at], id_at)
+        end
+        line.read_to = size - line.before
+      end
+    end
+    if size <= first then return end
+    -- If bodies are large, do not read those that would not leave anyway.
+    local fitting = math.floor(bytes_left / math.max(1, redis.call('HSTRLEN', bodies, read_ids[first])))
+    if fitting > 1 then
+      local found = redis.call('HMGET', bodies, unpack(read_ids, first, math.min(first + fitting - 1, size)))
+      for i = 1, #found do read_bodies[first + i - 1] = found[i] end
+    end
+  end
+
+  -- Hand out a message of a group.
+  local function hand_out_of(line, id, member, priority, record, body)
+    hand_out(id, priority, record, body)
+    local left = #left_ids + 1
+    left_ids[left], left_members[left], left_lines[left] = id, member, line
+    if not line.last then served[#served + 1] = line end
+    line.room, line.left, line.last = line.room - 1, line.left + 1, count
+  end
+
+  -- Hand out the next message of a line, and return whether there was one.
+  local function take_in(line, most)
+    while line.room > 0 and looks_left > 0 do
+      local member = next_in(line, most)
+      if not member then return false end
+      looks_left = looks_left - 1
+      local at, id, body = line.at - 1, nil, nil
+      if at <= line.read_to then id, body = read_ids[at + line.before], read_bodies[at + line.before] end
+      id = id or string.sub(member, #line.base + 21)
+      if body == nil then body = redis.call('HGET', bodies, id) end
+      local record, priority = some_tried and redis.call('HGET', attempts, id), 0
+      record = record and parse_record(record) or new
+      if at > line.due_to then
+        local level = string.byte(member, #line.base + 1)
+        priority = level == held_level and priority_of(id) or usual_level - level
+      end
+      local is_plain = body and record == new and not some_expire
+      if is_plain or not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
+        is_full = count > 0 and #body > bytes_left
+        if is_full then
+          line.at = at
+          return false
+        end
+        hand_out_of(line, id, member, priority, record, body)
+        return true
+      end
+    end
+    return false
+  end
+
+  -- Return the first suspect of a group, of those whose turn it is.
+  local function find_suspect_of_group()
+    for _, group in ipairs(redis.call('ZRANGEBYSCORE', trials, '-inf', now, 'LIMIT', 0, 10)) do
+      local line = new_line(group)
+      open_lines({line})
+      local member = redis.call('ZRANGEBYLEX', lines, '[' .. line.base .. '?', '(' .. line.base .. '@', 'LIMIT', 0, 1)[1]
+      if member and line.room > 0 then
+        local id = id_in_line(member)
+        local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
+        local priority = priority_of(id)
+        if not is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
+          return {id = id, priority = priority, record = record, body = body, line = line, member = member}
+        end
+      end
+    end
+  end
+
+  -- Take messages that belong to no group, up to this number of messages in all.
+  local function take_ungrouped(most)
+    local before, whole = count, limit
+    limit = most
+    for priority = highest, 0, -1 do take_from(priority) end
+    limit = whole
+    return count > before
+  end
+
+  -- Groups take turns, and the messages without a group count as one more of them.
+  local function take_turns()
+    has_taken_turns = true
+    -- One of them may be the queue itself.
+    local most = limit + (queue_limit and 1 or 0)
+    local groups, sources, first_ungrouped = redis.call('ZRANGEBYSCORE', turns, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most), {}, nil
+    all_grouped = true
+    for priority = highest, 0, -1 do
+      local due = tonumber(redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2])
+      if due then all_grouped = false end
+      if due and due <= now then first_ungrouped = math.min(first_ungrouped or due, due) end
+    end
+    if first_ungrouped and #groups > 0 then
+      first_ungrouped = math.max(first_ungrouped, number_or(0, redis.call('HGET', settings, 'turn')))
+    end
+    for i = 1, #groups, 2 do
+      if first_ungrouped and first_ungrouped < tonumber(groups[i + 1]) then
+        sources[#sources + 1], first_ungrouped = false, nil
+      end
+      if groups[i] ~= '' then sources[#sources + 1] = new_line(groups[i]) end
+    end
+    if first_ungrouped then sources[#sources + 1] = false end
+    while #sources > 0 and count < limit and looks_left > 0 and not is_full do
+      local still, unopened, asked = {}, {}, {}
+      local each = math.ceil((limit - count) / #sources)
+      for i = 1, math.min(#sources, limit - count) do
+        local line = sources[i]
+        if line then asked[#asked + 1] = line end
+        if line and not line.room then unopened[#unopened + 1] = line end
+      end
+      if #unopened > 0 then open_lines(unopened) end
+      read_ahead(asked, each)
+      -- A group that is alone takes all its turns at once.
+      local is_alone = #sources == 1
+      for _, line in ipairs(sources) do
+        local took = false
+        if line and not line.room and count < limit and not is_full then open_lines({line}) end
+        repeat
+          if count == limit or is_full then
+            took = false
+          elseif line then
+            took = take_in(line, each)
+          else
+            took = take_ungrouped(is_alone and limit or count + 1)
+            if took then last_ungrouped = count end
+          end
+        until not took or not is_alone
+        if took then still[#still + 1] = line end
+      end
+      sources = still
+    end
+    if #groups == 0 then last_ungrouped = nil end
+  end
+
+  -- Give the next groups their turns by limits that have changed since they got them.
+  local function settle_next()
+    check_groups()
+    -- The first write frees memory: then a full server accepts the rest.
+    redis.call('ZREM', turns, '')
+    local groups = {}
+    for _ = 1, 50 do
+      local member = redis.call('ZRANGEBYLEX', lines, '(' .. settled_to, '+', 'LIMIT', 0, 1)[1]
+      -- A member without a NUL is foreign.
+      local group = member and string.match(member, '^(%Z+)%z')
+      settled_to = group and behind(group, member) or member
+      if group then groups[#groups + 1] = group end
+      if not member then break end
+    end
+    -- They have waited longer than those that this claim serves, which go behind them. A moment that
+    -- this announces may have passed, but a change of settings makes each client look anyway.
+    local settle = rare()
+    settle(groups, now - limit)
+    if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) else redis.call('HDEL', settings, 'settled_to') end
+  end
+
+  -- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
+  local function line_up_lost()
+    local settle, _, line_up = rare()
+    local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
+    local groups, is_checked = {}, false
+    for i = 1, #ids_and_ends, 2 do
+      local id, ends = ids_and_ends[i], tonumber(ids_and_ends[i + 1])
+      local place = redis.call('HGET', places, id)
+      if place then
+        local record = parse_record(redis.call('HGET', attempts, id))
+        if not is_checked then
+          check_details()
+          check_groups()
+          is_checked = true
+        end
+        lose(record, ends)
+        record.mark = ':r'
+        redis.call('ZREM', leased, id)
+        redis.call('HDEL', tokens, id)
+        save_record(id, record)
+        some_tried, some_used = true, true
+        line_up(id, group_of(place), '?', ends, place)
+        add_group(groups, group_of(place))
+      end
+    end
+    settle(groups, now, true)
+  end
+
+  -- Fail if a key of a foreign type would be written: taking turns has read some already.
+  local function check_turns()
+    if some_grouped and (not has_taken_turns or #gone > 0) then check_groups() end
+    if queue_limit and not has_taken_turns then redis.call('ZSCORE', turns, '') end
+  end
+
+  -- Take out what is handed out. This is the first write, so it may fail by the type of `grouped`.
+  local function take_out()
+    if #left_ids == 0 then return end
+    redis.call('ZREM', grouped, unpack(left_ids))
+    redis.call('ZREM', lines, unpack(left_members))
+  end
+
+  -- Take messages that are gone out of their lines, whose turns change then.
+  local function leave()
+    local _, leave_lines = rare()
+    for _, group in ipairs(leave_lines(gone)) do opened[group] = opened[group] or new_line(group) end
+  end
+
+  -- Count what was handed out as started, by the rates.
+  local function note_starts()
+    local added, longest = {}, 0
+    local function start(group, its_limit, counted, started)
+      local base, moment, after = group .. '\0', math.max(now, counted.last), counted.after + started
+      -- Those that count no more make room.
+      if counted.first or counted.over == counted.after and counted.last > 0 then
+        redis.call('ZREMRANGEBYLEX', starts, '[' .. base, '(' .. base .. format_moment19(now - its_limit.per) .. '\255')
+      end
+      added[#added + 1] = 0
+      added[#added + 1] = base .. format_moment19(moment) .. ' ' .. its_limit.per .. ' ' .. counted.after .. ' ' .. after .. ' ' .. counted.over
+      longest = math.max(longest, its_limit.per)
+    end
+    for _, line in ipairs(served) do
+      if line.starts then start(line.group, line.limit, line.starts, line.left) end
+    end
+    if starts_of_queue then start('', limit_of_queue, starts_of_queue, count) end
+    if #added == 0 then return end
+    -- Other groups may never come again. If most of a few that chance picks count no more, more of
+    -- those make room than have come since the last time.
+    if tonumber(number) % 4 == 0 then
+      local few = 4 + math.floor(#added / 8)
+      local over = starts_over(redis.call('ZRANDMEMBER', starts, -few), now)
+      if #over > few / 2 then
+        over = starts_over(redis.call('ZRANDMEMBER', starts, -4 * (#added + 2)), now)
+        redis.call('ZREM', starts, '', unpack(over))
+      end
+    end
+    redis.call('ZADD', starts, unpack(added))
+    local keep_ms = math.ceil(longest / 1000)
+    if redis.call('PTTL', starts) < keep_ms then redis.call('PEXPIRE', starts, 2 * keep_ms) end
+  end
+
+  -- Return the next turn of a line of which messages were handed out.
+  local function turn_after(line)
+    local its_limit = line.limit
+    -- Whatever has been handed out holds an ordered group up.
+    if its_limit and its_limit.ordered then return nil end
+    local due = next_in(line, 1) and 0 or line.soonest
+    if not due or line.room > 0 then return due end
+    return math.max(due, free_from(its_limit, line.group, now))
+  end
+
+  -- Give what was handed out its places in the lines, and its groups their next turns.
+  local function note_left(token)
+    local moved, new_places = {}, {}
+    local place_of_all = '~' .. format_moment19(tonumber(token))
+    for i, id in ipairs(left_ids) do
+      local line = left_lines[i]
+      local place = line.place or line.base .. place_of_all
+      line.place = place
+      moved[2 * i - 1], moved[2 * i] = 0, place .. id
+      new_places[2 * i - 1], new_places[2 * i] = id, place
+    end
+    if #left_ids > 0 then
+      redis.call('ZADD', lines, unpack(moved))
+      redis.call('HSET', places, unpack(new_places))
+    end
+    note_starts()
+    if last_ungrouped then redis.call('HSET', settings, 'turn', format_score(now - (count - last_ungrouped) / 4)) end
+    if has_trials then
+      local groups, served_at = {}, {}
+      for i, line in ipairs(served) do groups[i], served_at[line.group] = line.group, now - (count - line.last) / 4 end
+      local settle = rare()
+      settle(groups, now, false, served_at)
+      return
+    end
+    local next_turns, without_turn = {}, {}
+    for _, line in ipairs(served) do
+      local turn = turn_after(line)
+      if turn then
+        local at = #next_turns
+        next_turns[at + 1], next_turns[at + 2] = format_score(math.max(turn, now - (count - line.last) / 4)), line.group
+      else
+        without_turn[#without_turn + 1] = line.group
+      end
+    end
+    if #without_turn > 0 then redis.call('ZREM', turns, unpack(without_turn)) end
+    if #next_turns > 0 then redis.call('ZADD', turns, unpack(next_turns)) end
+  end
+
+  -- Correct the turns of the others, whose limits may have changed since they got them. Return the
+  -- time until the next turn, and whether suspects may be handed out.
+  local function settle_others()
+    local wait, has_suspects = -1, false
+    if not some_grouped then return wait, has_suspects end
+    local groups = {}
+    for group, line in pairs(opened) do
+      if not line.last then groups[#groups + 1] = group end
+    end
+    if #groups > 0 then
+      local settle = rare()
+      settle(groups, now)
+      has_trials = true
+    end
+    local soonest = redis.call('ZRANGEBYSCORE', turns, '-inf', '+inf', 'WITHSCORES', 'LIMIT', 0, 2)
+    -- The empty name is the queue itself.
+    local at = soonest[1] == '' and 4 or 2
+    if soonest[at] then wait = math.max(0, math.ceil(tonumber(soonest[at])) - now) end
+    if has_trials then
+      has_suspects = redis.call('ZCOUNT', trials, '-inf', now) > 0
+      local later = redis.call('ZRANGEBYSCORE', trials, '(' .. format_score(now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+      if later then wait = shorter_wait(wait, math.max(0, math.ceil(tonumber(later)) - now)) end
+    end
+    return wait, has_suspects
+  end
+
+  -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait.
+  -- Return the time until the next look.
+  local function wait_for_slot(wait, has_suspects)
+    if not queue_limit then return wait, has_suspects end
+    local moment = limit_of_queue and free_from(limit_of_queue, '', now) or now
+    if moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
+      redis.call('ZADD', turns, format_score(moment), '')
+      return moment - now, false
+    end
+    redis.call('ZREM', turns, '')
+    return wait, has_suspects
+  end
+
+  if settled_to then settle_next() end
+  if some_grouped then
+    if some_lost then
+      line_up_lost()
+      some_lost = is_some_lost()
+    end
+    local first_trial = some_used and tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2]) or nil
+    has_trials, some_trials = first_trial ~= nil, first_trial ~= nil and first_trial <= now
+  end
+  if limit_of_queue then
+    local room
+    room, starts_of_queue = room_of(limit_of_queue, '', now, limit)
+    limit = math.max(0, math.min(limit, room))
+  end
+  return {
+    hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
+    leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot,
+  }
