@@ -440,9 +440,10 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
     gone = [b"gone\0%019.2f 1000000 %d %d 0" % (n, n, n + 1) for n in range(2000)]
     await raw.zadd(starts, dict.fromkeys(gone, 0))
     await jobs.offer_many([Offer(n, group=f"group {n}") for n in range(500)])
-    assert len(await claim_all(jobs)) == 500
-    # The fourth of five calls has looked at 808, some of them twice.
-    assert 1200 <= await raw.zcard(starts) - 500 < 1500
+    for _ in range(100):
+        assert len(await jobs.claim(5)) == 5
+    # By chance, about one call in four has looked at 48.
+    assert await raw.zcard(starts) - 500 < 1700
 
 
 async def test_starts_are_kept_for_their_period_and_not_for_long(client: Client, raw: Any) -> None:
@@ -477,13 +478,17 @@ async def test_earlier_starts_count_by_a_period_that_has_changed(client: Client,
 
 
 async def test_starts_count_although_the_clock_was_set_back(client: Client, raw: Any) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=3, per=3600))
-    await jobs.offer_many(of_group("a", 1, 2, 3, 4))
-    seconds, _ = await raw.time()
-    later = (seconds + 60) * 1_000_000
+    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=15, per=60))
+    await jobs.offer_many(of_group("a", *range(40)))
+    assert len(await jobs.claim(1)) == 1
     starts = ReliableKeys.of("jobs").named("starts")
-    await raw.zadd(starts, {b"a\0%019.2f 3600000000 0 1 0" % later: 0})
-    assert [len(await jobs.claim(3, wait=0)) for _ in range(2)] == [2, 0]
+    [start] = await raw.zrange(starts, 0, -1)
+    later = b"%019.2f" % (float(start[2:21]) + 3_600_000_000)
+    await raw.zadd(starts, {start[:2] + later + start[21:]: 0})
+    await raw.zrem(starts, start)
+    assert [len(await jobs.claim(1, wait=0)) for _ in range(16)] == [1] * 14 + [0, 0]
+    await Store(raw, "jobs").let_pass(61)
+    assert [len(await jobs.claim(1, wait=0)) for _ in range(16)] == [1] * 15 + [0]
 
 
 async def test_a_start_counts_until_its_period_is_over(client: Client, raw: Any) -> None:
@@ -609,6 +614,18 @@ async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     assert (await claim_one(jobs)).value == 0
     await jobs.configure(group_limit=Limit(ordered=True))
     assert await claimed(jobs) == []
+
+
+async def test_a_suspect_of_a_group_that_becomes_ordered_is_handed_out_at_once(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=60)
+    await jobs.offer_many([Offer(n, group=f"{n:03}") for n in range(60)])
+    assert (await claim_one(jobs)).value == 0
+    await Store(raw, "jobs").let_pass(61)
+    # One claim does not come to the last group.
+    await jobs.configure(group_limit=Limit(ordered=True))
+    assert (await claim_one(jobs)).value == 0
 
 
 async def test_groups_take_turns_after_a_change_of_limits(client: Client) -> None:

@@ -120,7 +120,8 @@ end
 -- number of all up to it, and of those that count no more; the first moment of one that counts, if
 -- this had to find it.
 local function read_starts(limit, group, now, wanted)
-  local to, moment_at = '(' .. group .. '\1', #group + 2
+  -- Whatever does not begin with a digit is foreign.
+  local to, moment_at = '(' .. group .. '\0:', #group + 2
   local found = {count = 0, last = 0, after = 0, over = 0, first = false}
   local last = redis.call('ZREVRANGEBYLEX', starts, to, '[' .. group .. '\0', 'LIMIT', 0, 1)[1]
   if not last then return found end
@@ -182,12 +183,6 @@ end
 
 -- Return whether messages wait for a slot of the queue.
 local function awaits_slot() return redis.call('ZSCORE', turns, '') end
-
--- Tell the others that the queue has a free slot.
-local function free_slot(now)
-  redis.call('ZREM', turns, '')
-  announce(now, now)
-end
 
 -- Tell the others that the queue has a free slot.
 local function free_slot(now)

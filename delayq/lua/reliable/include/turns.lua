@@ -29,7 +29,7 @@
     }
   end
 
-  -- Read which messages of these lines may be taken.
+  -- Read the limits of these lines, and how many of their messages may run.
   local function open_lines(some_lines)
     local groups = {}
     for i, line in ipairs(some_lines) do groups[i] = line.group end
@@ -40,11 +40,19 @@
       opened[group], line.room = line, math.huge
       if its_limit then
         line.limit, line.room, line.starts = its_limit, room_of(its_limit, group, now, limit)
-        -- A group that was ordered just now may have a turn that it must not have: whatever has been
-        -- handed out holds it up.
-        if settled_to and its_limit.ordered and first_behind(group) then line.room = 0 end
       end
       if are_paused[group] then line.room = 0 end
+    end
+  end
+
+  local function is_ordered(line) return line.limit and line.limit.ordered end
+
+  -- Open lines to take from them. A group that was ordered just now may have a turn that it must not
+  -- have: whatever has been handed out holds it up.
+  local function open_to_take(some_lines)
+    open_lines(some_lines)
+    for _, line in ipairs(settled_to and some_lines or none) do
+      if is_ordered(line) and first_behind(line.group) then line.room = 0 end
     end
   end
 
@@ -76,7 +84,7 @@
         -- It is also due if its moment cannot be read.
         if due <= now then return member end
         line.soonest = math.min(line.soonest or due, due)
-        local is_end = level == '9' or level == '!' and line.limit and line.limit.ordered
+        local is_end = level == '9' or level == '!' and is_ordered(line)
         line.from = not is_end and '[' .. line.base .. string.char(string.byte(level) + 1)
         line.members, line.at = none, 1
       elseif line.from then
@@ -208,13 +216,13 @@
         if line then asked[#asked + 1] = line end
         if line and not line.room then unopened[#unopened + 1] = line end
       end
-      if #unopened > 0 then open_lines(unopened) end
+      if #unopened > 0 then open_to_take(unopened) end
       read_ahead(asked, each)
       -- A group that is alone takes all its turns at once.
       local is_alone = #sources == 1
       for _, line in ipairs(sources) do
         local took = false
-        if line and not line.room and count < limit and not is_full then open_lines({line}) end
+        if line and not line.room and count < limit and not is_full then open_to_take({line}) end
         repeat
           if count == limit or is_full then
             took = false
@@ -304,13 +312,21 @@
   local function note_starts()
     local added, longest = {}, 0
     local function start(group, its_limit, counted, started)
-      local base, moment, after = group .. '\0', math.max(now, counted.last), counted.after + started
+      local base, before, after = group .. '\0', counted.after, counted.after + started
       -- Those that count no more make room.
       if counted.first or counted.over == counted.after and counted.last > 0 then
         redis.call('ZREMRANGEBYLEX', starts, '[' .. base, '(' .. base .. format_moment19(now - its_limit.per) .. '\255')
       end
+      if counted.last >= now then
+        -- The clock was set back. What started later than now counts as if it had started now, so that
+        -- moments and numbers have the same order.
+        local from, to = '[' .. base .. format_moment19(now), '(' .. base .. ':'
+        local first = redis.call('ZRANGEBYLEX', starts, from, to, 'LIMIT', 0, 1)[1]
+        before = tonumber(string.match(first or '', '^%S+ %S+ (%d+)', #base + 1)) or before
+        redis.call('ZREMRANGEBYLEX', starts, from, to)
+      end
       added[#added + 1] = 0
-      added[#added + 1] = base .. format_moment19(moment) .. ' ' .. its_limit.per .. ' ' .. counted.after .. ' ' .. after .. ' ' .. counted.over
+      added[#added + 1] = base .. format_moment19(now) .. ' ' .. its_limit.per .. ' ' .. before .. ' ' .. after .. ' ' .. counted.over
       longest = math.max(longest, its_limit.per)
     end
     for _, line in ipairs(served) do
@@ -320,7 +336,7 @@
     if #added == 0 then return end
     -- Other groups may never come again. If most of a few that chance picks count no more, more of
     -- those make room than have come since the last time.
-    if tonumber(number) % 4 == 0 then
+    if now % 4 == 0 then
       local few = 4 + math.floor(#added / 8)
       local over = starts_over(redis.call('ZRANDMEMBER', starts, -few), now)
       if #over > few / 2 then
@@ -335,12 +351,11 @@
 
   -- Return the next turn of a line of which messages were handed out.
   local function turn_after(line)
-    local its_limit = line.limit
     -- Whatever has been handed out holds an ordered group up.
-    if its_limit and its_limit.ordered then return nil end
+    if is_ordered(line) then return nil end
     local due = next_in(line, 1) and 0 or line.soonest
     if not due or line.room > 0 then return due end
-    return math.max(due, free_from(its_limit, line.group, now))
+    return math.max(due, free_from(line.limit, line.group, now))
   end
 
   -- Give what was handed out its places in the lines, and its groups their next turns.
