@@ -244,11 +244,15 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
     await held.ack()
 
 
-async def test_a_message_named_twice_is_acknowledged_once(jobs: Jobs, store: Store) -> None:
+@pytest.mark.parametrize("call", ["ack_request", "finish_request"])
+async def test_a_message_named_twice_is_acknowledged_once(
+    jobs: Jobs, store: Store, call: str
+) -> None:
     await jobs.offer_many(offers(2))
     one, two = [message._claim for message in await jobs.claim(2)]
     acks = jobs._open.partitions[0].store
-    assert await acks.client.run(*acks.ack_request([one, one, two, one])) == [1, 0, 1, 0]
+    request = getattr(acks, call)([one, one, two, one])
+    assert await acks.client.run(*request) == [1, 0, 1, 0]
     assert await bodies(store) == 0
 
 
