@@ -72,6 +72,7 @@ WINDOWS, ATTEMPTS = st.sampled_from([None, None, None, 1, 3]), st.sampled_from([
 OFFERS = st.lists(
     st.tuples(IDS, HOURS, PRIORITIES, LIVES, WINDOWS, ATTEMPTS, DUPLICATES), min_size=1, max_size=4
 )
+RESULTS = st.sampled_from([None, 0, "", "a result\n\n", [1, None]])
 Offered = tuple[str | None, int, int, int | None, int | None, int | None, Any]
 """Id, hours of delay, priority, hours of life after the delay, hours for which the id counts as
 taken if it was given, its own limit of attempts, and what to do with a duplicate.
@@ -533,6 +534,18 @@ class ReliableMachine(RuleBasedStateMachine):
             self.failed(model, held, delay, None)
 
     @precondition(lambda self: not self.model.paused and self.model.of("ready"))
+    @rule(count=st.integers(1, 3), result=RESULTS)
+    def fail_and_finish(self, count: int, result: object) -> None:
+        """Produce records of several attempts."""
+        self.claim_and_fail(count, 0)
+        before = len(self.held)
+        self.claim(count)
+        for held in self.held[before:]:
+            model = self.next_step()
+            self.settle(held, self.live_of(held), held.message.ack(result))
+            self.handled(model, held, result)
+
+    @precondition(lambda self: not self.model.paused and self.model.of("ready"))
     @rule(count=st.integers(1, 3))
     def claim_what_others_have_had_too_long(self, count: int) -> None:
         self.claim(count)
@@ -659,7 +672,7 @@ class ReliableMachine(RuleBasedStateMachine):
         return True
 
     @precondition(lambda self: self.held)
-    @rule(data=st.data(), result=st.sampled_from([None, 0, "", "a result\n\n", [1, None]]))
+    @rule(data=st.data(), result=RESULTS)
     def ack(self, data: st.DataObject, result: object) -> None:
         model = self.next_step()
         held, live = self.pick(data)
