@@ -52,7 +52,6 @@ NOT_SEEN = {
     },
     # A page of schedules takes HSCAN, and a client that closes tries UNLINK.
     ("reliable", "consumer"): {
-        "+hlen",
         "+hscan",
         "+unlink",
         "+pubsub|numsub",

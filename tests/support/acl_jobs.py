@@ -340,7 +340,7 @@ async def reliable_producer(place: Place) -> None:
     await asyncio.sleep(0.005)
     await queue.offer(5, delay=60)
     await theirs.purge()
-    await theirs.configure(group_limit=delayq.Limit(rate=1, per=60))
+    await theirs.configure(group_limit=delayq.Limit(concurrency=9, rate=1, per=60))
     await theirs.offer_many([delayq.Offer(i, id=f"of {i}", group="tenant") for i in range(3)])
     await theirs.claim(3)
     # The group waits for its rate, and its first message changes.
@@ -425,7 +425,7 @@ async def grouped(place: Place, queue: ReliableQueue[Any]) -> None:
     theirs = place.theirs()
     await theirs.purge()
     limit = delayq.Limit(concurrency=4, rate=40, per=0.1)
-    await theirs.configure(limit=limit, group_limit=delayq.Limit(concurrency=1, rate=9, per=0.1))
+    await theirs.configure(limit=limit, group_limit=delayq.Limit(concurrency=1, rate=2, per=0.1))
     await theirs.offer_many([delayq.Offer(i, group=f"tenant {i % 3}") for i in range(12)])
     await theirs.offer(12)
     (lost,) = await theirs.claim(1)
@@ -583,7 +583,7 @@ async def reliable_admin(place: Place) -> None:
     assert await queue.unschedule("nightly")
     assert await queue.purge() > 0
     await theirs.offer_many([delayq.Offer(i, group="tenant") for i in range(3)])
-    await queue.groups.set_limit("tenant", delayq.Limit(concurrency=1))
+    await queue.groups.set_limit("tenant", delayq.Limit(concurrency=1, rate=9))
     (message,) = await theirs.claim(9)
     await message.bury("why")
     assert await queue.dead.redrive() == 1

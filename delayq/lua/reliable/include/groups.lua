@@ -99,15 +99,11 @@ end
 
 -- Return how many messages of a group workers have.
 local function running_of(group, now)
-  if group == '' then return redis.call('ZCOUNT', leased, string.format('(%.0f', now), '+inf') end
   return redis.call('ZLEXCOUNT', lines, '(' .. group .. '\0~' .. format_moment19(now) .. '\255', '(' .. group .. '\0\127')
 end
 
 -- Return when the first lease of these ends.
 local function first_end_of(group, now)
-  if group == '' then
-    return tonumber(redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
-  end
   local from = '(' .. group .. '\0~' .. format_moment19(now) .. '\255'
   local first = redis.call('ZRANGEBYLEX', lines, from, '(' .. group .. '\0\127', 'LIMIT', 0, 1)[1]
   if not first then return nil end
@@ -151,10 +147,11 @@ local function starts_over(members, now)
 end
 
 -- Return how many more messages of a group a limit lets run now, if that is less than are wanted:
--- if not, at least that many. And what `read_starts` returns, if it has a rate.
-local function room_of(limit, group, now, wanted)
+-- if not, at least that many. And what `read_starts` returns, if it has a rate. `running` returns how
+-- many run.
+local function room_of(limit, group, now, wanted, running)
   local room, counted = math.huge, nil
-  if limit.concurrency then room = limit.concurrency - running_of(group, now) end
+  if limit.concurrency then room = limit.concurrency - running(group, now) end
   if limit.rate and room > 0 then
     counted = read_starts(limit, group, now, math.min(wanted, room))
     room = math.min(room, limit.rate - counted.count)
@@ -162,11 +159,12 @@ local function room_of(limit, group, now, wanted)
   return room, counted
 end
 
--- Return from which moment on a limit may let one more message of a group run.
-local function free_from(limit, group, now)
+-- Return from which moment on a limit may let one more message of a group run. `running` returns how
+-- many run, and `first_end` when the first lease of these ends.
+local function free_from(limit, group, now, running, first_end)
   local moment = now
-  if limit.concurrency and running_of(group, now) >= limit.concurrency then
-    moment = math.max(moment, first_end_of(group, now) or now)
+  if limit.concurrency and running(group, now) >= limit.concurrency then
+    moment = math.max(moment, first_end(group, now) or now)
   end
   if limit.rate then
     local counted = read_starts(limit, group, now, 1)

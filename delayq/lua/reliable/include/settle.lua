@@ -68,7 +68,7 @@ local function next_turns(group, limit, now, may_have_suspects)
   -- Whatever has been handed out holds an ordered group up.
   if is_ordered and behind then due = nil end
   if not limit or not (due or trial) then return due, trial end
-  local from = free_from(limit, group, now)
+  local from = free_from(limit, group, now, running_of, first_end_of)
   return due and math.max(due, from), trial and math.max(trial, from)
 end
 

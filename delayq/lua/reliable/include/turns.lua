@@ -39,7 +39,7 @@
       local its_limit = limits[group]
       opened[group], line.room = line, math.huge
       if its_limit then
-        line.limit, line.room, line.starts = its_limit, room_of(its_limit, group, now, limit)
+        line.limit, line.room, line.starts = its_limit, room_of(its_limit, group, now, limit, running_of)
       end
       if are_paused[group] then line.room = 0 end
     end
@@ -289,6 +289,12 @@
     settle(groups, now, true)
   end
 
+  local function running_in_queue() return redis.call('ZCOUNT', leased, string.format('(%.0f', now), '+inf') end
+
+  local function first_end_in_queue()
+    return tonumber(redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+  end
+
   -- Fail if a key of a foreign type would be written: taking turns has read some already.
   local function check_turns()
     if some_grouped and (not has_taken_turns or #gone > 0) then check_groups() end
@@ -355,7 +361,7 @@
     if is_ordered(line) then return nil end
     local due = next_in(line, 1) and 0 or line.soonest
     if not due or line.room > 0 then return due end
-    return math.max(due, free_from(line.limit, line.group, now))
+    return math.max(due, free_from(line.limit, line.group, now, running_of, first_end_of))
   end
 
   -- Give what was handed out its places in the lines, and its groups their next turns.
@@ -426,7 +432,7 @@
   -- Return the time until the next look.
   local function wait_for_slot(wait, has_suspects)
     if not queue_limit then return wait, has_suspects end
-    local moment = limit_of_queue and free_from(limit_of_queue, '', now) or now
+    local moment = limit_of_queue and free_from(limit_of_queue, '', now, running_in_queue, first_end_in_queue) or now
     if moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
       redis.call('ZADD', turns, format_score(moment), '')
       return moment - now, false
@@ -446,7 +452,7 @@
   end
   if limit_of_queue then
     local room
-    room, starts_of_queue = room_of(limit_of_queue, '', now, limit)
+    room, starts_of_queue = room_of(limit_of_queue, '', now, limit, running_in_queue)
     limit = math.max(0, math.min(limit, room))
   end
   return {
