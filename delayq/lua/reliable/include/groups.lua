@@ -1,5 +1,5 @@
 -- groups: the groups of messages, and their limits. Needs clock and leases, and the key settings.
--- See docs/redis-data-model.md. What changes their turns is in settle.lua.
+-- See docs/redis-data-model.md; settle.lua has the functions that change their turns.
 --
 -- The place of a message of a group is the group, a NUL, a level, and a moment of 19 characters.
 -- Places sort by group, then by level, then by moment, in `lines`, where the id follows each. The
