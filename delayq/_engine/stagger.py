@@ -192,7 +192,7 @@ class Stagger:
     def found_nothing(self) -> None:
         """Step back if there are other clients, because our call came too late.
 
-        But not for a client that wants no messages, whose notice has come before our reply.
+        We do not step back for a client that wants no messages if its notice came before the reply.
         """
         if self._standing is _Standing.ASKED:
             self._standing = _Standing.FIRST

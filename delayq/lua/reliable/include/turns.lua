@@ -324,8 +324,8 @@
         redis.call('ZREMRANGEBYLEX', starts, '[' .. base, '(' .. base .. format_moment19(now - its_limit.per) .. '\255')
       end
       if counted.last >= now then
-        -- The clock was set back. What started later than now counts as if it had started now, so that
-        -- moments and numbers have the same order.
+        -- The clock was set back. Starts in the future count as if they were made now, so that moments
+        -- and numbers have the same order.
         local from, to = '[' .. base .. format_moment19(now), '(' .. base .. ':'
         local first = redis.call('ZRANGEBYLEX', starts, from, to, 'LIMIT', 0, 1)[1]
         before = tonumber(string.match(first or '', '^%S+ %S+ (%d+)', #base + 1)) or before
