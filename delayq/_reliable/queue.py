@@ -368,7 +368,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         return (await self.cancel_many([id], running=running))[0]
 
     async def cancel_many(self, ids: Iterable[str], *, running: bool = False) -> list[bool]:
-        """Remove messages as :meth:`cancel` does, up to 200 in a round trip.
+        """Remove messages as :meth:`cancel` does, up to 100 in a round trip.
 
         Returns:
             For each id, in order, what :meth:`cancel` returns.
@@ -404,7 +404,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         *,
         at: datetime | None = None,
     ) -> list[bool]:
-        """Reschedule messages as :meth:`reschedule` does, up to 200 in a round trip.
+        """Reschedule messages as :meth:`reschedule` does, up to 100 in a round trip.
 
         Returns:
             For each id, in order, what :meth:`reschedule` returns.

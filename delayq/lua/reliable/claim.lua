@@ -32,12 +32,12 @@
 -- priority, attempt, forgiven, due, ...}, suspect, more, {id, ...}}. wait_us: the time until the
 -- next message is due or the next lease ends, suspects apart; 0 if one already is, or groups still
 -- wait for turns by limits that have changed; -1 if there is none, the queue is paused, or the claim
--- was given up. listeners: the number of clients that got
--- the notice; 0 if there was none, -1 if the user may not publish it. token: of all these leases,
--- which is their end. position: of a message that has another priority than 0, or was handed out
--- before; due: empty if the body tells it. suspect: 1 if the message handed out is one, and thus
--- alone. more: 1 if suspects wait that were not handed out. The last ids are of recurring messages
--- that were dropped or died. An error, DELAYQ_SETTINGS, if other settings are stored.
+-- was given up. listeners: the number of clients that got the notice; 0 if there was none, -1 if the
+-- user may not publish it. token: of all these leases, which is their end. position: of a message
+-- that has another priority than 0, or was handed out before; due: empty if the body tells it.
+-- suspect: 1 if the message handed out is one, and thus alone. more: 1 if suspects wait that were
+-- not handed out. The last ids are of recurring messages that were dropped or died. An error,
+-- DELAYQ_SETTINGS, if other settings are stored.
 -- include: clock
 -- include: notice
 -- include: leases

@@ -20,7 +20,8 @@
 -- Repeatable: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
--- the number of moments known beyond it. A paused schedule stays paused. An error, DELAYQ_SETTINGS, if other settings are stored.
+-- the number of moments known beyond it. A paused schedule stays paused. An error, DELAYQ_SETTINGS,
+-- if other settings are stored.
 -- include: clock
 -- include: leases
 -- include: groups

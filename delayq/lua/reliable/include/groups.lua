@@ -79,9 +79,9 @@ local function parse_limit(text)
   return {concurrency = concurrency, rate = rate, per = tonumber(per) or 1000000, ordered = o == 'o'}
 end
 
--- Return the limits of groups by their names, nil where there is none, and by their names which are
--- paused. Its own settings are in the field "group:" and its name: "z" if it is paused, then its
--- limit after a "=", if it has one of its own.
+-- Return two tables with the names of groups as keys: the limit of each, nil if it has none, and
+-- which are paused. A group's own settings are in the field "group:" and its name: "z" if it is
+-- paused, then "=" and its limit, if it has one of its own.
 local function limits_of(groups)
   local fields, limits, are_paused = {'group_limit'}, {}, {}
   for i, group in ipairs(groups) do fields[i + 1] = 'group:' .. group end
@@ -146,9 +146,9 @@ local function starts_over(members, now)
   return over
 end
 
--- Return how many more messages of a group a limit lets run now, if that is less than are wanted:
--- if not, at least that many. And what `read_starts` returns, if it has a rate. `running` returns how
--- many run.
+-- Return how many more messages of a group a limit lets run now: exactly if that is less than are
+-- wanted, and otherwise a number that is large enough. Also return what `read_starts` returns, if the
+-- limit has a rate. `running` returns how many are running.
 local function room_of(limit, group, now, wanted, running)
   local room, counted = math.huge, nil
   if limit.concurrency then room = limit.concurrency - running(group, now) end

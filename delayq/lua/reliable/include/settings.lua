@@ -2,9 +2,10 @@
 --
 -- The key `settings` is a HASH: layout, epoch, partitions, former, max_size, expired, dedup_window,
 -- keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the limit that this
--- partition has; settled_to: exists after these limits have changed, until claims have given all
--- groups their turns by them: the member of `lines` that they have reached; see include/groups.lua.
--- A field that is missing or cannot be read means that the setting was never given. Each partition has a copy; that of the first partition decides.
+-- partition has; settled_to: exists after these limits have changed, until claims have given every
+-- group its turn by them: the member of `lines` that they have reached; see include/groups.lua.
+-- A field that is missing or cannot be read means that the setting was never given. Each partition
+-- has a copy; that of the first partition decides.
 
 -- The layout of the keys that these scripts read and write.
 local LAYOUT = '2'

@@ -8,7 +8,8 @@ local function set_place(id, place, old)
   redis.call('HSET', places, id, place)
 end
 
--- Make a message wait in the line of its group, at a level, where it was at a place, if it was.
+-- Make a message wait in the line of its group, at a level. `old` is its place there until now, if
+-- it has one.
 local function line_up(id, group, level, due, old)
   redis.call('ZADD', grouped, format_score(due), id)
   set_place(id, place_of(group, level, due), old)
@@ -44,7 +45,8 @@ local function level_of(group, place, priority)
   return tostring(9 - priority)
 end
 
--- Return when the first message of a group comes due that waits: not exactly, if that has passed.
+-- Return when the first waiting message of a group comes due. If that has passed, it may be any
+-- moment in the past.
 local function first_due(group, limit, now)
   local base, soonest = group .. '\0', nil
   local from = '[' .. base .. '!'
@@ -59,8 +61,8 @@ local function first_due(group, limit, now)
   return soonest
 end
 
--- Return when a message of a group that is not paused may be handed out that waits, and when a
--- suspect may: nil if there is none.
+-- Return when a waiting message of a group that is not paused may be handed out, and when one of its
+-- suspects may: nil if there is none.
 local function next_turns(group, limit, now, may_have_suspects)
   local due, is_ordered = first_due(group, limit, now), limit and limit.ordered
   local behind = (may_have_suspects or is_ordered) and first_behind(group)
