@@ -161,8 +161,6 @@ class RedisClient:
         if wire is None or (beside is not None and not connections.share(beside)):
             return None
 
-        form = self.rights.form(wire, script, keys[0])
-
         def answered(answer: Any) -> None:
             connections.release(wire)
             if isinstance(answer, OSError):
@@ -171,8 +169,14 @@ class RedisClient:
                 self.rights.permitted(wire, script, keys[0], form)
             on_reply(self.interpret(answer, connections))
 
+        try:
+            form = self.rights.form(wire, script, keys[0])
+            wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
+        except BaseException:
+            # Nothing was sent: an argument is of a type that the protocol does not know.
+            connections.release(wire)
+            raise
         self.round_trips += 1
-        wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
         return wire
 
     def follow(

@@ -11,6 +11,7 @@ import struct
 import sys
 from collections import deque
 from contextlib import suppress
+from contextvars import Context
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
@@ -189,7 +190,11 @@ class Connection(asyncio.Protocol):
             getattr(opened, "socket_keepalive_options", None),
         )
         self._transport.set_protocol(self)
-        self._transport.resume_reading()
+        # The loop reads in a context of its own: in that of the call that opened the connection, it
+        # would keep the variables of a web request alive, and show them in the log.
+        if self._transport.is_reading():
+            self._transport.pause_reading()
+        Context().run(self._transport.resume_reading)
 
     @property
     def is_open(self) -> bool:
@@ -232,10 +237,10 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send a command; the server may hold back the answer for ``blocks`` seconds."""
         self._check()
+        packed = _packed(command)
         if blocks:
             self._blocking += 1
             on_reply = partial(self._unblocked, on_reply)
-        packed = pack_command(tuple(command))
         self._asked.append(_Question(on_reply, self._loop.time(), blocks + len(packed) / _SLOWEST))
         self._keep_watch()
         self._transport.write(packed)
@@ -245,10 +250,11 @@ class Connection(asyncio.Protocol):
     ) -> None:
         """Send commands in one piece, each as :meth:`call` does."""
         self._check()
-        sent_at, packed = self._loop.time(), []
+        sent_at, packed, questions = self._loop.time(), list[bytes](), list[_Question]()
         for command, on_reply in calls:
-            packed.append(pack_command(tuple(command)))
-            self._asked.append(_Question(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
+            packed.append(_packed(command))
+            questions.append(_Question(on_reply, sent_at, len(packed[-1]) / _SLOWEST))
+        self._asked += questions
         self._keep_watch()
         self._transport.write(b"".join(packed))
 
@@ -271,7 +277,7 @@ class Connection(asyncio.Protocol):
     def write(self, *command: Any) -> None:
         """Send a command whose answer, if any, goes to :meth:`read`. Raises as :meth:`ask` does."""
         self._check()
-        self._transport.write(pack_command(command))
+        self._transport.write(_packed(command))
 
     def ping(self) -> None:
         """Send a PING as :meth:`write` does. Silence after it counts as a missing answer."""
@@ -300,7 +306,8 @@ class Connection(asyncio.Protocol):
     async def drain(self) -> None:
         """Wait until the system takes more data. Until then, sent data is kept here."""
         while self._drained is not None:
-            await self._drained
+            # Shielded: a caller that is cancelled must not end the wait of others.
+            await asyncio.shield(self._drained)
 
     def close(self) -> None:
         """End the connection after the sent data has left. All waiting callers are told."""
@@ -375,9 +382,9 @@ class Connection(asyncio.Protocol):
         if silent >= ANSWER_WITHIN:
             self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
             return
-        wait = min(
-            DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent, ANSWER_WITHIN - silent
-        )
+        doubt_in = DOUBT_AFTER if silent >= DOUBT_AFTER else DOUBT_AFTER - silent
+        # A large question has more time than those that are sent behind it.
+        wait = min(DOUBT_AFTER, doubt_in, ANSWER_WITHIN - silent)
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
             self.pulse.doubted_at = self._loop.time()
@@ -401,6 +408,20 @@ class Connection(asyncio.Protocol):
         for question in asked:
             question.settle(own_copy(error))
         self._inbox.put_nowait(NotSent(str(error)))
+
+
+def _packed(command: Sequence[Any]) -> bytes:
+    """Pack a command. Raises TypeError if a part is neither text, nor bytes, nor a number."""
+    try:
+        packed: bytes = pack_command(tuple(command))
+    except TypeError:
+        # hiredis refuses subclasses of int, such as the members of an IntEnum.
+        packed = pack_command(tuple(map(_plain, command)))
+    return packed
+
+
+def _plain(part: Any) -> Any:
+    return int(part) if isinstance(part, int) and not isinstance(part, bool) else part
 
 
 def _keep_alive(connected: Any, chosen: Any) -> None:

@@ -174,9 +174,13 @@ async def _ask(wire: Connection, *commands: tuple[Any, ...]) -> list[Any]:
     for answer in answers:
         if isinstance(answer, OSError):
             if not wire.is_clean:
-                with suppress(OSError):
-                    # The reason why the server hung up, which it sent before it was asked.
+                # The reason why the server hung up, which it sent before it was asked.
+                try:
                     return [ReplyError(str(await wire.read()))]
+                except ReplyError as reason:
+                    return [reason]
+                except OSError:
+                    pass
             raise answer
     return answers
 

@@ -11,6 +11,7 @@ import delayq
 from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
 from delayq._redis.pool import ConnectionPool
+from delayq._redis.rights import Rights
 from delayq._redis.topology import Topology
 from tests.support.links import Links
 from tests.support.servers import one_server
@@ -348,3 +349,20 @@ async def test_subscriptions_and_watches_start_beside_shared_calls(server: Priva
             assert await asyncio.wait_for(taking, 20) == -1
             assert len(set(ids)) == len({receipt.id for receipt in receipts}) == 700
             assert (await jobs.stats()).delayed == await orders.pending.size() == 700
+
+
+async def test_calls_that_cannot_be_made_keep_no_connection(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with delayq.connect(server.url) as client:
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(0, 60)
+        with monkeypatch.context() as broken:
+            # As if no more files could be opened, when the script is read.
+            broken.setattr(Rights, "form", lambda *_: 1 / 0)
+            for n in range(8):
+                with pytest.raises(ZeroDivisionError):
+                    await jobs.offer(n, 60)
+        server.call("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        await asyncio.wait_for(asyncio.gather(*(jobs.offer(n, 60) for n in range(8))), 10)
+        assert (await jobs.stats()).delayed == 9

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from contextvars import ContextVar
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from delayq._redis import connection as wire_module
+from delayq._redis import handshake
 from delayq._redis.connection import Connection, NotSent, ReplyError
 from delayq._redis.pool import ConnectionPool
 from tests.support.servers import one_server
@@ -196,3 +201,88 @@ async def test_what_is_not_taken_yet_can_be_waited_for(wire: Connection) -> None
     await wire.drain()
     assert len(await answer) == 10_000_000
     await wire.drain()
+
+
+async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection) -> None:
+    peer.writer.transport.pause_reading()
+    question = to_peer.ask("ECHO", b"x" * 20_000_000)
+    waiting = [asyncio.create_task(to_peer.drain()) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.wait(waiting[:1])
+    assert not waiting[1].done()
+    to_peer.close()
+    await asyncio.wait_for(waiting[1], 10)
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(question, 10)
+
+
+async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
+    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without its pool, which would ask the peer over another connection.
+    to_peer.owner = None
+    # The timer of the greeting has rung.
+    await until(lambda: to_peer._watch is None)
+    monkeypatch.setattr(wire_module, "DOUBT_AFTER", 0.1)
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
+    # It has 20 s more than others to be answered.
+    large = to_peer.ask("ECHO", b"x" * 5_000_000)
+    await until(lambda: len(peer.heard) > 5_000_000)
+    await asyncio.sleep(0.3)
+    peer.say(b"+done\r\n")
+    assert await asyncio.wait_for(large, 10) == b"done"
+    with pytest.raises(TimeoutError, match="no answer within"):
+        await asyncio.wait_for(to_peer.ask("PING"), 10)
+
+
+class Level(IntEnum):
+    HIGH = 7
+
+
+async def test_members_of_enumerations_are_sent_as_their_values(wire: Connection) -> None:
+    assert await wire.ask("ECHO", Level.HIGH) == b"7"
+    answers: list[Any] = []
+    wire.call_all([(("ECHO", Level.HIGH), answers.append)])
+    await until(lambda: answers == [b"7"])
+
+
+async def test_what_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:
+    with pytest.raises(TypeError):
+        wire.call(("ECHO", None), None, blocks=1.0)
+    with pytest.raises(TypeError):
+        wire.call_all([(("PING",), None), (("ECHO", None), None)])
+    assert wire.unanswered == 0
+    assert not wire.is_blocked
+    assert await wire.ask("PING") == b"PONG"
+
+
+request: ContextVar[object] = ContextVar("request")
+
+
+async def test_a_connection_forgets_in_which_context_it_was_opened(server: PrivateServer) -> None:
+    class Variable:
+        pass
+
+    async def opened() -> tuple[ConnectionPool, weakref.ref[Variable]]:
+        variable = Variable()
+        request.set(variable)
+        pool = ConnectionPool(one_server(server.url), 1)
+        pool.release(await pool.acquire())
+        return pool, weakref.ref(variable)
+
+    pool, variable = await asyncio.create_task(opened())
+    await until(lambda: gc.collect() >= 0 and variable() is None)
+    assert pool.open == 1
+    await pool.aclose()
+
+
+async def test_a_server_that_hangs_up_may_have_said_why(peer: Peer, to_peer: Connection) -> None:
+    peer.say(b"-DENIED running in protected mode\r\n")
+    await until(lambda: not to_peer.is_clean)
+    greeting = asyncio.create_task(handshake._ask(to_peer, ("HELLO", 2)))
+    await until(lambda: b"HELLO" in peer.heard)
+    peer.writer.close()
+    (answer,) = await asyncio.wait_for(greeting, 10)
+    assert isinstance(answer, ReplyError)
+    assert "protected mode" in str(answer)
