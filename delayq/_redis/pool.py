@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 OPEN_TIMEOUT = 5.0
 # The minimum time that older connections have left after a fresh one was answered, seconds.
 _MOMENT = 0.5
+# A script that needs no rights but those of all calls.
+_NO_WORK = ("EVAL", "return 1", 0)
 
 
 class _Line:
@@ -84,7 +86,8 @@ class ConnectionPool:
     reached, calls share the connections in use, because waiting would cost a round trip.
 
     If one connection has died silently, others may have died too. So when one is doubted, the free
-    ones are put aside until they have answered a PING, and a fresh connection is tried as well.
+    ones are put aside until they have answered a PING, and a fresh connection is tried as well: by
+    a script, because a server that pauses writes, as before a failover, still answers a PING.
     Silence alone proves nothing, because the server may be busy. But if a fresh connection is
     answered while an older one that has waited longer is not, the older one is dead.
     """
@@ -417,10 +420,10 @@ class _Probe:
         try:
             # An error reply is an answer too.
             with suppress(ReplyError):
-                await fresh.ask("PING")
+                await fresh.ask(*_NO_WORK)
             await asyncio.sleep(max(_MOMENT, now() - began))
             with suppress(ReplyError):
-                await fresh.ask("PING")
+                await fresh.ask(*_NO_WORK)
             proven = True
         finally:
             (self._pool.keep_own if proven else self._pool.close)(fresh)

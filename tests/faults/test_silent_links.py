@@ -193,6 +193,19 @@ async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: Pri
         assert await asyncio.wait_for(told, 30) == 0
 
 
+async def test_a_server_that_pauses_writes_is_not_taken_for_silent(
+    own_server: PrivateServer,
+) -> None:
+    """So do those that are about to fail over. They still answer a PING."""
+    async with delayq.connect(own_server.url) as client:
+        orders = client.delayed_queue("orders")
+        await orders.offer(1, 60)
+        own_server.call("CLIENT", "PAUSE", "3000", "WRITE")
+        await orders.offer(2, 60)
+        assert client.statistics().errors == 0
+        assert await orders.pending.read_all() == [1, 2]
+
+
 @pytest.fixture
 async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, ConnectionPool]]:
     async with Links(own_server) as links:
