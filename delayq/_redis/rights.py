@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import OrderedDict
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
@@ -156,7 +157,8 @@ class Rights:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._seen: WeakKeyDictionary[Connection, dict[tuple[str, str], float]] = (
+        # Until when each check counts, the oldest first.
+        self._seen: WeakKeyDictionary[Connection, OrderedDict[tuple[str, str], float]] = (
             WeakKeyDictionary()
         )
 
@@ -168,8 +170,14 @@ class Rights:
 
     def permitted(self, wire: Connection, script: Script, key: str, form: Form | Script) -> None:
         """Record that a call in this form was carried out."""
-        if form is not script:
-            self._seen.setdefault(wire, {})[script.name, key] = self._now() + _CHECK_EVERY
+        if form is script:
+            return
+        seen, now = self._seen.setdefault(wire, OrderedDict()), self._now()
+        seen[script.name, key] = now + _CHECK_EVERY
+        seen.move_to_end((script.name, key))
+        # A client may use many queues, one after the other.
+        while next(iter(seen.values())) <= now:
+            seen.popitem(last=False)
 
     def forget(self) -> None:
         """Forget all checks, because a right is missing."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from delayq._delayed import store as delayed
-from delayq._redis.rights import checked, commands, is_refusal, tried
+from delayq._redis.rights import Rights, checked, commands, is_refusal, tried
 from delayq._reliable import store as reliable
 from tests.support import lua
 
@@ -49,3 +49,22 @@ The user executing the script can't access at least one of the keys mentioned in
 def test_a_missing_right_is_told_from_other_errors(text: str) -> None:
     assert is_refusal(text)
     assert not is_refusal("WRONGTYPE Operation against a key holding the wrong kind of value")
+
+
+class Wire:
+    """Stands for a connection, which rights are remembered for."""
+
+
+def test_checks_are_forgotten_when_they_no_longer_count() -> None:
+    now = 0.0
+    rights, wire, script = Rights(lambda: now), Wire(), reliable.CLAIM
+    form = checked(script)
+    assert form is not None
+    for queue in range(1000):
+        now += 0.1
+        rights.permitted(wire, script, "first", form)  # type: ignore[arg-type]
+        rights.permitted(wire, script, f"queue {queue}", form)  # type: ignore[arg-type]
+    assert rights.form(wire, script, "first") is script  # type: ignore[arg-type]
+    assert rights.form(wire, script, "queue 999") is script  # type: ignore[arg-type]
+    assert rights.form(wire, script, "queue 900") is form  # type: ignore[arg-type]
+    assert len(rights._seen[wire]) <= 52  # type: ignore[index]
