@@ -84,6 +84,11 @@ class LeaseKeeper(Generic[L]):
         if self._timeout is None and self._task is None:
             self._arm(self._lease_us / _TIMES)
 
+    def hurry(self, claim: L) -> None:
+        """Renew leases in time for one of which less than usual may be left."""
+        left_us = self._clock.seconds_until(claim.ends_us) * 1_000_000
+        self._arm(min(self._lease_us / _TIMES, left_us / 2))
+
     def extended(self, claim: L, lease_us: int) -> None:
         """Note that a lease was made to end in ``lease_us`` microseconds: if it is held, it is
         renewed in time.

@@ -450,7 +450,12 @@ class Message(Generic[T]):
         assert task is not None, "an async with block must run in a task"
         now = loop.time()
         while not self._begin(task, now):
-            await self._confirm_lease()
+            try:
+                await self._confirm_lease()
+            except asyncio.CancelledError:
+                # As within the block.
+                await settle_quietly(self.release(), self._origin.partition.name, self.id)
+                raise
             now = -math.inf
         return self
 
@@ -473,6 +478,9 @@ class Message(Generic[T]):
         # A slot of its base.
         claim.begun_at = now if now > 0 else origin.loop.time()  # type: ignore[misc]
         origin.keeper.hold(claim, self._lose)
+        if now < 0:
+            # Perhaps it could not be confirmed.
+            origin.keeper.hurry(claim)
         if origin.hooks.around_handling:
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
         return True
@@ -615,6 +623,7 @@ class Message(Generic[T]):
         """Keep the lease after a call that was to end it, if its block still runs."""
         if self._task is not None:
             self._origin.keeper.hold(self._claim, self._lose)
+            self._origin.keeper.hurry(self._claim)
 
     def _parts(self) -> Body:
         if self._parsed is None:

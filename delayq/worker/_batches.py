@@ -12,12 +12,13 @@ import asyncio
 from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from logging import ERROR, INFO
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
 from delayq._reliable.message import instruction_of, is_instruction
-from delayq.worker._handling import Handling, below_the_worker, tell
+from delayq.worker._handling import Handling, below_the_worker, patiently, tell
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
@@ -242,7 +243,7 @@ class BatchHandling(Handling):
             result = await (call if self._limit is None else self._within(self._limit, call))
             return self._of_each(result, messages)
         except BaseException as error:
-            error.__traceback__ = below_the_worker(error.__traceback__)
+            error.with_traceback(below_the_worker(error.__traceback__))
             said = instruction_of(error) if is_instruction(error) else None
             count = len(messages)
             if said is not None:
@@ -277,8 +278,8 @@ class BatchHandling(Handling):
             await message.release()
         else:
             tell(message, error.error)
-            error.error.__traceback__ = below_the_worker(error.error.__traceback__)
-            await self._retry(message, error.error)
+            error.error.with_traceback(below_the_worker(error.error.__traceback__))
+            await patiently(partial(self._retry, message, error.error))
 
 
 def _is_cancelled() -> bool:

@@ -24,6 +24,8 @@ from delayq.errors import (
     DelayqError,
     LeaseLost,
     MessageCancelled,
+    ServerError,
+    ServerUnavailable,
     UnknownTask,
 )
 from delayq.worker._dependencies import Scope
@@ -171,8 +173,14 @@ class Handling:
         """Act on what a handler has left behind: an error, or a cancellation of its task."""
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)
-        if failure is not None:
+        if failure is None:
+            return
+        try:
             await self._failed(message, failure)
+        except ServerError:
+            # It stays until its lease ends. The end of its block would retry it, for this error.
+            message._done()
+            raise
 
     async def bury(self, message: Message[Any], reason: str, error: str) -> None:
         """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
@@ -201,7 +209,7 @@ class Handling:
         reason, text = _why(error)
         self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
         tell(message, error)
-        await message.bury(reason, text)
+        await patiently(partial(message.bury, reason, text))
 
     def _log(
         self,
@@ -271,7 +279,7 @@ class Handling:
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
         tell(message, error)
-        await message.release()
+        await patiently(message.release)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _start(self, message: Message[Any]) -> Awaitable[Any]:
@@ -346,14 +354,14 @@ class Handling:
             await self._bury_undecodable(message, error)
             return
         tell(message, error)
-        error.__traceback__ = below_the_worker(error.__traceback__)
+        error.with_traceback(below_the_worker(error.__traceback__))
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
             text = "was answered in attempt %d with %s: %s"
             self._log(INFO, message, text, message.attempt, type(said).__name__, said)
         else:
             self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
-        await self._retry(message, error)
+        await patiently(partial(self._retry, message, error))
 
     async def _retry(self, message: Message[Any], error: BaseException) -> None:
         """Do what the error, or the listener, says about a message whose handler has failed."""
@@ -371,6 +379,14 @@ class Handling:
             await message.nack(
                 None if what.backoff is None else what.backoff.delay(message.attempt), error
             )
+
+
+async def patiently(settle: Callable[[], Awaitable[None]]) -> None:
+    """Settle a message; try once more if the server was not available, and so nothing was done."""
+    try:
+        await settle()
+    except ServerUnavailable:
+        await settle()
 
 
 def tell(message: Message[Any], failure: BaseException) -> None:

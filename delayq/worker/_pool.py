@@ -196,6 +196,9 @@ class Pool:
             except TimeoutError:
                 if feed.buffer and feed.begun == begun:
                     self._park(feed)
+                elif excess := self._plan.take_excess(feed):
+                    # Handlers have become slower.
+                    feed.source.give_back(excess)
                 self._stop_if_done()
             finally:
                 del self._waiting_for_room[feed]

@@ -13,19 +13,41 @@ if TYPE_CHECKING:
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
+# What to call for each worker of this process that handles signals, and its event loop.
+_calls: dict[object, tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = {}
+# The handlers that were there before those of the first worker.
+_before: dict[signal.Signals, Any] = {}
+
 
 @contextmanager
 def signals_handled(call: Callable[[], None]) -> Iterator[None]:
     """Call ``call`` in the event loop for the first and the second signal.
 
-    A third one has its default action.
+    A third one has its default action. Several workers may run in one process: all of them are
+    called.
 
     Outside the main thread Python delivers no signals, and this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    loop = asyncio.get_running_loop()
+    if not _calls:
+        # Not loop.add_signal_handler: it cannot restore the handlers that were there before.
+        handle = _new_handler()
+        _before.update({number: signal.signal(number, handle) for number in NUMBERS})
+    worker = object()
+    _calls[worker] = asyncio.get_running_loop(), call
+    try:
+        yield
+    finally:
+        del _calls[worker]
+        if not _calls:
+            for number, handler in _before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+            _before.clear()
+
+
+def _new_handler() -> Callable[[int, Any], None]:
     caught = 0
 
     def handle(_number: int, _frame: Any) -> None:
@@ -35,13 +57,8 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
             # Here rather than in the loop: a handler may block the loop, or Python itself.
             for number in NUMBERS:
                 signal.signal(number, signal.SIG_DFL)
-        # This also wakes the loop.
-        loop.call_soon_threadsafe(call)
+        for loop, call in [*_calls.values()]:
+            # This also wakes the loop.
+            loop.call_soon_threadsafe(call)
 
-    # Not loop.add_signal_handler: it cannot restore the handlers that were there before.
-    before = {number: signal.signal(number, handle) for number in NUMBERS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+    return handle

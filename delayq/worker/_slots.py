@@ -143,6 +143,15 @@ class SlotPlan:
         feed.buffer.clear()
         return claimed
 
+    def take_excess(self, feed: Feed) -> list[Claimed]:
+        """Remove and return the last messages that a feed has claimed ahead, if it has more than
+        twice as many as it should.
+        """
+        excess = -self.room(feed)
+        if excess <= len(feed.buffer) // 2:
+            return []
+        return [feed.buffer.pop() for _ in range(excess)][::-1]
+
     def park(self, feed: Feed) -> None:
         """Have a feed whose messages have waited too long claim none ahead until a slot becomes
         free, and reserve that one for it.

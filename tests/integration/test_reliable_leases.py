@@ -436,6 +436,45 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
     assert keeper_of(jobs).lost == 1
 
 
+async def test_a_lease_that_cannot_be_confirmed_is_renewed_in_time(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = await leased(jobs)
+    claim, clock = message._claim, message._origin.partition.clock
+    # It has waited here for most of its lease, and the server is away.
+    claim.fresh_until = 0.0
+    claim.ends_us -= int((clock.seconds_until(claim.ends_us) - 6) * 1_000_000)
+
+    async def away(*_: Any) -> Any:
+        raise delayq.ServerUnavailable("it is away")
+
+    monkeypatch.setattr(message._origin.partition.store, "extend", away)
+    async with message:
+        assert keeper_of(jobs)._due_at < clock.local() + 3.1
+
+
+async def test_a_caller_that_is_cancelled_while_a_lease_is_confirmed_gives_the_message_back(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message, asked = await leased(jobs), asyncio.Event()
+    message._claim.fresh_until = 0.0
+
+    async def silent(*_: Any) -> Any:
+        asked.set()
+        await asyncio.sleep(3600)
+
+    async def enter() -> None:
+        async with message:
+            raise AssertionError
+
+    monkeypatch.setattr(message._origin.partition.store, "extend", silent)
+    entering = asyncio.create_task(enter())
+    await asked.wait()
+    await end(entering)
+    assert entering.cancelled()
+    assert await depths(jobs) == (0, 1, 0, 0)
+
+
 @pytest.mark.parametrize(
     "instruction", [delayq.RetryAfter(1), delayq.Reject("bad")], ids=["retry", "reject"]
 )

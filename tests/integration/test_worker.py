@@ -891,6 +891,30 @@ async def test_messages_of_a_busy_worker_are_free_for_others(client: Client, job
     assert await depths(jobs) == NONE
 
 
+async def test_messages_of_a_worker_that_has_become_slow_are_free_for_others(
+    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.2)
+    slow, others = Seen(), Seen()
+    busy, idle = Worker(client, concurrency=1), Worker(client, concurrency=1)
+
+    @on_jobs(busy)
+    async def handle(value: int) -> None:
+        # Be quick at first, so that messages are claimed ahead.
+        if value >= 50:
+            slow.append(value)
+            await asyncio.sleep(0.1)
+
+    on_jobs(idle)(others)
+    await jobs.offer_many(offers(150))
+    async with busy:
+        await until(lambda: bool(slow))
+        async with idle:
+            await until(lambda: sorted([*slow, *others]) == list(range(50, 150)))
+    assert len(others) > 50
+    assert await depths(jobs) == NONE
+
+
 @pytest.mark.parametrize("quick", [True, False])
 async def test_a_flood_on_one_queue_does_not_hold_up_the_other(
     client: Client, parked: list[str], quick: bool

@@ -8,6 +8,7 @@ import itertools
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator  # noqa: TC003 - the worker reads annotations
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
+from delayq._reliable.acks import Acknowledger
 from delayq.codecs import JsonCodec
 from delayq.instrumentation import Observer
 from delayq.worker._threads import Threads
@@ -23,6 +25,8 @@ from tests.support.waiting import until
 from tests.support.workers import Seen, buried, raising, work_off
 
 if TYPE_CHECKING:
+    from delayq._redis.scripts import Request
+    from delayq._reliable.replies import Claim
     from tests.support.servers import PrivateServer
 
 NOWHERE = "redis://127.0.0.1:1"
@@ -286,6 +290,21 @@ async def test_a_failing_codec_makes_a_dead_letter(worker: Worker, jobs: Jobs, c
     assert (await buried(worker, jobs)).reason == "undecodable"
 
 
+@dataclass(frozen=True)
+class Declined(Exception):
+    card: str
+
+
+async def test_an_error_may_be_a_frozen_dataclass(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    on_jobs(worker, on_error={Declined: Reject})(raising(Declined("4000")))
+    letter = await buried(worker, jobs)
+    assert letter.reason == "Declined"
+    assert letter.error.endswith("Declined: 4000")
+    assert "FrozenInstanceError" not in caplog.text
+
+
 async def test_an_unforeseen_error_does_not_end_the_worker(
     worker: Worker,
     jobs: Jobs,
@@ -306,6 +325,57 @@ async def test_an_unforeseen_error_does_not_end_the_worker(
         await jobs.offer(1)
         await until(lambda: seen == [1])
     assert "claiming messages failed" in caplog.text
+
+
+# Servers that are away when a handler has failed
+
+
+class Settling:
+    """The calls that settle failed messages; the first ones find no server."""
+
+    def __init__(self, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        settle_one = Acknowledger._settle_one
+
+        async def settle(acks: Acknowledger, request: Request, claim: Claim) -> None:
+            self.asked.append(request.script.name)
+            if len(self.asked) <= failing:
+                raise delayq.ServerUnavailable("it is away")
+            await settle_one(acks, request, claim)
+
+        monkeypatch.setattr(Acknowledger, "_settle_one", settle)
+
+
+async def test_a_message_snoozed_without_a_server_loses_no_attempt(
+    worker: Worker, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Settling(1, monkeypatch)
+    worker.listener("jobs", max_attempts=1)(raising(delayq.Snooze(3600)))
+    jobs = client.reliable_queue("jobs", max_attempts=1)
+    await work_off(worker, jobs, 1)
+    (message,) = await jobs.list("delayed")
+    assert message.attempt == 0
+
+
+@pytest.mark.parametrize("error", [Reject("never"), ValueError()], ids=["raised", "on error"])
+async def test_a_message_rejected_without_a_server_is_buried(
+    worker: Worker, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    settling = Settling(1, monkeypatch)
+    on_jobs(worker, on_error={ValueError: Reject("never")})(raising(error))
+    assert (await buried(worker, jobs)).reason == "never"
+    assert settling.asked == ["reliable/bury"] * 2
+
+
+async def test_a_failed_message_is_left_alone_while_the_server_stays_away(
+    worker: Worker, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    settling = Settling(9, monkeypatch)
+    on_jobs(worker)(raising(Reject("never")))
+    await work_off(worker, jobs, 1)
+    assert settling.asked == ["reliable/bury"] * 2
+    assert await depths(jobs) == (0, 0, 1, 0)
+    assert caplog.text.count("could not be settled and will be redelivered") == 1
 
 
 # Exception groups

@@ -245,6 +245,26 @@ async def test_signals_stop_gracefully(client: Client, jobs: Jobs, number: signa
     assert await depths(jobs) == NONE
 
 
+async def test_a_signal_stops_all_workers_of_the_process(client: Client) -> None:
+    first, second = Gate(), Gate()
+    own = signal.getsignal(signal.SIGTERM)
+    tasks = []
+    for name, gate in (("first", first), ("second", second)):
+        worker = Worker(client)
+        worker.listener(name)(gate)
+        await client.reliable_queue(name).offer(name)
+        tasks.append(await running(worker))
+    await until(lambda: bool(first.inside and second.inside))
+    os.kill(os.getpid(), signal.SIGTERM)
+    first.open()
+    await tasks[0]
+    # The other one still handles the next signal.
+    assert signal.getsignal(signal.SIGTERM) is not own
+    second.open()
+    await tasks[1]
+    assert signal.getsignal(signal.SIGTERM) is own
+
+
 async def test_a_second_signal_cancels_at_once(client: Client, jobs: Jobs) -> None:
     task = await begin(Worker(client, shutdown_timeout=3600), jobs, Gate(), "a")
     os.kill(os.getpid(), signal.SIGTERM)

@@ -144,3 +144,17 @@ def test_a_feed_with_slots_of_its_own_takes_none_of_the_others() -> None:
     plan.end(own, 1.0)
     assert fill(plan, own, 1) == 0
     assert begin(plan) is own
+
+
+def test_what_was_claimed_for_quick_handling_is_too_much_for_slow_handling() -> None:
+    plan, (feed,) = plan_of(1, slots=1)
+    fill(plan, feed, 1)
+    plan.end(begin(plan), 0.001)
+    assert fill(plan, feed, 40) == 0
+    begin(plan)
+    assert plan.take_excess(feed) == []
+    for _ in range(30):
+        plan.go_on(feed, 0.9)
+    assert len(feed.buffer) == 9
+    assert plan.take_excess(feed) == [(number, UNUSED) for number in range(31, 40)]
+    assert not feed.buffer
