@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _TIMES = 3
 # After a failed call, the next one comes this many times sooner.
 _HASTE = 4
+# If a renewal is due during another one, it is tried again after this part of a lease.
+_SOON = 100
 
 
 class Leased(Protocol):
@@ -85,9 +87,10 @@ class LeaseKeeper(Generic[L]):
             self._arm(self._lease_us / _TIMES)
 
     def hurry(self, claim: L) -> None:
-        """Renew leases in time for one of which less than usual may be left."""
-        left_us = self._clock.seconds_until(claim.ends_us) * 1_000_000
-        self._arm(min(self._lease_us / _TIMES, left_us / 2))
+        """Renew leases in time for one of which less than usual may be left, if it is held."""
+        if claim in self._held:
+            left_us = self._clock.seconds_until(claim.ends_us) * 1_000_000
+            self._arm(min(self._lease_us / _TIMES, left_us / 2))
 
     def extended(self, claim: L, lease_us: int) -> None:
         """Note that a lease was made to end in ``lease_us`` microseconds: if it is held, it is
@@ -164,7 +167,10 @@ class LeaseKeeper(Generic[L]):
 
     def _due(self) -> None:
         self._timeout = None
-        if self._held and self._task is None:
+        if self._task is not None:
+            # That renewal may have left out a lease that ends soon.
+            self._arm(self._lease_us / _SOON)
+        elif self._held:
             self._task = self._background.spawn(self._run(), f"leases of {self._name}")
 
     async def _run(self) -> None:

@@ -190,8 +190,9 @@ class Connection(asyncio.Protocol):
             getattr(opened, "socket_keepalive_options", None),
         )
         self._transport.set_protocol(self)
-        # The loop reads in a context of its own: in that of the call that opened the connection, it
-        # would keep the variables of a web request alive, and show them in the log.
+        # asyncio reads in a context of its own: in that of the call that opened the connection, it
+        # would keep the variables of a web request alive, and show them in the log. (With TLS, and
+        # with uvloop, it does.)
         if self._transport.is_reading():
             self._transport.pause_reading()
         Context().run(self._transport.resume_reading)

@@ -349,7 +349,7 @@ class Message(Generic[T]):
             self._done()
             raise
         except LeaseLost:
-            self._hold_on()
+            self._hold_on(is_lost=True)
             raise self._loss() from None
         except BaseException:
             self._hold_on()
@@ -612,18 +612,22 @@ class Message(Generic[T]):
         try:
             await call
         except LeaseLost:
-            self._hold_on()
+            self._hold_on(is_lost=True)
             raise self._loss() from None
         except BaseException:
             self._hold_on()
             raise
         self._done()
 
-    def _hold_on(self) -> None:
-        """Keep the lease after a call that was to end it, if its block still runs."""
+    def _hold_on(self, *, is_lost: bool = False) -> None:
+        """Keep the lease after a call that was to end it, if its block still runs.
+
+        If the lease is lost, the block ends at the next renewal.
+        """
         if self._task is not None:
             self._origin.keeper.hold(self._claim, self._lose)
-            self._origin.keeper.hurry(self._claim)
+            if not is_lost:
+                self._origin.keeper.hurry(self._claim)
 
     def _parts(self) -> Body:
         if self._parsed is None:

@@ -187,7 +187,11 @@ class Handling:
         try:
             async with message:
                 self._log(ERROR, message, "became a dead letter: %s", error)
-                await message.bury(reason, error)
+                try:
+                    await patiently(partial(message.bury, reason, error))
+                except ServerError:
+                    message._done()
+                    raise
         except Exception as failure:  # noqa: BLE001 - as above
             self._log_unsettled(message, failure)
 

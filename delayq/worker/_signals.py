@@ -31,16 +31,21 @@ def signals_handled(call: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    if not _calls:
+    for other in [other for other, (loop, _) in _calls.items() if loop.is_closed()]:
+        # Its loop was closed before it could end.
+        del _calls[other]
+    worker, is_first = object(), not _calls
+    _calls[worker] = asyncio.get_running_loop(), call
+    if is_first:
         # Not loop.add_signal_handler: it cannot restore the handlers that were there before.
         handle = _new_handler()
-        _before.update({number: signal.signal(number, handle) for number in NUMBERS})
-    worker = object()
-    _calls[worker] = asyncio.get_running_loop(), call
+        for number in NUMBERS:
+            before = signal.signal(number, handle)
+            _before.setdefault(number, before)
     try:
         yield
     finally:
-        del _calls[worker]
+        _calls.pop(worker, None)
         if not _calls:
             for number, handler in _before.items():
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
@@ -58,7 +63,8 @@ def _new_handler() -> Callable[[int, Any], None]:
             for number in NUMBERS:
                 signal.signal(number, signal.SIG_DFL)
         for loop, call in [*_calls.values()]:
-            # This also wakes the loop.
-            loop.call_soon_threadsafe(call)
+            if not loop.is_closed():
+                # This also wakes the loop.
+                loop.call_soon_threadsafe(call)
 
     return handle

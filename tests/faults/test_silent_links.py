@@ -200,7 +200,7 @@ async def test_a_server_that_pauses_writes_is_not_taken_for_silent(
     async with delayq.connect(own_server.url) as client:
         orders = client.delayed_queue("orders")
         await orders.offer(1, 60)
-        own_server.call("CLIENT", "PAUSE", "3000", "WRITE")
+        own_server.call("CLIENT", "PAUSE", "2500", "WRITE")
         await orders.offer(2, 60)
         assert client.statistics().errors == 0
         assert await orders.pending.read_all() == [1, 2]

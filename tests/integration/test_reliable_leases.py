@@ -453,6 +453,59 @@ async def test_a_lease_that_cannot_be_confirmed_is_renewed_in_time(
         assert keeper_of(jobs)._due_at < clock.local() + 3.1
 
 
+async def test_a_renewal_in_flight_does_not_hide_that_the_next_one_is_urgent(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, urgent = await leased(jobs), await leased(jobs)
+    keeper, gate = keeper_of(jobs), asyncio.Event()
+    renewed: list[int] = []
+
+    async def extend(claims: Any, _lease_us: int) -> list[bool]:
+        renewed.append(len(claims))
+        await gate.wait()
+        return [True] * len(claims)
+
+    monkeypatch.setattr(keeper, "_extend", extend)
+    monkeypatch.setattr("delayq._engine.lease_keeper._SOON", LEASE * 100)
+    async with first:
+        keeper._arm(0)
+        await until(lambda: renewed == [1])
+        async with urgent:
+            urgent._claim.ends_us = 0
+            keeper.hurry(urgent._claim)
+            armed = keeper._timeout
+            await until(lambda: keeper._timeout is not armed)
+            gate.set()
+            await until(lambda: renewed == [1, 2])
+
+
+async def test_a_caller_that_learns_that_its_lease_is_lost_may_clean_up(
+    jobs: Jobs, raw: Any
+) -> None:
+    message, keeper = await leased(jobs), keeper_of(jobs)
+
+    async def handle() -> None:
+        async with message:
+            await steal(raw, message)
+            message._claim.ends_us = 0
+            with pytest.raises(delayq.LeaseLost):
+                await message.ack()
+            # The block is cancelled at the next renewal, and not before.
+            assert keeper._due_at > keeper._clock.local() + LEASE / 4
+
+    with pytest.raises(delayq.LeaseLost):
+        await handle()
+
+
+async def test_a_message_that_outlives_its_client_cannot_be_settled(server: PrivateServer) -> None:
+    async with delayq.connect(server.url) as client:
+        message = await leased(client.reliable_queue("jobs", lease=LEASE))
+        await message.__aenter__()
+    for settle in (message.ack, message.nack, message.release):
+        with pytest.raises(delayq.Closed):
+            await settle()
+
+
 async def test_a_caller_that_is_cancelled_while_a_lease_is_confirmed_gives_the_message_back(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

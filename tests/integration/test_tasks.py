@@ -32,6 +32,7 @@ from delayq.testing import advance
 from tests.support.reliable import depths
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
+from tests.support.workers import Settling
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -468,9 +469,12 @@ async def test_a_message_that_its_handler_settles_obeys_the_task(
     assert await letters(tasks) == [("attempts", "not now", 1)]
 
 
+@pytest.mark.parametrize("calls_lost", [0, 1])
 async def test_a_task_whose_last_attempt_was_lost_is_not_called_again(
-    tasks: Tasks, client: Client, done: Log
+    tasks: Tasks, client: Client, done: Log, monkeypatch: pytest.MonkeyPatch, calls_lost: int
 ) -> None:
+    Settling(calls_lost, monkeypatch)
+
     @tasks.task(max_attempts=1)
     async def once() -> None:
         done("called")

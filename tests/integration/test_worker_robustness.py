@@ -16,17 +16,14 @@ import pytest
 
 import delayq
 from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
-from delayq._reliable.acks import Acknowledger
 from delayq.codecs import JsonCodec
 from delayq.instrumentation import Observer
 from delayq.worker._threads import Threads
 from tests.support.reliable import Jobs, claim_one, depths, get, listed, offers
 from tests.support.waiting import until
-from tests.support.workers import Seen, buried, raising, work_off
+from tests.support.workers import Seen, Settling, buried, raising, work_off
 
 if TYPE_CHECKING:
-    from delayq._redis.scripts import Request
-    from delayq._reliable.replies import Claim
     from tests.support.servers import PrivateServer
 
 NOWHERE = "redis://127.0.0.1:1"
@@ -328,22 +325,6 @@ async def test_an_unforeseen_error_does_not_end_the_worker(
 
 
 # Servers that are away when a handler has failed
-
-
-class Settling:
-    """The calls that settle failed messages; the first ones find no server."""
-
-    def __init__(self, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[str] = []
-        settle_one = Acknowledger._settle_one
-
-        async def settle(acks: Acknowledger, request: Request, claim: Claim) -> None:
-            self.asked.append(request.script.name)
-            if len(self.asked) <= failing:
-                raise delayq.ServerUnavailable("it is away")
-            await settle_one(acks, request, claim)
-
-        monkeypatch.setattr(Acknowledger, "_settle_one", settle)
 
 
 async def test_a_message_snoozed_without_a_server_loses_no_attempt(

@@ -10,7 +10,8 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator  # noqa: TC003 - the worker reads it
-from contextlib import asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
@@ -20,6 +21,7 @@ from delayq import Client, Offer, Worker
 from delayq._redis import hand_back
 from delayq._reliable.keys import ReliableKeys
 from delayq.worker._handling import Handling
+from delayq.worker._signals import signals_handled
 from delayq.worker._threads import Threads
 from tests.support.depth import thorough
 from tests.support.reliable import Jobs, claim_one, depths, offers
@@ -262,6 +264,30 @@ async def test_a_signal_stops_all_workers_of_the_process(client: Client) -> None
     assert signal.getsignal(signal.SIGTERM) is not own
     second.open()
     await tasks[1]
+    assert signal.getsignal(signal.SIGTERM) is own
+
+
+def test_a_worker_whose_loop_was_closed_takes_no_signals() -> None:
+    own, told = signal.getsignal(signal.SIGTERM), list[str]()
+    dead, loop = asyncio.new_event_loop(), asyncio.new_event_loop()
+
+    async def enter() -> AbstractContextManager[None]:
+        handled = signals_handled(partial(told.append, "dead"))
+        handled.__enter__()
+        return handled
+
+    async def handle_one() -> None:
+        with signals_handled(partial(told.append, "alive")):
+            os.kill(os.getpid(), signal.SIGTERM)
+            await until(lambda: bool(told))
+
+    left = dead.run_until_complete(enter())
+    dead.close()
+    loop.run_until_complete(handle_one())
+    loop.close()
+    assert told == ["alive"]
+    assert signal.getsignal(signal.SIGTERM) is own
+    left.__exit__(None, None, None)
     assert signal.getsignal(signal.SIGTERM) is own
 
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+import delayq
 from delayq import Backoff, Offer, Worker
+from delayq._reliable.acks import Acknowledger
 from tests.support.reliable import get
 from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import pytest
+
     from delayq import DeadLetter, Message
+    from delayq._redis.scripts import Request
+    from delayq._reliable.replies import Claim
     from tests.support.reliable import Jobs
 
 SETTINGS: dict[str, Any] = {"lease": LEASE, "backoff": Backoff.fixed(3600), "max_attempts": 3}
@@ -60,6 +66,22 @@ class Seen(list[Any]):
 
         handle.__annotations__["value"] = kind
         return handle
+
+
+class Settling:
+    """The calls that settle failed messages; the first ones find no server."""
+
+    def __init__(self, failing: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.asked: list[str] = []
+        settle_one = Acknowledger._settle_one
+
+        async def settle(acks: Acknowledger, request: Request, claim: Claim) -> None:
+            self.asked.append(request.script.name)
+            if len(self.asked) <= failing:
+                raise delayq.ServerUnavailable("it is away")
+            await settle_one(acks, request, claim)
+
+        monkeypatch.setattr(Acknowledger, "_settle_one", settle)
 
 
 def raising(error: BaseException) -> Callable[[Any], Any]:
