@@ -159,6 +159,12 @@ class Connection(asyncio.Transport):
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
 
+    def is_reading(self) -> bool:
+        return self._client_there
+
+    def pause_reading(self) -> None:
+        pass
+
     def resume_reading(self) -> None:
         pass
 
