@@ -173,7 +173,7 @@ class RedisClient:
             form = self.rights.form(wire, script, keys[0])
             wire.call(("EVALSHA", form.sha, len(keys), *keys, *args), answered)
         except BaseException:
-            # Nothing was sent: an argument is of a type that the protocol does not know.
+            # Nothing was sent: an argument cannot be packed, for example, or the script not read.
             connections.release(wire)
             raise
         self.round_trips += 1
