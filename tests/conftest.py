@@ -147,6 +147,25 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
     _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
 
 
+class _Failures:
+    """Names each failed test at once: a run that is ended from outside prints no summary."""
+
+    def __init__(self, terminal: pytest.TerminalReporter) -> None:
+        self._terminal = terminal
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            why = f"{crash.path}:{crash.lineno}: {crash.message}" if crash else report.longreprtext
+            self._terminal.write_line(f"\n{report.nodeid} ({report.when}): {why}", red=True)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if isinstance(terminal, pytest.TerminalReporter):
+        session.config.pluginmanager.register(_Failures(terminal))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int | None:
     """Return the process count for ``-n auto``: two for each processor, as the tests wait for more
