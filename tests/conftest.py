@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import os
+import shutil
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -128,14 +129,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _runs_by_default(item: pytest.Item) -> bool:
-    """Return whether a run without options covers a test.
-
-    If that depends on the options, return False.
-    """
-    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    """Return whether a run without options does the same for a test."""
     # A test of properties tries more examples with another profile.
-    is_left_out = any(item.get_closest_marker(name) for name in (*LATER, "hypothesis"))
-    return not is_left_out and parameters.get("server_kind") == next(iter(FOUND), None) is not None
+    if any(item.get_closest_marker(name) for name in (*LATER, "hypothesis")):
+        return False
+    if "tls_kind" in getattr(item, "fixturenames", ()):
+        return False
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    first = next(iter(FOUND), None)
+    return all(
+        parameters[fixture] == first
+        for fixture in ("server_kind", "cluster_kind")
+        if fixture in parameters
+    )
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -254,6 +260,16 @@ def cluster_kind(request: pytest.FixtureRequest) -> Kind:
     """Return the kind of server that the test's cluster consists of."""
     _USED.add(request.param)
     return FOUND[request.param]
+
+
+@pytest.fixture
+def tls_kind() -> Kind:
+    """Return a kind of server that supports TLS, as those from wheels do not."""
+    if "redis-7" not in FOUND or shutil.which("openssl") is None:
+        why = MISSING.get("redis-7", "needs --servers redis-7 and the openssl program")
+        pytest.skip(f"TLS NOT TESTED: {why}")
+    _USED.add("redis-7")
+    return FOUND["redis-7"]
 
 
 @pytest.fixture

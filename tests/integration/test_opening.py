@@ -19,7 +19,7 @@ from tests.support.depth import thorough
 from tests.support.links import Links
 from tests.support.reliable import values
 from tests.support.servers import Kind, PrivateServer, free_port, one_server
-from tests.support.tls import Authority, needs_tls
+from tests.support.tls import Authority
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -80,8 +80,7 @@ async def test_a_distant_cluster_opens(
     port = free_port()
     options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     options += ("--cluster-port", str(free_port()), "--cluster-announce-port", str(port))
-    kind = FOUND.get("redis-7", KIND)
-    server = opened.enter_context(PrivateServer(kind, tcp=True, options=options))
+    server = opened.enter_context(PrivateServer(KIND, tcp=True, options=options))
     await opened.enter_async_context(Links(server, tcp=port, round_trip=round_trip))
     with admin(server) as redis:
         redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
@@ -210,8 +209,9 @@ async def test_a_credential_provider_that_fails_is_asked_again(some_kind: Privat
         await use(theirs)
 
 
-@needs_tls
-async def test_a_missing_client_certificate_is_reported_at_once(tmp_path: Path) -> None:
+async def test_a_missing_client_certificate_is_reported_at_once(
+    tls_kind: Kind, tmp_path: Path
+) -> None:
     authority = Authority.new(tmp_path / "ours")
     port = free_port()
     options = [
@@ -221,7 +221,7 @@ async def test_a_missing_client_certificate_is_reported_at_once(tmp_path: Path) 
     ]
     options[options.index("--tls-auth-clients") + 1] = "yes"
     for protocols in ("TLSv1.2", "TLSv1.3"):
-        with PrivateServer(FOUND["redis-7"], options=(*options, "--tls-protocols", protocols)):
+        with PrivateServer(tls_kind, options=(*options, "--tls-protocols", protocols)):
             url = f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
             # The server's alert may be lost when it resets the connection right after it.
             unsaid = (delayq.ServerRefused, delayq.ServerUnavailable)

@@ -11,9 +11,8 @@ import pytest
 
 import delayq
 from delayq._redis.pool import ConnectionPool
-from tests.conftest import FOUND
 from tests.support.servers import Kind, PrivateServer, free_port
-from tests.support.tls import Authority, needs_tls
+from tests.support.tls import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,12 +32,10 @@ def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @contextmanager
-def tls_server(authority: Authority, host: str) -> Iterator[tuple[PrivateServer, int]]:
+def tls_server(kind: Kind, authority: Authority, host: str) -> Iterator[tuple[PrivateServer, int]]:
     """Start a server with a plain port and a TLS port, whose certificate is for ``host``."""
     port = free_port()
-    with PrivateServer(
-        FOUND["redis-7"], tcp=True, options=authority.server_options(host, port)
-    ) as server:
+    with PrivateServer(kind, tcp=True, options=authority.server_options(host, port)) as server:
         yield server, port
 
 
@@ -61,10 +58,9 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
     return Tries(monkeypatch)
 
 
-@needs_tls
 class TestTLS:
-    async def test_a_queue_works_over_tls(self, authority: Authority) -> None:
-        with tls_server(authority, "IP:127.0.0.1") as (_server, port):
+    async def test_a_queue_works_over_tls(self, tls_kind: Kind, authority: Authority) -> None:
+        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (_server, port):
             async with delayq.connect(
                 f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
             ) as client:
@@ -78,9 +74,9 @@ class TestTLS:
                 assert message.value == "x" * 300_000
 
     async def test_a_certificate_of_an_unknown_authority_is_refused_at_once(
-        self, authority: Authority, other_authority: Authority, tries: Tries
+        self, tls_kind: Kind, authority: Authority, other_authority: Authority, tries: Tries
     ) -> None:
-        with tls_server(authority, "IP:127.0.0.1") as (_server, port):
+        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (_server, port):
             for options in ("", f"?ssl_ca_certs={other_authority.certificate}"):
                 tries.count = 0
                 with pytest.raises(
@@ -90,9 +86,9 @@ class TestTLS:
                 assert tries.count == 1
 
     async def test_a_certificate_for_another_host_is_refused_at_once(
-        self, authority: Authority, tries: Tries
+        self, tls_kind: Kind, authority: Authority, tries: Tries
     ) -> None:
-        with tls_server(authority, "DNS:example.test") as (_server, port):
+        with tls_server(tls_kind, authority, "DNS:example.test") as (_server, port):
             with pytest.raises(
                 delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"
             ):
@@ -103,9 +99,9 @@ class TestTLS:
 
     @pytest.mark.usefixtures("_impatient")
     async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
-        self, authority: Authority
+        self, tls_kind: Kind, authority: Authority
     ) -> None:
-        with tls_server(authority, "IP:127.0.0.1") as (server, port):
+        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (server, port):
             with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):
                 await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()
             started = time.monotonic()

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-import pytest
-
-from tests.conftest import FOUND, MISSING
-
 if TYPE_CHECKING:
     from pathlib import Path
-
-needs_tls = pytest.mark.skipif(
-    "redis-7" not in FOUND or shutil.which("openssl") is None,
-    reason=f"TLS NOT TESTED: {MISSING.get('redis-7', 'needs redis-7 and the openssl program')}",
-)
-"""The servers from wheels do not support TLS."""
 
 
 @dataclass(frozen=True)
