@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
 from delayq._reliable.message import instruction_of, is_instruction
-from delayq.worker._handling import Handling, below_the_worker, patiently, tell
+from delayq.worker._handling import Handling, below_the_worker, settle, tell
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
@@ -275,11 +275,11 @@ class BatchHandling(Handling):
         if not isinstance(error, BatchFailed):
             await super()._failed(message, error)
         elif isinstance(error.error, KeyboardInterrupt):
-            await message.release()
+            await settle(message, message.release)
         else:
             tell(message, error.error)
             error.error.with_traceback(below_the_worker(error.error.__traceback__))
-            await patiently(partial(self._retry, message, error.error))
+            await settle(message, partial(self._retry, message, error.error))
 
 
 def _is_cancelled() -> bool:

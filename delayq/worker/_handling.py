@@ -173,25 +173,15 @@ class Handling:
         """Act on what a handler has left behind: an error, or a cancellation of its task."""
         if task.cancelling() > cancelling and not self._must_end(message):
             await self._forget_cancellation(task, cancelling, message)
-        if failure is None:
-            return
-        try:
+        if failure is not None:
             await self._failed(message, failure)
-        except ServerError:
-            # It stays until its lease ends. The end of its block would retry it, for this error.
-            message._done()
-            raise
 
     async def bury(self, message: Message[Any], reason: str, error: str) -> None:
         """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
         try:
             async with message:
                 self._log(ERROR, message, "became a dead letter: %s", error)
-                try:
-                    await patiently(partial(message.bury, reason, error))
-                except ServerError:
-                    message._done()
-                    raise
+                await settle(message, partial(message.bury, reason, error))
         except Exception as failure:  # noqa: BLE001 - as above
             self._log_unsettled(message, failure)
 
@@ -213,7 +203,7 @@ class Handling:
         reason, text = _why(error)
         self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
         tell(message, error)
-        await patiently(partial(message.bury, reason, text))
+        await settle(message, partial(message.bury, reason, text))
 
     def _log(
         self,
@@ -283,7 +273,7 @@ class Handling:
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
         tell(message, error)
-        await patiently(message.release)
+        await settle(message, message.release)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _start(self, message: Message[Any]) -> Awaitable[Any]:
@@ -365,7 +355,7 @@ class Handling:
             self._log(INFO, message, text, message.attempt, type(said).__name__, said)
         else:
             self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
-        await patiently(partial(self._retry, message, error))
+        await settle(message, partial(self._retry, message, error))
 
     async def _retry(self, message: Message[Any], error: BaseException) -> None:
         """Do what the error, or the listener, says about a message whose handler has failed."""
@@ -385,12 +375,20 @@ class Handling:
             )
 
 
-async def patiently(settle: Callable[[], Awaitable[None]]) -> None:
-    """Settle a message; try once more if the server was not available, and so nothing was done."""
+async def settle(message: Message[Any], call: Callable[[], Awaitable[None]]) -> None:
+    """Settle a message; try once more if the server was not available, and so nothing was done.
+
+    If that fails, the message stays leased until its lease ends: the end of its block would retry
+    it, for the server's error.
+    """
     try:
-        await settle()
-    except ServerUnavailable:
-        await settle()
+        try:
+            await call()
+        except ServerUnavailable:
+            await call()
+    except ServerError:
+        message._done()
+        raise
 
 
 def tell(message: Message[Any], failure: BaseException) -> None:
