@@ -28,6 +28,7 @@ CHROMIUM = (
 )
 DRIVER = shutil.which("chromedriver")
 WITHIN = 30.0
+_GONE = "Node with given id does not belong to the document"
 MAILS = "kind=reliable&name=mails"
 PAGES = {
     "login": "login",
@@ -157,12 +158,19 @@ class Seen:
         field.send_keys(text)
 
     def until(self, said: str | Callable[[], Any], within: float = WITHIN) -> None:
-        from selenium.common.exceptions import StaleElementReferenceException
+        from selenium.common.exceptions import StaleElementReferenceException, WebDriverException
         from selenium.webdriver.support.wait import WebDriverWait
 
-        # The page may change while it is being read.
-        waiting = WebDriverWait(self.driver, within, 0.1, [StaleElementReferenceException])
-        waiting.until(lambda _: said() if callable(said) else said in self.text())
+        def is_there(_: object) -> Any:
+            try:
+                return said() if callable(said) else said in self.text()
+            except WebDriverException as error:
+                # The page changed while it was being read. Chromium has two names for that.
+                if isinstance(error, StaleElementReferenceException) or _GONE in str(error):
+                    return False
+                raise
+
+        WebDriverWait(self.driver, within, 0.1).until(is_there)
 
     def reload_until_gone(self, text: str) -> None:
         def has_gone() -> bool:
