@@ -24,11 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 
 # A slow example on a busy machine is not a failure. The option --hypothesis-profile chooses another
-# than "quick".
-settings.register_profile("quick", deadline=None, derandomize=True, max_examples=100)
+# than this one.
+QUICK = "quick"
+settings.register_profile(QUICK, deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=1_000)
 settings.register_profile("fuzz", deadline=None, max_examples=2_000)
-settings.load_profile("quick")
+settings.load_profile(QUICK)
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
 LATER = {
@@ -130,8 +131,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _runs_by_default(item: pytest.Item) -> bool:
     """Return whether a run without options does the same for a test."""
-    # A test of properties tries more examples with another profile.
-    if any(item.get_closest_marker(name) for name in (*LATER, "hypothesis")):
+    if any(item.get_closest_marker(name) for name in LATER):
+        return False
+    if item.get_closest_marker("hypothesis") and settings.get_current_profile_name() != QUICK:
         return False
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     first = next(iter(FOUND), None)
