@@ -55,6 +55,14 @@ def test_each_module_that_a_page_names_exists(page: Path) -> None:
     assert [path for path in named if not (PACKAGE / path).exists()] == []
 
 
+@pytest.mark.parametrize("folder", ["_delayed", "_reliable", "_engine", "_redis", "worker"])
+def test_the_module_map_names_each_module(folder: str) -> None:
+    _, _, module_map = (ROOT / "docs" / "design.md").read_text("utf-8").partition("## Module map")
+    table = re.split(r"\n`_?\w+/`", module_map.partition(f"\n`{folder}/`")[2])[0]
+    modules = {path.name for path in (PACKAGE / folder).glob("*.py")} - {"__init__.py"}
+    assert modules == {*re.findall(r"`(\w+\.py)`", table)}
+
+
 @by_name
 def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
