@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -25,6 +26,12 @@ _BLOCK = re.compile(
     r"`([\w.]+\.py)`:\n\n```python\n(.*?)^```|^```console\n(.*?)^```", re.MULTILINE | re.DOTALL
 )
 _CTRL_C = "^C"
+# A process in the background of a shell ignores Ctrl-C, and so would its commands.
+_HEARS_CTRL_C = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
 # Patterns of text that differs from run to run, each with its replacement.
 _CHANGING = (
     (r"[ \t]+", " "),
@@ -126,9 +133,6 @@ class Terminal:
         Raises:
             Differs: A command failed, or did not print what the page shows.
         """
-        # A process in the background of a shell ignores Ctrl-C, and so would its commands.
-        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         done = []
         for step in steps(page):
             if isinstance(step, File):
@@ -147,7 +151,14 @@ class Terminal:
         variables = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         variables |= {"PATH": self._path, "HOME": os.environ["HOME"]}
         process = subprocess.Popen(
-            ["bash", "-ec", "\n".join([*self._settings, line])],
+            [
+                sys.executable,
+                "-c",
+                _HEARS_CTRL_C,
+                "bash",
+                "-ec",
+                "\n".join([*self._settings, line]),
+            ],
             cwd=self._directory,
             env=variables | {"PYTHONUNBUFFERED": "1", "COLUMNS": "150"},
             stdin=subprocess.DEVNULL,
