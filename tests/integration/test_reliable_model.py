@@ -341,8 +341,10 @@ class Model:
         """Record an attempt that has not handled its message."""
         self.record(Record(live.value, live.offered, self.after(0), False, None, []), held, error)
 
-    def record(self, new: Record, held: Held, error: str | None) -> None:
-        """Keep a record of an attempt that has just ended. Drop those that are too old or many."""
+    def record(self, new: Record, held: Held, error: str | None, *, is_last: bool = True) -> None:
+        """Keep a record of an attempt that has just ended. The last one of a call drops those that
+        are too old or many.
+        """
         if not (keep := self.hours("keep")):
             return
         known = self.records.get(held.id)
@@ -350,6 +352,8 @@ class Model:
         before = known.attempts if known is not None and is_same else []
         new.attempts = [*before, (held.attempt, error or "")][-10:]
         self.records[held.id] = new
+        if not is_last:
+            return
         # Those that were acknowledged in one call were so at the same moment.
         in_order = sorted(
             self.records.items(), key=lambda item: (item[1].changed, item[0].encode())
@@ -695,14 +699,28 @@ class ReliableMachine(RuleBasedStateMachine):
         for place, held in enumerate(every):
             model.over(held.lease)
             held.over = True
-            self.handled(model, held, held.attempt if results else None, min(place, 1))
+            self.handled(
+                model,
+                held,
+                held.attempt if results else None,
+                call=min(place, 1),
+                is_last=place == 0 or held is every[-1],
+            )
 
-    def handled(self, model: Model, held: Held, result: object = None, place: int = 0) -> None:
+    def handled(
+        self,
+        model: Model,
+        held: Held,
+        result: object = None,
+        *,
+        call: int = 0,
+        is_last: bool = True,
+    ) -> None:
         live = model.live.pop(held.id)
         if "dedup_window" in model.kind:
             model.remember(held.id, 2)
-        record = Record(live.value, live.offered, model.after(0, place), True, result, [])
-        model.record(record, held, None)
+        record = Record(live.value, live.offered, model.after(0, call), True, result, [])
+        model.record(record, held, None, is_last=is_last)
 
     @precondition(lambda self: self.held)
     @rule(data=st.data(), delay=HOURS, error=st.sampled_from([None, "it broke"]))
