@@ -118,6 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             metafunc.parametrize(fixture, chosen or [_NONE], indirect=True)
 
 
+@pytest.hookimpl(trylast=True)  # Hypothesis sets its mark in this hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         # Thousands of examples take a slow machine long.
@@ -209,7 +210,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     def names(kinds: Iterable[Kind]) -> str:
         return ", ".join(f"{kind.name} {kind.version}" for kind in kinds) or "none"
 
-    used = (kind for name, kind in FOUND.items() if name in _USED)
+    used = (kind for name, kind in (FOUND | _LEFT_OUT).items() if name in _USED)
     unused = [kind for name, kind in FOUND.items() if name not in _USED]
     absent = ", ".join(f"{name} ({reason})" for name, reason in MISSING.items())
     line = f"servers: {names(used)}"
@@ -263,13 +264,14 @@ def cluster_kind(request: pytest.FixtureRequest) -> Kind:
     return FOUND[request.param]
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tls_kind() -> Kind:
     """Return the kind of server that supports TLS, whatever ``--servers`` says: those from wheels
     do not.
     """
     if "redis-7" in MISSING or shutil.which("openssl") is None:
         pytest.skip(f"TLS NOT TESTED: {MISSING.get('redis-7', 'no openssl program')}")
+    _USED.add("redis-7")
     return (FOUND | _LEFT_OUT)["redis-7"]
 
 

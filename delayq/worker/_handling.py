@@ -378,8 +378,8 @@ class Handling:
 async def settle(message: Message[Any], call: Callable[[], Awaitable[None]]) -> None:
     """Settle a message; try once more if the server was not available, and so nothing was done.
 
-    If that fails, the message stays leased until its lease ends: the end of its block would retry
-    it, for the server's error.
+    If that fails, the message stays leased until its lease ends. Otherwise, the end of its block
+    would retry it for the server's error.
     """
     try:
         try:

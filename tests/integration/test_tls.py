@@ -22,12 +22,12 @@ pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def authority(tls_kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.new(tmp_path_factory.mktemp("tls") / "ours")
 
 
 @pytest.fixture(scope="module")
-def other_authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+def other_authority(tls_kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.new(tmp_path_factory.mktemp("tls") / "other")
 
 

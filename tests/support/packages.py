@@ -26,7 +26,7 @@ from zipfile import ZipFile
 from tests.support.walkthrough import Differs, Terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 ROOT = Path(__file__).parents[2]
 VERSIONS = range(11, 15)
@@ -42,8 +42,8 @@ TESTS = [
     "tests/integration/test_tls.py",
 ]
 
-# Tests that depend on when a task starts running, for the other event loops, on the newest
-# interpreter.
+# Tests that depend on when a task starts running: they also run on the other event loops, with the
+# newest interpreter.
 LOOP_TESTS = [
     "tests/integration/test_cancellation.py",
     "tests/integration/test_delayed_queue.py",
@@ -206,7 +206,8 @@ def try_tests(
     shutil.rmtree(source / "delayq")
     # Dozens of packages, which uv installs in seconds. Users' few come by pip, as they would.
     uv = (sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", python)
-    run(*uv, f"delayq[embedded,cli] @ {wheel.as_uri()}", "--group", "test", cwd=source)
+    wanted = (f"delayq[embedded,cli] @ {wheel.as_uri()}", "--group", "test")
+    run(*uv, *wanted, cwd=source, environment={**as_for_uv(os.environ), **os.environ})
     where = run(python, "-c", "import delayq; print(delayq.__file__)", cwd=source).strip()
     if not Path(where).is_relative_to(directory / "venv"):
         raise Wrong(f"the tests would run against {where}")
@@ -230,6 +231,17 @@ def try_tests(
         for loop in loops
     ]
     return "; ".join(line for each in said for line in each.strip().splitlines()[-2:])
+
+
+def as_for_uv(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which uv uses the index that pip uses."""
+    names = {
+        "PIP_INDEX_URL": "UV_DEFAULT_INDEX",
+        "PIP_EXTRA_INDEX_URL": "UV_INDEX",
+        "PIP_FIND_LINKS": "UV_FIND_LINKS",
+        "PIP_CERT": "SSL_CERT_FILE",
+    }
+    return {uv: variables[pip] for pip, uv in names.items() if pip in variables}
 
 
 def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
@@ -323,6 +335,8 @@ def main() -> None:
             wheel, sdist = build(directory / "dist")
             compare(wheel, sdist)
             tell(f"built {wheel.name} and {sdist.name}")
+            own = "" if options.python else f"python3.{sys.version_info.minor}"
+            tested = [version for version in found if version != own] or [*found]
             for number, (version, interpreter) in enumerate(found.items()):
                 mine = directory / str(number)
                 try_first_steps(interpreter, wheel, mine / "first-steps")
@@ -332,7 +346,7 @@ def main() -> None:
                 try_alone(interpreter, wheel, mine / "alone")
                 try_sdist(interpreter, sdist, wheel, mine / "sdist")
                 tell(f"{version}: wheel and sdist are as they should be")
-                if version == f"python3.{sys.version_info.minor}" and len(found) > 1:
+                if version not in tested:
                     continue
                 result = try_tests(
                     interpreter,
@@ -340,7 +354,7 @@ def main() -> None:
                     sdist,
                     mine / "tests",
                     options.tests,
-                    on_other_loops=number == len(found) - 1,
+                    on_other_loops=version == tested[-1],
                 )
                 tell(f"{version}: {result}")
         except Wrong as error:
