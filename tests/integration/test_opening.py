@@ -74,13 +74,14 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
 @pytest.mark.parametrize("password", [thorough(""), "secret"])
+@pytest.mark.every_server
 async def test_a_distant_cluster_opens(
-    opened: AsyncExitStack, round_trip: int, password: str
+    opened: AsyncExitStack, cluster_kind: Kind, round_trip: int, password: str
 ) -> None:
     port = free_port()
     options: tuple[str, ...] = ("--cluster-enabled", "yes", "--cluster-config-file", "nodes.conf")
     options += ("--cluster-port", str(free_port()), "--cluster-announce-port", str(port))
-    server = opened.enter_context(PrivateServer(KIND, tcp=True, options=options))
+    server = opened.enter_context(PrivateServer(cluster_kind, tcp=True, options=options))
     await opened.enter_async_context(Links(server, tcp=port, round_trip=round_trip))
     with admin(server) as redis:
         redis.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)

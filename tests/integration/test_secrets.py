@@ -22,7 +22,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.codecs import codec_for
 from tests.conftest import FOUND
 from tests.support.reliable import get
-from tests.support.servers import PrivateServer, free_port
+from tests.support.servers import Kind, PrivateServer, free_port
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -377,9 +377,12 @@ async def test_a_server_that_goes_away_reveals_nothing(caplog: pytest.LogCapture
             check_reprs()
 
 
-async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments() -> None:
+@pytest.mark.every_server
+async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_arguments(
+    server_kind: Kind,
+) -> None:
     options = ("--rename-command", "RPUSH", "")
-    with PrivateServer(next(iter(FOUND.values())), options=options) as server:
+    with PrivateServer(server_kind, options=options) as server:
         async with delayq.connect(server.url) as client:
             await refused(
                 lambda: client._open_session().server.command("RPUSH", "k", SECRET),
