@@ -38,6 +38,10 @@ pytestmark = pytest.mark.java
 
 TAKERS = 4
 FAR_MS = 60_000
+HOUR_MS = 3_600_000
+# A lost wake-up costs a minute: until FAR_MS, or until a re-check. A pause of the machine costs
+# less than this.
+WOKEN_MS = 10_000
 
 JAVA_TO_PYTHON = "from Java to Python"
 PYTHON_TO_JAVA = "from Python to Java"
@@ -266,9 +270,8 @@ async def test_java_is_woken_by_a_python_offer(live: Live) -> None:
     assert await java.ask("size") == 1
     await java.detach()
     log.check()
-    # Normally under 200 ms, as Java's timer ticks at least every 100 ms. A lost wake-up would cost
-    # a minute.
-    assert max(log.lateness()) < 1000
+    # Normally under 200 ms, as Java's timer ticks at least every 100 ms.
+    assert max(log.lateness()) < WOKEN_MS
     report.LATENESS_MS[str(live.redisson)]["Java woken by Python, and alone,"] += log.lateness()
 
 
@@ -311,7 +314,7 @@ async def test_python_is_woken_by_a_java_offer(live: Live) -> None:
     assert await queue.pending.read_all() == [TEXT.value(99)]
     log.check()
     # Under 20 ms on a quiet machine.
-    assert max(log.lateness()) < 500
+    assert max(log.lateness()) < WOKEN_MS
     report.LATENESS_MS[str(live.redisson)]["Python woken by Java, and alone,"] += log.lateness()
 
 
@@ -335,7 +338,7 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(l
         assert await asyncio.wait_for(waiting, DEADLINE) == TEXT.value(n)
         to_python.append(time.time() * 1000 - left)
     await java.detach()
-    assert max(to_java + to_python) < 1000
+    assert max(to_java + to_python) < WOKEN_MS
     report.LATENESS_MS[str(live.redisson)]["Python's offer without delay in Java's hands"] += (
         to_java
     )
@@ -460,11 +463,15 @@ async def test_python_sees_and_removes_what_java_wrote(live: Live, pair: Pair) -
     values = [pair.value(n) for n in range(20)]
     java = await live.open(pair)
     pending = live.queue(pair).pending
-    left: list[int] = []
-    for n, value in enumerate(values):
+    # Far apart: the first calls of a Java process take long.
+    delays = [HOUR_MS - n * FAR_MS for n in range(20)]
+    offered: list[tuple[float, float]] = []
+    for value, delay in zip(values, delays, strict=True):
         # One by one, because Redisson sends simultaneous offers over several connections, in any
         # order.
-        left += await java.offer([(value, FAR_MS - n * 1000)])
+        before = time.time() * 1000
+        await java.offer([(value, delay)])
+        offered.append((before, time.time() * 1000))
 
     assert await pending.size() == 20
     assert encoded(pair, [await pending.peek()]) == encoded(pair, values[:1])
@@ -472,8 +479,8 @@ async def test_python_sees_and_removes_what_java_wrote(live: Live, pair: Pair) -
     entries = await pending.entries()
     assert encoded(pair, [value for value, _ in entries]) == encoded(pair, values[::-1])
     assert all(early < late for (_, early), (_, late) in pairwise(entries))
-    for n, (_, due_at) in enumerate(reversed(entries)):
-        assert 0 <= due_at.timestamp() * 1000 - (left[n] + FAR_MS - n * 1000) < 1000
+    for (before, after), delay, (_, due_at) in zip(offered, delays, reversed(entries), strict=True):
+        assert before - 1 <= due_at.timestamp() * 1000 - delay <= after + 1
 
     assert await pending.contains(values[7])
     assert not await pending.contains(pair.value(20))
@@ -533,16 +540,17 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
     queue = live.queue()
 
     async def offer_one(n: int) -> None:
-        log.offered_by_python(TEXT.value(n), await queue.offer(TEXT.value(n), 0.5))
+        log.offered_by_python(TEXT.value(n), await queue.offer(TEXT.value(n), 2.5))
 
     async def gone() -> bool:
         return await queue.pending.size() == 0
 
     async with log.consuming(queue):
         # Java deletes the queue while our timer is set for it.
-        await queue.offer_many([(TEXT.value(n), 0.3) for n in range(100)])
+        await queue.offer_many([(TEXT.value(n), 2) for n in range(100)])
         assert await java.ask("delete") is True
         assert await gone()
+        assert not log.arrived, "Java came too late to delete the queue before it was due"
         await offer_one(100)
         await until(lambda: len(log.arrived) == 1)
 
@@ -553,12 +561,12 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
         await until(lambda: len(log.arrived) == 2)
 
         await offer_one(102)
-        assert await java.ask("expire", ms=300) is True
+        assert await java.ask("expire", ms=2000) is True
         assert await java.ask("clearExpire") is True
         await until(lambda: len(log.arrived) == 3)
         await live.drained()
     log.check()
-    assert max(log.lateness()) < 1000
+    assert max(log.lateness()) < WOKEN_MS
     assert live.client.statistics().errors == 0
     # We do not retry in a loop: that would make thousands of calls while we wait.
     assert live.client.statistics().round_trips < 1000
