@@ -483,8 +483,12 @@ class Trials:
                 seen.rest.append(value)
             return
         async for message in queue:
+            try:
+                await message.ack()
+            except delayq.LeaseLost:
+                # A pause of the machine. It comes again.
+                continue
             seen.rest.append(message.value)
-            await message.ack()
 
     async def _left(self, plan: Plan) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""

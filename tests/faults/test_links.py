@@ -237,21 +237,21 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(
     server: PrivateServer, tcp: bool
 ) -> None:
     loop = asyncio.get_running_loop()
-    async with talking(server, tcp=tcp, round_trip=40) as (links, talkers):
+    async with talking(server, tcp=tcp, round_trip=200) as (links, talkers):
         started = loop.time()
         talker = await talkers.new()
-        assert loop.time() - started >= 0.08
-        # A hundred calls that are sent at once share a round trip; one by one they would take four
-        # seconds.
+        assert loop.time() - started >= 0.4
+        # A hundred calls that are sent at once share a round trip; one by one they would take
+        # twenty seconds.
         started = loop.time()
         talker.writer.write(PING * 100)
         assert [await talker.answer() for _ in range(100)] == [PONG] * 100
-        assert 0.04 <= loop.time() - started < 3.5
+        assert 0.2 <= loop.time() - started < 15
         links.delay(0)
         links.heal()
         started = loop.time()
         assert await talker.ask() == PONG
-        assert loop.time() - started >= 0.04, "heal() returns to the usual round trip"
+        assert loop.time() - started >= 0.2, "heal() returns to the usual round trip"
 
 
 @pytest.mark.parametrize("mbit", [1, 8, 100])
@@ -294,10 +294,12 @@ async def test_links_share_a_bandwidth_fairly(server: PrivateServer) -> None:
 async def test_bytes_in_flight_arrive_before_a_link_ends(server: PrivateServer, tcp: bool) -> None:
     async with talking(server, tcp=tcp, round_trip=60, mbit=10) as (links, talkers):
         talker = await talkers.new()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         talker.writer.write(b"SET carried out\r\n")
         talker.writer.close()
         await asyncio.sleep(0.01)
-        assert server.call("EXISTS", "carried") == b":0"
+        assert server.call("EXISTS", "carried") == b":0" or loop.time() - started >= 0.03
         await until(lambda: server.call("EXISTS", "carried") == b":1")
         await until(lambda: not links.count)
 

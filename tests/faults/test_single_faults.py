@@ -61,8 +61,10 @@ def start(server_kind: Kind) -> Iterator[Callable[..., PrivateServer]]:
 
 async def consume(queue: delayq.ReliableQueue[int], into: list[int]) -> None:
     async for message in queue:
-        async with message:
-            into.append(message.value)
+        # A message whose lease the fault took comes again.
+        with suppress(delayq.LeaseLost):
+            async with message:
+                into.append(message.value)
 
 
 class Both:
@@ -221,15 +223,17 @@ async def test_a_step_of_the_clients_clock_moves_no_message(
 ) -> None:
     clock, nanoseconds = time.time, time.time_ns
     async with Both(client, lease=2) as both:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
         await both.offer(1, 2)
         (held,) = await offered_and_claimed(client)
-        loop = asyncio.get_running_loop()
         started = loop.time()
         monkeypatch.setattr(time, "time", lambda: clock() + hours * HOUR)
         monkeypatch.setattr(time, "time_ns", lambda: nanoseconds() + hours * 3_600_000_000_000)
         await both.offer(2, 2.2)
         await asyncio.sleep(0.1)
-        assert (both.handled, both.taken) == ([], []), "nothing is early"
+        nothing = (both.handled, both.taken) == ([], [])
+        assert nothing or loop.time() - began >= 2, "nothing is early"
         await both.got(1, 2)
         assert loop.time() - started >= 2.2
         await held.extend(30)
@@ -564,7 +568,7 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
                 await client.reliable_queue("jobs").offer(n)
                 served.append(n)
                 # Not before all have tried.
-                await until(lambda: len(served) + len(refused) == 1000, 100)
+                await until(lambda: len(served) + len(refused) >= 1000, 100)
         except delayq.ServerError as error:
             refused.append(error)
 

@@ -162,11 +162,15 @@ import signal
 sys.unraisablehook = lambda ignored: print(ignored.exc_value)
 
 def handle(*_):
+    handled.append(True)
     raise TimeoutError("it is late")
 
 async def block(_):
     blocks.set()
-    time.sleep(0.5)
+    while not handled:
+        time.sleep(0.01)
+
+handled = []
 
 blocks = threading.Event()
 threading.Thread(target=client.run, args=[block]).start()

@@ -142,6 +142,7 @@ async def test_lists_read_on_to_those_that_live(
     assert [each.id for each in await queue.list("ready", offset=7, limit=300)] == found[7:]
 
 
+@pytest.mark.usefixtures("_full_batches")
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("ttl", [None, HOUR])
 async def test_pages_neither_skip_nor_repeat(

@@ -86,6 +86,7 @@ async def test_it_shows_what_happened_while_the_clients_go_on(server: PrivateSer
         await until(lambda: is_there(4))
 
 
+@pytest.mark.usefixtures("_full_batches")
 async def test_partitions_count_together(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url) as other:
         queue = other.reliable_queue("jobs", partitions=4)

@@ -15,17 +15,23 @@ import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
 from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
+from tests.support.reliable_fixtures import LEASE, raw, store
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
+
+__all__ = ["raw", "store"]
 
 NONE = (0, 0, 0, 0)
 # Longer than any test takes.
 LONG = 60.0
+# Renewals during a lease of LEASE: one every tenth of a second.
+OFTEN = 36_000
 
 
 @dataclass
@@ -236,23 +242,38 @@ async def test_a_message_that_cannot_be_decoded_harms_no_other(worker: Worker, j
 
 
 async def test_leases_are_kept_while_messages_wait_and_while_they_are_handled(
-    client: Client,
+    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, handled = Worker(client), asyncio.Event()
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", OFTEN)
+    worker, begun, go_on = Worker(client), asyncio.Event(), asyncio.Event()
+    handled: list[list[int]] = []
 
-    @worker.listener("jobs", batch=2, linger=LONG, lease=0.3)
+    @worker.listener("jobs", batch=2, linger=LONG, lease=LEASE)
     async def handle(values: list[int]) -> None:
-        await asyncio.sleep(0.5)
-        handled.set()
+        begun.set()
+        await go_on.wait()
+        handled.append(values)
 
-    jobs = client.reliable_queue("jobs", lease=0.3)
+    async def are_renewed() -> bool:
+        leases = (await store.look()).leases.values()
+        return all(ends_us > 0.9 * LEASE * 1_000_000 for ends_us in leases)
+
+    async def longer_than_a_lease() -> None:
+        for _ in range(2):
+            await store.let_pass(0.8 * LEASE)
+            await until(are_renewed)
+
+    jobs = client.reliable_queue("jobs", lease=LEASE)
     await jobs.offer(1)
     async with worker:
         await until(lambda: _at_work(worker) == 1)
-        await asyncio.sleep(0.5)
+        await longer_than_a_lease()
         await jobs.offer(2)
-        await handled.wait()
-    assert await depths(jobs) == NONE
+        await begun.wait()
+        await longer_than_a_lease()
+        go_on.set()
+        await until(lambda: depths(jobs), equals=NONE)
+    assert handled == [[1, 2]]
 
 
 async def test_a_message_that_is_cancelled_leaves_its_batch(
@@ -430,12 +451,14 @@ async def test_a_plain_function_gets_its_batches_in_a_thread(worker: Worker, job
     assert threads[0] is not threading.main_thread()
 
 
-def hanging_batches(worker: Worker) -> tuple[list[list[int]], threading.Event]:
+def hanging_batches(
+    worker: Worker, timeout: float = 0.05
+) -> tuple[list[list[int]], threading.Event]:
     """Let the threads of batches hang. Return the batches that have begun, and what ends them."""
     began: list[list[int]] = []
     go_on = threading.Event()
 
-    @batches(worker, batch=2, timeout=0.05)
+    @batches(worker, batch=2, timeout=timeout)
     def handle(values: list[int]) -> None:
         began.append(values)
         go_on.wait(10)
@@ -457,7 +480,8 @@ async def test_a_batch_whose_thread_hangs_takes_a_place(worker: Worker, jobs: Jo
 
 
 async def test_batches_go_on_when_a_thread_that_hung_returns(worker: Worker, jobs: Jobs) -> None:
-    began, go_on = hanging_batches(worker)
+    # Long enough for the second batch, in a thread that does not hang.
+    began, go_on = hanging_batches(worker, timeout=1.0)
     await offer(jobs, 4)
     async with worker:
         await until(lambda: _at_work(worker) == 0 and bool(began))

@@ -363,7 +363,7 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
             async for message in queue:
                 # A message comes again whose acknowledgement waits for the hanging master until its
                 # lease ends.
-                with suppress(delayq.LeaseLost):
+                with suppress(delayq.LeaseLost, delayq.ServerUnavailable, delayq.OutcomeUnknown):
                     async with message:
                         # All servers are on one machine and share its clock.
                         seconds = time.time() - message.due_at.timestamp()
@@ -447,7 +447,7 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
     async with delayq.connect(cluster.url, resync_interval=0.5) as client:
         queue = client.reliable_queue(name, lease=LEASE)
         claiming = asyncio.create_task(queue.claim(1, wait=60))
-        await queue.offer(1, delay=0.5)
+        await queue.offer(1, delay=5)
         busy: list[Any] = []
         for node in cluster.nodes:
             node.call("CONFIG", "SET", "lua-time-limit", "50")
@@ -498,6 +498,10 @@ async def test_a_look_at_all_queues_takes_few_round_trips(cluster: TestCluster) 
         for number in range(100):
             client.delayed_queue(f"orders{number}")
         scheduler = client._open_session().scheduler
+        # Each confirmed subscription is followed by a re-check out of turn.
+        subscriptions = scheduler.subscriber._plan
+        await until(lambda: subscriptions._requested and not subscriptions._sent)
+        await asyncio.sleep(0.5)
         await scheduler.run_once()
         before = client.statistics().round_trips
         await scheduler.run_once()
@@ -573,18 +577,27 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
         await queue.settings()
 
         failed = client._open_session().nodes.failed_lately
+        # Another server may fail briefly as well: one that hears too late from the rest.
+        hang = {
+            partition
+            for partition in queue._open.partitions
+            if cluster.owner(partition.keys.wake) is cluster.nodes[2]
+        }
         offers: list[asyncio.Task[str]] = []
         with cluster.nodes[2].paused():
             # The partitions take turns, until one of those that hang has had its own.
-            while not any(failed(partition.keys.wake) for partition in queue._open.partitions):
+            while not any(failed(partition.keys.wake) for partition in hang):
                 assert len(offers) < 1000
                 offers.append(asyncio.create_task(queue.offer(len(offers), 3600)))
                 await asyncio.sleep(0.01)
             ids = await asyncio.gather(*offers)
-            assert not any(failed(queue._open.place(each).keys.wake) for each in ids)
+            assert not any(queue._open.place(each) in hang for each in ids)
             # From now on offers go straight to the partitions that answer.
-            async with asyncio.timeout(2):
+            async with measuring_pauses(cluster.nodes[0]) as pauses:
+                began = time.monotonic()
                 ids += await queue.offer_many([Offer(number) for number in range(40)])
+                took = time.monotonic() - began
+            assert took < 2 + sum(pauses)
         assert len(set(ids)) == len(offers) + 40
 
 
@@ -625,15 +638,18 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
             ways: dict[str, Any] = {"loop": loop, "claim": claim, "worker": worker.run}
             taking = asyncio.create_task(ways[way]())
             # It takes 5 s to find out that a server hangs. Nothing else waits for that.
-            async with asyncio.timeout(4):
+            async with measuring_pauses(cluster.nodes[0]) as pauses:
+                began = time.monotonic()
                 for number in range(3):
                     await queue.offer(number, 0.2, id=next(elsewhere))
-                    assert await got.get() == number
+                    assert await asyncio.wait_for(got.get(), 60) == number
+                took = time.monotonic() - began
+            assert took < 4 + sum(pauses)
             # The others are still served afterwards.
             with pytest.raises(delayq.ServerError):
                 await here.store.depth()
             await queue.offer(3, id=next(elsewhere))
-            assert await asyncio.wait_for(got.get(), 4) == 3
+            assert await asyncio.wait_for(got.get(), 20) == 3
             assert not taking.done()
         await queue.offer(4, id=next(ids(here=True)))
         assert await asyncio.wait_for(got.get(), 15) == 4
@@ -659,18 +675,20 @@ async def test_a_client_closed_without_its_cluster_leaves_nothing(cluster: TestC
             offering = asyncio.create_task(queue.offer(1))
             refreshing = asyncio.create_task(nodes_of(client).refresh())
             await asyncio.sleep(0.05)
-            await asyncio.wait_for(client.aclose(), 5)
+            await asyncio.wait_for(client.aclose(), 20)
             with pytest.raises(delayq.DelayqError):
-                await asyncio.wait_for(offering, 5)
+                await asyncio.wait_for(offering, 20)
             with pytest.raises(delayq.Closed):
-                await asyncio.wait_for(refreshing, 5)
+                await asyncio.wait_for(refreshing, 20)
 
 
 @pytest.mark.parametrize("moves", ["while it closes", "before"])
 async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_moves(
-    cluster: TestCluster, client: Client, moves: str
+    cluster: TestCluster, client: Client, moves: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While a slot moves, no server runs scripts for it."""
+    monkeypatch.setattr("delayq._redis.hand_back._MOST", 20)
+    monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 30)
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         await queue.offer_many([(n, 0) for n in range(300)])

@@ -146,7 +146,7 @@ async def test_a_refused_call_and_its_follower_use_one_connection(pool: Connecti
     asked = RedisClient(Topology(pool))
     with pytest.raises(delayq.ServerRefused):
         # The script lacks the keys that it needs.
-        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", "0.2"))
+        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", "2"))
     assert pool.open == 1
     assert pool.acquire_nowait() is None
     await until(lambda: pool.acquire_nowait() is not None)

@@ -224,7 +224,7 @@ async def test_a_vanished_message_is_lost(own_server: PrivateServer, raw: redis.
         return raw.zremrangebyrank(key, -1, -1)
 
     plan = Plan(20, 1.0, own_server.url, "test")
-    result = await run(plan, while_pending(raw, steal), 0.05, patience=3)
+    result = await run(plan, while_pending(raw, steal), 0.05, patience=10)
     assert fields(result, "offered delivered lost early duplicates") == (20, 19, 1, 0, 0)
     assert result.exit_status == 1
     assert raw.keys() == []

@@ -299,6 +299,7 @@ LIMITED = pytest.mark.parametrize(
 
 
 @LIMITED
+@pytest.mark.usefixtures("_last_reports_arrive")
 @pytest.mark.parametrize("then", ["waits no more", "closes"])
 async def test_a_slot_reaches_another_client_if_its_own_no_longer_waits(
     server: PrivateServer, settings: Any, then: str
@@ -576,6 +577,7 @@ async def are_looked_at(queue: ReliableQueue[int]) -> None:
     await until(lambda: all(each.wakeups.plan.up_to_date for each in queue._open.partitions))
 
 
+@pytest.mark.usefixtures("_full_batches")
 @pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_change_of_limits_reaches_all_groups_however_many(
     client: Client, raw: Any, partitions: int

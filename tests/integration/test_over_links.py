@@ -17,6 +17,7 @@ from tests.integration import (
     test_unattended_acks,
 )
 from tests.integration.test_fetching_ahead import _quick, early, way
+from tests.integration.test_reliable_leases import _eager
 from tests.support.links import Links
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.support.servers import PrivateServer
 
-__all__ = ["_quick", "early", "way"]
+__all__ = ["_eager", "_quick", "early", "way"]
 
 LINKS: dict[str, tuple[float, float | None]] = {"20 ms, 40 Mbit/s": (20, 40)}
 """Round trip in milliseconds, and bandwidth in megabits per second."""

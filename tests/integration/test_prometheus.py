@@ -344,7 +344,7 @@ async def test_the_versions_in_use_are_told(
 async def test_the_client_reports_its_own_figures(
     client: Client, metrics: Metrics, queue: DelayedQueue[int]
 ) -> None:
-    await queue.offer(1, 0.05)
+    await queue.offer(1, 0.5)
     assert await queue.take() == 1
     seen, facts = await samples(metrics), client.statistics()
     assert seen[("delayq_connections",)] == facts.connections > 0
@@ -384,7 +384,10 @@ async def test_a_server_that_is_away_holds_up_no_scrape(
 
 
 @pytest.mark.parametrize("role", ["producer", "consumer"])
-async def test_a_lack_of_rights_is_not_a_failure(server: PrivateServer, role: Role) -> None:
+async def test_a_lack_of_rights_is_not_a_failure(
+    server: PrivateServer, role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 60)
     # Otherwise an alert on failed calls would never clear.
     server.call(
         "ACL", "SETUSER", role, "reset", "on", ">secret", *acl_rules(role, reliable=["jobs"])
@@ -418,7 +421,10 @@ async def test_metrics_ask_again_after_other_refusals(
     assert depths(await samples(metrics), "jobs")["ready"] == 1
 
 
-async def test_a_port_serves_them_while_the_loop_is_blocked(client: Client, jobs: Jobs) -> None:
+async def test_a_port_serves_them_while_the_loop_is_blocked(
+    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq.integrations.prometheus._WAIT", 60)
     await jobs.offer(1)
     port = free_port()
     async with serve(client, port, registry=CollectorRegistry()):

@@ -484,9 +484,9 @@ async def test_no_client_brings_an_unscheduled_occurrence_back(server: PrivateSe
             await schedule(queue)
         assert await queues[0].unschedule("tick")
         await asyncio.sleep(0.3)
-        assert await waiting(queues[1]) == []
         # No client looks at it any more.
-        assert [client.statistics().timers for client in (one, other)] == [0, 0]
+        await until(lambda: [each.statistics().timers for each in (one, other)], equals=[0, 0])
+        assert await waiting(queues[1]) == []
 
 
 async def test_a_redefinition_while_an_occurrence_is_at_work(jobs: Jobs) -> None:
@@ -672,9 +672,10 @@ async def test_schedules_cost_one_call_per_interval(server: PrivateServer, fault
         for handle in [client.reliable_queue("jobs") for _ in range(5)]:
             await handle.schedule("a", every=60, value=1)
             await handle.schedule("b", every=60, value=1)
-        started = time.monotonic()
-        await until(lambda: faults.calls.count(RECUR.name) >= 5)
-        assert faults.calls.count(RECUR.name) <= (time.monotonic() - started) / 0.2 + 2
+        started, before = time.monotonic(), faults.calls.count(RECUR.name)
+        await until(lambda: faults.calls.count(RECUR.name) >= before + 5)
+        made = faults.calls.count(RECUR.name) - before
+        assert made <= (time.monotonic() - started) / 0.2 + 2
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -760,9 +761,12 @@ async def test_a_process_without_cronsim_uses_the_moments_that_are_stored(
     async with delayq.connect(server.url, resync_interval=3600) as worker:
         queue = worker.reliable_queue("jobs")
         monkeypatch.setitem(sys.modules, "cronsim", None)
-        for _ in range(32):
+        taken = 0
+        while await waiting(queue):
             await (await take(queue, 3600)).ack()
-        assert await waiting(queue) == []
+            taken += 1
+        # One is skipped if an hour begins meanwhile.
+        assert taken in (31, 32)
         assert [known.next_at for known in await queue.schedules()] == [None]
         assert "cannot compute the occurrences" in caplog.text
         monkeypatch.delitem(sys.modules, "cronsim")

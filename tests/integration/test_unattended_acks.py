@@ -310,6 +310,7 @@ async def test_a_look_waits_for_acks_that_are_repeated(jobs: Jobs, faults: Fault
         assert await jobs.get(message.id) is None
 
 
+@pytest.mark.usefixtures("_last_reports_arrive")
 async def test_closing_a_client_sends_acks(server: PrivateServer, jobs: Jobs, store: Store) -> None:
     done = 0
     async with delayq.connect(server.url) as client:

@@ -68,7 +68,7 @@ async def test_records_listed_by_others_leave_their_list_too(
     async with delayq.connect(server.url) as other:
         listing: DelayedQueue[int] = other.delayed_queue("orders")
         await listing.offer_many([(n, 60 + n) for n in range(5)])
-        await queue.offer(5, 1)
+        await queue.offer(5, 30)
         assert await queue.pending.size() == 6
         assert await listing.pending.size() == 5
         assert await queue.pending.poll_many(2) == [5, 0]

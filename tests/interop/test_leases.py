@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_current
+
+if TYPE_CHECKING:
+    import delayq
 
 pytestmark = pytest.mark.java
 
@@ -21,8 +25,8 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Liv
     log, messages = Log(), random_messages(TEXT, MESSAGES)
     java = await live.open()
     queue = live.queue()
-    refused = 0
     acks: list[asyncio.Task[None]] = []
+    refusing: list[delayq.Delivery[Any]] = []
     deliveries = queue.deliveries(lease=60)
     offered = Log()
     await offered.offer_by_java(java, messages)
@@ -30,18 +34,18 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Liv
     async for delivery in deliveries:
         handled += 1
         if handled % 3 == 0:
-            refused += 1
-            await delivery.nack(2)
+            refusing.append(delivery)
             key = TEXT.codec.encode(delivery.value)
             log.due[key] = offered.due[key]
         else:
             acks.append(asyncio.create_task(delivery.ack()))
         if handled == MESSAGES:
             break
-    await asyncio.gather(*acks)
+    # Refused at the end: none comes back while this loop still takes messages.
+    await asyncio.gather(*acks, *(delivery.nack(2) for delivery in refusing))
     # From here on, only Java is there.
     await queue.aclose()
-    log.came_to_java(await asyncio.wait_for(java.take(refused), DEADLINE))
+    log.came_to_java(await asyncio.wait_for(java.take(len(refusing)), DEADLINE))
     await live.drained()
     log.check()
     await java.detach()

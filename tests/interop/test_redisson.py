@@ -248,25 +248,26 @@ async def test_java_is_woken_by_a_python_offer(live: Live) -> None:
     """Java sleeps until a far message. Each offer is due sooner; then only Java remains."""
     log = Log()
     java = await live.open()
-    taken = asyncio.create_task(java.take(10))
+    taken = asyncio.create_task(java.take(4))
     async with live.raw() as redis, redis.pubsub() as channel:
         await channel.subscribe(f"redisson_delay_queue_channel:{{{live.name}}}")
         async with delayq.connect(live.server.url) as client:
             queue = client.delayed_queue(live.name, codec=TEXT.codec)
             offers = [
                 (TEXT.value(99), FAR_MS),
-                *((TEXT.value(n), 1200 - n * 100) for n in range(10)),
+                # Far apart: each is to be offered before the last one is due, and to be due first.
+                *((TEXT.value(n), 8000 - n * 2000) for n in range(4)),
             ]
             receipts = [await queue.offer(value, delay / 1000) for value, delay in offers]
         for (value, _), receipt in zip(offers[1:], receipts[1:], strict=True):
             log.offered_by_python(value, receipt)
         log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
         announced = [await channel.get_message(timeout=1.0) for _ in range(1 + len(offers))]
-    # All eleven were announced, and each woke Java earlier than it had planned: the last one
+    # All five were announced, and each woke Java earlier than it had planned: the last one
     # offered arrived first, and the first one, for which Java had gone to sleep, has not arrived.
     due = [str(round(receipt.due_at.timestamp() * 1000)).encode() for receipt in receipts]
     assert [message and message["data"] for message in announced[1:]] == due
-    assert list(log.arrived) == [TEXT.codec.encode(TEXT.value(n)) for n in reversed(range(10))]
+    assert list(log.arrived) == [TEXT.codec.encode(TEXT.value(n)) for n in reversed(range(4))]
     assert await java.ask("size") == 1
     await java.detach()
     log.check()
@@ -282,7 +283,7 @@ async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(live:
     taken = asyncio.create_task(java.take(1))
     async with delayq.connect(live.server.url) as client:
         receipt = await client.delayed_queue(f"{live.name}-silent", codec=TEXT.codec).offer(
-            TEXT.value(0), 0.2
+            TEXT.value(0), 3
         )
     announced = round(receipt.due_at.timestamp() * 1000) + 600
     async with live.raw() as redis:
@@ -303,7 +304,7 @@ async def test_python_is_woken_by_a_java_offer(live: Live) -> None:
     await java.offer([(TEXT.value(99), FAR_MS)])
     async with log.consuming(queue):
         for n in range(10):
-            await java.offer([(TEXT.value(n), 2200 - n * 200)])
+            await java.offer([(TEXT.value(n), 6200 - n * 200)])
         await java.detach()
         for value, due_at in await queue.pending.entries():
             if value != TEXT.value(99):
@@ -561,7 +562,7 @@ async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
         await until(lambda: len(log.arrived) == 2)
 
         await offer_one(102)
-        assert await java.ask("expire", ms=2000) is True
+        assert await java.ask("expire", ms=2400) is True
         assert await java.ask("clearExpire") is True
         await until(lambda: len(log.arrived) == 3)
         await live.drained()

@@ -207,7 +207,7 @@ def mail(to: str, template: str = "welcome", **options: Any) -> Offer[dict[str, 
 
 async def fill(client: Client) -> None:
     mails = client.reliable_queue("mails", lease=600)
-    delays = {"ada": 42, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
+    delays = {"ada": 4200, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
     await mails.offer_many(
         mail(name, delay=delay, id=f"welcome-{name}") for name, delay in delays.items()
     )
@@ -218,7 +218,7 @@ async def fill(client: Client) -> None:
     await mails.offer_many(mail("now", headers={"trace": "4bf92f35"}) for _ in range(12))
     await mails.claim(3)
     orders = client.delayed_queue("orders:unpaid")
-    await orders.offer_many([({"order": 1000 + i}, 60.0 * (i + 1)) for i in range(40)])
+    await orders.offer_many([({"order": 1000 + i}, 600.0 * (i + 1)) for i in range(40)])
     parts = client.reliable_queue("thumbnails", partitions=8)
     await parts.offer_many([Offer({"image": i}, delay=300 + i) for i in range(200)])
     reports = client.reliable_queue("reports")

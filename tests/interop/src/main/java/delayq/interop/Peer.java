@@ -75,6 +75,8 @@ public final class Peer {
         } else {
             servers = config.useClusterServers().addNodeAddress(addresses).setScanInterval(500);
         }
+        // A pause of the machine is not to make it repeat a call that was carried out.
+        servers.setTimeout(10_000);
         if (!args[0].startsWith("redis://")) {
             servers.setUsername(args[0]);
             servers.setPassword(args[1]);
