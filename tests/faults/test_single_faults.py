@@ -64,7 +64,8 @@ async def consume(queue: delayq.ReliableQueue[int], into: list[int]) -> None:
         # A message whose lease the fault took comes again.
         with suppress(delayq.LeaseLost):
             async with message:
-                into.append(message.value)
+                pass
+            into.append(message.value)
 
 
 class Both:

@@ -15,7 +15,7 @@ import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
 from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
-from tests.support.reliable_fixtures import LEASE, raw, store
+from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from tests.support.reliable_store import Store
     from tests.support.servers import PrivateServer
-
-__all__ = ["raw", "store"]
 
 NONE = (0, 0, 0, 0)
 # Longer than any test takes.

@@ -98,6 +98,7 @@ async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Any) ->
     assert await queue.take() == 1
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
 async def test_closing_ends_each_waiting_call(client: Client, queue: Orders, wait: str) -> None:
     async def loop() -> str:
@@ -114,12 +115,8 @@ async def test_closing_ends_each_waiting_call(client: Client, queue: Orders, wai
     assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
 
 
-async def test_closing_is_quick_while_the_server_does_not_answer(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What waited for the server would wait for a minute.
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60)
-    monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 60)
+@pytest.mark.usefixtures("_patient")
+async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         taker = asyncio.create_task(queue.take())

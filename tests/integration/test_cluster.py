@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from delayq.admin import inspect as inspection
 from tests.conftest import FOUND
 from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
 from tests.support.depth import thorough
+from tests.support.reliable import is_empty
 from tests.support.servers import Kind, PrivateServer
 from tests.support.tasks import end, running
 from tests.support.waiting import fetch_ahead, until
@@ -351,7 +352,8 @@ async def less_than(seconds: float, server: PrivateServer) -> AsyncIterator[None
         began = time.monotonic()
         yield
         took = time.monotonic() - began
-    assert took < seconds + sum(pauses)
+    # Short ones belong to what was measured.
+    assert took < seconds + sum(pause for pause in pauses if pause > 0.25)
 
 
 @pytest.mark.parametrize("way", ["killed", thorough("stopped")])
@@ -373,7 +375,8 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
             async for message in queue:
                 # A message comes again whose acknowledgement waits for the hanging master until its
                 # lease ends.
-                with suppress(delayq.LeaseLost, delayq.ServerUnavailable, delayq.OutcomeUnknown):
+                forgiven = (delayq.LeaseLost, delayq.ServerUnavailable, delayq.OutcomeUnknown)
+                with suppress(*forgiven) if name == dying else nullcontext():
                     async with message:
                         # All servers are on one machine and share its clock.
                         seconds = time.time() - message.due_at.timestamp()
@@ -398,6 +401,9 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
             # Offers get through afterwards as well.
             await producer.reliable_queue(dying, lease=2).offer(400)
             await until(lambda: 400 in late[dying])
+            # All acknowledgements arrive in the end.
+            for name in late:
+                await until(partial(is_empty, producer.reliable_queue(name)))
 
     worst, others_worst = (max(late[name].values()) for name in (dying, other))
     print(f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, others {others_worst:.3f} s")
@@ -458,6 +464,7 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
         queue = client.reliable_queue(name, lease=LEASE)
         claiming = asyncio.create_task(queue.claim(1, wait=60))
         await queue.offer(1, delay=5)
+        due = asyncio.get_running_loop().time() + 5
         busy: list[Any] = []
         for node in cluster.nodes:
             node.call("CONFIG", "SET", "lua-time-limit", "50")
@@ -475,6 +482,8 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
                 await nodes.refresh()
             asked = client.statistics().errors
             await until(lambda: client.statistics().errors > asked + 2)
+            # They are busy when it is due, and for a few re-checks more.
+            await asyncio.sleep(due + 1 - asyncio.get_running_loop().time())
             assert not claiming.done()
         finally:
             for node in cluster.nodes:
@@ -671,12 +680,10 @@ async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
             assert (await client.reliable_queue(name).stats()).ready == 1
 
 
+@pytest.mark.usefixtures("_patient")
 async def test_a_client_closed_without_its_cluster_leaves_nothing(
-    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: TestCluster,
 ) -> None:
-    # What waited for a server would wait for a minute.
-    for name in ("_redis.connection.ANSWER_WITHIN", "_engine.scheduler._CLOSE_WITHIN"):
-        monkeypatch.setattr(f"delayq.{name}", 60)
     async with delayq.connect(cluster.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
         with ExitStack() as paused:

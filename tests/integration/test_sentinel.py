@@ -16,6 +16,7 @@ from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
 from tests.support.depth import thorough
+from tests.support.reliable import is_empty
 from tests.support.tasks import end
 from tests.support.waiting import until
 
@@ -92,6 +93,8 @@ async def test_producers_and_consumers_follow_a_failover(watched: Watched, way: 
         await orders.offer(1)
         assert await orders.take() == 1
         await until(lambda: len({*range(offered)} - set(got) - unknown) <= lost, within=60)
+        # All acknowledgements arrive in the end.
+        await until(lambda: is_empty(queue))
         await end(*tasks)
 
 

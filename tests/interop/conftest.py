@@ -111,7 +111,7 @@ def name() -> str:
 @pytest.fixture
 async def client(server: PrivateServer) -> AsyncIterator[delayq.Client]:
     # Nothing here may depend on the re-check.
-    async with delayq.connect(server.url, resync_interval=60) as client:
+    async with delayq.connect(server.url, resync_interval=3600) as client:
         yield client
 
 

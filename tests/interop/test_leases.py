@@ -27,7 +27,7 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Liv
     queue = live.queue()
     acks: list[asyncio.Task[None]] = []
     refusing: list[delayq.Delivery[Any]] = []
-    deliveries = queue.deliveries(lease=60)
+    deliveries = queue.deliveries(lease=3600)
     offered = Log()
     await offered.offer_by_java(java, messages)
     handled = 0

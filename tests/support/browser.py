@@ -207,11 +207,11 @@ def mail(to: str, template: str = "welcome", **options: Any) -> Offer[dict[str, 
 
 async def fill(client: Client) -> None:
     mails = client.reliable_queue("mails", lease=600)
-    delays = {"ada": 4200, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
+    delays = {"ada": 600, "grace": 3000, "edsger": 7000, "barbara": 40_000, "donald": 300_000}
     await mails.offer_many(
         mail(name, delay=delay, id=f"welcome-{name}") for name, delay in delays.items()
     )
-    await mails.offer_many(mail(f"customer-{i}", "invoice", delay=90 + 37 * i) for i in range(60))
+    await mails.offer_many(mail(f"customer-{i}", "invoice", delay=700 + 37 * i) for i in range(60))
     await mails.offer_many(mail("nobody", id=f"bounce-{i}", priority=9) for i in range(4))
     error = "Traceback (most recent call last):\nLookupError: no mailbox of this name"
     await bury(mails, 4, error)

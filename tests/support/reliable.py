@@ -38,6 +38,12 @@ async def leased(queue: Jobs, value: Any = 1, **fields: Any) -> Message[Any]:
     return await claim_one(queue)
 
 
+async def is_empty(queue: Jobs) -> bool:
+    """Return whether no message waits, and none is being handled."""
+    stats = await queue.stats()
+    return not stats.ready + stats.delayed + stats.leased
+
+
 async def claim_all(queue: Jobs) -> list[Message[Any]]:
     """Claim all available messages, in batches."""
     claimed: list[Message[Any]] = []
