@@ -432,7 +432,8 @@ class TestViews:
         assert await queue.ready.clear() is False
 
     async def test_long_queues_are_read_in_joined_pages(self, queue: Orders) -> None:
-        delays = [60 + (i * 7919) % 5000 for i in range(5000)]
+        # Minutes apart: offering takes seconds.
+        delays = [60 * (1 + (i * 7919) % 5000) for i in range(5000)]
         await queue.offer_many(enumerate(delays))
         assert await queue.pending.read_all() == list(range(5000))
         by_due = sorted(range(5000), key=lambda i: (delays[i], i))
