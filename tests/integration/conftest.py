@@ -30,7 +30,7 @@ async def client(server: PrivateServer) -> AsyncIterator[delayq.Client]:
 @pytest.fixture
 async def raw(server: PrivateServer) -> AsyncIterator[Any]:
     """Return a client without delayq, to look at keys and to change them."""
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         yield raw
 
 

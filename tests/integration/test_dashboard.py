@@ -1234,7 +1234,7 @@ async def test_pages_of_large_queues_take_no_more_work(
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
     work = []
-    async with Redis.from_url(own_server.url) as raw:
+    async with Redis.from_url(own_server.url, socket_timeout=60) as raw:
         for alive in (1_000, 100_000):
             await fill(raw, alive, alive // 10)
             async with (
@@ -1256,7 +1256,10 @@ async def test_pages_of_large_queues_take_no_more_work(
 @pytest.mark.thorough
 async def test_a_queue_of_a_million_opens_within_a_second() -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
-        async with Redis.from_url(server.url) as raw, delayq.connect(server.url) as client:
+        async with (
+            Redis.from_url(server.url, socket_timeout=60) as raw,
+            delayq.connect(server.url) as client,
+        ):
             await fill(raw, 1_000_000, 100_000)
             await raw.config_set("slowlog-log-slower-than", 5000)
             await raw.slowlog_reset()

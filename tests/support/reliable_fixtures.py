@@ -25,7 +25,7 @@ LEASE = HOUR
 
 @pytest.fixture
 async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as connection:
+    async with Redis.from_url(server.url, socket_timeout=60) as connection:
         yield connection
 
 
