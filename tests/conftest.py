@@ -229,6 +229,21 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(line, bold=True, green=True)
 
 
+@pytest.fixture
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let everything that waits for a server wait for a minute.
+
+    A pause of the machine then exceeds no limit, and whatever waits in vain is noticed. A silent
+    connection is doubted as soon as ever.
+    """
+    for name in (
+        *("_redis.connection.ANSWER_WITHIN", "_redis.client.ANSWER_WITHIN"),
+        *("_redis.client.RETRY_FOR", "_redis.pool.OPEN_TIMEOUT", "_redis.first_of.WITHIN"),
+        *("_redis.hand_back._MOST", "_engine.scheduler._CLOSE_WITHIN"),
+    ):
+        monkeypatch.setattr(f"delayq.{name}", 60)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, Any]]:
     return "asyncio", {"loop_factory": loops.FACTORIES[request.config.getoption("event_loop")]}

@@ -36,17 +36,6 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wait a minute for answers, so that a pause of the machine adds to silence without harm.
-
-    When a connection is doubted, and what is found out about it, stays as it is.
-    """
-    for name in ("connection.ANSWER_WITHIN", "client.ANSWER_WITHIN", "client.RETRY_FOR"):
-        monkeypatch.setattr(f"delayq._redis.{name}", 60)
-    monkeypatch.setattr("delayq._redis.pool.OPEN_TIMEOUT", 60)
-
-
 @asynccontextmanager
 async def one_wire(url: str) -> AsyncIterator[Connection]:
     """Open a connection of a pool that has room for another."""

@@ -21,6 +21,7 @@ import delayq
 from delayq import Offer
 from tests.faults import victims
 from tests.support.links import Links
+from tests.support.reliable import is_empty
 from tests.support.servers import Kind, PrivateServer
 from tests.support.waiting import until
 
@@ -456,7 +457,7 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
             consuming = asyncio.create_task(consume(jobs, handled))
             # An acknowledgement may have left before the process froze.
             await until(lambda: len(done | set(handled)) >= 39)
-            await until(lambda: stats_are_empty(jobs))
+            await until(lambda: is_empty(jobs))
             os.kill(victim.pid, signal.SIGCONT)
             await until(lambda: len(victims.words(notes)) > len(before))
             await jobs.offer(99)
@@ -472,11 +473,6 @@ async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_los
     assert (word == "lost") == (number in handled)
     assert len(handled) == len(set(handled))
     assert not done & set(handled)
-
-
-async def stats_are_empty(jobs: delayq.ReliableQueue[int]) -> bool:
-    stats = await jobs.stats()
-    return not (stats.delayed or stats.ready or stats.leased)
 
 
 # An event loop that freezes

@@ -41,17 +41,6 @@ def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let everything that waits for a server wait for a minute."""
-    for name in (
-        *("_redis.connection.ANSWER_WITHIN", "_redis.client.ANSWER_WITHIN"),
-        *("_redis.client.RETRY_FOR", "_redis.pool.OPEN_TIMEOUT", "_redis.first_of.WITHIN"),
-        *("_redis.hand_back._MOST", "_engine.scheduler._CLOSE_WITHIN"),
-    ):
-        monkeypatch.setattr(f"delayq.{name}", 60)
-
-
-@pytest.fixture
 def _last_reports_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a client that closes the time to report what it did, however slow the machine is."""
     monkeypatch.setattr("delayq._engine.scheduler._GRACE", 7)

@@ -453,14 +453,23 @@ print(mails.stats().ready)
     ]
 
 
+_PATIENT = """
+import delayq._engine.scheduler, delayq._redis.client, delayq._redis.pool
+for module in (delayq._redis.client, delayq._redis.connection):
+    module.ANSWER_WITHIN = 60
+delayq._redis.client.RETRY_FOR = delayq._redis.pool.OPEN_TIMEOUT = 60
+delayq._engine.scheduler._CLOSE_WITHIN = 60
+"""
+
+
 def exits(program: str, server: PrivateServer) -> str:
     """Run a program that leaves its client open. Return what it prints: nothing to stderr.
 
-    A call that is not ended lasts a minute.
+    A call that is not ended lasts a minute, and so does waiting for a server.
     """
     given = (server.url, str(server.pid) if server.is_running() else "0")
     begin = "import atexit, os, signal, sys, threading, time, delayq"
-    program = f"{begin}\nstarted = time.monotonic()\n{program}"
+    program = f"{begin}\n{_PATIENT}\n{program}"
     began = time.monotonic()
     done = run_python("-W", "error", "-c", program, *given)
     assert (done.returncode, done.stderr) == (0, "")
