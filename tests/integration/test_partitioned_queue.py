@@ -192,6 +192,7 @@ async def test_every_partition_gets_its_turn(jobs: ReliableQueue[int]) -> None:
     assert len(got) < 150
 
 
+@pytest.mark.usefixtures("_full_batches")
 async def test_a_backlog_takes_few_calls(
     client: Client, jobs: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
