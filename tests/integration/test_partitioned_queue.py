@@ -671,6 +671,7 @@ async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_clai
                 await message.ack()
 
 
+@pytest.mark.usefixtures("_full_batches")
 async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Client) -> None:
     queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=12)
     await queue.offer_many([Offer(n) for n in range(200)])
