@@ -239,7 +239,8 @@ def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         *("_redis.connection.ANSWER_WITHIN", "_redis.client.ANSWER_WITHIN"),
         *("_redis.client.RETRY_FOR", "_redis.pool.OPEN_TIMEOUT", "_redis.first_of.WITHIN"),
-        *("_redis.hand_back._MOST", "_engine.scheduler._CLOSE_WITHIN"),
+        *("_redis.hand_back._MOST", "_engine.waiters.ANSWER_WITHIN"),
+        "_engine.scheduler._CLOSE_WITHIN",
     ):
         monkeypatch.setattr(f"delayq.{name}", 60)
 

@@ -530,7 +530,7 @@ async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int) ->
     """Carry out trials, ``at_once`` of them at the same time, and print what is wrong."""
     waiting, outcomes = iter(plans), list[Outcome]()
     threads = ThreadPoolExecutor(at_once)
-    async with Redis.from_url(server.unix_url) as raw:
+    async with Redis.from_url(server.unix_url, socket_timeout=60) as raw:
         trials = Trials(server, raw, threads)
 
         async def work() -> None:

@@ -265,7 +265,7 @@ async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_fin
     async with (
         Links(own_server) as links,
         delayq.connect(links.url, resync_interval=1.0) as client,
-        Redis.from_url(own_server.url) as raw,
+        Redis.from_url(own_server.url, socket_timeout=60) as raw,
     ):
         queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         taking = asyncio.ensure_future(queue.take())

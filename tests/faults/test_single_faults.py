@@ -41,7 +41,7 @@ async def client(server: PrivateServer) -> AsyncIterator[Client]:
 
 @pytest.fixture
 async def raw(server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         yield raw
 
 
@@ -253,7 +253,7 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 async def stepped(server: PrivateServer) -> bool:
     """Return whether the server's clock has moved away from ours by now."""
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         seconds, _ = await raw.time()
     return abs(seconds - time.time()) > HOUR / 2
 

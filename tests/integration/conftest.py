@@ -34,6 +34,11 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
         yield raw
 
 
+@pytest.fixture(autouse=True)
+def _never_in_haste(_patient: None) -> None:
+    """Let a pause of the machine fail no test. One that is about giving up sets its own limits."""
+
+
 @pytest.fixture
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up soon on a server that does not answer."""

@@ -78,7 +78,7 @@ def rules_of(kind: str, role: Role) -> list[str]:
 @asynccontextmanager
 async def granted(server: PrivateServer, rules: Sequence[str]) -> AsyncIterator[str]:
     """Create a user with these rules, and yield the URL with the user's name and password."""
-    async with Redis.from_url(server.url) as connection:
+    async with Redis.from_url(server.url, socket_timeout=60) as connection:
         raw: Any = connection
         words: list[str | bytes] = ["on", f">{PASSWORD}", *rules]
         await raw.execute_command("ACL", "SETUSER", USER, "reset", *words)
@@ -106,7 +106,7 @@ async def place_of(
 
         async with (
             granted(server, rules) as url,
-            Redis.from_url(server.url) as raw,
+            Redis.from_url(server.url, socket_timeout=60) as raw,
             # Notifications alone must reach it in time.
             delayq.connect(server.url, resync_interval=300) as helper,
             delayq.connect(url, resync_interval=resync_interval) as client,
@@ -168,8 +168,8 @@ FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
 async def test_scripts_touch_no_other_queue(server: PrivateServer, kind: str, role: Role) -> None:
     async with (
         granted(server, rules_of(kind, role)) as url,
-        Redis.from_url(url) as user,
-        Redis.from_url(server.url) as raw,
+        Redis.from_url(url, socket_timeout=60) as user,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
     ):
         for script in SCRIPTS:
             for name in FOREIGN:
@@ -196,8 +196,8 @@ async def test_no_role_reaches_other_queues(server: PrivateServer, kind: str, ro
     user: Any
     async with (
         granted(server, rules_of(kind, role)) as url,
-        Redis.from_url(url) as user,
-        Redis.from_url(server.url) as raw,
+        Redis.from_url(url, socket_timeout=60) as user,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
     ):
         await raw.set("theirs", "1")
         # A server that knows the command denies it; an older server refuses it because it does not.

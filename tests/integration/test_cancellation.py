@@ -98,7 +98,6 @@ async def test_a_cancelled_take_blocks_no_connection(queue: Orders, raw: Any) ->
     assert await queue.take() == 1
 
 
-@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("wait", ["take", "poll", "loop"])
 async def test_closing_ends_each_waiting_call(client: Client, queue: Orders, wait: str) -> None:
     async def loop() -> str:
@@ -115,7 +114,6 @@ async def test_closing_ends_each_waiting_call(client: Client, queue: Orders, wai
     assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")

@@ -94,7 +94,7 @@ def cli(
 
 @pytest.fixture
 def sync_raw(server: PrivateServer) -> Iterator[Any]:
-    with redis.Redis.from_url(server.url) as raw:
+    with redis.Redis.from_url(server.url, socket_timeout=60) as raw:
         yield raw
 
 
@@ -103,7 +103,7 @@ def seed(url: str) -> None:
 
     async def main() -> None:
         async with delayq.connect(url) as client:
-            mails = client.reliable_queue("mails")
+            mails = client.reliable_queue("mails", lease=3600)
             long = {
                 "to": "ada@example.org",
                 "subject": "a subject that does not fit into a table of eighty columns",
@@ -503,7 +503,7 @@ def evaluate_in_steps(url: str, script: str, keys: Sequence[str], count: int, *a
     """Call a script for the numbers from 0 to ``count``, 10,000 at a time: one call for all of them
     would block a busy machine's server for longer than a client waits.
     """
-    with redis.Redis.from_url(url) as raw:
+    with redis.Redis.from_url(url, socket_timeout=60) as raw:
         for first in range(0, count, 10_000):
             last = min(first + 10_000, count) - 1
             raw.eval(script, len(keys), *keys, first, last, *args)
@@ -699,7 +699,7 @@ def test_a_search_finds_messages_behind_expired_ones(cli: Cli, partitions: int) 
         async with delayq.connect(cli.url) as client:
             jobs = client.reliable_queue("jobs", partitions=partitions)
             await jobs.offer_many(delayq.Offer("old", id=f"old-{n}", ttl=3600) for n in range(700))
-            with redis.Redis.from_url(cli.url) as raw:
+            with redis.Redis.from_url(cli.url, socket_timeout=60) as raw:
                 for number in range(partitions):
                     expiries = ReliableKeys.of("jobs", partition=number).expiries
                     raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
@@ -722,7 +722,7 @@ def test_lists_show_messages_behind_expired_ones(cli: Cli, partitions: int) -> N
         async with delayq.connect(cli.url) as client:
             jobs = client.reliable_queue("jobs", partitions=partitions)
             await jobs.offer_many(delayq.Offer("old", ttl=3600) for _ in range(120))
-            with redis.Redis.from_url(cli.url) as raw:
+            with redis.Redis.from_url(cli.url, socket_timeout=60) as raw:
                 for number in range(partitions):
                     expiries = ReliableKeys.of("jobs", partition=number).expiries
                     raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
@@ -746,7 +746,7 @@ def test_a_search_reads_each_dead_letter_once(cli: Cli, monkeypatch: pytest.Monk
             await client.reliable_queue("jobs", partitions=2).stats()
 
     asyncio.run(main())
-    with redis.Redis.from_url(cli.url) as raw:
+    with redis.Redis.from_url(cli.url, socket_timeout=60) as raw:
         for number in range(2):
             keys = ReliableKeys.of("jobs", partition=number)
             ids = range(number, 1000, 2)

@@ -109,7 +109,7 @@ def test_damaged_letters_hide_none(
 ) -> None:
     keys = ReliableKeys.of("jobs")
     letter = '{"reason":"rejected","attempt":1,"priority":0,"error":""}\n1 \n5'
-    with redis.Redis.from_url(server.url) as raw:
+    with redis.Redis.from_url(server.url, socket_timeout=60) as raw:
         raw.zadd(keys.dead, {"fine": 1, "damaged": 2})
         raw.hset(keys.dead_messages, mapping={"fine": letter, "damaged": "garbage"})
     for more in ([], ["--long"], ["--json"]):

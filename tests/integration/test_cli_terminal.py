@@ -370,7 +370,7 @@ def assert_stopped(line: str, address: dict[str, Any], at: str, places: str, bod
     seen = at_terminal(*line.split(), act=interrupt_at(at), constants=SLOW, **address)
     assert seen.status == 130, seen.text
     assert "━" in seen.raw
-    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+    with redis.Redis.from_url(address["DELAYQ_URL"], socket_timeout=60) as raw:
         left = raw.zcard(places)
         assert 0 < left < 200_000
         assert raw.hlen(bodies) == left
@@ -403,7 +403,7 @@ def test_ctrl_c_ends_a_bench_and_its_queue(address: dict[str, Any]) -> None:
     seen = at_terminal(*bench.split(), act=interrupt_at("offers"), **address)
     assert seen.status == 130
     assert "Traceback" not in seen.text
-    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+    with redis.Redis.from_url(address["DELAYQ_URL"], socket_timeout=60) as raw:
         assert raw.keys("*bench*") == []
 
 
@@ -491,7 +491,7 @@ def test_what_cannot_be_written_goes_back(seeded: dict[str, Any], streams: str, 
         check=False,
     )
     assert (result.returncode, result.stderr) == (2, error)
-    with redis.Redis.from_url(seeded["DELAYQ_URL"]) as raw:
+    with redis.Redis.from_url(seeded["DELAYQ_URL"], socket_timeout=60) as raw:
         assert raw.zrange(MAILS.leased, 0, -1) == [b"busy"]
         assert raw.zscore(MAILS.waiting[0], "welcome-0") is not None
 
@@ -517,6 +517,6 @@ def test_bytes_are_offered_as_they_stand(
     )
     assert result.stderr == (b"delayq: %s\n" % error if error else b"")
     assert result.returncode == (2 if error else 0)
-    with redis.Redis.from_url(address["DELAYQ_URL"]) as raw:
+    with redis.Redis.from_url(address["DELAYQ_URL"], socket_timeout=60) as raw:
         bodies = raw.hvals(MAILS.named("bodies"))
     assert [body.partition(b"\n")[2] for body in bodies] == ([] if stored is None else [stored])

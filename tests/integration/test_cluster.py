@@ -618,7 +618,11 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
 
 
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
-async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
+async def test_other_partitions_go_on_while_a_server_hangs(
+    cluster: TestCluster, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("client.ANSWER_WITHIN", "client.RETRY_FOR", "connection.ANSWER_WITHIN"):
+        monkeypatch.setattr(f"delayq._redis.{name}", 5)
     got: asyncio.Queue[int] = asyncio.Queue()
     hanging = cluster.nodes[2]
     name = await spread_with_settings_elsewhere(cluster, hanging)
@@ -680,7 +684,6 @@ async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
             assert (await client.reliable_queue(name).stats()).ready == 1
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_a_client_closed_without_its_cluster_leaves_nothing(
     cluster: TestCluster,
 ) -> None:

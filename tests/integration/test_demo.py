@@ -215,7 +215,7 @@ def while_pending(raw: redis.Redis, act: Callable[[str], object]) -> Callable[[L
 
 @pytest.fixture
 def raw(own_server: PrivateServer) -> Iterator[redis.Redis]:
-    with redis.Redis.from_url(own_server.url, decode_responses=True) as client:
+    with redis.Redis.from_url(own_server.url, decode_responses=True, socket_timeout=60) as client:
         yield client
 
 
@@ -315,7 +315,7 @@ def test_a_signal_ends_all(own_server: PrivateServer, number: signal.Signals, st
         _, errors = process.communicate(timeout=PATIENCE)
         assert (process.returncode, errors) == (status, "")
     wait_until_gone(others)
-    with redis.Redis.from_url(own_server.url) as raw:
+    with redis.Redis.from_url(own_server.url, socket_timeout=60) as raw:
         assert list(raw.scan_iter()) == []
 
 

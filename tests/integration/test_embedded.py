@@ -174,7 +174,7 @@ def answers(it: EmbeddedServer | User) -> bool:
 
 
 def configuration(server: EmbeddedServer, pattern: str) -> dict[str, str]:
-    with redis.Redis.from_url(server.url, decode_responses=True) as client:
+    with redis.Redis.from_url(server.url, decode_responses=True, socket_timeout=60) as client:
         return dict(client.config_get(pattern))
 
 
@@ -367,7 +367,10 @@ class TestADirectory:
         ],
     )
     def test_may_have_any_name(self, place: Path, name: str) -> None:
-        with EmbeddedServer(place / name) as server, redis.Redis.from_url(server.url) as client:
+        with (
+            EmbeddedServer(place / name) as server,
+            redis.Redis.from_url(server.url, socket_timeout=60) as client,
+        ):
             assert client.set("a", "1")
         assert (place / name / "appendonlydir").is_dir()
 

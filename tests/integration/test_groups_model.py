@@ -612,7 +612,7 @@ def machine(server: PrivateServer) -> Iterator[type[GroupsMachine]]:
     """Make the machine for one server: all examples share a loop, a client and its queue."""
     runner = asyncio.Runner()
     client = delayq.connect(server.url, resync_interval=HOUR)
-    raw = Redis.from_url(server.url)
+    raw = Redis.from_url(server.url, socket_timeout=60)
 
     async def opened() -> Jobs:
         await client.__aenter__()

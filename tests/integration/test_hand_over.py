@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(own_server.url) as raw:
+    async with Redis.from_url(own_server.url, socket_timeout=60) as raw:
         yield raw
 
 

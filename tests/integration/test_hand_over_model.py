@@ -136,7 +136,7 @@ STEPS = st.one_of(
 
 @pytest.fixture
 def raw(server: PrivateServer) -> Iterator[Any]:
-    with Redis.from_url(server.url) as raw:
+    with Redis.from_url(server.url, socket_timeout=60) as raw:
         yield raw
 
 

@@ -101,7 +101,7 @@ class Raw:
 
 @pytest.fixture
 def raw(server: PrivateServer) -> Iterator[Raw]:
-    with redis.Redis.from_url(server.url) as connection:
+    with redis.Redis.from_url(server.url, socket_timeout=60) as connection:
         yield Raw(connection)
 
 
@@ -566,7 +566,7 @@ def test_a_migration_changes_nothing_but_the_form(
             )
             assert (await done(client)).complete
 
-    with redis.Redis.from_url(server.url) as connection:
+    with redis.Redis.from_url(server.url, socket_timeout=60) as connection:
         raw = Raw(connection)
         asyncio.run(interleaved(raw))
         assert raw.ordered() == listed
@@ -593,7 +593,7 @@ async def test_a_batch_out_of_range_is_refused(client: delayq.Client, batch: int
 
 
 async def test_a_full_server_lets_it_through(own_server: PrivateServer) -> None:
-    with redis.Redis.from_url(own_server.url) as connection:
+    with redis.Redis.from_url(own_server.url, socket_timeout=60) as connection:
         raw = Raw(connection)
         raw.put(*some_records(50, (OLD,)))
         connection.config_set("maxmemory", 1)

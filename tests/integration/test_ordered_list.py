@@ -62,7 +62,7 @@ def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
 
 @pytest.fixture
 def raw(server: PrivateServer) -> Iterator[Any]:
-    with Redis.from_url(server.url) as raw:
+    with Redis.from_url(server.url, socket_timeout=60) as raw:
         yield raw
 
 

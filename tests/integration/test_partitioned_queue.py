@@ -293,8 +293,9 @@ async def test_a_partition_that_nobody_may_read_ends_the_loop_though_others_have
 
 
 async def test_while_the_server_is_away_claims_that_wait_go_on_and_the_others_say_so(
-    own_server: PrivateServer,
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 5)
     async with delayq.connect(own_server.url) as client:
         jobs: ReliableQueue[int] = client.reliable_queue("jobs", lease=LEASE, partitions=PARTITIONS)
         await jobs.offer(0)
@@ -438,7 +439,7 @@ async def test_a_page_of_letters_reads_no_others(
 ) -> None:
     queue = client.reliable_queue("letters", partitions=partitions)
     await queue.stats()
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         for number in range(partitions):
             keys = ReliableKeys.of("letters", partition=number)
             ids = range(number, 3000, partitions)
@@ -913,7 +914,7 @@ async def test_a_client_listens_to_every_partition_once_a_caller_waits(
     await jobs.stats()
     partitions = jobs._open.partitions
     channels = [getattr(each.keys, channel) for each in partitions]
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
 
         async def listeners() -> list[int]:
             return [count for _, count in await raw.pubsub_numsub(*channels)]

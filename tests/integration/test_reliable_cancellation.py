@@ -138,7 +138,6 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: Jobs, store
     assert finished <= set(stored)
 
 
-@pytest.mark.usefixtures("_patient")
 @pytest.mark.parametrize("wait", ["claim", "loop"])
 async def test_closing_ends_each_waiting_call(server: PrivateServer, wait: str) -> None:
     client = await delayq.connect(server.url).__aenter__()
@@ -160,7 +159,6 @@ async def test_closing_ends_each_waiting_call(server: PrivateServer, wait: str) 
     assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue = client.reliable_queue("jobs")
@@ -255,7 +253,7 @@ async def test_nothing_is_left_behind_by_a_client(
         await asyncio.sleep(0)
         gc.collect()
     assert len(asyncio.all_tasks()) == tasks
-    async with Redis.from_url(server.url) as observer:
+    async with Redis.from_url(server.url, socket_timeout=60) as observer:
         assert {entry["name"] for entry in await observer.client_list()} == {""}
         left = {b"waiting", b"bodies", b"settings", b"history"}
         assert set(await observer.keys()) == {b"delayq:{jobs}:" + name for name in left}

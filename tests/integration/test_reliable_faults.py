@@ -679,7 +679,7 @@ async def test_an_offer_refused_on_repetition_may_be_stored(own_server: PrivateS
     async with (
         Links(own_server, tcp=True) as links,
         delayq.connect(links.url) as client,
-        Redis.from_url(own_server.unix_url) as redis,
+        Redis.from_url(own_server.unix_url, socket_timeout=60) as redis,
     ):
         raw: Any = redis
         jobs = client.reliable_queue("jobs")

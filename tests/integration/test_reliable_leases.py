@@ -635,7 +635,6 @@ async def test_a_handler_whose_ack_failed_keeps_its_lease(jobs: Jobs, faults: Fa
     assert keeper_of(jobs).held == 0
 
 
-@pytest.mark.usefixtures("_patient")
 async def test_a_handler_is_told_when_its_lease_ends_while_the_server_is_away(
     own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -506,7 +506,10 @@ def test_order_is_by_priority_then_due_time_then_offer(
 ) -> None:
     async def run() -> None:
         server.flush()
-        async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
+        async with (
+            delayq.connect(server.url) as client,
+            Redis.from_url(server.url, socket_timeout=60) as raw,
+        ):
             queue, store = client.reliable_queue("jobs"), Store(raw, "jobs")
             offers = [
                 Offer(value=n, delay=delay * HOUR, priority=priority, id=key and f"{key}{n}")

@@ -128,7 +128,10 @@ async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateS
     many = MANY[server.kind.name]
     # In memory that was freed earlier, libc hands out pieces that are larger than requested.
     server.restart()
-    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as raw:
+    async with (
+        delayq.connect(server.url) as client,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
+    ):
         small = client.reliable_queue("small", codec=BytesCodec(), lease=LEASE)
         large = client.reliable_queue("large", codec=BytesCodec(), lease=LEASE)
         await fill(small, FEW)

@@ -682,6 +682,7 @@ async def test_a_wait_goes_on_while_the_server_is_away(
     assert await result == 3
 
 
+@pytest.mark.usefixtures("_impatient")
 async def test_a_single_look_reports_that_the_server_is_away(
     jobs: ReliableQueue[Any], faults: Faults
 ) -> None:

@@ -100,7 +100,7 @@ def shape(contents: dict[bytes, Any]) -> dict[bytes, Any]:
 
 @asynccontextmanager
 async def bench(server: PrivateServer, script: Script, prepare: Any) -> AsyncIterator[Bench]:
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         any_raw: Any = raw
         await any_raw.execute_command(
             "ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "~*", "&*", "+@all"

@@ -232,7 +232,10 @@ async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothin
 
 
 async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client, Redis.from_url(server.url) as observer:
+    async with (
+        delayq.connect(server.url) as client,
+        Redis.from_url(server.url, socket_timeout=60) as observer,
+    ):
         queues = [client.delayed_queue(f"queue-{i}") for i in range(200)]
         takers = [asyncio.create_task(queue.take()) for queue in queues[:20]]
 

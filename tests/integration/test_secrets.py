@@ -118,7 +118,7 @@ def address(server: PrivateServer) -> str:
 async def guarded(server: PrivateServer) -> AsyncIterator[str]:
     """Yield the address of a server, for a user whose password is secret."""
     raw: Any
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         await raw.execute_command(
             "ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all"
         )
@@ -129,7 +129,10 @@ async def guarded(server: PrivateServer) -> AsyncIterator[str]:
 async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
     keys = DelayedKeys.of(NAME)
     raw: Any
-    async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
+    async with (
+        delayq.connect(guarded) as client,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
+    ):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         small: delayq.DelayedQueue[Any] = client.delayed_queue(NAME, max_payload=5)
         kept: list[Any] = [
@@ -190,7 +193,10 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
 async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
     keys = ReliableKeys.of(NAME)
     raw: Any
-    async with delayq.connect(guarded) as client, Redis.from_url(server.url) as raw:
+    async with (
+        delayq.connect(guarded) as client,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
+    ):
         queue = client.reliable_queue(NAME)
         offers = [delayq.Offer(VALUE, headers=HEADERS, priority=i % 2, ttl=60) for i in range(9)]
         await queue.offer_many(offers)
@@ -324,7 +330,7 @@ async def test_a_refusal_does_not_tell_the_password(server: PrivateServer, guard
     async with failing(delayq.ServerRefused):
         await delayq.connect(wrong).__aenter__()
     raw: Any
-    async with Redis.from_url(server.url) as raw:
+    async with Redis.from_url(server.url, socket_timeout=60) as raw:
         await raw.execute_command("ACL", "SETUSER", USER, "-@all", "+ping")
     async with delayq.connect(guarded) as client:
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)

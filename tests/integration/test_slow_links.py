@@ -38,7 +38,7 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                 jobs = producer.reliable_queue("orders", codec=BytesCodec())
                 await jobs.offer_many([delayq.Offer(value=payload) for payload in payloads])
             else:
-                async with Redis.from_url(own_server.unix_url) as raw:
+                async with Redis.from_url(own_server.unix_url, socket_timeout=60) as raw:
                     await raw.rpush("orders", *payloads)
         async with delayq.connect(links.url) as client, asyncio.timeout(60):
             opens: Any = client.reliable_queue if way == "messages" else client.delayed_queue

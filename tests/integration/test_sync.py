@@ -224,6 +224,7 @@ def test_a_queue_that_contradicts_another_one_fails_by_itself(client: sync.Clien
 # Opening and closing
 
 
+@pytest.mark.usefixtures("_impatient")
 def test_a_client_connects_with_its_first_call(own_server: PrivateServer) -> None:
     own_server.stop()
     client = sync.connect(own_server.url)

@@ -250,7 +250,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
 @pytest.mark.every_server
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.name)
 def test_an_event_changes_exactly_its_states(server: PrivateServer, event: Event) -> None:
-    with Redis.from_url(server.url) as raw:
+    with Redis.from_url(server.url, socket_timeout=60) as raw:
         for state in State:
             raw.flushall()
             at = Bench(raw)
@@ -281,7 +281,7 @@ def arguments(name: str, id: str = "") -> list[list[Any]]:  # noqa: A002
 @pytest.mark.every_server
 @pytest.mark.parametrize(("name", "call"), calls_without_rows())
 def test_a_script_without_rows_keeps_the_state(server: PrivateServer, name: str, call: int) -> None:
-    with Redis.from_url(server.url) as raw:
+    with Redis.from_url(server.url, socket_timeout=60) as raw:
         for state in State:
             raw.flushall()
             at = Bench(raw)

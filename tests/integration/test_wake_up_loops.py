@@ -29,7 +29,7 @@ REFUSED = "no permission to subscribe"
 
 @pytest.fixture
 async def raw(own_server: PrivateServer) -> AsyncIterator[Any]:
-    async with Redis.from_url(own_server.url) as raw:
+    async with Redis.from_url(own_server.url, socket_timeout=60) as raw:
         yield raw
 
 

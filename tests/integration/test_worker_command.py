@@ -41,7 +41,7 @@ import redis
 
 timeout = float(os.environ.get("SHUTDOWN_TIMEOUT", "30"))
 worker = delayq.Worker(os.environ["SERVER"], shutdown_timeout=timeout)
-log = redis.Redis.from_url(os.environ["SERVER"])
+log = redis.Redis.from_url(os.environ["SERVER"], socket_timeout=60)
 not_a_worker = "text"
 
 @worker.listener("jobs")
@@ -69,7 +69,9 @@ class Command:
         """Return what its processes have noted: process, event, value."""
         from redis.asyncio import Redis
 
-        async with Redis.from_url(self._server.url, decode_responses=True) as raw:
+        async with Redis.from_url(
+            self._server.url, decode_responses=True, socket_timeout=60
+        ) as raw:
             return [line.split() for line in await raw.lrange("log", 0, -1)]  # type: ignore[misc]
 
     async def has_said(self, *words: str) -> None:

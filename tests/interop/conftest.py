@@ -24,6 +24,11 @@ if TYPE_CHECKING:
 REQUIRED = "DELAYQ_REQUIRE_REDISSON"
 
 
+@pytest.fixture(autouse=True)
+def _never_in_haste(_patient: None) -> None:
+    """Let a pause of the machine fail no test. One that is about giving up sets its own limits."""
+
+
 def _skip(reason: str) -> NoReturn:
     report.NOT_RUN.add(reason)
     pytest.skip(f"not run against Redisson: {reason}")

@@ -191,7 +191,7 @@ def planted(text: str) -> Any:
 
 @pytest.mark.every_server
 async def test_every_server_compiles_every_script(server: PrivateServer) -> None:
-    async with Redis.from_url(server.url) as redis:
+    async with Redis.from_url(server.url, socket_timeout=60) as redis:
         for script in ALL:
             sha: Any = await redis.script_load(script.text)
             assert sha in (script.sha, script.sha.encode())
