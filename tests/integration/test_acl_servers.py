@@ -82,8 +82,9 @@ async def test_who_may_not_ask_for_the_slots_is_told_so(cluster: TestCluster) ->
         await delayq.connect(as_user(cluster.url, "producer")).__aenter__()
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster) -> None:
+async def test_while_a_slot_moves_asking_must_be_permitted(
+    cluster: TestCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only single-key commands need ASKING: scripts wait until the slot has moved."""
     key = ReliableKeys.of(NAME).paused
     slot, source = key_slot(key.encode()), cluster.owner(key)
@@ -97,8 +98,10 @@ async def test_while_a_slot_moves_asking_must_be_permitted(cluster: TestCluster)
         try:
             grant(cluster.nodes, "admin", [rule for rule in rules if rule != "+asking"])
             async with delayq.connect(as_user(cluster.url, "admin")) as client:
-                with pytest.raises(delayq.ServerUnavailable):
-                    await client.reliable_queue(NAME).pause()
+                with monkeypatch.context() as patch:
+                    patch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+                    with pytest.raises(delayq.ServerUnavailable):
+                        await client.reliable_queue(NAME).pause()
             grant(cluster.nodes, "admin", rules)
             async with delayq.connect(as_user(cluster.url, "admin")) as client:
                 await client.reliable_queue(NAME).pause()

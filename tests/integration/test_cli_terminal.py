@@ -300,15 +300,19 @@ def test_top_hears_keys_while_the_server_does_not_answer(
     assert (seen.status, typed) == (0, ["q"])
 
 
-@pytest.mark.usefixtures("_impatient")
 @pytest.mark.parametrize("words", ["does not answer", "invalid username-password pair"])
 def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(
-    server: PrivateServer, words: str, capsys: pytest.CaptureFixture[str]
+    server: PrivateServer,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url = server.url.replace("unix://", f"unix://user:{SECRET}@")
+    url, constants = server.url.replace("unix://", f"unix://user:{SECRET}@"), {}
     if words == "does not answer":
-        url = f"redis://user:{SECRET}@127.0.0.1:1/0"
-    seen = at_terminal("queues", "--url", url, constants=IMPATIENT)
+        url, constants = f"redis://user:{SECRET}@127.0.0.1:1/0", IMPATIENT
+    for name, value in constants.items():
+        monkeypatch.setattr(name, value)
+    seen = at_terminal("queues", "--url", url, constants=constants)
     assert seen.status == 2
     assert words in " ".join(seen.lines)
     assert SECRET not in seen.raw

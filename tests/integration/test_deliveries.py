@@ -382,8 +382,9 @@ async def test_an_ack_that_may_be_late_says_so(
         await delivery.ack()
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_an_ack_that_stays_unanswered_is_unknown(queue: Orders, faults: Faults) -> None:
+async def test_an_ack_that_stays_unanswered_is_unknown(
+    queue: Orders, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
     await queue.offer_many([(0, 0), (1, 0)])
     first, delivery = await hold(queue, 2)
     # The server has to know the script, or the next call is not carried out.
@@ -391,6 +392,7 @@ async def test_an_ack_that_stays_unanswered_is_unknown(queue: Orders, faults: Fa
     faults.calls.clear()
     fault = {1: "lost"}
     faults.plan = lambda name, n: fault.get(n, "unsent") if name == ACK.name else None
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.OutcomeUnknown):
         await delivery.ack()
 

@@ -49,8 +49,12 @@ AWAY = "could not be handed back: ServerUnavailable|may not have been handed bac
 
 
 @pytest.fixture(params=[of_a_reliable_queue, of_a_delayed_queue])
-async def held(request: pytest.FixtureRequest, _impatient: None, client: Client) -> Held:
-    return await request.param(client)
+async def held(
+    request: pytest.FixtureRequest, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> Held:
+    held = await request.param(client)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+    return held
 
 
 @pytest.mark.parametrize(("gone", "said"), [("lease", LOST), ("server", AWAY)])

@@ -691,10 +691,11 @@ async def test_calls_that_fail_are_made_again(jobs: Jobs, faults: Faults, fault:
 async def test_without_a_reply_the_message_is_handled_and_the_next_one_follows_later(
     jobs: Jobs, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.0)
     await schedule(jobs)
     faults.plan = lambda name, n: "unsent" if name == OCCUR.name else None
-    await (await take(jobs, 60)).ack()
+    with monkeypatch.context() as patch:
+        patch.setattr("delayq._redis.client.RETRY_FOR", 0.0)
+        await (await take(jobs, 60)).ack()
     assert await waiting(jobs) == []
     await advance(jobs, 0)
     assert await waiting(jobs) == ["tick"]

@@ -519,12 +519,15 @@ async def test_an_ack_that_may_be_late_says_so(
         await message.ack()
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_settling_again_after_a_failure(jobs: Jobs, faults: Faults, store: Store) -> None:
+async def test_settling_again_after_a_failure(
+    jobs: Jobs, faults: Faults, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     message = await leased(jobs)
     faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
-    with pytest.raises(delayq.ServerUnavailable):
-        await message.ack()
+    with monkeypatch.context() as patch:
+        be_impatient(patch)
+        with pytest.raises(delayq.ServerUnavailable):
+            await message.ack()
     faults.plan = working
     await message.ack()
     assert await bodies(store) == 0

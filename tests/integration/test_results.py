@@ -682,12 +682,12 @@ async def test_a_wait_goes_on_while_the_server_is_away(
     assert await result == 3
 
 
-@pytest.mark.usefixtures("_impatient")
 async def test_a_single_look_reports_that_the_server_is_away(
-    jobs: ReliableQueue[Any], faults: Faults
+    jobs: ReliableQueue[Any], faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     id = await jobs.offer(1)  # noqa: A001
     faults.plan = lambda name, _: "unsent" if name == AWAIT.name else None
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.ServerError):
         await jobs.result(id, timeout=0)
     with pytest.raises(ResultTimeout):

@@ -224,13 +224,16 @@ def test_a_queue_that_contradicts_another_one_fails_by_itself(client: sync.Clien
 # Opening and closing
 
 
-@pytest.mark.usefixtures("_impatient")
-def test_a_client_connects_with_its_first_call(own_server: PrivateServer) -> None:
+def test_a_client_connects_with_its_first_call(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own_server.stop()
     client = sync.connect(own_server.url)
     mails = client.reliable_queue("mails")
-    with pytest.raises(delayq.ServerUnavailable):
-        mails.offer(1)
+    with monkeypatch.context() as patch:
+        patch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+        with pytest.raises(delayq.ServerUnavailable):
+            mails.offer(1)
     own_server.start()
     assert mails.offer(1)
     client.close()

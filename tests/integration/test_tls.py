@@ -97,10 +97,11 @@ class TestTLS:
                 ).__aenter__()
             assert tries.count == 1
 
-    @pytest.mark.usefixtures("_impatient")
     async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
-        self, tls_kind: Kind, authority: Authority
+        self, tls_kind: Kind, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
+        # A server has that long to show what is wrong.
+        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 1)
         with tls_server(tls_kind, authority, "IP:127.0.0.1") as (server, port):
             with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):
                 await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()

@@ -260,9 +260,9 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     queue = client.reliable_queue("jobs", lease=LEASE)
     await fill(queue, 30)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
     faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
     unwatched = 0
     async for message in queue:
