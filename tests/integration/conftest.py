@@ -34,9 +34,16 @@ async def raw(server: PrivateServer) -> AsyncIterator[Any]:
         yield raw
 
 
+@pytest.fixture
+def _usual_limits() -> None:
+    """Give up when a user's client does, in a test that depends on it."""
+
+
 @pytest.fixture(autouse=True)
-def _never_in_haste(_patient: None) -> None:
-    """Let a pause of the machine fail no test. One that is about giving up sets its own limits."""
+def _never_in_haste(request: pytest.FixtureRequest) -> None:
+    """Let a pause of the machine fail no test that does not ask for ``_usual_limits``."""
+    if "_usual_limits" not in request.fixturenames:
+        request.getfixturevalue("_patient")
 
 
 @pytest.fixture

@@ -356,6 +356,7 @@ async def less_than(seconds: float, server: PrivateServer) -> AsyncIterator[None
     assert took < seconds + sum(pause for pause in pauses if pause > 0.25)
 
 
+@pytest.mark.usefixtures("_usual_limits")
 @pytest.mark.parametrize("way", ["killed", thorough("stopped")])
 async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) -> None:
     dying, other, _ = names(replicated, "jobs")
@@ -439,7 +440,7 @@ async def without_one(
 
 
 @pytest.mark.parametrize("without_one", ["hangs", "refuses"], indirect=True)
-@pytest.mark.usefixtures("without_one")
+@pytest.mark.usefixtures("without_one", "_usual_limits")
 async def test_clients_open_and_hear_if_one_master_hangs_or_refuses(cluster: TestCluster) -> None:
     name = name_elsewhere(cluster, cluster.nodes[2])
     for number in range(4):
@@ -618,11 +619,8 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
 
 
 @pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
-async def test_other_partitions_go_on_while_a_server_hangs(
-    cluster: TestCluster, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("client.ANSWER_WITHIN", "client.RETRY_FOR", "connection.ANSWER_WITHIN"):
-        monkeypatch.setattr(f"delayq._redis.{name}", 5)
+@pytest.mark.usefixtures("_usual_limits")
+async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
     hanging = cluster.nodes[2]
     name = await spread_with_settings_elsewhere(cluster, hanging)

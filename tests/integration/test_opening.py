@@ -76,6 +76,7 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
 @pytest.mark.parametrize("password", [thorough(""), "secret"])
 @pytest.mark.every_server
+@pytest.mark.usefixtures("_usual_limits")
 async def test_a_distant_cluster_opens(
     opened: AsyncExitStack, cluster_kind: Kind, round_trip: int, password: str
 ) -> None:
@@ -93,6 +94,7 @@ async def test_a_distant_cluster_opens(
 
 
 @pytest.mark.parametrize("round_trip", [thorough(20), 250])
+@pytest.mark.usefixtures("_usual_limits")
 async def test_a_server_behind_far_sentinels_opens(opened: AsyncExitStack, round_trip: int) -> None:
     ports = free_port(), free_port()
     master = opened.enter_context(PrivateServer(KIND, tcp=True))
@@ -105,6 +107,7 @@ async def test_a_server_behind_far_sentinels_opens(opened: AsyncExitStack, round
 
 
 @pytest.mark.parametrize("stale", ["dead", "silent", "replica"])
+@pytest.mark.usefixtures("_usual_limits")
 async def test_a_sentinel_with_a_wrong_server_is_skipped(
     opened: AsyncExitStack, stale: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

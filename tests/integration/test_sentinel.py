@@ -35,6 +35,7 @@ def watched(server_kind: Kind) -> Iterator[Watched]:
         yield watched
 
 
+@pytest.mark.usefixtures("_usual_limits")
 @pytest.mark.parametrize("way", ["planned", "killed", thorough("stopped")])
 async def test_producers_and_consumers_follow_a_failover(watched: Watched, way: str) -> None:
     old, got = watched.master(), Counter[int]()
@@ -114,6 +115,7 @@ async def test_a_service_that_no_sentinel_knows_is_named(
             pass
 
 
+@pytest.mark.usefixtures("_usual_limits")
 async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -> None:
     hanging = small.sentinels[1]
     url = f"redis+sentinel://127.0.0.1:1,127.0.0.1:{hanging.port},127.0.0.1:{small.sentinels[2].port}/shop"
