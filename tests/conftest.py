@@ -230,19 +230,27 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let everything that waits for a server wait for a minute.
+def _patient() -> Iterator[None]:
+    """Let calls, openings and closings wait for a minute or more.
 
-    A pause of the machine then exceeds no limit, and whatever waits in vain is noticed. A silent
-    connection is doubted as soon as ever.
+    A pause of the machine then exceeds none of these limits, and whatever waits in vain is noticed.
+    They keep their order: an opening reports its reasons before the call gives up, and what is
+    handed back before the close does. A silent connection is doubted as soon as ever.
     """
-    for name in (
-        *("_redis.connection.ANSWER_WITHIN", "_redis.client.ANSWER_WITHIN"),
-        *("_redis.client.RETRY_FOR", "_redis.pool.OPEN_TIMEOUT", "_redis.first_of.WITHIN"),
-        *("_redis.hand_back._MOST", "_engine.waiters.ANSWER_WITHIN"),
-        "_engine.scheduler._CLOSE_WITHIN",
-    ):
-        monkeypatch.setattr(f"delayq.{name}", 60)
+    # A patch of its own, so that a test can undo all of its patches and keep these.
+    with pytest.MonkeyPatch.context() as patch:
+        for name, limit in {
+            "_redis.first_of.WITHIN": 54,
+            "_redis.connection.ANSWER_WITHIN": 60,
+            "_redis.client.ANSWER_WITHIN": 60,
+            "_redis.client.RETRY_FOR": 60,
+            "_redis.pool.OPEN_TIMEOUT": 60,
+            "_redis.hand_back._MOST": 60,
+            "_engine.waiters.ANSWER_WITHIN": 60,
+            "_engine.scheduler._CLOSE_WITHIN": 90,
+        }.items():
+            patch.setattr(f"delayq.{name}", limit)
+        yield
 
 
 @pytest.fixture(scope="session")

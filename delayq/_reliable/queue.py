@@ -300,9 +300,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 wait for messages.
 
         Returns:
-            The messages; an empty list if none came. A list shorter than ``limit`` does not mean
-            that no more are due if the queue has partitions, because the call waits at most 50 ms
-            for those that answer after the first.
+            The messages; an empty list if none came. If the queue has partitions, a list shorter
+            than ``limit`` does not mean that no more are due, because once it has messages, the
+            call waits at most 50 ms for the other partitions.
 
         Raises:
             ServerUnavailable, OutcomeUnknown: Only with ``wait=0``: the server did not answer. A

@@ -307,9 +307,10 @@ def test_a_server_that_is_away_or_refuses_is_one_line_without_the_password(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, constants = server.url.replace("unix://", f"unix://user:{SECRET}@"), {}
+    url = server.url.replace("unix://", f"unix://user:{SECRET}@")
     if words == "does not answer":
-        url, constants = f"redis://user:{SECRET}@127.0.0.1:1/0", IMPATIENT
+        url = f"redis://user:{SECRET}@127.0.0.1:1/0"
+    constants = IMPATIENT if words == "does not answer" else {}
     for name, value in constants.items():
         monkeypatch.setattr(name, value)
     seen = at_terminal("queues", "--url", url, constants=constants)

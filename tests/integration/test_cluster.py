@@ -702,11 +702,9 @@ async def test_a_client_closed_without_its_cluster_leaves_nothing(
 
 @pytest.mark.parametrize("moves", ["while it closes", "before"])
 async def test_what_was_fetched_ahead_goes_back_to_where_its_queue_moves(
-    cluster: TestCluster, client: Client, moves: str, monkeypatch: pytest.MonkeyPatch
+    cluster: TestCluster, client: Client, moves: str
 ) -> None:
     """While a slot moves, no server runs scripts for it."""
-    monkeypatch.setattr("delayq._redis.hand_back._MOST", 20)
-    monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 30)
     async with delayq.connect(cluster.url) as other:
         queue = other.delayed_queue("moving")
         await queue.offer_many([(n, 0) for n in range(300)])

@@ -390,8 +390,8 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         await until(lambda: "re-checking 1 queues failed" in caplog.text)
         await asyncio.to_thread(own_server.start)
         # The next call succeeds, however long it takes to connect.
-        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 20)
-        monkeypatch.setattr(queue._open.offers.plain._plan, "expires_after", 20)
+        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 60)
+        monkeypatch.setattr(queue._open.offers.plain._plan, "expires_after", 60)
         await queue.offer(2)
         assert await asyncio.wait_for(taker, 20) == 2
 

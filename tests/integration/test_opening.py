@@ -169,7 +169,7 @@ async def test_a_server_that_is_full_may_have_room_later(
         redis.config_set("maxclients", 1)
         redis.ping()
         with monkeypatch.context() as patch:
-            # The server has that long to say so.
+            # Time for another try, if the first one does not say so.
             patch.setattr("delayq._redis.client.RETRY_FOR", 1)
             with pytest.raises(delayq.ServerUnavailable, match="max number of clients"):
                 await delayq.connect(some_kind.url).__aenter__()

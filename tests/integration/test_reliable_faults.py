@@ -313,11 +313,16 @@ async def test_the_record_of_calls_does_not_stay(server: PrivateServer, raw: Any
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
-@pytest.mark.usefixtures("_impatient")
 async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
-    jobs: Jobs, faults: Faults, fault: str, store: Store
+    jobs: Jobs, faults: Faults, fault: str, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each call takes 200 messages. The second call and its repetitions fail."""
+    # From now on, the server knows the script.
+    await jobs.offer(0, HOUR, id="first")
+    await jobs.cancel("first")
+    faults.calls.clear()
+    be_impatient(monkeypatch)
+    monkeypatch.setattr(jobs._open.partitions[0].offers.commits._plan, "expires_after", 0.05)
     faults.plan = lambda name, n: fault if name in OFFERS and n >= 2 else None
     with pytest.raises(delayq.OutcomeUnknown, match="200 of 600 messages are stored") as caught:
         await jobs.offer_many(offers(600, ids=True, delay=HOUR))

@@ -188,11 +188,7 @@ async def test_a_storm_loses_no_message(server: PrivateServer, raw: Any, storm: 
     assert "normal" in storm or not log.unknown
 
 
-async def test_a_server_killed_and_restarted_loses_nothing(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # A busy machine takes its time to start a server.
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 30)
+async def test_a_server_killed_and_restarted_loses_nothing(own_server: PrivateServer) -> None:
     log = Log(seed=5)
     async with delayq.connect(own_server.url, resync_interval=RESYNC) as client:
         queue: DelayedQueue[int] = client.delayed_queue("orders")

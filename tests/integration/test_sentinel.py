@@ -108,7 +108,7 @@ def small() -> Iterator[Watched]:
 async def test_a_service_that_no_sentinel_knows_is_named(
     small: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The Sentinels have that long to say so.
+    # Time for another try, if the first one does not say so.
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 1)
     with pytest.raises(delayq.ServerUnavailable, match="does not know the service 'market'"):
         async with delayq.connect(small.url.replace("/shop", "/market")):

@@ -100,7 +100,7 @@ class TestTLS:
     async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
         self, tls_kind: Kind, authority: Authority, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # A server has that long to show what is wrong.
+        # Time for another try, if the first one does not show what is wrong.
         monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 1)
         with tls_server(tls_kind, authority, "IP:127.0.0.1") as (server, port):
             with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):

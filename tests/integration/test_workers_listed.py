@@ -118,7 +118,6 @@ async def test_a_client_that_closes_is_gone_at_once(
 ) -> None:
     # The last report may take as long as it needs.
     monkeypatch.setattr("delayq._engine.scheduler._GRACE", 8)
-    monkeypatch.setattr("delayq._engine.scheduler._CLOSE_WITHIN", 30)
     async with delayq.connect(server.url, resync_interval=3600) as theirs:
         taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
         await listed(client)
