@@ -17,7 +17,7 @@ from hypothesis import settings
 
 from tests.faults import report as storms
 from tests.interop import report
-from tests.support import loops
+from tests.support import disturbed, loops
 from tests.support.servers import KINDS, Kind, PrivateServer, find_kinds, memory_disk
 
 if TYPE_CHECKING:
@@ -34,12 +34,13 @@ settings.load_profile(QUICK)
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"
 LATER = {
-    "thorough": "use make test-all: trials at full length",
-    "java": "use make test-all: Redisson itself",
-    "browser": "use make test-all: a browser",
-    "storm": "use make storms: storms",
+    "gate": "programs in processes of their own, and others that take long: bash .ci/run",
+    "java": "Redisson itself: bash .ci/run",
+    "browser": "a browser: bash .ci/run",
+    "nightly": "trials at full length: make nightly",
+    "storm": "storms: make nightly",
 }
-"""The marks of tests that `make test` leaves out, and what to run instead."""
+"""The marks of tests that `make test` leaves out, and where they run."""
 
 # Each process runs its own servers, and sometimes Java as well.
 MOST_PROCESSES = 8
@@ -84,6 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if absent := required & set(MISSING):
         reasons = "; ".join(f"{name}: {MISSING[name]}" for name in sorted(absent))
         raise pytest.UsageError(f"{REQUIRED}: a server is missing: {reasons}")
+    disturbed.register(config)
 
 
 def _choose_servers(choice: str) -> None:
@@ -217,8 +219,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     line += f"; not needed: {names(unused)}" if unused else ""
     line += f"; NOT RUN: {absent}" if absent else ""
     terminalreporter.write_line(line, bold=True, yellow=bool(MISSING), green=not MISSING)
-    left_out = [f"use make test-all: {names(_LEFT_OUT.values())}"] if _LEFT_OUT else []
-    left_out += [f"{LATER[name]}: {count} tests" for name, count in _DESELECTED.items()]
+    left_out = [f"other servers ({names(_LEFT_OUT.values())}): bash .ci/run"] if _LEFT_OUT else []
+    left_out += [f"{count} tests of {LATER[name]}" for name, count in _DESELECTED.items()]
     for line in left_out:
         terminalreporter.write_line(f"LEFT OUT, {line}", bold=True, yellow=True)
     if report.NOT_RUN:

@@ -9,7 +9,7 @@ import pytest
 from tests.faults.checker import check, summary
 from tests.faults.consumers import Habits, shorten_deadlines
 from tests.faults.storm import AWAY_FOR_LONG, Plan, ride_out
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,7 +21,7 @@ BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0)
 CRASHES = ("consumer killed",) * 8 + ("server killed", AWAY_FOR_LONG)
 
 
-@pytest.mark.parametrize(("count", "crashes"), [(3_000, 10), thorough(20_000, 60)])
+@pytest.mark.parametrize(("count", "crashes"), [(3_000, 10), nightly(20_000, 60)])
 async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     own_server: PrivateServer,
     tmp_path: Path,

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis import connection as wire_module
 from delayq._redis.pool import ConnectionPool
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.links import Links
 from tests.support.servers import one_server
 from tests.support.waiting import until
@@ -102,8 +102,8 @@ WAYS.append(by_reliable_loop)
     ("way", "pooled"),
     [
         *((by_take, 1), (by_claim, 4), (by_deliveries, 16)),
-        *(thorough(way, 4) for way in WAYS if way is not by_claim),
-        *(thorough(way, pooled) for way, pooled in ((by_claim, 1), (by_take, 16), (by_claim, 16))),
+        *(nightly(way, 4) for way in WAYS if way is not by_claim),
+        *(nightly(way, pooled) for way, pooled in ((by_claim, 1), (by_take, 16), (by_claim, 16))),
     ],
 )
 async def test_when_all_connections_died_silently_the_next_message_comes_and_one_offer_is_unknown(

@@ -31,7 +31,7 @@ SEEDS = {"reliable": 80, "deliveries": 60, "plain": 60}
 """``python -m tests.faults.simulation --seeds 5000 --first 80`` runs more."""
 AT_A_TIME = 10
 RUNS = [
-    pytest.param(kind, first, marks=[pytest.mark.thorough] if first else [])
+    pytest.param(kind, first, marks=[pytest.mark.nightly] if first else [])
     for kind in KINDS
     for first in range(0, SEEDS[kind], AT_A_TIME)
 ]
@@ -71,7 +71,7 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     lease: float = consumers.LEASE
     within: int = 25  # seeds
-    thorough: bool = False  # the seed that fails comes late
+    nightly: bool = False  # the seed that fails comes late
 
 
 # Whatever else goes wrong, the end of a lease wakes up every waiter. Long leases keep that from
@@ -100,7 +100,7 @@ SAFEGUARDS = {
         {"only": ("requests stalled",), **OFTEN},
         # One seed in eight fails.
         within=100,
-        thorough=True,
+        nightly=True,
     ),
     "a claim whose answer was lost is given back": Case(
         claims_recover_nothing,
@@ -116,7 +116,7 @@ SAFEGUARDS = {
         {"only": ("requests stalled",), "habits": Habits(fails=0, releases=0), **OFTEN},
         LONG,
         within=200,
-        thorough=True,
+        nightly=True,
     ),
     "what was taken, and whose answer was lost, is handed out": Case(
         recovers_nothing, ("lost",), "plain", {"only": ANSWERS}
@@ -132,7 +132,7 @@ SAFEGUARDS = {
         ("duplicate",),
         "plain",
         {"only": ANSWERS, "habits": Habits(leaves=0.3), **OFTEN},
-        thorough=True,
+        nightly=True,
     ),
     "what a cancelled loop has is given back": Case(
         gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}
@@ -189,7 +189,7 @@ def test_the_command_prints_the_same_history_in_every_process() -> None:
 @pytest.mark.parametrize(
     "safeguard",
     [
-        pytest.param(name, marks=[pytest.mark.thorough] if case.thorough else [])
+        pytest.param(name, marks=[pytest.mark.nightly] if case.nightly else [])
         for name, case in SAFEGUARDS.items()
     ],
 )

@@ -259,7 +259,7 @@ async def stepped(server: PrivateServer) -> bool:
 
 
 @pytest.mark.every_server
-@pytest.mark.thorough
+@pytest.mark.nightly
 @pytest.mark.skipif(
     not (LIBRARIES and shutil.which("faketime")),
     reason="FAKETIME IS NOT INSTALLED: apt-get install faketime",
@@ -524,7 +524,7 @@ async def test_a_loop_blocked_beyond_its_lease_keeps_what_is_untaken(server: Pri
 # Many clients
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 async def test_a_thousand_clients_connect_at_once(
     start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,7 +123,7 @@ async def test_a_role_can_do_its_whole_job(
         assert not place.warned.lines
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 @jobs
 async def test_no_rule_is_superfluous(
     some_server: PrivateServer, kind: str, role: Role, monkeypatch: pytest.MonkeyPatch

@@ -22,7 +22,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from tests.conftest import FOUND
 from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.reliable import is_empty
 from tests.support.servers import Kind, PrivateServer
 from tests.support.tasks import end, running
@@ -357,7 +357,7 @@ async def less_than(seconds: float, server: PrivateServer) -> AsyncIterator[None
 
 
 @pytest.mark.usefixtures("_usual_limits")
-@pytest.mark.parametrize("way", ["killed", thorough("stopped")])
+@pytest.mark.parametrize("way", ["killed", nightly("stopped")])
 async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) -> None:
     dying, other, _ = names(replicated, "jobs")
     victim = replicated.nodes[0]
@@ -618,7 +618,7 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
         assert len(set(ids)) == len(offers) + 40
 
 
-@pytest.mark.parametrize("way", [thorough("loop"), thorough("claim"), "worker"])
+@pytest.mark.parametrize("way", [nightly("loop"), nightly("claim"), "worker"])
 @pytest.mark.usefixtures("_usual_limits")
 async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()

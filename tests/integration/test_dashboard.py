@@ -1253,7 +1253,7 @@ async def test_pages_of_large_queues_take_no_more_work(
         assert size <= small[path][1] * 1.5 + 1000, path
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 async def test_a_queue_of_a_million_opens_within_a_second() -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
         async with (

@@ -21,7 +21,7 @@ from delayq.cli.app import run as command
 from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.running import public_part
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.fields import fields
 from tests.support.programs import run_delayq, run_python
 from tests.support.terminal import PATIENCE, ROOT, at_terminal
@@ -305,7 +305,7 @@ def process_of(pids: dict[int, str], word: str) -> int:
 @linux_only
 @pytest.mark.parametrize(
     ("number", "status"),
-    [(signal.SIGINT, 130), thorough(signal.SIGTERM, 143), thorough(signal.SIGHUP, 129)],
+    [(signal.SIGINT, 130), nightly(signal.SIGTERM, 143), nightly(signal.SIGHUP, 129)],
 )
 def test_a_signal_ends_all(own_server: PrivateServer, number: signal.Signals, status: int) -> None:
     with running("--url", own_server.url) as process:

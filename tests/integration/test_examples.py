@@ -234,7 +234,7 @@ async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path
         assert (message.value, message.attempt) == ("ada", 1)
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 async def test_an_incident_is_found_and_fixed_as_the_page_tells(
     own_server: PrivateServer, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from delayq._redis.pool import ConnectionPool
 from delayq._reliable.keys import ReliableKeys
 from tests.conftest import FOUND
 from tests.support.clusters import SentinelServer, admin, wait_for
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.links import Links
 from tests.support.reliable import values
 from tests.support.servers import Kind, PrivateServer, free_port, one_server
@@ -73,8 +73,8 @@ async def test_the_whole_greeting_leaves_before_anything_is_answered(tmp_path: P
     await mute.wait_closed()
 
 
-@pytest.mark.parametrize("round_trip", [thorough(20), 250])
-@pytest.mark.parametrize("password", [thorough(""), "secret"])
+@pytest.mark.parametrize("round_trip", [nightly(20), 250])
+@pytest.mark.parametrize("password", [nightly(""), "secret"])
 @pytest.mark.every_server
 @pytest.mark.usefixtures("_usual_limits")
 async def test_a_distant_cluster_opens(
@@ -93,7 +93,7 @@ async def test_a_distant_cluster_opens(
     await use(f"redis+cluster://{':secret@' if password else ''}127.0.0.1:{port}")
 
 
-@pytest.mark.parametrize("round_trip", [thorough(20), 250])
+@pytest.mark.parametrize("round_trip", [nightly(20), 250])
 @pytest.mark.usefixtures("_usual_limits")
 async def test_a_server_behind_far_sentinels_opens(opened: AsyncExitStack, round_trip: int) -> None:
     ports = free_port(), free_port()

@@ -123,7 +123,7 @@ async def extend(queue: Jobs, held: list[Message[bytes]]) -> None:
     )
 
 
-@pytest.mark.thorough
+@pytest.mark.nightly
 async def test_size_costs_no_time_per_message_and_little_memory(server: PrivateServer) -> None:
     many = MANY[server.kind.name]
     # In memory that was freed earlier, libc hands out pieces that are larger than requested.

@@ -15,7 +15,7 @@ import delayq
 from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.reliable import is_empty
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -36,7 +36,7 @@ def watched(server_kind: Kind) -> Iterator[Watched]:
 
 
 @pytest.mark.usefixtures("_usual_limits")
-@pytest.mark.parametrize("way", ["planned", "killed", thorough("stopped")])
+@pytest.mark.parametrize("way", ["planned", "killed", nightly("stopped")])
 async def test_producers_and_consumers_follow_a_failover(watched: Watched, way: str) -> None:
     old, got = watched.master(), Counter[int]()
     offered = 0

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq.codecs import BytesCodec
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.links import Links
 from tests.support.reliable import offers
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
-@pytest.mark.parametrize("way", ["drain", "messages", thorough("deliveries"), thorough("values")])
+@pytest.mark.parametrize("way", ["drain", "messages", nightly("deliveries"), nightly("values")])
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:

@@ -23,7 +23,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.worker._handling import Handling
 from delayq.worker._signals import signals_handled
 from delayq.worker._threads import Threads
-from tests.support.depth import thorough
+from tests.support.depth import nightly
 from tests.support.reliable import Jobs, claim_one, depths, offers
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen, on_jobs, raising, running, work_off
@@ -432,8 +432,8 @@ def test_a_third_signal_ends_the_process(own_server: PrivateServer, number: sign
     "how",
     [
         "time.sleep(3600)",
-        thorough("while True: time.sleep(0.01)"),
-        thorough("while True: pass"),
+        nightly("while True: time.sleep(0.01)"),
+        nightly("while True: pass"),
     ],
 )
 async def test_a_third_signal_ends_a_process_whose_handler_blocks_the_loop(

@@ -1,4 +1,4 @@
-"""How much a test tries: little in ``make test``, more in ``make test-all``."""
+"""How much a test tries: little in ``make test``, more in the gate, most at night."""
 
 from __future__ import annotations
 
@@ -8,9 +8,14 @@ import pytest
 from hypothesis import settings
 
 
-def thorough(*values: Any) -> Any:
-    """Return parameters with which a test runs only in ``make test-all``."""
-    return pytest.param(*values, marks=pytest.mark.thorough)
+def in_gate(*values: Any) -> Any:
+    """Return parameters with which a test runs in ``.ci/run``, and not in ``make test``."""
+    return pytest.param(*values, marks=pytest.mark.gate)
+
+
+def nightly(*values: Any) -> Any:
+    """Return parameters with which a test runs only in ``make nightly``."""
+    return pytest.param(*values, marks=pytest.mark.nightly)
 
 
 def examples(number: int) -> int:

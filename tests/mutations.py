@@ -1,0 +1,345 @@
+"""Plant a fault in the package, and see which tests notice it.
+
+    python -m tests.mutations                # every fault, one after the other: about 20 minutes
+    python -m tests.mutations --only wheel   # those whose name contains a text
+    python -m tests.mutations --tree ../old  # the same faults under another checkout's tests
+
+Each fault is a small change that a tired programmer could make. The tests of `make test` run with
+it in a copy of the tree, first those that are closest to the module. The exit status is the number
+of faults that no test has noticed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+TREE = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Module:
+    """A module, and where the tests are that are most likely to notice a fault in it."""
+
+    path: str
+    closest: tuple[str, ...]
+    faults: tuple[tuple[str, str, str], ...]
+    """The name of each fault, the text that it replaces, and the new text."""
+
+
+WHEEL = Module(
+    "delayq/_timer/wheel.py",
+    ("tests/unit/timer",),
+    (
+        ("a timer fires a tick early", "(key := keys[0]) < present", "(key := keys[0]) <= present"),
+        (
+            "a deadline in the past stays there",
+            "return now if deadline < now",
+            "return deadline if deadline < now",
+        ),
+        ("an expired timer stays pending", "self.pending -= 1\n                    yield", "yield"),
+        ("far timers are moved one wheel late", "shift=bits, lead=1", "shift=bits, lead=0"),
+        (
+            "a clear forgets the far level",
+            "for level in (self.near, self.far, self.very_far):\n                for",
+            "for level in (self.near, self.very_far):\n                for",
+        ),
+        ("empty buckets are never swept", "if len(self.keys) >= self.sweep_at:", "if False:"),
+    ),
+)
+WAKEUP_PLAN = Module(
+    "delayq/_engine/wakeup_plan.py",
+    ("tests/unit/engine",),
+    (
+        ("a fired timer releases whatever is held", "if self.held is armed:", "if True:"),
+        (
+            "a later wake-up replaces an earlier one",
+            "if not gives_way(held, wake_at):",
+            "if False:",
+        ),
+        (
+            "a failure is not retried",
+            "return self._wake_in(self._retry_delay(self.failures), now)",
+            "return ()",
+        ),
+        (
+            "a reply out of date is believed",
+            "if known != self.knowledge and self._has_demand()",
+            "if False",
+        ),
+        (
+            "our own notice is acted upon",
+            "if notice.client == self.stagger.client or self.resting:",
+            "if self.resting:",
+        ),
+        (
+            "a second request narrows the first one",
+            "max(self._requested, due_us)",
+            "min(self._requested, due_us)",
+        ),
+        (
+            "a closed plan makes calls",
+            'due."""\n        if self._closed:',
+            'due."""\n        if False:',
+        ),
+    ),
+)
+HANDLING = Module(
+    "delayq/worker/_handling.py",
+    (
+        "tests/unit/worker",
+        "tests/integration/test_worker.py",
+        "tests/integration/test_worker_robustness.py",
+    ),
+    (
+        (
+            "a message's own timeout is ignored",
+            "return self._timeout if own is None else own",
+            "return self._timeout",
+        ),
+        ("middleware runs inside out", "tuple(reversed(middleware))", "tuple(middleware)"),
+        (
+            "a burial is not tried again",
+            "except ServerUnavailable:\n            await call()",
+            "except ServerUnavailable:\n            raise",
+        ),
+        (
+            "a snooze spends an attempt",
+            "await message.snooze(what.delay.delay)",
+            "await message.nack(what.delay.delay)",
+        ),
+        (
+            "the reason of a retry is lost",
+            "await message.nack(what.delay.delay, error if said is None else what.delay.reason)",
+            "await message.nack(what.delay.delay)",
+        ),
+        (
+            "a swallowed failure counts as a success",
+            "raise failure\n        return result",
+            "return result\n        return result",
+        ),
+        ("an unreadable message is retried", "if message._value is None:", "if False:"),
+    ),
+)
+JACKSON = Module(
+    "delayq/codecs/java/_jackson_reader.py",
+    ("tests/unit/codecs",),
+    (
+        (
+            "NaN without quotes is read",
+            'which Python\'s JSON parser reads."""\n    raise Malformed',
+            'Read them."""\n    return float(_name)',
+        ),
+        (
+            "an unknown map becomes an object",
+            "if name not in self._types and _MAP_NAME.fullmatch(name):",
+            "if False:",
+        ),
+        ("an enum is read in any place", "place is Place.ELEMENT\n", "True\n"),
+        (
+            "a long number is an int",
+            '"java.lang.Long": _int(64, JavaLong)',
+            '"java.lang.Long": _int(64, int)',
+        ),
+        ("a short may have 32 bits", "_int(16, JavaShort)", "_int(32, JavaShort)"),
+        (
+            "a UUID in braces is read",
+            "if str(value := UUID(tree)) != tree.lower():",
+            "if not (value := UUID(tree)):",
+        ),
+        ("a date beyond Python is an error", "except OverflowError:", "except ZeroDivisionError:"),
+    ),
+)
+DEAD = Module(
+    "delayq/cli/dead.py",
+    ("tests/unit/cli", "tests/integration/test_cli.py"),
+    (
+        ("an empty --error chooses everything", 'if text == "":', "if False:"),
+        (
+            "ids and filters are taken together",
+            "if self.ids and not self.choice.is_all:",
+            "if False:",
+        ),
+        ("a dry run acts", "self._count if dry_run else self._act", "self._act"),
+        (
+            "a purge redrives",
+            'admin.redrive if self.name == "redriven" else admin.purge',
+            "admin.redrive",
+        ),
+        ("nothing to do is a success", "raise typer.Exit(0 if done else 1)", "raise typer.Exit(0)"),
+        ("the offset is ignored", "every[offset : offset + limit]", "every[:limit]"),
+        ("a purge asks nothing", "yes=yes or dry_run)", "yes=True)"),
+    ),
+)
+CLAIM = Module(
+    "delayq/lua/reliable/claim.lua",
+    (
+        "tests/integration/test_reliable_leases.py",
+        "tests/integration/test_reliable_queue.py",
+        "tests/integration/test_reliable_model.py",
+    ),
+    (
+        (
+            "the last attempt is never the last",
+            "record.used - record.forgiven >= most",
+            "record.used - record.forgiven > most",
+        ),
+        (
+            "an expired message is handed out",
+            "number_or(MAX_SCORE, expiry) < now",
+            "number_or(MAX_SCORE, expiry) < 0",
+        ),
+        (
+            "a message's own limit is ignored",
+            "'^[%d+e]+x(%d+)')) or most end",
+            "'^[%d+e]+x(%d+)')) and most end",
+        ),
+        (
+            "large bodies exceed the reply",
+            "if count > 0 and #body > bytes_left then",
+            "if false then",
+        ),
+        (
+            "a paused queue hands out",
+            "if redis.call('EXISTS', paused) == 1 then return nothing() end",
+            "",
+        ),
+        (
+            "two claims share the end of a lease",
+            "or redis.call('ZCOUNT', leased, ends, ends) > 0",
+            "",
+        ),
+        ("the end of a lease wakes nobody", "if next_end then wait =", "if false then wait ="),
+        (
+            "low priorities go first",
+            "for priority = some_grouped and -1 or highest, 0, -1 do\n  if",
+            "for priority = 0, some_grouped and -1 or highest, 1 do\n  if",
+        ),
+    ),
+)
+TRANSFER = Module(
+    "delayq/lua/delayed/transfer.lua",
+    (
+        "tests/integration/test_delayed_queue.py",
+        "tests/integration/test_wire.py",
+        "tests/integration/test_deliveries.py",
+        "tests/integration/test_model.py",
+    ),
+    (
+        (
+            "due messages overtake those that are ready",
+            "take > 0 and waiting == 0 and hand_out(payloads)",
+            "take > 0 and hand_out(payloads)",
+        ),
+        (
+            "what does not fit goes back in reverse",
+            "for i = #some, first, -1 do redis.call('LPUSH'",
+            "for i = first, #some do redis.call('LPUSH'",
+        ),
+        (
+            "an unreadable record is dropped",
+            "if #unreadable > 0 then redis.call('RPUSH', quarantine, unpack(unreadable)) end",
+            "",
+        ),
+        ("the ordered list keeps what has left", "  remove_from_list(due, now)\n", ""),
+        (
+            "a fence is no fence",
+            "if take > 0 and redis.call('EXISTS', fence) == 1 then take = 0 end",
+            "",
+        ),
+        (
+            "ended leases wake nobody",
+            "shorter_wait(wait_us(timeout, now, 1000), wait_us(leases, now, 1000))",
+            "wait_us(timeout, now, 1000)",
+        ),
+        ("no notice is given", "#due > 0 and give_notice(", "false and give_notice("),
+    ),
+)
+MODULES = (WHEEL, WAKEUP_PLAN, HANDLING, JACKSON, DEAD, CLAIM, TRANSFER)
+
+
+def copy_of(tree: Path, parent: Path) -> Path:
+    """Copy what git knows of a tree, with what has not been committed."""
+    copy = parent / "tree"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=tree,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    for name in filter(None, listed.split("\0")):
+        if (tree / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(tree / name, copy / name)
+    return copy
+
+
+def failed_tests(copy: Path, *paths: str) -> list[str]:
+    """Run tests until one of them fails, and return the names of those that have."""
+    options = ["-x", "-q", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"]
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *paths],
+        cwd=copy,
+        # The copy instead of the checkout that is installed, also for programs that tests start.
+        env=os.environ | {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if run.returncode not in (0, 1, 2):
+        raise SystemExit(f"pytest ended with {run.returncode}:\n{run.stdout}{run.stderr}")
+    names = re.findall(r"^(?:FAILED|ERROR) (\S+)", run.stdout, re.MULTILINE)
+    if run.returncode and not names:
+        raise SystemExit(f"pytest named no test:\n{run.stdout}{run.stderr}")
+    return names
+
+
+def notice(copy: Path, module: Module, old: str, new: str) -> list[str]:
+    """Plant a fault, and return the tests that have failed because of it."""
+    path = copy / module.path
+    text = path.read_text()
+    if text.count(old) != 1:
+        raise SystemExit(f"{module.path} has {text.count(old)} places like {old!r}: find another")
+    path.write_text(text.replace(old, new))
+    try:
+        closest = [name for name in module.closest if (copy / name).exists()]
+        return failed_tests(copy, *closest) or failed_tests(copy)
+    finally:
+        path.write_text(text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--only", default="", help="faults whose module or name contains this text")
+    parser.add_argument("--tree", type=Path, default=TREE, help="the checkout whose tests to run")
+    options = parser.parse_args()
+    faults = [
+        (module, *fault)
+        for module in MODULES
+        for fault in module.faults
+        if options.only in f"{module.path}: {fault[0]}"
+    ]
+    missed = 0
+    with tempfile.TemporaryDirectory() as parent:
+        copy = copy_of(options.tree, Path(parent))
+        for module, name, old, new in faults:
+            began = time.monotonic()
+            tests = notice(copy, module, old, new)
+            missed += not tests
+            outcome = f"noticed by {tests[0]}" if tests else "NOT NOTICED"
+            print(
+                f"{time.monotonic() - began:4.0f} s  {module.path}: {name}: {outcome}", flush=True
+            )
+    print(f"{len(faults)} faults, {len(faults) - missed} noticed")
+    return missed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
