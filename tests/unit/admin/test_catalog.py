@@ -52,5 +52,5 @@ def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
 
 @given(st.text(max_size=40))
 def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
-    found = queue_of(key)
-    assert found is None or found[1]
+    queue = queue_of(key)
+    assert queue is None or queue[1]

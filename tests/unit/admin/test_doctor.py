@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-import pytest
-
 from delayq._redis import server_info
 from delayq.admin import doctor
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
-
-@pytest.mark.parametrize(
-    ("look", "info", "level"),
-    [
+def test_what_a_server_says_is_judged_and_advice_is_given() -> None:
+    for look, info, level in (
         (doctor._version, "redis_version=6.2.14", "ok"),
         (doctor._version, "redis_version=7.2.4 valkey_version=9.1.2", "ok"),
         (doctor._version, "redis_version=6.0.9", "wrong"),
@@ -30,15 +22,9 @@ if TYPE_CHECKING:
         (doctor._memory, "used_memory=95 maxmemory=100", "wrong"),
         (doctor._memory, "maxmemory=100 maxmemory_policy=volatile-lru", "wrong"),
         (doctor._memory, "maxmemory=0 maxmemory_policy=allkeys-lru", "note"),
-    ],
-)
-def test_what_a_server_says(look: Callable[[Any], Any], info: str, level: str) -> None:
-    found = look(dict(each.split("=") for each in info.split()))
-    assert found.level == level
-    assert bool(found.advice) == (level != "ok")
-
-
-def test_info_is_read_by_name() -> None:
+    ):
+        finding = look(dict(part.split("=") for part in info.split()))
+        assert (finding.level, bool(finding.advice)) == (level, level != "ok"), info
     assert server_info.read_info(b"# Server\r\nredis_version:7.0\r\nexecutable:/a:b\r\n\r\n") == {
         "redis_version": "7.0",
         "executable": "/a:b",
