@@ -199,21 +199,6 @@ def shares(log: Log, lease_us: int) -> dict[str, float]:
     return found | {QUEUE: 1 - lost_in_all / waited_in_all if waited_in_all else 1.0}
 
 
-def gaps(log: Log, lease_us: int) -> list[Gap]:
-    """Return the spans in which a group could have started a message and did not, longest first."""
-    found = [gap for _, sweep in _sweeps(log, lease_us) for gap in sweep.gaps]
-    return sorted(found, key=lambda gap: gap.start - gap.end)
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """A span in which a group could have started a message and did not."""
-
-    name: str
-    start: int
-    end: int
-
-
 Event = tuple[int, str, int]
 """A moment, the pool, and by how much the number in use changes."""
 _WAITING = "waiting"
@@ -231,25 +216,21 @@ def _sweeps(log: Log, lease_us: int) -> Iterator[tuple[str, _Sweep]]:
     for name, some in log.by_group(claims).items():
         events = [*spans.of_pools(some, log.bounds[name]), *spans.of_waiting(name, some)]
         sizes = _sizes(log.bounds[name]) | _sizes(log.whole, "whole ")
-        yield name, _Sweep(name, [*events, *whole_events], sizes)
+        yield name, _Sweep([*events, *whole_events], sizes)
 
 
 class _Sweep:
     """The throughput that a group lost, and how long its messages waited, both in microseconds."""
 
-    def __init__(self, name: str, events: Iterable[Event], sizes: Mapping[str, int]) -> None:
+    def __init__(self, events: Iterable[Event], sizes: Mapping[str, int]) -> None:
         self.waited = 0
-        self.gaps: list[Gap] = []
         used = dict.fromkeys((*sizes, _WAITING), 0)
         blocked = dict.fromkeys(sizes, 0)
-        unstarted, at, gap_from = 0, 0, 0
+        unstarted, at = 0, 0
         for moment, pool, change in sorted(events):
             if moment > at:
                 free = {name: max(0, size - used[name]) for name, size in sizes.items()}
                 count = min(used[_WAITING], *free.values())
-                if gap_from and not count:
-                    self.gaps.append(Gap(name, gap_from, at))
-                gap_from = (gap_from or at) if count else 0
                 unstarted += (moment - at) * count
                 if used[_WAITING] > 0:
                     self.waited += moment - at
