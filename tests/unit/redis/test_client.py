@@ -32,26 +32,23 @@ class Topology:
         raise ServerRefused("no server")
 
 
-@pytest.mark.parametrize(
-    ("call", "asked"),
-    [
-        (lambda client: client.command("ZCARD", "orders"), "orders"),
-        (lambda client: client.command("COMMAND", "INFO", "ping", key="orders"), "orders"),
-        (lambda client: client.command("COMMAND", "INFO", "ping", key=""), ""),
-        (lambda client: client.time_us("orders"), "orders"),
-        (lambda client: client.time_us(), "any server"),
-        (lambda client: client.anywhere("PING"), "any server"),
-        (server_info.user, "any server"),
-    ],
-    ids=["first argument", "key", "empty key", "time of", "time", "anywhere", "user"],
-)
-async def test_a_call_goes_to_the_server_of_its_key_or_to_any_if_it_has_none(
-    call: Callable[[RedisClient], Awaitable[Any]], asked: str
-) -> None:
+CALLS: list[tuple[Callable[[RedisClient], Awaitable[Any]], str]] = [
+    (lambda client: client.command("ZCARD", "orders"), "orders"),
+    (lambda client: client.command("COMMAND", "INFO", "ping", key="orders"), "orders"),
+    (lambda client: client.command("COMMAND", "INFO", "ping", key=""), ""),
+    (lambda client: client.time_us("orders"), "orders"),
+    (lambda client: client.time_us(), "any server"),
+    (lambda client: client.anywhere("PING"), "any server"),
+    (server_info.user, "any server"),
+]
+
+
+async def test_a_call_goes_to_the_server_of_its_key_or_to_any_if_it_has_none() -> None:
     topology = Topology()
-    with pytest.raises(ServerRefused):
-        await call(RedisClient(cast("Any", topology)))
-    assert topology.asked == [asked]
+    for call, _ in CALLS:
+        with pytest.raises(ServerRefused):
+            await call(RedisClient(cast("Any", topology)))
+    assert topology.asked == [asked for _, asked in CALLS]
 
 
 class Attempts:
@@ -66,15 +63,12 @@ class Attempts:
         raise next(self.errors)
 
 
-@pytest.mark.parametrize("repeatable", [True, False])
-async def test_a_refused_repetition_does_not_hide_that_an_earlier_try_may_have_been_carried_out(
-    repeatable: bool,
-) -> None:
-    lost, refused = OutcomeUnknown("the reply was lost"), ServerRefused("no permission")
-    client = RedisClient(cast("Any", Attempts(lost, refused)))
-    call = Script("reliable/offer" if repeatable else "reliable/cancel")
-    with pytest.raises(OutcomeUnknown):
-        await client.run(call, ["jobs"])
+async def test_a_refused_repetition_does_not_hide_that_an_earlier_try_may_have_worked() -> None:
+    for script in ("reliable/offer", "reliable/cancel"):
+        lost, refused = OutcomeUnknown("the reply was lost"), ServerRefused("no permission")
+        client = RedisClient(cast("Any", Attempts(lost, refused)))
+        with pytest.raises(OutcomeUnknown):
+            await client.run(Script(script), ["jobs"])
 
 
 async def test_a_call_that_was_only_refused_was_not_carried_out() -> None:

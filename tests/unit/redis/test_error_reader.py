@@ -8,7 +8,7 @@ import pytest
 
 from delayq._redis.connection import NotSent, ReplyError
 from delayq._redis.error_reader import ErrorReader, Redirected, UnknownScript
-from delayq.errors import OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
+from delayq.errors import OutcomeUnknown, ServerRefused, ServerUnavailable
 
 
 class Pool:
@@ -65,32 +65,17 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_a_call_that_was_not_sent_was_not_carried_out(desk: Desk) -> None:
-    assert type(desk.read(NotSent("reset"))) is ServerUnavailable
-    assert type(desk.read(ConnectionResetError("reset"))) is OutcomeUnknown
-
-
-def test_a_slot_that_moved_is_passed_on(desk: Desk) -> None:
+def test_a_slot_that_moved_is_passed_on_and_one_that_is_moving_stays(desk: Desk) -> None:
+    error = desk.read("ASK 866 10.0.0.7:6379")
+    assert (error.pool, error.asking) == (desk.topology.there, True)
+    assert desk.topology.news == []
     error = desk.read("MOVED 866 10.0.0.7:6379")
     assert isinstance(error, Redirected)
     assert (error.pool, error.asking) == (desk.topology.there, False)
     assert desk.topology.news == [("moved", 866, "10.0.0.7:6379", "redis://here")]
-
-
-def test_a_slot_that_is_moving_stays_where_it_is(desk: Desk) -> None:
-    error = desk.read("ASK 866 10.0.0.7:6379")
-    assert (error.pool, error.asking) == (desk.topology.there, True)
-    assert desk.topology.news == []
-
-
-def test_a_redirection_to_nowhere_says_why(desk: Desk) -> None:
     error = desk.read("ASK 866 nowhere")
     assert type(error) is ServerUnavailable
     assert "redirected to nowhere" in str(error)
-
-
-def test_an_unknown_script_can_be_sent_as_text(desk: Desk) -> None:
-    assert isinstance(desk.read("NOSCRIPT No matching script."), UnknownScript)
 
 
 def test_a_master_that_became_a_replica_is_replaced(desk: Desk) -> None:
@@ -108,15 +93,15 @@ def test_a_replica_in_the_address_is_named_with_the_cure(desk: Desk) -> None:
     assert desk.pool.renewed == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "meaning", "forgotten"),
-    [
+def test_errors_differ(desk: Desk) -> None:
+    for text, meaning, forgotten in (
         ("LOADING Redis is loading the dataset in memory", ServerUnavailable, 0),
-        ("NOPERM User app has no permissions to run the 'eval' command", ServerRefused, 1),
         ("WRONGTYPE Operation against a key holding the wrong kind of value", ServerRefused, 0),
         ("wrong number of arguments", ServerRefused, 0),
-    ],
-)
-def test_errors_differ(desk: Desk, text: str, meaning: type[ServerError], forgotten: int) -> None:
-    assert type(desk.read(text)) is meaning
-    assert desk.rights_forgotten == forgotten
+        ("NOPERM User app has no permissions to run the 'eval' command", ServerRefused, 1),
+    ):
+        assert type(desk.read(text)) is meaning, text
+        assert desk.rights_forgotten == forgotten, text
+    assert isinstance(desk.read("NOSCRIPT No matching script."), UnknownScript)
+    assert type(desk.read(NotSent("reset"))) is ServerUnavailable, "it was not carried out"
+    assert type(desk.read(ConnectionResetError("reset"))) is OutcomeUnknown

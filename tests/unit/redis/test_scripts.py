@@ -39,7 +39,6 @@ STORES = (
     delayq._reliable.store,
     delayq.testing.time_travel,
 )
-by_name = pytest.mark.parametrize("script", ALL, ids=lambda script: script.name)
 
 
 def keys_of_messages(script: Script) -> tuple[str, ...]:
@@ -48,53 +47,50 @@ def keys_of_messages(script: Script) -> tuple[str, ...]:
     return next((keys for keys in groups if script.keys[: len(keys)] == keys), ())
 
 
-def test_every_file_is_a_script() -> None:
+def test_every_file_is_a_script_that_a_store_runs() -> None:
     bodies = {file for file in FILES if file.parent.name != "include"}
     assert {LUA / f"{script.name}.lua" for script in ALL} == bodies
-
-
-def test_every_script_is_run_by_a_store() -> None:
     values = [value for module in STORES for value in vars(module).values()]
     assert {value for value in values if isinstance(value, Script)} == {*ALL}
 
 
-@by_name
-def test_a_head_declares_the_script_and_nothing_unknown(script: Script) -> None:
-    titles = re.findall(r"^-- ([A-Z][a-z ]+):(?: .*)?$", script.head, re.MULTILINE)
+def test_a_head_declares_the_script_and_nothing_unknown() -> None:
     known = ("Keys", "Arguments", "Roles", "Repeatable", "Undone by")
-    assert titles == [title for title in known if title in titles]
-    assert script.keys
-    if not script.name.startswith("delayed/"):
-        # New messages need only one of them, and one of the places under another name.
-        assert {*script.keys} & {*MESSAGES} in ({*keys_of_messages(script)}, {"bodies"})
-    assert re.findall(r"^-- Repeatable: (.*)$", script.head, re.MULTILINE) in (["yes"], ["no"])
-    assert script.roles <= {*ROLES}
-    assert bool(script.roles) == (script in lua.SCRIPTS), "Roles: the users whose rights include it"
-    assert script.undone_by is None or script.undone_by in ALL
-    assert "\n-- Returns " in (LUA / f"{script.name}.lua").read_text("utf-8")
+    for script in ALL:
+        name, head = script.name, script.head
+        titles = re.findall(r"^-- ([A-Z][a-z ]+):(?: .*)?$", head, re.MULTILINE)
+        assert titles == [title for title in known if title in titles], name
+        assert script.keys, name
+        if not name.startswith("delayed/"):
+            # New messages need only one of them, and one of the places under another name.
+            used = {*script.keys} & {*MESSAGES}
+            assert used in ({*keys_of_messages(script)}, {"bodies"}), name
+        assert re.findall(r"^-- Repeatable: (.*)$", head, re.MULTILINE) in (["yes"], ["no"]), name
+        # Roles are the users whose rights include the script.
+        assert script.roles <= {*ROLES}, name
+        assert bool(script.roles) == (script in lua.SCRIPTS), name
+        assert script.undone_by is None or script.undone_by in ALL, name
+        assert "\n-- Returns " in (LUA / f"{name}.lua").read_text("utf-8"), name
 
 
-@by_name
-def test_a_script_uses_every_name_that_is_declared_and_no_other(script: Script) -> None:
-    shared = {*variables_of(keys_of_messages(script), ())}
+def test_a_script_uses_every_name_that_is_declared_and_no_other() -> None:
     optional = {"FIRST", "STRIDE", "COUNT"}
-    assert {*script.variables} - shared - optional <= names_in(script.text.partition("\n")[2])
-    assert not lua.global_reads(script)
+    for script in ALL:
+        body = script.text.partition("\n")[2]
+        shared = {*variables_of(keys_of_messages(script), ())}
+        assert {*script.variables} - shared - optional <= names_in(body), script.name
+        assert not lua.global_reads(script), script.name
+        keys = {*variables_of(script.keys, ())}
+        assert not keys & {*lua.declared(lua.without_comments(body))}, script.name
 
 
-@by_name
-def test_nothing_else_has_the_name_of_a_key(script: Script) -> None:
-    keys = variables_of(script.keys, ())
-    assert not {*keys} & {*lua.declared(lua.without_comments(script.text.partition("\n")[2]))}
-
-
-@pytest.mark.parametrize("file", FILES, ids=lambda file: "/".join(file.parts[-2:]))
-def test_no_file_knows_the_position_of_a_key_or_an_argument(file: Path) -> None:
-    text = lua.without_comments(file.read_text("utf-8"))
-    assert "KEYS" not in text
-    assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV", " ARGV"} | {
-        *re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)
-    }
+def test_no_file_knows_the_position_of_a_key_or_an_argument() -> None:
+    for file in FILES:
+        text = lua.without_comments(file.read_text("utf-8"))
+        assert "KEYS" not in text, file
+        assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV", " ARGV"} | {
+            *re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)
+        }, file
 
 
 def test_names_are_made_from_the_declaration() -> None:
@@ -123,54 +119,45 @@ def test_functions_that_are_not_called_are_left_out() -> None:
     assert without_unused_functions(one + two + three + "return pcall(two)") == both
 
 
-@by_name
-def test_commands_are_literal_and_keys_are_passed(script: Script) -> None:
-    body = re.sub(r"--.*", "", script.text)
-    calls = re.findall(r"redis\.p?call\(([^,)]*)", body)
-    assert calls or "redis" not in body
-    assert all(re.fullmatch(r"'[A-Z]+'", command) for command in calls)
-
-
-@by_name
-def test_every_key_is_one_of_keys(script: Script) -> None:
-    assert not lua.unknown_keys(script)
-
-
-@by_name
-def test_nothing_is_built_run_or_left_behind(script: Script) -> None:
-    body = re.sub(r"'[^'\n]*'", "''", lua.without_comments(script.text))
-    assert not lua.global_writes(script)
-    assert not re.findall(
-        r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+",
-        body,
+def test_commands_are_literal_keys_are_passed_and_nothing_is_left_behind() -> None:
+    elsewhere = (
+        r"\b(?:os|io|debug|package|coroutine)\.|string\.dump|redis\.(?!p?call\b|error_reply\b)\w+"
     )
-    # The script contains nothing that looks like a key: keys are made in keys.py.
-    assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text)
+    for script in ALL:
+        body = lua.without_comments(script.text)
+        calls = re.findall(r"redis\.p?call\(([^,)]*)", body)
+        assert calls or "redis" not in body, script.name
+        assert all(re.fullmatch(r"'[A-Z]+'", command) for command in calls), script.name
+        assert not lua.unknown_keys(script), script.name
+        assert not lua.global_writes(script), script.name
+        assert not re.findall(elsewhere, re.sub(r"'[^'\n]*'", "''", body)), script.name
+        # The script contains nothing that looks like a key: keys are made in keys.py.
+        assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text), script.name
 
 
 LIVE = "local live = {[0] = KEYS[1], KEYS[2]}"
 
 
-@pytest.mark.parametrize(
-    ("text", "wrong"),
-    [
-        ("redis.call('GET', 'a')", ["'a'"]),
-        ("redis.call('GET', ARGV[1])", ["ARGV"]),
-        ("redis.call('GET', KEYS[1] .. 'x')", ["KEYS[1] .. 'x'"]),
-        ("local function f(key)\n  redis.call('GET', key)\nend\nf(ARGV[1])", ["ARGV"]),
-        ("local key = 'a'\nredis.call('GET', key)", ["'a'"]),
-        ("local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])", []),
-        ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', key)", []),
-        ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', id)", ["ARGV"]),
-        (f"{LIVE}\nredis.call('GET', live[1])\nredis.call('DEL', unpack(live))", []),
-        ("local live = {}\nredis.call('GET', live[1])", ["{}"]),
-        ("local function both() return KEYS[1], KEYS[2] end\nredis.call('DEL', both())", []),
-        ("local function both() return KEYS[1], 'a' end\nredis.call('DEL', both())", ["'a'"]),
-        ("for _, key in ipairs({KEYS[1], 'a'}) do\n  redis.call('GET', key)\nend", ["'a'"]),
-    ],
-)
-def test_a_key_from_elsewhere_is_found(text: str, wrong: list[str]) -> None:
-    assert lua.unknown_keys(planted(text)) == wrong
+FOUND_KEYS = [
+    ("redis.call('GET', 'a')", ["'a'"]),
+    ("redis.call('GET', ARGV[1])", ["ARGV"]),
+    ("redis.call('GET', KEYS[1] .. 'x')", ["KEYS[1] .. 'x'"]),
+    ("local function f(key)\n  redis.call('GET', key)\nend\nf(ARGV[1])", ["ARGV"]),
+    ("local key = 'a'\nredis.call('GET', key)", ["'a'"]),
+    ("local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])", []),
+    ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', key)", []),
+    ("local key, id = KEYS[1], ARGV[1]\nredis.call('GET', id)", ["ARGV"]),
+    (f"{LIVE}\nredis.call('GET', live[1])\nredis.call('DEL', unpack(live))", []),
+    ("local live = {}\nredis.call('GET', live[1])", ["{}"]),
+    ("local function both() return KEYS[1], KEYS[2] end\nredis.call('DEL', both())", []),
+    ("local function both() return KEYS[1], 'a' end\nredis.call('DEL', both())", ["'a'"]),
+    ("for _, key in ipairs({KEYS[1], 'a'}) do\n  redis.call('GET', key)\nend", ["'a'"]),
+]
+
+
+def test_a_key_from_elsewhere_is_found() -> None:
+    for text, wrong in FOUND_KEYS:
+        assert lua.unknown_keys(planted(text)) == wrong, text
 
 
 def test_a_global_is_found() -> None:

@@ -15,7 +15,6 @@ from redis.asyncio import (
 )
 
 import delayq
-import delayq._redis.url
 from delayq._redis.url import (
     Address,
     ClusterAddress,
@@ -45,11 +44,21 @@ def test_tls_and_unix_sockets_have_their_own_schemes() -> None:
     assert one_server("valkeys://h").connection_class is SSLConnection
     assert one_server("unix:///tmp/s").connection_class is UnixDomainSocketConnection
     assert one_server("valkey+unix:///tmp/a%20b").options["path"] == "/tmp/a b"
+    for url in ("rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"):
+        address = from_url(url)
+        assert not isinstance(address, Address)
+        servers = (
+            address.seeds
+            if isinstance(address, ClusterAddress)
+            else (address.server, *address.sentinels)
+        )
+        assert {server.connection_class for server in servers} == {SSLConnection}, url
 
 
 def test_no_secret_is_shown() -> None:
     url = "redis://me:secret@example.test/0"
-    assert "secret" not in repr(from_url(url))
+    for hidden in (url, "redis://h?password=a@secret", "redis://u:p@secret@h"):
+        assert "secret" not in repr(from_url(hidden)), hidden
     assert redacted(url) == "redis://***@example.test/0"
 
 
@@ -70,40 +79,24 @@ redis://me:secret@example.test/0?db=x unix+cluster://me:secret@a
 """
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        *UNREADABLE.split(),
-        *(f"redis+cluster://me:secret@{rest}" for rest in NO_CLUSTER),
-        *(f"redis+sentinel://me:secret@a{rest}" for rest in ("", "/", "/s/x")),
-    ],
-)
-def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret(url: str) -> None:
-    with pytest.raises(delayq.ConfigurationError) as caught:
-        from_url(url)
-    error: BaseException | None = caught.value
-    while error is not None:
-        assert "secret" not in f"{error}{error!r}"
-        error = error.__cause__ or error.__context__
-
-
-@pytest.mark.parametrize(
-    "url", ["redis://h?password=secret", "redis://h?password=a@secret", "redis://u:p@secret@h"]
-)
-def test_no_secret_is_in_the_label_of_an_address(url: str) -> None:
-    assert "secret" not in repr(from_url(url))
-
-
 NO_ADDRESS = """
 localhost localhost:6379 http://h unix:// redis://[::1 redis://h/0?protocol=x redis://h/orders
 redis://h/-1 redis://h/0x1 rediss://h/1/2
 """
 
 
-@pytest.mark.parametrize("url", ["", *NO_ADDRESS.split()])
-def test_what_is_no_address_is_refused(url: str) -> None:
-    with pytest.raises(delayq.ConfigurationError):
-        from_url(url)
+def test_what_cannot_be_read_is_refused_without_a_word_of_a_secret() -> None:
+    for url in (
+        *("", *NO_ADDRESS.split(), *UNREADABLE.split()),
+        *(f"redis+cluster://me:secret@{rest}" for rest in NO_CLUSTER),
+        *(f"redis+sentinel://me:secret@a{rest}" for rest in ("", "/", "/s/x")),
+    ):
+        with pytest.raises(delayq.ConfigurationError) as caught:
+            from_url(url)
+        error: BaseException | None = caught.value
+        while error is not None:
+            assert "secret" not in f"{error}{error!r}", url
+            error = error.__cause__ or error.__context__
 
 
 @pytest.mark.parametrize("scheme", ["redis", "valkey"])
@@ -134,20 +127,6 @@ def test_a_server_behind_sentinels_is_named_by_them_its_service_and_its_database
     # Sentinels have users of their own.
     assert {each.options["password"] for each in address.sentinels} == {"hidden"}
     assert {each.options["username"] for each in address.sentinels} == {None}
-
-
-@pytest.mark.parametrize(
-    "scheme", ["rediss+cluster://a,b", "valkeys+cluster://a,b", "rediss+sentinel://a,b/s"]
-)
-def test_many_servers_may_be_reached_by_tls(scheme: str) -> None:
-    address = from_url(scheme)
-    assert not isinstance(address, delayq._redis.url.Address)
-    servers = (
-        address.seeds
-        if isinstance(address, ClusterAddress)
-        else (address.server, *address.sentinels)
-    )
-    assert {server.connection_class for server in servers} == {SSLConnection}
 
 
 def test_delayqs_own_settings_win_over_those_of_a_given_client() -> None:
@@ -212,9 +191,7 @@ def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPa
         delayq.connect()
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("resync_interval", 0), ("resync_interval", -1), ("max_connections", 0)]
-)
-def test_bad_settings_are_refused(option: str, value: int) -> None:
-    with pytest.raises(delayq.BadInput):
-        delayq.connect("redis://h", **{option: value})  # type: ignore[arg-type]
+def test_bad_settings_are_refused() -> None:
+    for setting in ({"resync_interval": 0}, {"resync_interval": -1}, {"max_connections": 0}):
+        with pytest.raises(delayq.BadInput):
+            delayq.connect("redis://h", **setting)  # type: ignore[arg-type]
