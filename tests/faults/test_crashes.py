@@ -21,6 +21,7 @@ BUSY = Habits(fails=0, releases=0, dawdles=0, pauses=1.0)
 CRASHES = ("consumer killed",) * 8 + ("server killed", AWAY_FOR_LONG)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(("count", "crashes"), [(3_000, 10), nightly(20_000, 60)])
 async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     own_server: PrivateServer,

@@ -9,20 +9,26 @@ import pytest
 
 from delayq._engine.waiters import Supply
 from tests.faults.moments import Plan, run_all
+from tests.support.depth import in_gate
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
-FEW, MANY = 12, 1_000
+MANY = 1_000
 AT_ONCE = 8
 
 
-async def test_clients_that_go_at_random_moments_lose_nothing(own_server: PrivateServer) -> None:
-    plans = [plan for plan in map(Plan.of, range(3 * FEW)) if len(plan.queues) <= 10][:FEW]
+@pytest.mark.timing  # how long a close takes
+@pytest.mark.parametrize("count", [2, in_gate(12)])
+async def test_clients_that_go_at_random_moments_lose_nothing(
+    own_server: PrivateServer, count: int
+) -> None:
+    plans = [plan for plan in map(Plan.of, range(36)) if len(plan.queues) <= 10][:count]
     outcomes = await run_all(own_server, plans, AT_ONCE)
-    assert [one.flaws for one in outcomes] == [[]] * FEW
+    assert [one.flaws for one in outcomes] == [[]] * count
 
 
+@pytest.mark.nightly
 async def test_the_trials_name_a_client_that_hands_nothing_back(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
