@@ -32,7 +32,7 @@ BOTH_TWICE = [
     each for key in range(2) for each in (came(key, 0, End.UNATTENDED), came(key, 3, attempt=2))
 ]
 EXPIRED = {0: Offered(DUE, Told.OK, expires=True)}
-EARLY = {"due_us": DUE + 2 * SECOND}
+EARLY: dict[str, Any] = {"due_us": DUE + 2 * SECOND}
 SOUND = [
     story(came(0, 0.01)),
     story(told=Told.UNKNOWN),
