@@ -20,9 +20,12 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
+
+import redis.utils
 
 from delayq._redis.url import Address, from_url
 
@@ -30,16 +33,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Self
 
-START_TIMEOUT = 10.0
-"""The time limit for a server to start, seconds."""
+PATIENCE = 60.0
+"""The time limit for a server to start, to end, and to answer a call, seconds."""
 KINDS = ("valkey-9", "redis-8", "redis-7", "redis-6.2")
 """All kinds that the suite knows. The first one found serves the tests that need only one."""
 
 WAIT_FOR_DISK = ("valkey-9", "redis-8")
 """The kinds that know WAITAOF."""
 
-# The server replaces this launcher, which asks the kernel to kill it when this process dies.
-_LAUNCHER = """
+# redis-py looks its own version up for each connection object, which takes it a millisecond.
+redis.utils.get_lib_version = cache(redis.utils.get_lib_version)
+
+# The server replaces one of these launchers, which asks the kernel to kill it when this process
+# dies. Starting Python takes ten times as long.
+_SETPRIV = ["setpriv", "--pdeathsig", "KILL"]
+_SHELL = '[ "$PPID" = "$0" ] && exec "$@"'
+_PYTHON = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)
 if os.getppid() == int(sys.argv[1]):
@@ -110,12 +119,21 @@ def _in_wheel(package: str, pattern: str) -> list[Path]:
 def _version(binary: Path) -> str:
     try:
         answer = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+            [binary, "--version"], capture_output=True, text=True, timeout=PATIENCE, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return ""
     match = re.search(r"\bv=([0-9.]+)", answer)
     return match[1] if match else ""
+
+
+@cache
+def _launcher() -> list[str]:
+    """Return a program to which the id of this process and the command of a server are added."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run([*_SETPRIV, "true"], check=True, capture_output=True, timeout=PATIENCE)
+        return [*_SETPRIV, "sh", "-c", _SHELL]
+    return [sys.executable, "-I", "-S", "-c", _PYTHON]
 
 
 class PrivateServer:
@@ -188,7 +206,7 @@ class PrivateServer:
                 stderr=log,
                 process_group=0,
             )
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + PATIENCE
         while self._ping() != b"+PONG":
             if not self.is_running() or time.monotonic() > deadline:
                 words = (self.directory / "log").read_text(errors="replace")[-2000:]
@@ -235,7 +253,7 @@ class PrivateServer:
         reply = self.call("FLUSHALL")
         assert reply == b"+OK", reply
 
-    def call(self, *words: str, timeout: float = 5.0) -> bytes:
+    def call(self, *words: str, timeout: float = PATIENCE) -> bytes:
         """Send one command, within seconds. Return the first line, or a bulk string's content."""
         return raw_call(self.socket_path, *words, timeout=timeout)
 
@@ -252,7 +270,7 @@ class PrivateServer:
         # The kernel ties a child to the *thread* that started it, so only children of the main
         # thread are tied; the others are killed at exit.
         if sys.platform == "linux" and threading.current_thread() is threading.main_thread():
-            return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *command]
+            return [*_launcher(), str(os.getpid()), *command]
         return command
 
     def _ping(self) -> bytes:
@@ -268,14 +286,14 @@ class PrivateServer:
             self._process.send_signal(number)
             self._process.send_signal(signal.SIGCONT)  # in case it is paused
             try:
-                self._process.wait(START_TIMEOUT)
+                self._process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
         self._process = None
 
 
-def raw_call(path: Path, *words: str, timeout: float = 5.0) -> bytes:
+def raw_call(path: Path, *words: str, timeout: float = PATIENCE) -> bytes:
     """Send one command to a socket. Return the reply's first line, or a bulk string's content."""
     encoded = [word.encode() for word in words]
     request = b"*%d\r\n" % len(words) + b"".join(
