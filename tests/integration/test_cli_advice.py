@@ -13,8 +13,9 @@ import delayq
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.inspect import FoundQueue
 from delayq.cli.app import run
-from delayq.cli.options import Target, duration
-from tests.support.programs import run_delayq
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import Target
+from delayq.cli.worker.child import find
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,19 +35,18 @@ def told(capsys: pytest.CaptureFixture[str]) -> str:
     return error
 
 
-def test_an_offer_needs_a_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_command_needs_a_server(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert run(["offer", "jobs", "1"]) == 2
     assert "--url or set $DELAYQ_URL" in told(capsys)
-
-
-@pytest.mark.parametrize("made", ["delayq.Worker()", "delayq.Worker(None, concurrency=3)"])
-def test_a_worker_needs_a_server(tmp_path: Path, made: str) -> None:
-    (tmp_path / "app.py").write_text(
-        f"import delayq\nworker = {made}\n@worker.listener('jobs')\nasync def job(v: int): pass\n"
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "needy.py").write_text(
+        "import delayq\none = delayq.Worker()\nother = delayq.Worker(None, concurrency=3)\n"
     )
-    done = run_delayq("worker", "app:worker", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("delayq: no server given: set $DELAYQ_URL")
+    for where in ("needy:one", "needy:other"):
+        with pytest.raises(CommandFailed, match=r"no server given: set \$DELAYQ_URL"):
+            find(where)
 
 
 async def test_connect_without_an_address_warns_of_the_private_server(
@@ -63,36 +63,21 @@ async def test_connect_without_an_address_warns_of_the_private_server(
     assert len(caplog.records) == 1
 
 
-@pytest.mark.parametrize("text", ["1_000", "1_0s", "0x10", "", "\u0661"])
-def test_what_is_no_plain_number_is_no_duration(text: str) -> None:
-    with pytest.raises(Exception, match="--delay must be a duration"):
-        duration(text)
+def test_a_missing_queue_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("stats", "peek", "list", "pause"):
+        assert run([command]) == 2
+        assert f"Missing argument 'QUEUE'. (see delayq {command} --help)" in told(capsys)
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90.0), ("1.5", 1.5), (".5", 0.5), ("1000", 1000.0), ("1h30m", 5400.0)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("command", ["stats", "peek", "list", "pause"])
-def test_a_missing_queue_is_named(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run([command]) == 2
-    assert f"Missing argument 'QUEUE'. (see delayq {command} --help)" in told(capsys)
-
-
-@pytest.mark.parametrize("name", ["mails", "delayed:mails", "reliable:x", "-x", "a b", "x:y"])
-def test_the_argument_of_each_queue_names_it(name: str) -> None:
-    for queue in (FoundQueue("reliable", name), FoundQueue("delayed", name)):
-        (argument,) = shlex.split(queue.argument)
-        assert not argument.startswith("-")
-        parsed = Target.parse(argument)
-        assert (parsed.kind, parsed.name) == (queue.kind, name)
-    delayed = FoundQueue("delayed", name)
-    parsed = Target.parse_delayed(shlex.split(delayed.argument)[0])
-    assert (parsed.kind, parsed.name) == ("delayed", name)
+def test_the_argument_of_each_queue_names_it() -> None:
+    for name in ("mails", "delayed:mails", "reliable:x", "-x", "a b", "x:y"):
+        for queue in (FoundQueue("reliable", name), FoundQueue("delayed", name)):
+            (argument,) = shlex.split(queue.argument)
+            assert not argument.startswith("-")
+            parsed = Target.parse(argument)
+            assert (parsed.kind, parsed.name) == (queue.kind, name)
+        parsed = Target.parse_delayed(argument)
+        assert (parsed.kind, parsed.name) == ("delayed", name)
 
 
 def test_a_used_port_is_one_line(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:

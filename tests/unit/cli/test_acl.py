@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import TYPE_CHECKING
 
 from delayq.admin.acl import acl_rules
 from delayq.cli.app import run
+
+if TYPE_CHECKING:
+    import pytest
 
 
 def test_it_prints_the_rules_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,21 +44,12 @@ def test_servers_partitions_and_promises_need_more(capsys: pytest.CaptureFixture
     assert {"+waitaof"} <= set(capsys.readouterr().out.split())
 
 
-NEEDED = ("producer", "a")
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [*NEEDED, "--servers", "two"],
-        [*NEEDED, "--durability", "much"],
-        *([*NEEDED, "--partitions", number] for number in ("0", "9999")),
-        *(["producer"], ["king", "a"], ["producer", "a b"]),
-    ],
-    ids=" ".join,
-)
-def test_bad_input_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["acl", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.count("\n") == 1
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for line in (
+        *("producer a --servers two", "producer a --durability much", "producer", "king a"),
+        *("producer a --partitions 0", "producer a --partitions 9999"),
+    ):
+        assert run(["acl", *line.split()]) == 2
+        captured = capsys.readouterr()
+        assert (captured.out, captured.err.count("\n")) == ("", 1), line
+    assert run(["acl", "producer", "a b"]) == 2

@@ -14,25 +14,29 @@ from hypothesis import strategies as st
 from delayq.cli.app import app
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import duration, instant
-from delayq.cli.output import moment_cell, moment_text, show_table, span
+from delayq.cli.output import duration_text, moment_cell, moment_text, show_table, span, sparkline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
-DURATIONS = {"90": 90, "1.5": 1.5, "1.5s": 1.5, "250ms": 0.25, "30m": 1800, "2h30m": 9000}
-DURATIONS |= {"1d 12h": 129_600, "0": 0}
+DURATIONS = {
+    "90": 90,
+    "1.5": 1.5,
+    "1.5s": 1.5,
+    "250ms": 0.25,
+    "30m": 1800,
+    "2h30m": 9000,
+}
+DURATIONS |= {"1d 12h": 129_600, "0": 0, ".5": 0.5}
 
 
-@pytest.mark.parametrize("text", DURATIONS)
-def test_durations(text: str) -> None:
-    assert duration(text) == pytest.approx(DURATIONS[text])
-
-
-@pytest.mark.parametrize("text", ["", "soon", "1y", "1h x", "m", "1h-2m"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(CommandFailed):
-        duration(text)
+def test_durations() -> None:
+    for text, seconds in DURATIONS.items():
+        assert duration(text) == pytest.approx(seconds), text
+    for text in ("", "soon", "1y", "1h x", "m", "1h-2m", "1_000", "1_0s", "0x10", "\u0661"):
+        with pytest.raises(CommandFailed, match="--delay must be a duration"):
+            duration(text)
 
 
 @pytest.fixture
@@ -44,46 +48,39 @@ def _in_berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     time.tzset()
 
 
-@pytest.mark.usefixtures("_in_berlin")
-@pytest.mark.parametrize(
-    ("text", "moment"),
-    [
-        ("2030-01-31T12:00+01:00", "2030-01-31T11:00Z"),
-        ("2030-01-31T12:00Z", "2030-01-31T12:00Z"),
-        ("2030-01-31Z", "2030-01-31T00:00Z"),
-        ("2030-01-31-0500", "2030-01-31T05:00Z"),
-        ("2030-01-31T12:00", "2030-01-31T11:00Z"),
-        ("2030-07-31 12:00:30.5", "2030-07-31T10:00:30.5Z"),
-        ("2030-01-31", "2030-01-30T23:00Z"),
-        ("20300131", "2030-01-30T23:00Z"),
-        ("2030-01-31 12:00 America/New_York", "2030-01-31T17:00Z"),
-        ("2030-07-31 UTC", "2030-07-31T00:00Z"),
-    ],
-)
-def test_moments_without_a_timezone_are_local(text: str, moment: str) -> None:
-    found = instant(text)
-    assert found == datetime.fromisoformat(moment)
-    assert found.utcoffset() is not None
+MOMENTS = {
+    "2030-01-31T12:00+01:00": "2030-01-31T11:00Z",
+    "2030-01-31T12:00Z": "2030-01-31T12:00Z",
+    "2030-01-31Z": "2030-01-31T00:00Z",
+    "2030-01-31-0500": "2030-01-31T05:00Z",
+    "2030-01-31T12:00": "2030-01-31T11:00Z",
+    "2030-07-31 12:00:30.5": "2030-07-31T10:00:30.5Z",
+    "20300131": "2030-01-30T23:00Z",
+    "2030-01-31 12:00 America/New_York": "2030-01-31T17:00Z",
+    "2030-07-31 UTC": "2030-07-31T00:00Z",
+}
+NO_MOMENTS = {
+    "noon": "--at must be a date or a time such as",
+    "": "--at must be a date or a time such as",
+    "2030-02-30": "--at must be a date or a time such as",
+    "2030-01-31 12:00 Europe/Atlantis": "unknown timezone: Europe/Atlantis",
+    "2030-01-31 12:00+01:00 UTC": "two timezones",
+    "2027-03-28T02:30": "does not exist here: the clocks are put forward",
+    "2027-10-31T02:30": r"happens twice here, .* add \+0200 or \+0100 to 2027-10-31T02:30:00",
+    "2027-11-07 01:30 America/New_York": "add -0400 or -0500",
+    "0001-01-01": "too far away",
+}
 
 
 @pytest.mark.usefixtures("_in_berlin")
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("noon", "--at must be a date or a time such as"),
-        ("", "--at must be a date or a time such as"),
-        ("2030-02-30", "--at must be a date or a time such as"),
-        ("2030-01-31 12:00 Europe/Atlantis", "unknown timezone: Europe/Atlantis"),
-        ("2030-01-31 12:00+01:00 UTC", "two timezones"),
-        ("2027-03-28T02:30", "does not exist here: the clocks are put forward"),
-        ("2027-10-31T02:30", r"happens twice here, .* add \+0200 or \+0100 to 2027-10-31T02:30:00"),
-        ("2027-11-07 01:30 America/New_York", "add -0400 or -0500"),
-        ("0001-01-01", "too far away"),
-    ],
-)
-def test_what_is_no_moment(text: str, words: str) -> None:
-    with pytest.raises(CommandFailed, match=words):
-        instant(text)
+def test_moments_without_a_timezone_are_local() -> None:
+    for text, moment in MOMENTS.items():
+        found = instant(text)
+        assert found == datetime.fromisoformat(moment), text
+        assert found.utcoffset() is not None
+    for text, words in NO_MOMENTS.items():
+        with pytest.raises(CommandFailed, match=words):
+            instant(text)
 
 
 @pytest.mark.usefixtures("_in_berlin")
@@ -121,3 +118,15 @@ def test_each_command_is_documented() -> None:
 def test_a_title_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     show_table(["[/red]"], [["[bold]"]])
     assert capsys.readouterr().out == "[/red]\n[bold]\n"
+
+
+def test_a_sparkline_shows_the_smallest_figure() -> None:
+    assert sparkline([0, 1, 500, 1000]) == " ▁▄█"
+    assert sparkline([0, 0]) == "  "
+    assert sparkline([]) == ""
+    assert len(sparkline([1] * 1440)) == 60
+
+
+def test_a_short_duration_has_two_digits() -> None:
+    seconds = (None, 0.0001, 0.0123, 0.48, 1.5)
+    assert [duration_text(each) for each in seconds] == ["-", "0.1 ms", "12 ms", "480 ms", "1.5 s"]
