@@ -6,7 +6,6 @@ import base64
 import json
 import math
 import struct
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -17,7 +16,7 @@ from uuid import UUID
 from delayq import codecs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
 DATA = Path(__file__).parents[1] / "data"
 CODECS: dict[str, codecs.Codec[Any]] = {
@@ -141,16 +140,6 @@ def same(one: Any, other: Any) -> bool:
             one == other and math.copysign(1, one) == math.copysign(1, other)
         )
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
-
-
-@contextmanager
-def naming(vector: Vector | str) -> Iterator[None]:
-    """Name the vector that a block checks in whatever the block raises."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"vector: {vector!r}")
-        raise
 
 
 def check(vector: Vector) -> None:

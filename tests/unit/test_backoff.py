@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import delayq
 from delayq import Backoff
+from tests.support.cases import naming
 
 CENTURY = 100 * 365.25 * 86_400
 
@@ -19,9 +20,8 @@ def delays(backoff: Backoff, count: int = 6) -> list[float]:
     return [round(backoff.delay(attempt, lambda: 0.5), 9) for attempt in range(1, count + 1)]
 
 
-@pytest.mark.parametrize(
-    ("backoff", "expected"),
-    [
+def test_each_form_has_its_delays() -> None:
+    cases: list[Any] = [
         (Backoff.fixed(2.5), [2.5] * 6),
         (Backoff.exponential(base=1, factor=2, max=10), [1, 2, 4, 8, 10, 10]),
         (Backoff.exponential(base=0.5, factor=3, max=1000), [0.5, 1.5, 4.5, 13.5, 40.5, 121.5]),
@@ -32,10 +32,10 @@ def delays(backoff: Backoff, count: int = 6) -> list[float]:
         (Backoff.explicit([5, 1, 30]), [5, 1, 30, 30, 30, 30]),
         (Backoff.explicit(iter([1])), [1, 1]),
         (Backoff((1, 10), factor=2), [1, 10, 20, 40, 80, 160]),
-    ],
-)
-def test_each_form_has_its_delays(backoff: Backoff, expected: list[float]) -> None:
-    assert delays(backoff, len(expected)) == expected
+    ]
+    for backoff, expected in cases:
+        with naming(backoff, expected):
+            assert delays(backoff, len(expected)) == expected
 
 
 def test_no_delay_is_no_delay() -> None:
@@ -45,19 +45,17 @@ def test_no_delay_is_no_delay() -> None:
         assert delays(Backoff.exponential(**limit)) == [0] * 6
 
 
-@pytest.mark.parametrize("attempt", [0, -1])
-def test_before_the_first_attempt_is_as_after_it(attempt: int) -> None:
-    assert Backoff.explicit([1, 2]).delay(attempt) == 1
-
-
-@pytest.mark.parametrize("attempt", [100, 10_000, 10**9, 10**300])
-def test_huge_attempts_stay_finite(attempt: int) -> None:
-    middle = lambda: 0.5
-    assert Backoff.exponential(max=300).delay(attempt, middle) == 300
-    assert Backoff.exponential(base=8, factor=0.5).delay(attempt, middle) < 1e-9
-    assert Backoff.fibonacci(max=3600).delay(attempt, middle) == 3600
-    assert Backoff((1.0,), factor=2.0).delay(attempt, middle) == pytest.approx(CENTURY)
-    assert Backoff.fixed(1e300).delay(attempt, middle) <= CENTURY
+def test_huge_attempts_stay_finite() -> None:
+    for attempt in [100, 10_000, 10**9, 10**300]:
+        with naming(attempt):
+            middle = lambda: 0.5
+            assert Backoff.exponential(max=300).delay(attempt, middle) == 300
+            assert Backoff.exponential(base=8, factor=0.5).delay(attempt, middle) < 1e-9
+            assert Backoff.fibonacci(max=3600).delay(attempt, middle) == 3600
+            assert Backoff((1.0,), factor=2.0).delay(attempt, middle) == pytest.approx(CENTURY)
+            assert Backoff.fixed(1e300).delay(attempt, middle) <= CENTURY
+    for attempt in (0, -1):  # as the first one
+        assert Backoff.explicit([1, 2]).delay(attempt) == 1
 
 
 @given(
@@ -92,17 +90,19 @@ BAD: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("bad", [{name: value} for name in BAD for value in BAD[name]], ids=str)
-def test_bad_arguments_are_refused(bad: dict[str, Any]) -> None:
-    with pytest.raises(delayq.BadInput):
-        Backoff(**{"delays": (1,), **bad})
+def test_bad_arguments_are_refused() -> None:
+    for bad in [{name: value} for name in BAD for value in BAD[name]]:
+        with naming(bad), pytest.raises(delayq.BadInput):
+            Backoff(**{"delays": (1,), **bad})
 
 
-@pytest.mark.parametrize("how", [Backoff.fixed, Backoff.exponential, Backoff.fibonacci])
-def test_every_way_checks_its_arguments(how: Any) -> None:
-    with pytest.raises(delayq.BadInput):
-        how(-1)
-    with pytest.raises(delayq.BadInput):
-        how(1, jitter=2)
-    with pytest.raises(delayq.BadInput):
-        Backoff.explicit([])
+def test_every_way_checks_its_arguments() -> None:
+    ways: list[Any] = [Backoff.fixed, Backoff.exponential, Backoff.fibonacci]
+    for how in ways:
+        with naming(how):
+            with pytest.raises(delayq.BadInput):
+                how(-1)
+            with pytest.raises(delayq.BadInput):
+                how(1, jitter=2)
+            with pytest.raises(delayq.BadInput):
+                Backoff.explicit([])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from delayq._durations import MAX_MS, delay_us, microseconds, moment_us, seconds
 from delayq.errors import BadDelay
+from tests.support.cases import naming
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600_000, tzinfo=UTC)
 
@@ -20,10 +21,11 @@ DURATIONS: dict[float | timedelta, int] = {0: 0, 1: 1_000_000, 0.3: 300_000, 2.5
 DURATIONS |= {1e-6: 1, 1e-7: 1, timedelta(milliseconds=1): 1_000}
 
 
-@pytest.mark.parametrize(("duration", "expected"), DURATIONS.items())
-def test_a_duration_is_seconds_or_a_timedelta(duration: float | timedelta, expected: int) -> None:
-    assert microseconds(duration) == expected
-    assert seconds(duration, "delay") == expected / 1_000_000
+def test_a_duration_is_seconds_or_a_timedelta() -> None:
+    for duration, expected in DURATIONS.items():
+        with naming(duration, expected):
+            assert microseconds(duration) == expected
+            assert seconds(duration, "delay") == expected / 1_000_000
 
 
 @given(st.floats(min_value=0, max_value=1e9))
@@ -33,16 +35,14 @@ def test_a_duration_is_never_shortened(duration: float) -> None:
     assert microseconds(duration) <= duration * 1_000_000 + 1
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
+def test_what_is_no_duration_is_refused() -> None:
+    cases: list[Any] = [
         *(-1, -1e-6, math.nan, math.inf, -math.inf, MAX_MS, 1e303, 10**400, timedelta(-1)),
         *(True, "1", None, [1], 1j),
-    ],
-)
-def test_what_is_no_duration_is_refused(bad: Any) -> None:
-    with pytest.raises(BadDelay):
-        microseconds(bad)
+    ]
+    for bad in cases:
+        with naming(bad), pytest.raises(BadDelay):
+            microseconds(bad)
 
 
 def test_the_error_names_the_argument() -> None:

@@ -30,6 +30,7 @@ from delayq.codecs import (
     Kryo5Codec,
     KryoOpaque,
 )
+from tests.support.cases import naming
 
 KRYO = Kryo5Codec()
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -86,12 +87,13 @@ SIZES = {1: "82", 33: "a2", 62: "bf", 63: "c001", 64: "c101", 200: "c903", 8190:
 SIZES |= {8191: "c08001", 20_000: "e1b802"}
 
 
-@pytest.mark.parametrize("length", SIZES)
-def test_a_text_of_any_length_is_counted_as_in_java(length: int) -> None:
-    for letter in ("é", "a"):
-        text = letter * length
-        assert KRYO.encode(text) == b"\3" + bytes.fromhex(SIZES[length]) + text.encode()
-        assert KRYO.decode(KRYO.encode(text)) == text
+def test_a_text_of_any_length_is_counted_as_in_java() -> None:
+    for length, size in SIZES.items():
+        with naming(length):
+            for letter in ("é", "a"):
+                text = letter * length
+                assert KRYO.encode(text) == b"\3" + bytes.fromhex(size) + text.encode()
+                assert KRYO.decode(KRYO.encode(text)) == text
 
 
 def test_there_is_one_nan() -> None:
@@ -106,7 +108,7 @@ def test_there_is_one_nan() -> None:
     assert math.isnan(KRYO.decode(bytes.fromhex("0a000000000000f87f")))
 
 
-def test_what_is_derived_from_a_type_is_written_as_that() -> None:
+def test_values_of_other_types_are_written_as_what_java_has() -> None:
     class Number(IntEnum):
         A = 5
 
@@ -116,9 +118,7 @@ def test_what_is_derived_from_a_type_is_written_as_that() -> None:
     assert KRYO.encode(Number.A) == KRYO.encode(5)
     assert KRYO.encode(Text.A) == KRYO.encode("hi")
     assert KRYO.encode(bytearray(b"hi")) == KRYO.encode(b"hi")
-
-
-def test_a_negative_zero_decimal_is_zero_as_in_java() -> None:
+    # Java has no negative zero of this type.
     assert KRYO.encode(Decimal("-0.00")) == KRYO.encode(Decimal("0.00"))
 
 
@@ -128,15 +128,18 @@ def test_a_negative_zero_decimal_is_zero_as_in_java() -> None:
 OTHERS = ("java.util.ArrayList", "shop.Order", "Order", "java.lang.Integer", "java.lang.String")
 
 
-@pytest.mark.parametrize("name", [*OTHERS, "x" * 1000, "ü.Ü"])
-def test_any_other_class_passes_through_whole(name: str) -> None:
-    payload = named(name, "01ff") if name.isascii() else b"\1\0\x84" + name.encode() + b"\1\2"
-    value = KRYO.decode(payload)
-    assert type(value) is KryoOpaque
-    assert isinstance(value, bytes)
-    assert value == payload
-    assert KRYO.encode(value) == payload
-    assert repr(value) == f"KryoOpaque({payload!r})"
+def test_any_other_class_passes_through_whole() -> None:
+    for name in [*OTHERS, "x" * 1000, "ü.Ü"]:
+        with naming(name):
+            payload = (
+                named(name, "01ff") if name.isascii() else b"\1\0\x84" + name.encode() + b"\1\2"
+            )
+            value = KRYO.decode(payload)
+            assert type(value) is KryoOpaque
+            assert isinstance(value, bytes)
+            assert value == payload
+            assert KRYO.encode(value) == payload
+            assert repr(value) == f"KryoOpaque({payload!r})"
 
 
 def test_plain_bytes_are_a_byte_array_and_the_opaque_are_not() -> None:
@@ -184,12 +187,13 @@ REFUSED: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("reason", REFUSED)
-def test_what_has_no_form_is_refused(reason: str) -> None:
-    for value in REFUSED[reason]:
-        refused = f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"
-        with pytest.raises(EncodeError, match=refused):
-            KRYO.encode(value)
+def test_what_has_no_form_is_refused() -> None:
+    for reason, values in REFUSED.items():
+        with naming(reason):
+            for value in values:
+                refused = f"Kryo5Codec cannot encode this {type(value).__name__}: .*{reason}"
+                with pytest.raises(EncodeError, match=refused):
+                    KRYO.encode(value)
 
 
 def test_an_error_does_not_quote_the_value() -> None:
@@ -215,15 +219,20 @@ WHOLE = [
 ]
 
 
-@pytest.mark.parametrize("whole", WHOLE, ids=bytes.hex)
-def test_a_value_that_is_cut_off_or_goes_on_is_refused(whole: bytes) -> None:
-    assert KRYO.encode(KRYO.decode(whole)) == whole
-    for payload in [*(whole[:n] for n in range(len(whole))), whole + b"\0", whole + b"\xff"]:
-        with pytest.raises(
-            DecodeError, match=f"Kryo5Codec cannot decode {len(payload)} bytes"
-        ) as caught:
-            KRYO.decode(payload)
-        assert caught.value.payload == payload
+def test_a_value_that_is_cut_off_or_goes_on_is_refused() -> None:
+    for whole in WHOLE:
+        with naming(whole):
+            assert KRYO.encode(KRYO.decode(whole)) == whole
+            for payload in [
+                *(whole[:n] for n in range(len(whole))),
+                whole + b"\0",
+                whole + b"\xff",
+            ]:
+                with pytest.raises(
+                    DecodeError, match=f"Kryo5Codec cannot decode {len(payload)} bytes"
+                ) as caught:
+                    KRYO.decode(payload)
+                assert caught.value.payload == payload
 
 
 MALFORMED = {
@@ -248,12 +257,12 @@ MALFORMED = {
 }
 
 
-@pytest.mark.parametrize("text", MALFORMED.values(), ids=list(MALFORMED))
-def test_what_is_no_kryo_is_refused_with_its_first_bytes(text: str) -> None:
-    payload = bytes.fromhex(text)
-    with pytest.raises(DecodeError) as caught:
-        KRYO.decode(payload)
-    assert payload[:4].hex(" ") in str(caught.value)
+def test_what_is_no_kryo_is_refused_with_its_first_bytes() -> None:
+    for why, text in MALFORMED.items():
+        payload = bytes.fromhex(text)
+        with naming(why), pytest.raises(DecodeError) as caught:
+            KRYO.decode(payload)
+        assert payload[:4].hex(" ") in str(caught.value), why
 
 
 NAMES = ["[B", "java.util.ArrayList"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import assume, given
@@ -15,10 +14,8 @@ from delayq._delayed.records import id_of, pack, payload_of
 from delayq._redis.slots import hash_tag, slot_of
 from delayq._reliable.keys import ReliableKeys
 from delayq.errors import BadName
+from tests.support.cases import naming
 from tests.support.names import every_key, names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
@@ -36,15 +33,10 @@ def test_a_name_with_a_brace_keeps_its_own_hash_tag() -> None:
     assert DelayedKeys.of("a{b}c{d}").timeout == "redisson_delay_queue_timeout:a{b}c{d}"
 
 
-@pytest.mark.parametrize("name", ["", "a{b", "{}x", "x{}{y}", "o:{", "{a", "a}b", "\udc00"])
-def test_a_name_whose_keys_would_lie_in_different_slots_is_refused(name: str) -> None:
-    with pytest.raises(BadName):
-        DelayedKeys.of(name)
-
-
-def test_a_name_is_text() -> None:
-    with pytest.raises(BadName):
-        DelayedKeys.of(b"orders")  # type: ignore[arg-type]
+def test_a_name_whose_keys_would_lie_in_different_slots_is_refused() -> None:
+    for name in ["", "a{b", "{}x", "x{}{y}", "o:{", "{a", "a}b", "\udc00"]:
+        with naming(name), pytest.raises(BadName):
+            DelayedKeys.of(name)
 
 
 @given(
@@ -83,6 +75,7 @@ def test_two_queues_share_no_key(name: str, other: str) -> None:
         assert len(set(ours)) == len(ours)
         assert len({hash_tag(key) for key in ours}) <= 1
         assert not {*ours} & {*theirs}
+    assert not {*keys_of(DelayedKeys, name)} & {*keys_of(ReliableKeys, name)}
 
 
 @given(names)
@@ -93,11 +86,6 @@ def test_a_queue_that_is_called_as_another_ones_key_shares_none_with_it(name: st
         assert not ours & {*chain(*theirs)}
 
 
-@given(names)
-def test_a_delayed_and_a_reliable_queue_of_one_name_share_no_key(name: str) -> None:
-    assert not {*keys_of(DelayedKeys, name)} & {*keys_of(ReliableKeys, name)}
-
-
 def test_a_name_in_braces_shares_redissons_keys_with_the_name_without() -> None:
     plain, braced = DelayedKeys.of("orders"), DelayedKeys.of("{orders}")
     for key in ("ordered", "timeout", "channel"):
@@ -105,24 +93,25 @@ def test_a_name_in_braces_shares_redissons_keys_with_the_name_without() -> None:
     assert plain.ready != braced.ready
 
 
-@pytest.mark.parametrize("reserved", RESERVED)
-def test_a_delayed_queue_is_not_called_as_another_queues_key(reserved: str) -> None:
-    with pytest.raises(BadName, match="a key of another queue"):
-        DelayedKeys.of(f"{reserved}{{orders}}")
-    with pytest.raises(BadName, match="a key of another queue"):
-        DelayedKeys.of("orders", lambda name: f"{reserved}{{{name}}}")
-    # All keys of a reliable queue have a prefix, so none can be mistaken for another queue's.
-    ReliableKeys.of(f"{reserved}{{orders}}")
+def test_a_delayed_queue_is_not_called_as_another_queues_key() -> None:
+    for reserved in RESERVED:
+        with naming(reserved):
+            with pytest.raises(BadName, match="a key of another queue"):
+                DelayedKeys.of(f"{reserved}{{orders}}")
+            with pytest.raises(BadName, match="a key of another queue"):
+                DelayedKeys.of("orders", (reserved + "{%s}").__mod__)
+            # All keys of a reliable queue have a prefix, so none is taken for another queue's.
+            ReliableKeys.of(f"{reserved}{{orders}}")
 
 
-@pytest.mark.parametrize("keys_of", [DelayedKeys.of, ReliableKeys.of], ids=["delayed", "reliable"])
-def test_a_name_has_512_bytes_at_most(keys_of: Callable[..., object]) -> None:
-    keys_of("é" * 256)
-    for name in ("é" * 256 + "x", "x" * 513):
-        with pytest.raises(BadName, match="at most 512 bytes, not 513"):
-            keys_of(name)
-    with pytest.raises(BadName, match="at most 512 bytes, not 514"):
-        keys_of("x" * 512, "p:{}".format)
+def test_a_name_has_512_bytes_at_most() -> None:
+    for kind in KINDS:
+        kind.of("é" * 256)
+        for name in ("é" * 256 + "x", "x" * 513):
+            with naming(kind, name), pytest.raises(BadName, match="at most 512 bytes, not 513"):
+                kind.of(name)
+        with naming(kind), pytest.raises(BadName, match="at most 512 bytes, not 514"):
+            kind.of("x" * 512, "p:{}".format)
 
 
 def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
@@ -145,16 +134,15 @@ def test_a_record_is_redissons_byte_for_byte() -> None:
     assert payload_of(record) == b"hello"
 
 
-@pytest.mark.parametrize(
-    ("record", "payload"),
-    [
+def test_records_of_older_versions_and_other_servers_are_read() -> None:
+    cases = [
         ("2eb990cba71cd2430e000000000000002268656c6c6f776f726c64303022", b'"helloworld00"'),
         ("e38add7d942ec14306000000223030303122", b'"0001"'),
         ("08414243444546474805000000" + b"hello".hex(), b"hello"),
-    ],
-)
-def test_records_of_older_versions_and_other_servers_are_read(record: str, payload: bytes) -> None:
-    assert payload_of(bytes.fromhex(record)) == payload
+    ]
+    for record, payload in cases:
+        with naming(record, payload):
+            assert payload_of(bytes.fromhex(record)) == payload
 
 
 @given(st.binary(min_size=8, max_size=8), st.binary(max_size=300), st.sampled_from([4, 8]))
@@ -164,6 +152,7 @@ def test_what_was_packed_is_read_again(record_id: bytes, payload: bytes, length_
 
 # A record cut after 18 bytes reads as a record of a 32-bit server: nothing in the format tells them
 # apart.
-@pytest.mark.parametrize("cut", set(range(22)) - {18})
-def test_a_cut_record_is_no_record(cut: int) -> None:
-    assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None
+def test_a_cut_record_is_no_record() -> None:
+    for cut in set(range(22)) - {18}:
+        with naming(cut):
+            assert payload_of(pack(b"ABCDEFGH", b"hello", 8)[:cut]) is None

@@ -14,6 +14,7 @@ from delayq._delayed.pending import Pending
 from delayq._delayed.ready import Ready
 from delayq.codecs import StringCodec
 from delayq.sync._link import Link
+from tests.support.cases import naming
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,12 +35,8 @@ TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
 ONLY_SYNCHRONOUS = {"arun", "close", "run"}
 # How to reach each class's twin from its queue.
-PATHS = {
-    sync.DeadLetters: "dead",
-    sync.Groups: "groups",
-    sync.Pending: "pending",
-    sync.Ready: "ready",
-}
+PATHS: dict[type, str] = {sync.DeadLetters: "dead", sync.Groups: "groups"}
+PATHS |= {sync.Pending: "pending", sync.Ready: "ready"}
 
 
 def methods(owner: type) -> dict[str, Any]:
@@ -58,30 +55,24 @@ def form(function: Callable[..., Any]) -> tuple[list[Any], Any]:
     return [*signature.parameters.values()], signature.return_annotation
 
 
-def every_method(*owners: type) -> Iterator[Any]:
+def every_method(*owners: type) -> Iterator[tuple[type, str, Any]]:
     for owner in owners or TWINS:
         for name, method in methods(owner).items():
             if not is_property(method) and name not in ONLY_SYNCHRONOUS:
-                yield pytest.param(owner, name, id=f"{owner.__name__}.{name}")
+                yield owner, name, method
 
 
-@pytest.mark.parametrize("owner", TWINS, ids=lambda owner: owner.__name__)
-def test_each_class_has_the_methods_of_its_twin(owner: type) -> None:
-    missing = methods(TWINS[owner]).keys() - methods(owner).keys() - TAKING - OTHERS
-    assert not missing, f"add {missing} to delayq.sync.{owner.__name__}"
-    assert methods(owner).keys() - methods(TWINS[owner]).keys() <= ONLY_SYNCHRONOUS
-
-
-@pytest.mark.parametrize(("owner", "name"), [*every_method()])
-def test_each_method_has_the_form_of_its_twin(owner: type, name: str) -> None:
-    method, twin = getattr(owner, name), getattr(TWINS[owner], name)
-    assert form(method) == form(twin), f"change delayq.sync.{owner.__name__}.{name} as well"
-    assert [*map(form, get_overloads(method))] == [*map(form, get_overloads(twin))]
-    assert not inspect.iscoroutinefunction(method)
-    assert method.__doc__
-
-
-def test_connecting_has_the_form_of_its_twin() -> None:
+def test_each_class_has_the_methods_of_its_twin_in_the_same_form() -> None:
+    for owner, twin in TWINS.items():
+        missing = methods(twin).keys() - methods(owner).keys() - TAKING - OTHERS
+        assert not missing, f"add {missing} to delayq.sync.{owner.__name__}"
+        assert methods(owner).keys() - methods(twin).keys() <= ONLY_SYNCHRONOUS
+    for owner, name, method in every_method():
+        other = getattr(TWINS[owner], name)
+        assert form(method) == form(other), f"change delayq.sync.{owner.__name__}.{name} as well"
+        assert [*map(form, get_overloads(method))] == [*map(form, get_overloads(other))], name
+        assert not inspect.iscoroutinefunction(method), name
+        assert method.__doc__, name
     assert form(sync.connect) == form(delayq.connect)
 
 
@@ -144,19 +135,18 @@ class RecordingDoor:
         return asyncio.run(call(Recorder(self.calls, "")))
 
 
-@pytest.mark.parametrize(
-    ("owner", "name"), [*every_method(sync.ReliableQueue, sync.DelayedQueue, *PATHS)]
-)
-def test_each_method_passes_on_every_argument(owner: type, name: str) -> None:
-    door = RecordingDoor()
-    handle = owner("mails", door) if owner not in PATHS else owner(door)
-    parameters = [*inspect.signature(getattr(handle, name)).parameters.values()]
-    given = {each.name: [object()] for each in parameters}
-    getattr(handle, name)(**given)
-    ((path, args, kwargs),) = door.calls
-    assert path == ".".join(filter(None, (PATHS.get(owner), name)))
-    twin = inspect.signature(getattr(TWINS[owner], name))
-    assert dict(twin.bind(None, *args, **kwargs).arguments) == {"self": None, **given}
+def test_each_method_passes_on_every_argument() -> None:
+    for owner, name, _ in every_method(sync.ReliableQueue, sync.DelayedQueue, *PATHS):
+        door = RecordingDoor()
+        handle = owner("mails", door) if owner not in PATHS else owner(door)
+        parameters = [*inspect.signature(getattr(handle, name)).parameters.values()]
+        given = {parameter.name: [object()] for parameter in parameters}
+        with naming(owner, name):
+            getattr(handle, name)(**given)
+            ((path, args, kwargs),) = door.calls
+            assert path == ".".join(filter(None, (PATHS.get(owner), name)))
+            twin = inspect.signature(getattr(TWINS[owner], name))
+            assert dict(twin.bind(None, *args, **kwargs).arguments) == {"self": None, **given}
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -188,59 +178,43 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", SETTINGS)
-def test_a_queue_is_opened_with_every_setting_that_was_given(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = SETTINGS[kind]
-    names = {*inspect.signature(getattr(sync.Client, kind)).parameters} - {"self", "name"}
-    assert settings.keys() == names, "try the new setting here as well"
-    declared: list[Callable[[Any], Any]] = []
-    monkeypatch.setattr(Link, "declare", lambda _, open_on: declared.append(open_on))
-    getattr(sync.connect("redis://127.0.0.1:1"), kind)("mails", **settings)
-    calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-    client: Any = Recorder(calls, "")
-    opening = declared[0](client)
-    opening.close()
-    assert calls == [(kind, ("mails",), settings)]
-
-
-def test_a_client_is_opened_with_every_setting_that_was_given(
+def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    declared: list[Callable[[Any], Any]] = []
+    monkeypatch.setattr(Link, "declare", lambda _, open_on: declared.append(open_on))
+    client = sync.connect("redis://127.0.0.1:1")
+    for kind, settings in SETTINGS.items():
+        names = {*inspect.signature(getattr(sync.Client, kind)).parameters} - {"self", "name"}
+        assert settings.keys() == names, "try the new setting here as well"
+        getattr(client, kind)("mails", **settings)
+        calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        recorder: Any = Recorder(calls, "")
+        declared.pop()(recorder).close()
+        assert calls == [(kind, ("mails",), settings)]
+
     given: dict[str, Any] = {"resync_interval": 2.0, "max_connections": 2, "name_mapper": str}
     made: list[Any] = []
-    monkeypatch.setattr(
-        delayq.client, "connect", lambda *args, **kwargs: made.append((args, kwargs))
-    )
+    monkeypatch.setattr(delayq.client, "connect", lambda *args, **named: made.append((args, named)))
     sync.connect("redis://127.0.0.1:1", **given)
     # It binds the tasks itself.
     assert {*inspect.signature(sync.connect).parameters} == {"address", "tasks", *given}
     assert made == [(("redis://127.0.0.1:1",), given)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name", "settings"),
-    [
+def test_what_is_wrong_is_refused_where_it_is_written() -> None:
+    client = sync.connect("redis://127.0.0.1:1")
+    cases: list[tuple[str, str, dict[str, Any]]] = [
         ("reliable_queue", "", {}),
         ("reliable_queue", "mails", {"lease": 0}),
         ("reliable_queue", "mails", {"codec": StringCodec}),
         ("delayed_queue", "", {}),
         ("delayed_queue", "mails", {"durability": "some"}),
-        ("delayed_queue", "mails", {"max_payload": -1}),
         ("delayed_queue", "mails", {"ordered_list": 1}),
-        ("delayed_queue", "mails", {"codec": 3}),
-    ],
-)
-def test_a_bad_setting_is_refused_where_it_is_written(
-    kind: str, name: str, settings: dict[str, Any]
-) -> None:
-    client = sync.connect("redis://127.0.0.1:1")
-    with pytest.raises(delayq.BadInput):
-        getattr(client, kind)(name, **settings)
-
-
-def test_a_bad_address_is_refused_at_once() -> None:
+    ]
+    for kind, name, settings in cases:
+        with naming(kind, name, settings), pytest.raises(delayq.BadInput):
+            getattr(client, kind)(name, **settings)
     with pytest.raises(delayq.ConfigurationError):
         sync.connect("http://127.0.0.1")
     with pytest.raises(delayq.BadInput):
