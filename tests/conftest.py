@@ -49,6 +49,8 @@ FOUND, MISSING = find_kinds()
 """The servers of this run, and why others are missing. ``--servers`` narrows what is found."""
 _LEFT_OUT: dict[str, Kind] = {}
 _DESELECTED: Counter[str] = Counter()
+_SHOWN: set[pytest.Item] = set()
+"""What a run on the first server shows, if that is left out."""
 _USED: set[str] = set()
 _NONE = pytest.param("none", marks=pytest.mark.skip(reason="no server found on this machine"))
 
@@ -69,9 +71,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         ),
     )
     parser.addoption(
-        "--beyond-default",
+        "--beyond-first",
         action="store_true",
-        help="leave out what a run without options has covered: the tests on the first server",
+        help="leave out what a run on the first server alone shows",
     )
 
 
@@ -126,18 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         # Thousands of examples take a slow machine long.
         if item.get_closest_marker("hypothesis"):
             item.add_marker(pytest.mark.timeout(3600))
-    if config.getoption("beyond_default"):
-        covered = [item for item in items if _runs_by_default(item)]
-        config.hook.pytest_deselected(items=covered)
-        left_out = set(covered)
-        items[:] = [item for item in items if item not in left_out]
+    if config.getoption("beyond_first"):
+        _SHOWN.update(item for item in items if _runs_on_the_first_server(item))
+        config.hook.pytest_deselected(items=[*_SHOWN])
+        items[:] = [item for item in items if item not in _SHOWN]
 
 
-def _runs_by_default(item: pytest.Item) -> bool:
-    """Return whether a run without options does the same for a test."""
-    if any(item.get_closest_marker(name) for name in LATER):
-        return False
-    if item.get_closest_marker("hypothesis") and settings.get_current_profile_name() != QUICK:
+def _runs_on_the_first_server(item: pytest.Item) -> bool:
+    """Return whether a run on the first server shows what a test shows."""
+    if item.get_closest_marker("java") or item.get_closest_marker("browser"):
         return False
     parameters = getattr(getattr(item, "callspec", None), "params", {})
     first = next(iter(FOUND), None)
@@ -149,12 +148,14 @@ def _runs_by_default(item: pytest.Item) -> bool:
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
-    if items and (
-        items[0].config.getoption("keyword") or items[0].config.getoption("beyond_default")
-    ):
+    if items and items[0].config.getoption("keyword"):
         # Left out by choice.
         return
-    _DESELECTED.update(name for item in items for name in LATER if item.get_closest_marker(name))
+    for item in items:
+        names = [name for name in LATER if item.get_closest_marker(name)]
+        if names and item not in _SHOWN:
+            # A test of two rings runs in the last one.
+            _DESELECTED[names[-1]] += 1
 
 
 class _Failures:

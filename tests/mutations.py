@@ -284,8 +284,9 @@ def copy_of(tree: Path, parent: Path) -> Path:
 
 
 def failed_tests(copy: Path, *paths: str) -> list[str]:
-    """Run tests until one of them fails, and return the names of those that have."""
-    options = ["-x", "-q", "-n", "auto", "--dist", "worksteal", "-p", "no:cacheprovider"]
+    """Run these tests, or all of them, until one fails. Return the names of those that have."""
+    options = ["-x", "-q", "-p", "no:cacheprovider"]
+    options += ["-n0"] if paths else ["-n", "auto", "--dist", "worksteal"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *paths],
         cwd=copy,

@@ -1,0 +1,68 @@
+"""The policy about a test that fails once: see ``tests.support.disturbed``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.terminal import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.gate
+
+CONFTEST = """
+from tests.support.disturbed import register as pytest_configure
+"""
+TESTS = """
+import pathlib, pytest
+
+@pytest.mark.parametrize("number", range({tests}))
+def test_passes_from_some_attempt_on(number):
+    with pathlib.Path(f"attempts-{{number}}").open("a") as file:
+        file.write("x")
+    assert pathlib.Path(f"attempts-{{number}}").stat().st_size >= {attempts}
+"""
+
+
+def run(folder: Path, *options: str, tests: int, attempts: int) -> tuple[int, str]:
+    """Run tests that pass from an attempt on. Return the exit status and the output."""
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_attempts.py").write_text(TESTS.format(tests=tests, attempts=attempts))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options],
+        cwd=folder,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("tests", "attempts", "status", "words"),
+    [
+        (3, 1, 0, "3 passed"),
+        (3, 2, 0, "disturbed: 3"),
+        (3, 3, 1, "3 failed"),
+        (6, 2, 1, "NONE RUN AGAIN: 6 failed"),
+    ],
+)
+def test_a_failed_test_is_run_once_more(
+    tmp_path: Path, tests: int, attempts: int, status: int, words: str
+) -> None:
+    actual, output = run(tmp_path, "-n2", tests=tests, attempts=attempts)
+    assert actual == status, output
+    assert words in output
+
+
+@pytest.mark.parametrize("options", [["-n0"], ["-n2", "-x"]])
+def test_who_looks_for_the_first_failure_sees_it(tmp_path: Path, options: list[str]) -> None:
+    status, output = run(tmp_path, *options, tests=1, attempts=2)
+    assert status in (1, 2), output  # xdist reports an interruption
+    assert "disturbed" not in output
