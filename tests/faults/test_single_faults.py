@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import signal
@@ -184,23 +185,8 @@ async def test_a_full_server_refuses_whole_offers_and_lets_the_rest_go_on(
 
 
 @pytest.mark.every_server
-async def test_a_replica_as_address_is_told_at_once(start: Callable[..., PrivateServer]) -> None:
-    primary = start("--repl-diskless-sync-delay", "0", tcp=True)
-    replica = start("--replicaof", "127.0.0.1", str(primary.port))
-    await until(lambda: b"master_link_status:up" in info(replica))
-    async with delayq.connect(replica.url) as client:
-        for offer in (client.reliable_queue("jobs").offer, client.delayed_queue("orders").offer):
-            with pytest.raises(delayq.ServerRefused, match="is a replica"):
-                await offer(1)
-
-
-def info(server: PrivateServer) -> bytes:
-    return server.call("INFO", "replication")
-
-
-@pytest.mark.every_server
 async def test_a_brief_demotion_costs_only_time(start: Callable[..., PrivateServer]) -> None:
-    primary, other = start(tcp=True), start(tcp=True)
+    primary = start(tcp=True)
     async with delayq.connect(primary.url, resync_interval=0.2) as client, Both(client) as both:
         await both.offer(1)
         await both.got(1)
@@ -210,10 +196,8 @@ async def test_a_brief_demotion_costs_only_time(start: Callable[..., PrivateServ
         await asyncio.sleep(0.3)
         assert not any(offer.done() for offer in offers)
         primary.call("REPLICAOF", "NO", "ONE")
-        async with asyncio.timeout(20):
-            await asyncio.gather(*offers)
+        await asyncio.gather(*offers)
         await both.got(1, 2)
-    assert other.is_running()
 
 
 # Clocks
@@ -296,20 +280,15 @@ async def test_a_step_of_the_servers_clock_loses_nothing(
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize(
-    ("kind", "denied"),
-    [
+async def test_a_missing_right_refuses_whole(server: PrivateServer, raw: Any) -> None:
+    for kind, denied in (
         *(("reliable", denied) for denied in ("-evalsha -eval", "-hset", "-zadd")),
         *(("delayed", denied) for denied in ("-evalsha -eval", "-zadd", "-publish")),
-    ],
-)
-async def test_a_missing_right_refuses_whole(
-    server: PrivateServer, raw: Any, kind: str, denied: str
-) -> None:
-    async with limited(server, raw, denied) as client:
-        with pytest.raises(delayq.ServerRefused):
-            await offer_to(client, kind)
-    assert await stored(raw) == 0
+    ):
+        async with limited(server, raw, denied) as client:
+            with pytest.raises(delayq.ServerRefused):
+                await offer_to(client, kind)
+        assert await stored(raw) == 0, (kind, denied)
 
 
 async def test_an_unannounced_reliable_message_reaches_its_offerer_in_time_others_by_the_recheck(
@@ -335,19 +314,18 @@ async def test_an_unannounced_reliable_message_reaches_its_offerer_in_time_other
         await message.ack()
 
 
-@pytest.mark.parametrize("denied", ["-zadd", "-publish"])
-@pytest.mark.parametrize("kind", ["reliable", "delayed"])
 async def test_what_is_refused_is_not_offered_again_and_again(
-    server: PrivateServer, raw: Any, kind: str, denied: str
+    server: PrivateServer, raw: Any
 ) -> None:
     """The remains of the first try occupy its id, so each repetition would make up another one."""
-    async with limited(server, raw, denied) as client:
-        # The second time, the server already knows the script.
-        for _ in range(2):
-            async with asyncio.timeout(10):
+    for kind, denied in itertools.product(("reliable", "delayed"), ("-zadd", "-publish")):
+        async with limited(server, raw, denied) as client:
+            # The second time, the server already knows the script.
+            for _ in range(2):
                 with suppress(delayq.ServerRefused):
                     await offer_to(client, kind)
-    assert await stored(raw) <= 2
+        assert await stored(raw) <= 2, (kind, denied)
+        await raw.flushall()
 
 
 @asynccontextmanager
@@ -382,6 +360,7 @@ async def stored(raw: Any) -> int:
 # Processes that die or freeze
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
 async def test_a_producer_killed_in_a_batch_has_all_stored_that_it_was_told_and_nothing_twice(
     server: PrivateServer, raw: Any, tmp_path: Path, kind: str
@@ -436,6 +415,7 @@ async def size_is_odd(size: Callable[[], Awaitable[int]], before: int) -> bool:
     return more > victims.BATCH and more % victims.BATCH > 0
 
 
+@pytest.mark.gate
 async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(
     server: PrivateServer, tmp_path: Path
 ) -> None:
@@ -551,11 +531,11 @@ async def test_a_thousand_clients_connect_at_once(
 
 
 @pytest.mark.every_server
-async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_others(
+async def test_a_server_that_has_no_room_for_more_clients_says_so_to_the_others(
     start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.5)
-    server = start("--maxclients", "100")
+    server, count = start("--maxclients", "20"), 100
     served: list[int] = []
     refused: list[delayq.ServerError] = []
 
@@ -565,18 +545,17 @@ async def test_a_server_that_has_no_room_for_a_thousand_clients_says_so_to_the_o
                 await client.reliable_queue("jobs").offer(n)
                 served.append(n)
                 # Not before all have tried.
-                await until(lambda: len(served) + len(refused) >= 1000, 100)
+                await until(lambda: len(served) + len(refused) >= count, 100)
         except delayq.ServerError as error:
             refused.append(error)
 
-    async with asyncio.timeout(120):
-        await asyncio.gather(*(attempt(n) for n in range(1000)))
+    await asyncio.gather(*(attempt(n) for n in range(count)))
     assert refused
-    assert len(served) + len(refused) >= 1000
+    assert len(served) + len(refused) >= count
     # There is room again once they have left.
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 5.0)
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 60.0)
     async with delayq.connect(server.url) as client:
-        await client.reliable_queue("jobs").offer(1000)
+        await client.reliable_queue("jobs").offer(count)
         assert (await client.reliable_queue("jobs").stats()).ready >= len(served) + 1
 
 
