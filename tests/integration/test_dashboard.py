@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from redis.asyncio import Redis
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
@@ -26,12 +25,16 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
-from delayq.admin.catalog import find_queues, known_queue
-from tests.conftest import FOUND
+from delayq.admin.catalog import find_queues
 from tests.integration.test_acl import granted
 from tests.support.board import (
     HOST,
+    JOBS,
+    ONE,
+    ORDERS,
+    SETTINGS,
     TOKEN,
+    _templates_are_compiled_once,
     act,
     browse,
     field,
@@ -39,42 +42,32 @@ from tests.support.board import (
     links,
     log_in,
     on_all_pages,
+    one,
     page,
+    send,
     texts,
     word,
 )
 from tests.support.browser import AGE
-from tests.support.servers import PrivateServer
+from tests.support.timing import Control
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator
 
     from httpx import AsyncClient as Browser
     from starlette.requests import HTTPConnection
 
     from delayq import Client
+    from tests.support.servers import PrivateServer
 
     Jobs = delayq.ReliableQueue[Any]
 
+__all__ = ["_templates_are_compiled_once", "one"]
 
-JOBS = "queue?kind=reliable&name=jobs"
-ORDERS = "queue?kind=delayed&name=orders"
-ONE = "message?kind=reliable&name=jobs&at=//one"
 DEAD = "dead?kind=reliable&name=jobs"
-SETTINGS = "settings?kind=reliable&name=jobs"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
-
-
 CANCEL_ONE = {"kind": "reliable", "name": "jobs", "at": "//one", "do": "cancel"}
-
-
-@pytest.fixture
-async def one(client: Client) -> Jobs:
-    """Return a queue with one message, which is due in a minute."""
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer("a payload", 60, id="one")
-    return jobs
 
 
 async def bury(queue: delayq.ReliableQueue[Any], count: int = 1) -> None:
@@ -84,10 +77,6 @@ async def bury(queue: delayq.ReliableQueue[Any], count: int = 1) -> None:
 
 
 # Reading
-
-
-async def test_an_empty_server_has_an_empty_page(reader: httpx.AsyncClient) -> None:
-    assert "There are no queues" in texts(await page(reader, "/"))
 
 
 async def test_the_overview_shows_queues_of_every_kind(client: Client, reader: Browser) -> None:
@@ -105,15 +94,7 @@ async def test_the_overview_shows_queues_of_every_kind(client: Client, reader: B
     assert "orders delayed waiting 3 0 0 0" in shown
     assert "parts reliable, 4 partitions waiting 40 0 0 0" in shown
     assert "All 3 queues 44 2 1 0" in shown
-
-
-async def test_the_overview_finds_by_name(client: Client, reader: Browser) -> None:
-    for name in ("mails", "orders", "Mailbox"):
-        await client.reliable_queue(name).offer(1)
-    shown = texts(await page(reader, "/?q=mail"))
-    assert "mails" in shown
-    assert "Mailbox" in shown
-    assert "orders" not in shown
+    assert queues_of(await page(reader, "/?q=OR")) == ["orders"]
 
 
 async def late(server: PrivateServer, queue: Jobs, count: int, seconds: int) -> None:
@@ -143,10 +124,10 @@ async def test_trouble_comes_first(server: PrivateServer, client: Client, reader
     assert [name[:4] for name in queues_of(shown)] == names
     assert "1 no consumers 1 late 1 dead letters 1 paused" in texts(shown)
     # Each of these leads to the queues that it counts.
-    (address,) = (each for each in links(shown, "./?state=") if "consumers" in each)
-    found = await page(reader, address)
-    assert queues_of(found) == ["f-unattended-one"]
-    assert "All 1 queue 0 5 0 0" in texts(found)
+    (address,) = (link for link in links(shown, "./?state=") if "consumers" in link)
+    shown = await page(reader, address)
+    assert queues_of(shown) == ["f-unattended-one"]
+    assert "All 1 queue 0 5 0 0" in texts(shown)
 
 
 async def test_columns_are_sorted_by_the_server(client: Client, reader: Browser) -> None:
@@ -205,14 +186,16 @@ async def test_a_queue_whose_keys_hold_something_else_hides_no_other(
 
 
 async def test_a_queue_has_counts_due_times_and_lists(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs", lease=60)
-    delays = (30, 40, 1800, 7200, 200_000, 0, 0)
+    jobs = client.reliable_queue("jobs", lease=60, partitions=2)
+    delays = (30, 40, 7200, 200_000, 0, 0)
     await jobs.offer_many([Offer({"n": delay}, delay=delay) for delay in delays])
+    await jobs.offer_many([Offer(n, delay=30, group=f"g{n}") for n in range(3)])
+    await jobs.offer_many([Offer(n, delay=1800, priority=n) for n in range(4)])
     (held,) = await jobs.claim()
     shown = texts(await page(reader, JOBS))
-    assert "Delayed 5 Ready 1 Leased 1 Dead letters 0" in shown
+    assert "Delayed 11 Ready 1 Leased 1 Dead letters 0" in shown
     # The end of a lease does not count as a due time.
-    assert "next minute 2 next hour 1 next day 1 later 1" in shown
+    assert "next minute 5 next hour 4 next day 1 later 1" in shown
     assert '{"n":30}' in shown
     assert held.id in await page(reader, f"{JOBS}&state=leased")
     assert '{"n":0}' in texts(await page(reader, f"{JOBS}&state=ready"))
@@ -223,35 +206,17 @@ async def test_a_reliable_queue_shows_its_settings(
 ) -> None:
     jobs = client.reliable_queue("jobs", max_size=12_000, expired="dead", dedup_window=90)
     await jobs.offer(1)
-    text = await page(reader, SETTINGS)
-    for shown in ("<dd>12,000</dd>", "<dd>become dead letters</dd>", "<dd>1 min 30 s</dd>"):
-        assert shown in text
-    assert "<dd>for good</dd>" in text
+    shown = await page(reader, SETTINGS)
+    for setting in ("12,000", "become dead letters", "1 min 30 s", "for good"):
+        assert f"<dd>{setting}</dd>" in shown
     await jobs.configure(max_size=None, expired="drop", dedup_window=0, keep_dead=600, max_dead=77)
     await jobs.configure(keep=600, max_kept=99)
-    text = await page(reader, SETTINGS)
-    for shown in (
-        "<dd>none</dd>",
-        "<dd>are dropped</dd>",
-        "<dd>10 min",
-        "<dd>77</dd>",
-        "up to 99</dd>",
-    ):
-        assert shown in text
+    shown = await page(reader, SETTINGS)
+    for setting in ("<dd>none<", "<dd>are dropped<", "<dd>10 min", "<dd>77<", "up to 99<"):
+        assert setting in shown
     await client.delayed_queue("orders").offer(1, 60)
-    text = (await reader.get("/queue", params={"kind": "delayed", "name": "orders"})).text
-    assert "Settings" not in text
-
-
-async def test_due_times_count_messages_of_groups_and_priorities(
-    client: Client, reader: Browser
-) -> None:
-    jobs = client.reliable_queue("jobs", partitions=2)
-    await jobs.offer_many([Offer(n, delay=30, group=f"g{n}") for n in range(3)])
-    await jobs.offer_many([Offer(n, delay=1800, priority=n) for n in range(4)])
-    await jobs.offer(1, 1e6)
-    shown = texts(await page(reader, JOBS))
-    assert "next minute 3 next hour 4 next day 0 later 1" in shown
+    assert "Settings" not in await page(reader, ORDERS)
+    await page(reader, "settings?kind=delayed&name=orders", 404)
 
 
 async def test_lists_have_pages(client: Client, reader: Browser) -> None:
@@ -302,33 +267,21 @@ async def test_a_message_of_many_that_are_due_at_once_is_found(raw: Any, admin: 
 
 
 async def test_a_message_has_all_details(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
+    jobs = client.reliable_queue("jobs", lease=3600)
     await jobs.offer({"to": ["ada"]}, id="one", headers={"trace": "t-1"}, priority=7, ttl=600)
     await (await jobs.claim())[0].nack(300, error="Traceback\nValueError: busy")
+    await jobs.offer(1)
+    await jobs.claim()
     (address,) = links(await page(reader, JOBS), "message?")
     shown = texts(await page(reader, address))
     for part in ('{ "to": [ "ada" ] }', "trace t-1", "Priority 7", "Attempts 1", "delayed"):
         assert part in shown
     assert "ValueError: busy" in shown
     assert "Expires in 9 min" in shown
-
-
-async def test_a_leased_message_tells_due_time_and_lease(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600)
-    await jobs.offer(1)
-    await jobs.claim()
     (address,) = links(await page(reader, f"{JOBS}&state=leased"), "message?")
     shown = texts(await page(reader, address))
     assert "Lease ends in 59 min" in shown
     assert re.search(r"Due \S+ m?s ago", shown)
-
-
-async def test_dead_letters_say_why(client: Client, reader: Browser) -> None:
-    await bury(client.reliable_queue("jobs"))
-    shown = await page(reader, DEAD)
-    assert "no such customer LookupError: 42" in texts(shown)
-    (address,) = links(shown, "message?")
-    assert "Traceback\nLookupError: 42" in await page(reader, address)
 
 
 async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Browser) -> None:
@@ -357,9 +310,8 @@ async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Bro
     assert "&lt;script&gt;" in await page(reader, "/?q=" + "%3Cscript%3E")
 
 
-@pytest.mark.parametrize(
-    ("payload", "shown"),
-    [
+def test_any_payload_can_be_shown() -> None:
+    for payload, shown in (
         (b"\xff\x00\x01abc", "000000  ff 00 01 61 62 63"),
         (b"plain text", "plain text"),
         (b"a\x1b[31mb", "1b 5b"),
@@ -372,17 +324,13 @@ async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Bro
         ("é".encode() * 2_000_000, "éé"),
         (b"\xff" * 5_000_000, "000000  ff ff"),
         (b"", ""),
-    ],
-)
-def test_any_payload_can_be_shown(payload: bytes, shown: str) -> None:
-    text, _ = rendering.pretty(payload)
-    assert shown in text
-    assert len(text) <= rendering.SHOWN + 20
-    text.encode()
-    rendering.preview(payload).encode()
-
-
-def test_a_large_payload_is_not_read_as_a_whole() -> None:
+    ):
+        text, _ = rendering.pretty(payload)
+        assert shown in text
+        assert len(text) <= rendering.SHOWN + 20
+        text.encode()
+        rendering.preview(payload).encode()
+    # A large payload is not read as a whole.
     assert rendering.pretty(b"[" + b"1," * 100_000 + b"1]")[1] == "JSON"
     assert rendering.pretty(b"[" + b"1," * 2_000_000 + b"1]")[1] == "text"
 
@@ -402,26 +350,20 @@ async def test_ids_that_are_no_text_and_broken_bodies_are_shown(raw: Any, admin:
     assert not await raw.exists(keys.waiting[0], keys.dead)
 
 
-async def test_what_is_no_queue_is_not_read(server: PrivateServer, reader: Browser) -> None:
+async def test_what_is_no_queue_or_no_message_any_more_is_not_found(
+    server: PrivateServer, client: Client, reader: Browser
+) -> None:
     server.call("RPUSH", "secrets", "a password")
     wrong = ("queue", "queue?kind=x&name=y", "dead?kind=delayed&name=orders")
     for address in (*wrong, "queue?kind=delayed&name=secrets&state=ready"):
         assert "a password" not in await page(reader, address, 404)
-
-
-async def test_a_gone_message_says_so(client: Client, reader: Browser) -> None:
+    # Only pages with live parts can be viewed live.
+    await page(reader, "events?page=search&q=x", 404)
+    await page(reader, "events?page=nonsense", 404)
     await client.reliable_queue("jobs").offer(1)
     for at in ("", "//gone", "3//gone", "x", "//", "9999999//x", "/nan/x"):
         shown = await page(reader, f"message?kind=reliable&name=jobs&at={at}", 404)
-        assert "no longer exists" in texts(shown)
-
-
-async def test_an_emptied_queue_is_shown(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer(1)
-    assert "jobs" in texts(await page(reader, "/"))
-    await jobs.purge()
-    assert "Ready 0" in texts(await page(reader, JOBS))
+        assert "no longer exists" in texts(shown), at
 
 
 async def test_looking_takes_no_part(client: Client, reader: Browser, raw: Any) -> None:
@@ -437,15 +379,6 @@ async def test_looking_takes_no_part(client: Client, reader: Browser, raw: Any) 
 # Rights
 
 
-async def test_without_a_token_there_is_nothing_to_do(one: Jobs, reader: Browser) -> None:
-    for address in ("/", JOBS, ONE):
-        assert '<form method="post"' not in await page(reader, address)
-    fields = CANCEL_ONE | {"word": "0" * 64}
-    assert (await reader.post("act", data=fields)).status_code == 403
-    assert (await reader.post("login", data={"token": ""})).status_code == 403
-    assert await one.get("one")
-
-
 async def login_from(app: Any, address: str, token: str = TOKEN) -> int:
     """Log in, and return the status. Only the right token gets a cookie."""
     transport = httpx.ASGITransport(app=app, client=(address, 1))
@@ -455,25 +388,20 @@ async def login_from(app: Any, address: str, token: str = TOKEN) -> int:
         return answer.status_code
 
 
-@pytest.mark.parametrize(
-    ("wrong", "locked", "other"),
-    [
+async def test_wrong_tokens_lock_one_address_and_no_other(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = delayq.dashboard(client, token=TOKEN)
+    for wrong, locked, other in (
         (["192.0.2.1"] * 12, "192.0.2.1", "192.0.2.2"),
         # The addresses of one IPv6 network count as one.
         ([f"2001:db8::{n:x}" for n in range(12)], "2001:db8::ff", "2001:db8:0:1::1"),
-    ],
-)
-async def test_wrong_tokens_lock_one_address_and_no_other(
-    client: Client, wrong: list[str], locked: str, other: str
-) -> None:
-    app = delayq.dashboard(client, token=TOKEN)
-    statuses = [await login_from(app, address, "wrong-wrong-wrong") for address in wrong]
-    assert statuses == [403] * 10 + [429] * 2
-    assert await login_from(app, other) == 303
-    assert await login_from(app, locked) == 429
-
-
-def test_the_addresses_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ):
+        statuses = [await login_from(app, address, "wrong-wrong-wrong") for address in wrong]
+        assert statuses == [403] * 10 + [429] * 2
+        assert await login_from(app, other) == 303
+        assert await login_from(app, locked) == 429
+    # The addresses that are remembered are bounded.
     monkeypatch.setattr("delayq._dashboard.security._MOST_ADDRESSES", 3)
     guard = security.Guard(TOKEN)
     for place in range(50):
@@ -506,35 +434,27 @@ async def test_a_cookie_is_for_this_site_and_no_script(client: Client) -> None:
         assert TOKEN not in cookie
 
 
-CHANGES = {
-    # Not its last character: in base64, some of that one's bits mean nothing.
-    "signature": lambda cookie: cookie[:-5] + ("0" if cookie[-5] != "0" else "1") + cookie[-4:],
-    "end": lambda cookie: "9" + cookie,
-    "nothing": lambda cookie: "",
-    "no text": lambda cookie: "é.x",
-}
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=[*CHANGES])
-async def test_a_changed_cookie_is_worthless(client: Client, change: Callable[[str], str]) -> None:
-    async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
-        await log_in(browser)
-        assert "Operator" in await page(browser, "/")
-        changed = change(browser.cookies[security.COOKIE])
-        browser.cookies.clear()
-        cookie = {b"Cookie": f"{security.COOKIE}={changed}".encode()}
-        assert "Operator" not in (await browser.get("/", headers=cookie)).text
-
-
-async def test_a_cookie_of_long_ago_counts_for_nothing(
+async def test_a_changed_cookie_or_one_of_long_ago_is_worthless(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with browse(delayq.dashboard(client, token=TOKEN)) as browser:
         await log_in(browser)
+        assert "Operator" in await page(browser, "/")
+        cookie = browser.cookies[security.COOKIE]
+        browser.cookies.clear()
+
+        async def counts(cookie: str) -> bool:
+            header = {b"Cookie": f"{security.COOKIE}={cookie}".encode()}
+            return "Operator" in (await browser.get("/", headers=header)).text
+
+        assert await counts(cookie)
+        # Not its last character: in base64, some of that one's bits mean nothing.
+        changed = f"{cookie[:-5]}{'1' if cookie[-5] == '0' else '0'}{cookie[-4:]}"
+        for wrong in (changed, f"9{cookie}", "", "é.x"):
+            assert not await counts(wrong), wrong
         later = time.time() + 13 * 3600
         monkeypatch.setattr("delayq._dashboard.security.time.time", lambda: later)
-        answer = await browser.get("/", headers={"Cookie": str(browser.cookies)})
-        assert "Operator" not in answer.text
+        assert not await counts(cookie)
 
 
 async def test_a_form_of_another_page_does_nothing(one: Jobs, admin: Browser) -> None:
@@ -555,18 +475,25 @@ async def test_a_form_of_another_page_does_nothing(one: Jobs, admin: Browser) ->
     assert answer.status_code == 303
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
+async def test_options_that_cannot_be_are_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: Any
+    for options, said in (
         ({"token": ""}, "16 characters"),
         ({"token": "x" * 15}, "16 characters"),
         ({"read_token": "short"}, "16 characters"),
         ({"token": TOKEN, "read_token": TOKEN}, "differ"),
-    ],
-)
-async def test_tokens_are_long_and_differ(client: Client, tokens: Any, words: str) -> None:
-    with pytest.raises(delayq.ConfigurationError, match=words):
-        delayq.dashboard(client, **tokens)
+        ({"token": TOKEN, "authenticate": fails}, "not both"),
+    ):
+        with pytest.raises(delayq.ConfigurationError, match=said):
+            delayq.dashboard(client, **options)
+    for queues in ("reliable:jobs", ["jobs"], ["a:jobs"], ["reliable:"], ["delayed:delayq:{x"]):
+        with pytest.raises(ValueError, match=r"."):
+            delayq.dashboard(client, queues=queues)  # type: ignore[arg-type]
+    monkeypatch.setattr("delayq._dashboard.find_spec", lambda name: None)
+    with pytest.raises(delayq.ConfigurationError, match=r"pip install 'delayq\[dashboard\]'"):
+        delayq.dashboard(client)
 
 
 @pytest.fixture
@@ -618,25 +545,20 @@ async def test_a_link_survives_the_login(one: Jobs, private: Browser) -> None:
     assert answer.headers["location"] == "./?sort=ready&done=loggedin"
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
+async def test_a_login_leads_to_pages_of_the_dashboard_only(private: Browser) -> None:
+    for address in (
         *("https://evil.test/", "//evil.test/", "/\\evil.test", "\\\\evil.test"),
         *("javascript:alert(1)", "../", "./..//evil.test", "queue/../../x"),
         *("logout", "act", "events", "static/board.js", " queue", "\x00queue"),
         *("queue?a=b\r\nSet-Cookie: x=y", "?" + "a=b&" * 50),
-    ],
-    ids=repr,
-)
-async def test_a_login_leads_to_pages_of_the_dashboard_only(private: Browser, address: str) -> None:
-    answer = await private.post("login", data={"token": TOKEN, "next": address})
-    there = answer.headers["location"]
-    assert re.fullmatch(r"(\./|queue)\?[\w%.&=+-]+", there), there
-    assert "\n" not in there
+    ):
+        answer = await private.post("login", data={"token": TOKEN, "next": address})
+        there = answer.headers["location"]
+        assert re.fullmatch(r"(\./|queue)\?[\w%.&=+-]+", there), (address, there)
+        assert "\n" not in there
 
 
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_users_of_the_host_application(client: Client, one: Jobs, is_async: bool) -> None:
+async def test_users_of_the_host_application(client: Client, one: Jobs) -> None:
     def role(connection: HTTPConnection) -> Any:
         return connection.headers.get("X-Role")
 
@@ -644,7 +566,7 @@ async def test_users_of_the_host_application(client: Client, one: Jobs, is_async
         await asyncio.sleep(0)
         return role(connection)
 
-    app = delayq.dashboard(client, authenticate=role_soon if is_async else role)
+    app = delayq.dashboard(client, authenticate=role_soon)
     async with browse(app) as browser:
         for address in ("/", JOBS, "events?kind=reliable&name=jobs"):
             assert "jobs" not in await page(browser, address, 403)
@@ -652,26 +574,22 @@ async def test_users_of_the_host_application(client: Client, one: Jobs, is_async
         shown = await page(browser, ONE)
         assert "Read-only" in texts(shown)
         assert "Cancel message" not in shown
-        assert (await browser.post("act", data=CANCEL_ONE)).status_code == 403
+        await send(browser, CANCEL_ONE, 403)
         browser.headers["X-Role"] = "operator"
-        fields = form(await page(browser, ONE), "at")
+        fields = form(await page(browser, ONE), "at") | {"do": "cancel"}
+        away = {"Origin": "https://evil.test"}
+        assert (await browser.post("act", data=fields, headers=away)).status_code == 403
         # The word belongs to this browser.
         async with browse(app) as other:
             other.headers["X-Role"] = "operator"
             await page(other, ONE)
-            refused = await other.post("act", data=fields | {"do": "cancel"})
-            assert refused.status_code == 403
-        away = {"Origin": "https://evil.test"}
-        refused = await browser.post("act", data=fields | {"do": "cancel"}, headers=away)
-        assert refused.status_code == 403
+            await send(other, fields, 403)
         assert await one.get("one")
         # Other processes of the application find the word valid as well.
-        again = delayq.dashboard(client, authenticate=role)
-        async with browse(again) as browser_there:
+        async with browse(delayq.dashboard(client, authenticate=role)) as browser_there:
             browser_there.headers["X-Role"] = "operator"
             browser_there.cookies = browser.cookies
-            answer = await browser_there.post("act", data=fields | {"do": "cancel"})
-            assert answer.status_code == 303
+            await send(browser_there, fields)
     assert await one.get("one") is None
 
 
@@ -679,50 +597,44 @@ def fails(connection: Any) -> Any:
     raise LookupError("no such user")
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [fails, lambda _: "admin", lambda _: True, lambda _: ["viewer"]],
-    ids=["raises", "unknown", "true", "list"],
-)
 async def test_a_hook_that_errs_admits_nobody(
-    client: Client, hook: Any, caplog: pytest.LogCaptureFixture
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with browse(delayq.dashboard(client, authenticate=hook)) as browser:
-        assert "no access" in await page(browser, "/", 403)
-    assert "access refused" in caplog.text
+    hook: Any
+    for hook in (fails, lambda _: "admin", lambda _: True, lambda _: ["viewer"]):
+        caplog.clear()
+        async with browse(delayq.dashboard(client, authenticate=hook)) as browser:
+            assert "no access" in await page(browser, "/", 403)
+        assert "access refused" in caplog.text
 
 
-async def test_tokens_and_a_hook_exclude_each_other(client: Client) -> None:
-    with pytest.raises(delayq.ConfigurationError, match="not both"):
-        delayq.dashboard(client, token=TOKEN, authenticate=fails)
-
-
-@pytest.mark.parametrize(
-    ("listening", "options", "warned"),
-    [
-        (("192.0.2.7", 80), {}, True),
-        (("192.0.2.7", 80), {"token": TOKEN}, True),
-        (("192.0.2.7", 80), {"read_token": TOKEN}, False),
-        (("192.0.2.7", 80), {"authenticate": lambda _: "viewer"}, False),
+async def test_whoever_serves_payloads_to_everyone_is_warned(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    everywhere = ("192.0.2.7", 80)
+    cases: Any = (
+        (everywhere, {}, True),
+        (everywhere, {"token": TOKEN}, True),
+        (everywhere, {"read_token": TOKEN}, False),
+        (everywhere, {"authenticate": lambda _: "viewer"}, False),
         (("127.0.0.1", 80), {}, False),
         (("::1", 80), {}, False),
         (("/run/board.sock", None), {}, False),
-    ],
-    ids=["none", "token", "read-token", "hook", "loopback", "loopback-6", "socket"],
-)
-async def test_whoever_serves_payloads_to_everyone_is_warned(
-    client: Client, listening: Any, options: Any, warned: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    app = delayq.dashboard(client, **options)
+    )
+    for listening, options, warned in cases:
+        caplog.clear()
+        app = delayq.dashboard(client, **options)
 
-    async def served(scope: Any, receive: Any, send: Any) -> None:
-        await app(scope | {"server": listening}, receive, send)
+        async def served(
+            scope: Any, receive: Any, send: Any, app: Any = app, listening: Any = listening
+        ) -> None:
+            await app(scope | {"server": listening}, receive, send)
 
-    async with browse(served) as browser:
-        for _ in range(2):
-            shown = texts((await browser.get("/", follow_redirects=True)).text)
-            assert ("can read all payloads" in shown) is warned
-    assert caplog.text.count("can read all payloads") == warned
+        async with browse(served) as browser:
+            for _ in range(2):
+                shown = texts((await browser.get("/", follow_redirects=True)).text)
+                assert ("can read all payloads" in shown) is warned, (listening, options)
+        assert caplog.text.count("can read all payloads") == warned
 
 
 async def test_the_server_has_a_page(
@@ -740,11 +652,9 @@ async def test_the_server_has_a_page(
     assert "reliable jobs : 0 ready, 0 delayed, 0 leased, 1 dead → delayq dead list jobs" in shown
 
 
-async def test_who_gives_the_read_token_looks_and_does_nothing(
-    client: delayq.Client, private: httpx.AsyncClient
+async def test_the_read_token_is_for_looking_and_the_other_for_acting(
+    one: Jobs, private: Browser
 ) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer("a payload", 60, id="one")
     await log_in(private, READ_TOKEN)
     for address in PAGES[:4]:
         shown = await page(private, address)
@@ -753,37 +663,31 @@ async def test_who_gives_the_read_token_looks_and_does_nothing(
     # The form token of this login is good for logging out, and for nothing else.
     said = word(await page(private, "/"))
     assert (await private.post("act", data=CANCEL_ONE | {"word": said})).status_code == 403
-    assert await jobs.get("one")
+    assert await one.get("one")
     answer = await private.post("logout", data={"word": said})
     assert (answer.status_code, answer.headers["location"]) == (303, "login?done=loggedout")
     assert (await private.get("/")).status_code == 303
-
-
-@pytest.mark.usefixtures("one")
-async def test_who_gives_the_other_token_looks_and_acts(private: Browser) -> None:
     await log_in(private)
     assert "Message cancelled" in await act(private, ONE, "cancel")
 
 
-@pytest.mark.parametrize(
-    ("tokens", "token"),
-    [({"token": "x" * 16}, "x" * 16), ({"token": TOKEN, "read_token": READ_TOKEN}, READ_TOKEN)],
-)
-async def test_other_logins_are_none_for_acting(client: Client, tokens: Any, token: str) -> None:
-    async with (
-        browse(delayq.dashboard(client, **tokens)) as one,
-        browse(delayq.dashboard(client, token=TOKEN)) as other,
-    ):
-        await log_in(one, token)
-        other.cookies = one.cookies
-        assert "Operator" not in await page(other, "/")
-
-
-async def test_reading_alone_may_take_a_token(client: Client) -> None:
+async def test_a_login_counts_for_its_tokens_only(client: Client) -> None:
     async with browse(delayq.dashboard(client, read_token=READ_TOKEN)) as browser:
         assert (await browser.get("/")).status_code == 303
         await log_in(browser, READ_TOKEN)
         assert "There are no queues" in await page(browser, "/")
+    tokens: Any
+    for tokens, token in (
+        ({"token": "x" * 16}, "x" * 16),
+        ({"token": TOKEN, "read_token": READ_TOKEN}, READ_TOKEN),
+    ):
+        async with (
+            browse(delayq.dashboard(client, **tokens)) as browser,
+            browse(delayq.dashboard(client, token=TOKEN)) as other,
+        ):
+            await log_in(browser, token)
+            other.cookies = browser.cookies
+            assert "Operator" not in await page(other, "/")
 
 
 async def test_every_answer_has_the_headers(reader: Browser) -> None:
@@ -851,18 +755,13 @@ async def test_pause_and_resume(client: Client, admin: Browser) -> None:
     assert await jobs.claim() == []
     assert "Queue resumed" in await act(admin, JOBS, "resume")
     assert len(await jobs.claim()) == 1
-
-
-async def test_partitions_that_were_never_used_are_paused_too(
-    client: delayq.Client, admin: httpx.AsyncClient
-) -> None:
+    # Also partitions that were never used.
     parts = client.reliable_queue("parts", partitions=8)
     await parts.offer(1)
-    at = "queue?kind=reliable&name=parts"
-    await act(admin, at, "pause")
-    assert all([(await part.store.depth()).paused for part in parts._open.partitions])
-    await act(admin, at, "resume")
-    assert not any([(await part.store.depth()).paused for part in parts._open.partitions])
+    for do, paused in (("pause", True), ("resume", False)):
+        await act(admin, "queue?kind=reliable&name=parts", do)
+        depths = [await part.store.depth() for part in parts._open.partitions]
+        assert [depth.paused for depth in depths] == [paused] * 8
 
 
 def settings_form(shown: str) -> dict[str, str]:
@@ -882,21 +781,19 @@ async def test_settings_are_changed_for_every_client(
     assert (fields["max_size"], fields["expired"], fields["partitions"]) == ("", "drop", "1")
     assert (fields["dedup_window"], fields["unit"]) == ("90", "minutes")
 
-    async def send(**more: str) -> str:
-        answer = await admin.post("act", data=fields | more)
-        assert answer.status_code == 303, answer.text
-        return texts(await page(admin, answer.headers["location"]))
+    async def change(**more: str) -> str:
+        return texts(await send(admin, fields | more))
 
-    assert "already has these settings" in await send()
-    assert "Settings changed." in await send(max_size="1", expired="dead")
+    assert "already has these settings" in await change()
+    assert "Settings changed." in await change(max_size="1", expired="dead")
     with pytest.raises(delayq.QueueFull):
         await jobs.offer(2)
     # A form that was open meanwhile changes only what its visitor has changed.
-    said = await send(dedup_window="2", unit="days")
+    said = await change(dedup_window="2", unit="days")
     assert "Max size 1 Expired messages become dead letters Dedup window 2 d" in said
     fields = settings_form(await page(admin, SETTINGS))
     assert await jobs.settings() == delayq.QueueSettings(1, 1, "dead", 2 * 86400.0)
-    await send(max_size="", dedup_window="0")
+    await change(max_size="", dedup_window="0")
     assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0)
 
 
@@ -917,9 +814,7 @@ async def test_settings_that_cannot_be_are_refused(
         ({"partitions": "", "sure": "1"}, "The partitions must be a whole number, 1 or more."),
         ({"partitions": "1025", "sure": "1"}, "partitions must be an int from 1 to 1024"),
     ):
-        answer = await admin.post("act", data=fields | bad)
-        assert answer.status_code == 400
-        assert said in texts(answer.text)
+        assert said in texts(await send(admin, fields | bad, 400))
     assert await jobs.settings() == delayq.QueueSettings()
 
 
@@ -929,35 +824,17 @@ async def test_partitions_are_changed_once_that_is_confirmed(
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, 60)
     fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "3"}
-    answer = await admin.post("act", data=fields)
-    assert "Nothing changed: confirm" in await page(admin, answer.headers["location"])
+    assert "Nothing changed: confirm" in await send(admin, fields)
     assert (await jobs.settings()).partitions == 1
-    answer = await admin.post("act", data=fields | {"sure": "1"})
-    shown = texts(await page(admin, answer.headers["location"]))
+    shown = texts(await send(admin, fields | {"sure": "1"}))
     assert "jobs reliable, 3 partitions" in shown
     assert "Settings changed." in shown
-    await jobs.offer_many([delayq.Offer(i, delay=60, id=str(i)) for i in range(30)])
-    assert [(await part.store.depth()).delayed > 0 for part in jobs._open.partitions] == [True] * 3
+    await jobs.offer_many([Offer(i, delay=60, id=str(i)) for i in range(30)])
     fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "1", "sure": "1"}
-    answer = await admin.post("act", data=fields)
-    assert answer.status_code == 400
-    assert "is not empty, and would lose messages" in texts(answer.text)
-    assert 'id="wrong_partitions"' in answer.text
-    assert 'value="1"' in answer.text
-
-
-async def test_settings_are_changed_by_operators_only(
-    client: delayq.Client, reader: httpx.AsyncClient
-) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer(1)
-    assert "Change settings" not in await page(reader, JOBS)
-    assert "Log in as an operator" in await page(reader, SETTINGS)
-    fields = {"kind": "reliable", "name": "jobs", "do": "configure", "max_size": "1"}
-    assert (await reader.post("act", data=fields)).status_code == 403
-    assert (await jobs.settings()).max_size is None
-    await client.delayed_queue("orders").offer(1, 60)
-    await page(reader, "settings?kind=delayed&name=orders", 404)
+    shown = await send(admin, fields, 400)
+    assert "is not empty, and would lose messages" in texts(shown)
+    assert 'id="wrong_partitions"' in shown
+    assert 'value="1"' in shown
 
 
 async def act_on_all(browser: httpx.AsyncClient, address: str, do: str) -> str:
@@ -968,6 +845,9 @@ async def act_on_all(browser: httpx.AsyncClient, address: str, do: str) -> str:
 async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient) -> None:
     jobs = client.reliable_queue("jobs")
     await bury(jobs, 6)
+    shown = await page(admin, DEAD)
+    assert "no such customer LookupError: 42" in texts(shown)
+    assert "Traceback\nLookupError: 42" in await page(admin, links(shown, "message?")[0])
     assert "select messages" in await act(admin, DEAD, "redrive")
     assert "select messages" in await act(admin, DEAD, "purge", all="1")
     assert "2 messages re-queued." in await act(admin, DEAD, "redrive", at=["//dead-0", "//dead-3"])
@@ -980,8 +860,7 @@ async def test_redrive_and_purge(client: delayq.Client, admin: httpx.AsyncClient
 
 
 @pytest.mark.usefixtures("_full_batches")
-@pytest.mark.parametrize("partitions", [None, 3])
-@pytest.mark.parametrize("do", ["redrive", "purge"])
+@pytest.mark.parametrize(("do", "partitions"), [("redrive", None), ("purge", 3)])
 async def test_letters_that_were_not_shown_are_left_alone(
     client: Client, admin: Browser, do: str, partitions: int | None
 ) -> None:
@@ -996,22 +875,6 @@ async def test_letters_that_were_not_shown_are_left_alone(
     assert [letter.id for letter in await jobs.dead.list()] == ["late"]
     assert (await admin.post("act", data=fields | {"until": "now"})).status_code == 400
     assert await jobs.dead.size() == 1
-
-
-async def test_actions_on_a_queue_in_partitions(client: Client, admin: Browser) -> None:
-    parts = client.reliable_queue("parts", partitions=4)
-    await parts.offer_many([Offer(i, delay=60, id=f"m{i}") for i in range(12)])
-    addresses = links(await page(admin, "queue?kind=reliable&name=parts"), "message?")
-    assert len(addresses) == 12
-    assert "Message cancelled" in await act(admin, addresses[0], "cancel")
-    assert await parts.get(addresses[0].rsplit("%2F", 1)[1]) is None
-    await parts.offer_many([Offer(i, id=f"d{i}") for i in range(12)])
-    dying = await parts.claim(12)
-    for message in dying:
-        await message.bury("why")
-    said = await act_on_all(admin, "dead?kind=reliable&name=parts", "redrive")
-    assert f"{len(dying)} messages re-queued." in said
-    assert await parts.dead.size() == 0
 
 
 async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> None:
@@ -1035,11 +898,9 @@ async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> No
         (said | {"do": "pause", "kind": "reliable", "name": "none"}, 404),
         (jobs | {"do": "pause", "more": "x" * 4_000_000}, 413),
     ):
-        assert (await admin.post("act", data=fields)).status_code == status
+        assert (await admin.post("act", data=fields)).status_code == status, fields
     assert (await admin.post("act", content=b"a=1&" * 2000)).status_code == 400
-
-
-async def test_a_form_of_other_visitors_is_small(client: Client) -> None:
+    # Forms of other visitors are small.
     async with browse(delayq.dashboard(client, token=TOKEN)) as visitor:
         for to in ("login", "act"):
             answer = await visitor.post(to, data={"token": "x" * 70_000})
@@ -1073,14 +934,6 @@ async def test_no_answer_leads_elsewhere(admin: Browser) -> None:
         assert (answer.status_code, answer.headers.get("location")) == (404, None)
 
 
-async def test_a_closed_client_and_a_server_that_is_away_are_told(server: PrivateServer) -> None:
-    async with browse(delayq.dashboard(delayq.connect(server.url))) as browser:
-        assert "open the client first" in await page(browser, "/", 503)
-    async with delayq.connect(server.url) as client, browse(delayq.dashboard(client)) as browser:
-        server.stop()
-        assert "does not answer" in await page(browser, "/", 503)
-
-
 async def test_given_names_need_no_scan(server: PrivateServer, client: Client, one: Jobs) -> None:
     await client.reliable_queue("hidden").offer(1)
     rules = acl_rules("dashboard", delayed=["orders"], reliable=["jobs"])
@@ -1100,62 +953,14 @@ async def test_given_names_need_no_scan(server: PrivateServer, client: Client, o
             assert refused.status_code == 502
             assert "The server refused" in texts(refused.text)
     assert await one.get("one")
-
-
-async def test_who_may_scan_as_well_needs_no_names(server: PrivateServer, client: Client) -> None:
-    await client.reliable_queue("jobs").offer(1)
+    # Who may scan as well needs no names.
     rules = [*acl_rules("dashboard", reliable=["jobs"]), "+scan"]
     async with (
         granted(server, rules) as url,
         delayq.connect(url) as limited,
         browse(delayq.dashboard(limited)) as browser,
     ):
-        assert "jobs reliable working 0 1 0 0" in texts(await page(browser, "/"))
-
-
-@pytest.mark.parametrize(
-    "queues",
-    ["reliable:jobs", ["jobs"], ["other:jobs"], ["reliable:"], ["delayed:delayq:{x"]],
-)
-async def test_names_that_cannot_be_are_refused(client: Client, queues: Any) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        delayq.dashboard(client, queues=queues)
-
-
-async def test_a_missing_extra_is_named(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._dashboard.find_spec", lambda name: None)
-    with pytest.raises(delayq.ConfigurationError, match=r"pip install 'delayq\[dashboard\]'"):
-        delayq.dashboard(client)
-
-
-NAMES = ("orders", "{t1}:orders", "a:b", "x}:waiting", "ö", "with space", "x/3")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_key_tells_its_queue(name: str) -> None:
-    for partition in (0, 11):
-        reliable = ReliableKeys.of(name, partition=partition)
-        for key in (*reliable.waiting, reliable.dead, reliable.paused, reliable.schedules):
-            assert known_queue(key) == ("reliable", name, partition)
-    if "}" in name and "{" not in name:
-        return  # a delayed queue cannot have such a name
-    delayed = DelayedKeys.of(name)
-    for key in (delayed.timeout, delayed.ordered, delayed.leases, delayed.quarantine):
-        assert known_queue(key) == ("delayed", name, 0)
-    assert known_queue(delayed.ready) is None
-
-
-def test_other_keys_tell_of_no_queue() -> None:
-    for key in (
-        "",
-        "orders",
-        "delayq:{x}",
-        "delayq:{}:waiting",
-        "redis",
-        "delayq:part:{x}:waiting",
-    ):
-        assert known_queue(key) is None
-    assert known_queue("delayq:part:{1:000:x}:waiting") is None
+        assert "jobs reliable waiting 1 0 0 0" in texts(await page(browser, "/"))
 
 
 async def fill(raw: Any, alive: int, dead: int) -> None:
@@ -1194,17 +999,6 @@ BIG_PAGES = {
     "settings?kind=reliable&name=big": None,
     "server": None,
 }
-# Pages that look through messages, as far as they have time.
-THROUGH_BIG_PAGES = {
-    "letters?kind=reliable&name=big&error=nothing": None,
-    "letters?kind=reliable&name=big&by=error": None,
-    "search?kind=reliable&name=big&q=nothing": None,
-    "search?q=nothing": None,
-}
-
-
-def address_in(path: str, share: float | None, alive: int) -> str:
-    return f"{path}{share * alive:.0f}" if share else path
 
 
 async def work_of(raw: Any, browser: Browser, address: str) -> tuple[int, int]:
@@ -1213,7 +1007,7 @@ async def work_of(raw: Any, browser: Browser, address: str) -> tuple[int, int]:
     async def figures() -> tuple[int, int]:
         commands = await raw.info("commandstats")
         size = (await raw.info("stats"))["total_net_output_bytes"]
-        return sum(each["calls"] for each in commands.values()), size
+        return sum(command["calls"] for command in commands.values()), size
 
     # The search for queues is shared by all pages.
     await page(browser, address)
@@ -1225,7 +1019,7 @@ async def work_of(raw: Any, browser: Browser, address: str) -> tuple[int, int]:
 
 
 async def test_pages_of_large_queues_take_no_more_work(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in commands nor in what they return: all that they read is bounded."""
     # A search or a look that falls between two pages would count, and so would a probe of a slow
@@ -1234,19 +1028,20 @@ async def test_pages_of_large_queues_take_no_more_work(
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
     work = []
-    async with Redis.from_url(own_server.url, socket_timeout=60) as raw:
-        for alive in (1_000, 100_000):
-            await fill(raw, alive, alive // 10)
-            async with (
-                delayq.connect(own_server.url) as client,
-                browse(delayq.dashboard(client)) as browser,
-            ):
-                work.append(
-                    {
-                        path: await work_of(raw, browser, address_in(path, share, alive))
-                        for path, share in BIG_PAGES.items()
-                    }
-                )
+    for alive in (1_000, 20_000):
+        await fill(raw, alive, alive // 10)
+        async with (
+            delayq.connect(server.url) as client,
+            browse(delayq.dashboard(client)) as browser,
+        ):
+            work.append(
+                {
+                    path: await work_of(
+                        raw, browser, f"{path}{share * alive:.0f}" if share else path
+                    )
+                    for path, share in BIG_PAGES.items()
+                }
+            )
     small, large = work
     for path, (calls, size) in large.items():
         assert calls <= small[path][0] + 2, path
@@ -1254,33 +1049,30 @@ async def test_pages_of_large_queues_take_no_more_work(
 
 
 @pytest.mark.nightly
-async def test_a_queue_of_a_million_opens_within_a_second() -> None:
-    with PrivateServer(next(iter(FOUND.values()))) as server:
-        async with (
-            Redis.from_url(server.url, socket_timeout=60) as raw,
-            delayq.connect(server.url) as client,
-        ):
-            await fill(raw, 1_000_000, 100_000)
-            await raw.config_set("slowlog-log-slower-than", 5000)
-            await raw.slowlog_reset()
-            async with browse(delayq.dashboard(client)) as browser:
-                for path, share in (BIG_PAGES | THROUGH_BIG_PAGES).items():
-                    address = address_in(path, share, 1_000_000)
-                    took = []
-                    # The best of three, because other work shares this machine.
-                    for _ in range(3):
-                        started = time.monotonic()
-                        shown = texts(await page(browser, address))
-                        took.append(time.monotonic() - started)
-                    print(f"{address}: {min(took) * 1000:.0f} ms")
-                    assert min(took) < 1.0, address
-                    if path == "/" or path.startswith("queue"):
-                        assert "1,000,000" in shown
-                    if path.startswith("dead"):
-                        assert "100,000" in shown
-                shown = texts(await page(browser, BIG))
-                assert "next minute 0 next hour 1,000,000 next day 0" in shown
-            print("over 5 ms:", await raw.slowlog_len(), await raw.slowlog_get(5))
+@pytest.mark.timing
+async def test_a_queue_of_a_million_opens_within_a_second(
+    server: PrivateServer, client: Client, raw: Any, reader: Browser
+) -> None:
+    await fill(raw, 1_000_000, 100_000)
+    through = ("letters?kind=reliable&name=big&error=x", "letters?kind=reliable&name=big&by=error")
+    through += ("search?kind=reliable&name=big&q=nothing", "search?q=nothing")
+    for path, share in (BIG_PAGES | dict.fromkeys(through)).items():
+        address = f"{path}{share * 1_000_000:.0f}" if share else path
+        took = []
+        # The best of three, because other work shares this machine.
+        for _ in range(3):
+            with Control(server) as control:
+                started = time.monotonic()
+                shown = texts(await page(reader, address))
+                took.append(time.monotonic() - started)
+            took[-1] -= control.lost
+        assert min(took) < 1.0, address
+        if path == "/" or path.startswith("queue"):
+            assert "1,000,000" in shown
+        if path.startswith("dead"):
+            assert "100,000" in shown
+    shown = texts(await page(reader, BIG))
+    assert "next minute 0 next hour 1,000,000 next day 0" in shown
 
 
 # Live views
@@ -1315,7 +1107,7 @@ class Viewer:
 
     async def said(self) -> dict[str, Any] | str:
         """Return the live parts, or what the trouble is."""
-        return await asyncio.wait_for(self.seen.get(), 10)
+        return await asyncio.wait_for(self.seen.get(), 60)
 
     async def next(self) -> str:
         """Return the text of the live parts."""
@@ -1325,7 +1117,7 @@ class Viewer:
 
     async def leave(self) -> None:
         self._gone.set()
-        await asyncio.wait_for(self.serving, 10)
+        await asyncio.wait_for(self.serving, 60)
 
 
 @pytest.fixture
@@ -1339,7 +1131,11 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) 
     jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer_many([Offer(i) for i in range(50)])
     began = time.monotonic()
-    viewer = Viewer(delayq.dashboard(client))
+    app = delayq.dashboard(client)
+    # Others, who view all queues, take nothing from it.
+    everything = Viewer(app, b"page=overview")
+    await everything.next()
+    viewer = Viewer(app)
     first = await viewer.next()
     assert "Ready 50 Leased 0" in first
     assert re.search(r"Oldest due \S+ m?s ago Deliveries per second \(at least\) – ", first)  # noqa: RUF001
@@ -1351,20 +1147,6 @@ async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) 
     assert (float(taken.findall(figures)[0]) + 0.1) * (time.monotonic() - began) >= 40
     # A period without changes is reported as well.
     assert taken.findall(await viewer.next()) == ["0"]
-    await viewer.leave()
-
-
-@pytest.mark.usefixtures("_no_gaps")
-async def test_deliveries_are_counted_while_others_view_all_queues(client: Client) -> None:
-    app = delayq.dashboard(client)
-    jobs = client.reliable_queue("jobs", lease=60)
-    await jobs.offer_many([Offer(i) for i in range(50)])
-    everything = Viewer(app, b"page=overview")
-    await everything.next()
-    viewer = Viewer(app)
-    await viewer.next()
-    await jobs.claim(40)
-    assert not re.search(r"\(at least\) – ", await viewer.next())  # noqa: RUF001
     await asyncio.gather(everything.leave(), viewer.leave())
 
 
@@ -1449,11 +1231,6 @@ async def test_asking_many_queues_takes_a_twentieth_of_the_time(
         now += 20
 
 
-async def test_only_pages_with_live_parts_can_be_viewed_live(reader: Browser) -> None:
-    await page(reader, "events?page=search&q=x", 404)
-    await page(reader, "events?page=nonsense", 404)
-
-
 @pytest.mark.usefixtures("one")
 async def test_many_who_look_are_one_who_asks(
     client: Client, monkeypatch: pytest.MonkeyPatch
@@ -1501,7 +1278,7 @@ async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
 ) -> None:
     uvicorn = pytest.importorskip("uvicorn")
     assert live._STREAM_LASTS <= 15
-    monkeypatch.setattr(live, "_STREAM_LASTS", 5.0)
+    monkeypatch.setattr(live, "_STREAM_LASTS", 1.0)
     config = uvicorn.Config(delayq.dashboard(client), port=0, log_level="warning", lifespan="off")
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
@@ -1509,14 +1286,14 @@ async def test_a_live_view_ends_by_itself_so_that_a_server_can_stop(
     port = server.servers[0].sockets[0].getsockname()[1]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /events?kind=reliable&name=jobs HTTP/1.1\r\nHost: x\r\n\r\n")
-    assert b"data:" in await asyncio.wait_for(reader.readuntil(b"}"), 10)
+    assert b"data:" in await asyncio.wait_for(reader.readuntil(b"}"), 60)
     server.should_exit = True
     # No shutdown timeout has been configured.
-    await asyncio.wait_for(serving, 20)
+    await asyncio.wait_for(serving, 60)
     writer.close()
 
 
-async def test_a_server_that_is_away_is_asked_once_for_all(
+async def test_a_closed_client_and_a_server_that_is_away_are_told(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
@@ -1526,12 +1303,13 @@ async def test_a_server_that_is_away_is_asked_once_for_all(
         return await find_queues(server)
 
     monkeypatch.setattr("delayq._dashboard.queues.find_queues", find)
-    async with (
-        delayq.connect(own_server.url) as client,
-        browse(delayq.dashboard(client)) as browser,
-    ):
-        own_server.stop()
-        # One after the other, they would wait for minutes.
-        answers = await asyncio.gather(*(browser.get("/") for _ in range(20)))
-        assert {answer.status_code for answer in answers} == {503}
+    client = delayq.connect(own_server.url)
+    async with browse(delayq.dashboard(client)) as browser:
+        assert "open the client first" in await page(browser, "/", 503)
+        async with client:
+            own_server.stop()
+            asked.clear()
+            # One after the other, they would wait for minutes.
+            for shown in await asyncio.gather(*(page(browser, "/", 503) for _ in range(20))):
+                assert "does not answer" in shown
     assert len(asked) == 1

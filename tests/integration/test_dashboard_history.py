@@ -15,35 +15,22 @@ from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.workers import Work, facts_of
 from delayq.admin import inspect as inspection
-from tests.support.board import browse, links, texts
+from tests.support.board import _templates_are_compiled_once, browse, links, page, texts
 from tests.support.reliable import lists_work
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-
     from httpx import AsyncClient as Browser
 
     from delayq import Client
     from tests.support.servers import PrivateServer
 
+__all__ = ["_templates_are_compiled_once"]
 pytestmark = pytest.mark.usefixtures("_last_reports_arrive")
 
 HISTORY = "history?kind=reliable&name=jobs"
 HOSTILE = "<script>alert(1)</script>"
 KEYS = ReliableKeys.of("jobs")
-
-
-@pytest.fixture
-async def reader(client: Client) -> AsyncIterator[Browser]:
-    async with browse(delayq.dashboard(client)) as browser:
-        yield browser
-
-
-async def page(browser: Browser, address: str, status: int = 200) -> str:
-    answer = await browser.get(address)
-    assert answer.status_code == status, answer.text
-    return answer.text
 
 
 async def test_the_history_is_drawn(server: PrivateServer, reader: Browser) -> None:
@@ -104,7 +91,7 @@ async def test_workers_are_listed_with_their_messages(
 
 
 async def test_a_queue_that_only_has_workers_is_shown(
-    server: PrivateServer, reader: Browser
+    server: PrivateServer, client: Client, reader: Browser
 ) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as theirs:
         taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
@@ -114,6 +101,9 @@ async def test_a_queue_that_only_has_workers_is_shown(
 
         await until(is_shown)
         assert "jobs reliable empty 0 0 0 0" in texts(await page(reader, "/"))
+        # Where the queue is not shown, neither are its workers.
+        async with browse(delayq.dashboard(client, queues=["reliable:other"])) as browser:
+            assert "jobs" not in await page(browser, "workers")
         taking.cancel()
 
 
@@ -153,18 +143,3 @@ async def test_of_many_workers_the_first_are_shown(
     assert "Workers 5" in shown
     assert re.findall(r", (70\d\d) delayq", shown) == ["7000", "7001", "7002"]
     assert "There are 2 more" in shown
-
-
-async def test_queues_that_are_not_shown_hide_their_workers(
-    server: PrivateServer, client: Client
-) -> None:
-    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
-        taking = asyncio.create_task(theirs.reliable_queue("secret").claim(wait=3600))
-
-        async def is_listed() -> bool:
-            return bool(await inspection.workers(client, "secret"))
-
-        await until(is_listed)
-        async with browse(delayq.dashboard(client, queues=["reliable:jobs"])) as browser:
-            assert "secret" not in await page(browser, "workers")
-        taking.cancel()

@@ -5,15 +5,41 @@ from __future__ import annotations
 import html
 import re
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import pytest
+
+from delayq._dashboard import rendering
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from delayq import Client, ReliableQueue
+
 TOKEN = "sesame-sesame-sesame"
 HOST = "http://board.test"
+JOBS = "queue?kind=reliable&name=jobs"
+ORDERS = "queue?kind=delayed&name=orders"
+ONE = "message?kind=reliable&name=jobs&at=//one"
+SETTINGS = "settings?kind=reliable&name=jobs"
+
+_templates = cache(rendering.environment)
+
+
+@pytest.fixture(autouse=True)
+def _templates_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare the test the time in which each dashboard compiles its templates."""
+    monkeypatch.setattr("delayq._dashboard.board.environment", _templates)
+
+
+@pytest.fixture
+async def one(client: Client) -> ReliableQueue[Any]:
+    """Return a queue with one message, which is due in a minute."""
+    jobs = client.reliable_queue("jobs")
+    await jobs.offer("a payload", 60, id="one")
+    return jobs
 
 
 @asynccontextmanager
@@ -33,21 +59,18 @@ async def log_in(browser: httpx.AsyncClient, token: str = TOKEN) -> None:
 
 def word(page: str) -> str:
     """Return the login's form token from a page."""
-    found = re.search(r'name="word" value="([^"]+)"', page)
-    assert found is not None, page
-    return found[1]
+    return field(page, "word")
 
 
 def links(page: str, to: str) -> list[str]:
-    return [
-        html.unescape(each) for each in re.findall(r'href="([^"]+)"', page) if each.startswith(to)
-    ]
+    addresses = re.findall(r'href="([^"]+)"', page)
+    return [html.unescape(address) for address in addresses if address.startswith(to)]
 
 
 def field(page: str, name: str) -> str:
-    found = re.search(rf'name="{name}" value="([^"]*)"', page)
-    assert found is not None, page
-    return html.unescape(found[1])
+    match = re.search(rf'name="{name}" value="([^"]*)"', page)
+    assert match is not None, page
+    return html.unescape(match[1])
 
 
 def form(page: str, *more: str) -> dict[str, str]:
@@ -69,17 +92,22 @@ async def page(browser: httpx.AsyncClient, address: str, status: int = 200) -> s
 async def act(browser: httpx.AsyncClient, address: str, do: str, **more: Any) -> str:
     """Submit the form of a page, and return the page to which it redirects."""
     fields = form(await page(browser, address), *["at"] * address.startswith("message"))
-    answer = await browser.post("act", data=fields | {"do": do} | more)
-    assert answer.status_code == 303, answer.text
-    return await page(browser, answer.headers["location"])
+    return await send(browser, fields | {"do": do} | more)
+
+
+async def send(browser: httpx.AsyncClient, fields: dict[str, Any], status: int = 303) -> str:
+    """Submit a form, and return the page that answers it."""
+    answer = await browser.post("act", data=fields)
+    assert answer.status_code == status, answer.text
+    return answer.text if status != 303 else await page(browser, answer.headers["location"])
 
 
 async def on_all_pages(browser: httpx.AsyncClient, address: str, wanted: str) -> list[str]:
     """Return what matches on a page and on all that follow it."""
-    seen: list[str] = []
+    matches: list[str] = []
     while address:
         shown = await page(browser, address)
-        seen += re.findall(wanted, shown)
+        matches += re.findall(wanted, shown)
         following = re.search(r'rel="next" href="([^"]+)"', shown)
         address = html.unescape(following[1]) if following else ""
-    return seen
+    return matches
