@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayq._timer.wheel import Timeout, Wheel
+from tests.support.depth import examples
 from tests.support.wheels import check
 
 # Seconds. With ticks of 1 ms and wheels of 4 to 512 ticks, they reach every level and the borders
@@ -171,3 +173,4 @@ class WheelModel(RuleBasedStateMachine):
 
 
 TestWheelModel = WheelModel.TestCase
+TestWheelModel.settings = settings(max_examples=examples(600))
