@@ -173,4 +173,4 @@ class WheelModel(RuleBasedStateMachine):
 
 
 TestWheelModel = WheelModel.TestCase
-TestWheelModel.settings = settings(max_examples=examples(600))
+TestWheelModel.settings = settings(max_examples=examples(400))
