@@ -56,19 +56,18 @@ async def work(url: str) -> list[Any]:
     return got
 
 
-@pytest.mark.parametrize("partitions", [1, 12])
-async def test_on_a_cluster_each_role_does_its_work(cluster: TestCluster, partitions: int) -> None:
-    async with delayq.connect(cluster.url) as client:
-        await client.reliable_queue(NAME).configure(partitions=partitions)
-    for role in ("producer", "consumer"):
-        rules = acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions)
-        grant(cluster.nodes, role, rules)
-    assert sorted(await work(cluster.url)) == [*range(60)]
-
-
-async def test_rules_for_partitions_reach_no_other_queue(cluster: TestCluster) -> None:
-    rules = acl_rules("producer", reliable=[NAME], servers="cluster", partitions=12)
-    grant(cluster.nodes, "producer", rules)
+async def test_on_a_cluster_each_role_does_its_work_and_reaches_no_other_queue(
+    cluster: TestCluster,
+) -> None:
+    for partitions in (1, 12):
+        for node in cluster.nodes:
+            node.flush()
+        async with delayq.connect(cluster.url) as client:
+            await client.reliable_queue(NAME, partitions=partitions).stats()
+        for role in ("producer", "consumer"):
+            rules = acl_rules(role, reliable=[NAME], servers="cluster", partitions=partitions)
+            grant(cluster.nodes, role, rules)
+        assert sorted(await work(cluster.url)) == [*range(60)]
     async with delayq.connect(as_user(cluster.url, "producer")) as client:
         for name in ("other", f"{NAME}2"):
             with pytest.raises(delayq.ServerRefused):
@@ -111,6 +110,7 @@ async def test_while_a_slot_moves_asking_must_be_permitted(
                 redis.execute_command("CLUSTER", "SETSLOT", slot, "NODE", cluster.id_of(target))
 
 
+@pytest.mark.gate
 async def test_behind_sentinels_no_right_is_needed_besides(server_kind: Kind) -> None:
     # The handshake already tells a client whether a server is the master.
     rules = acl_rules("producer", reliable=[NAME], servers="sentinel")

@@ -15,7 +15,7 @@ import delayq
 from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
-from tests.support.depth import nightly
+from tests.support.depth import in_gate, nightly
 from tests.support.reliable import is_empty
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -26,18 +26,15 @@ if TYPE_CHECKING:
     from tests.support.servers import Kind, PrivateServer
 
 
-pytestmark = pytest.mark.every_server
-
-
-@pytest.fixture
-def watched(server_kind: Kind) -> Iterator[Watched]:
-    with Watched(server_kind) as watched:
-        yield watched
-
-
 @pytest.mark.usefixtures("_usual_limits")
-@pytest.mark.parametrize("way", ["planned", "killed", nightly("stopped")])
-async def test_producers_and_consumers_follow_a_failover(watched: Watched, way: str) -> None:
+@pytest.mark.every_server
+@pytest.mark.parametrize("way", [in_gate("planned"), in_gate("killed"), nightly("stopped")])
+async def test_producers_and_consumers_follow_a_failover(server_kind: Kind, way: str) -> None:
+    with Watched(server_kind) as watched:
+        await follow(watched, way)
+
+
+async def follow(watched: Watched, way: str) -> None:
     old, got = watched.master(), Counter[int]()
     offered = 0
     unknown: set[int] = set()
@@ -152,6 +149,7 @@ async def test_a_database_is_chosen(small: Watched) -> None:
             assert redis.exists("delayq:{apart}:bodies")
 
 
+@pytest.mark.every_server
 async def test_a_server_that_became_a_replica_is_not_used_again(own_server: PrivateServer) -> None:
     """If a name leads to another server after a failover, all it takes is a new connection."""
     async with delayq.connect(own_server.url) as client:
@@ -162,5 +160,5 @@ async def test_a_server_that_became_a_replica_is_not_used_again(own_server: Priv
         offering = asyncio.create_task(queue.offer(3))
         await until(lambda: client.statistics().connections_opened > opened + 1)
         own_server.call("REPLICAOF", "NO", "ONE")
-        await asyncio.wait_for(offering, 10)
+        await offering
         assert (await queue.stats()).ready == 4

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq.codecs import BytesCodec
-from tests.support.depth import nightly
+from tests.support.depth import in_gate, nightly
 from tests.support.links import Links
 from tests.support.reliable import offers
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
-@pytest.mark.parametrize("way", ["drain", "messages", nightly("deliveries"), nightly("values")])
+@pytest.mark.parametrize(
+    "way", [in_gate("drain"), in_gate("messages"), nightly("deliveries"), nightly("values")]
+)
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -63,7 +65,7 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     assert got == payloads
 
 
-@pytest.mark.parametrize("kind", ["deliveries", "reliable"])
+@pytest.mark.parametrize("kind", [in_gate("deliveries"), "reliable"])
 async def test_a_loop_far_away_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
     """Waiting for an acknowledgement does not count as handling."""
     async with delayq.connect(own_server.url) as near:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +15,6 @@ from tests.support.tls import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-pytestmark = pytest.mark.every_server
 
 
 @pytest.fixture(scope="module")
@@ -105,21 +101,20 @@ class TestTLS:
         with tls_server(tls_kind, authority, "IP:127.0.0.1") as (server, port):
             with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):
                 await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()
-            started = time.monotonic()
             url = f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5"
             with pytest.raises(delayq.ServerUnavailable, match="did you mean redis://"):
                 await delayq.connect(url).__aenter__()
-            assert time.monotonic() - started < 5
 
 
-@pytest.mark.parametrize("scheme", ["redis", "valkey"])
-async def test_user_and_password_come_from_the_url(some_kind: PrivateServer, scheme: str) -> None:
+async def test_user_and_password_come_from_the_url(some_kind: PrivateServer) -> None:
     some_kind.call("ACL", "SETUSER", "me", "on", ">p@ss:w/rd?", "allkeys", "allchannels", "+@all")
-    url = f"{scheme}://me:p%40ss%3Aw%2Frd%3F@127.0.0.1:{some_kind.port}/0"
-    async with delayq.connect(url) as client:
-        await client.reliable_queue("jobs").offer(1)
+    for scheme in ("redis", "valkey"):
+        url = f"{scheme}://me:p%40ss%3Aw%2Frd%3F@127.0.0.1:{some_kind.port}/0"
+        async with delayq.connect(url) as client:
+            await client.reliable_queue("jobs").offer(1)
 
 
+@pytest.mark.every_server
 async def test_a_password_alone_is_the_defaults(some_kind: PrivateServer, tries: Tries) -> None:
     some_kind.call("CONFIG", "SET", "requirepass", "hunter2")
     place = f"127.0.0.1:{some_kind.port}/0"
