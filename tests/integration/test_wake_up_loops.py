@@ -38,8 +38,8 @@ async def hears(queue: DelayedQueue[Any], server: PrivateServer) -> None:
     taking = asyncio.create_task(queue.take())
     await until(lambda: queue._open.transfer.waiting)
     async with delayq.connect(server.url) as other:
-        await other.delayed_queue(queue.name).offer("heard", 1)
-    assert await asyncio.wait_for(taking, 10) == "heard", queue.name
+        await other.delayed_queue(queue.name).offer("heard", 0.3)
+    assert await asyncio.wait_for(taking, 60) == "heard", queue.name
 
 
 async def subscribed(raw: Any, *channels: str) -> None:
@@ -225,7 +225,7 @@ async def test_a_call_that_raises_unexpectedly_is_made_again(
         await until(lambda: "ZeroDivisionError" in caplog.text)
         # By then, everything else that would wake it has come and gone.
         await asyncio.sleep(0.5)
-    assert await asyncio.wait_for(taking, 10) == "x"
+    assert await asyncio.wait_for(taking, 60) == "x"
 
 
 async def test_a_task_does_not_start_before_it_is_noted() -> None:
