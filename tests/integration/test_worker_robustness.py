@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import sys
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator  # noqa: TC003 - the worker reads annotations
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +17,6 @@ import delayq
 from delayq import Backoff, Client, Message, Reject, RetryAfter, Worker
 from delayq.codecs import JsonCodec
 from delayq.instrumentation import Observer
-from delayq.worker._threads import Threads
 from tests.support.reliable import Jobs, claim_one, depths, get, listed, offers
 from tests.support.waiting import until
 from tests.support.workers import Seen, Settling, buried, raising, work_off
@@ -54,16 +52,6 @@ class Other:
     pass
 
 
-class Observed(Observer):
-    """Observes how the handling of messages ends."""
-
-    def __init__(self) -> None:
-        self.errors: list[BaseException | None] = []
-
-    def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
-        self.errors.append(error)
-
-
 def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
     return worker.listener("jobs", **AT_ONCE, **settings)
 
@@ -71,71 +59,54 @@ def on_jobs(worker: Worker, **settings: Any) -> Callable[[Any], Any]:
 # Dependencies
 
 
-@pytest.mark.parametrize("is_async", [True, False])
 async def test_an_error_that_a_dependency_swallows_still_fails_the_message(
-    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture, is_async: bool
+    client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     events: list[str] = []
 
     async def async_session() -> AsyncIterator[Session]:
         try:
             yield Session()
-        except ValueError:
+        except (ValueError, LookupError, Reject):
             events.append("rolled back")
 
     def sync_session() -> Iterator[Session]:
         try:
             yield Session()
-        except ValueError:
+        except (ValueError, LookupError, Reject):
             events.append("rolled back")
 
-    worker.dependency(async_session if is_async else sync_session)
+    def other(session: Session, message: Message[Any]) -> Other:
+        if message.value == 2:
+            raise LookupError("no other")
+        return Other()
 
-    @on_jobs(worker)
-    async def handle(value: int, session: Session) -> None:
-        raise ValueError("payment failed")
+    for dependency in (async_session, sync_session):
+        worker, name = Worker(client), dependency.__name__
+        jobs = client.reliable_queue(name, **AT_ONCE)
+        worker.dependency(dependency)
+        worker.dependency(other)
 
-    letter = await buried(worker, jobs)
-    assert (letter.reason, letter.error) == ("attempts", "ValueError: payment failed")
-    assert events == ["rolled back"] * 2
-    assert caplog.text.count("failed in attempt") == 2
+        @worker.listener(name, **AT_ONCE)
+        async def handle(value: int, session: Session, other: Other) -> None:
+            raise Reject("never") if value == 3 else ValueError("payment failed")
 
-
-async def test_a_dependency_that_fails_to_set_up_fails_it(worker: Worker, jobs: Jobs) -> None:
-    @worker.dependency
-    async def session() -> AsyncIterator[Session]:
-        with contextlib.suppress(LookupError):
-            yield Session()
-
-    @worker.dependency
-    async def other(session: Session) -> Other:
-        raise LookupError("no other")
-
-    @on_jobs(worker)
-    async def handle(value: int, other: Other) -> None:
-        raise AssertionError
-
-    assert (await buried(worker, jobs)).error == "LookupError: no other"
-
-
-async def test_instructions_pass_dependencies_too(worker: Worker, jobs: Jobs) -> None:
-    @worker.dependency
-    async def session() -> AsyncIterator[Session]:
-        with contextlib.suppress(Reject):
-            yield Session()
-
-    @on_jobs(worker)
-    async def handle(value: int, session: Session) -> None:
-        raise Reject("never")
-
-    assert (await buried(worker, jobs)).reason == "never"
+        await work_off(worker, jobs, 1, 2, 3)
+        letters = {letter.value: (letter.reason, letter.error) for letter in await jobs.dead.list()}
+        assert letters == {
+            1: ("attempts", "ValueError: payment failed"),
+            2: ("attempts", "LookupError: no other"),
+            3: ("never", ""),
+        }
+    # Two attempts each, but for the rejected one.
+    assert events == ["rolled back"] * 10
+    assert caplog.text.count("failed in attempt") == 8
 
 
 # Cancellation
 
 
-@pytest.mark.parametrize("waits", [True, False])
-async def test_a_handler_cancels_its_own_task_only(client: Client, jobs: Jobs, waits: bool) -> None:
+async def test_a_handler_cancels_its_own_task_only(client: Client, jobs: Jobs) -> None:
     worker, seen, tasks = Worker(client, concurrency=1), list[str](), set[asyncio.Task[Any]]()
 
     @on_jobs(worker, concurrency=1)
@@ -145,33 +116,25 @@ async def test_a_handler_cancels_its_own_task_only(client: Client, jobs: Jobs, w
         assert task.cancelling() == 0
         seen.append(value)
         tasks.add(task)
-        if value == "cancel":
+        if value == "from outside":
+            asyncio.get_running_loop().call_soon(task.cancel)
+            await asyncio.Event().wait()
+        elif value != "next":
             task.cancel()
-            if waits:
+            if value == "waits":
                 await asyncio.sleep(0)
-            return
-        # Timeouts and task groups count cancellations as in a task of its own.
-        async with asyncio.timeout(60), asyncio.TaskGroup() as group:
-            group.create_task(asyncio.sleep(0))
+        else:
+            # Timeouts and task groups count cancellations as in a task of its own.
+            async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+                group.create_task(asyncio.sleep(0))
 
-    await work_off(worker, jobs, "cancel", "next")
-    assert sorted(seen) == (["cancel", "cancel", "next"] if waits else ["cancel", "next"])
-    assert await depths(jobs) == (0, 0, 0, 1 if waits else 0)
-    assert [letter.reason for letter in await jobs.dead.list()] == (["attempts"] if waits else [])
-    # The next message was handled by the same task that had been cancelled.
+    await work_off(worker, jobs, "waits", "returns", "from outside", "next")
+    assert Counter(seen) == {"waits": 2, "returns": 1, "from outside": 2, "next": 1}
+    assert await depths(jobs) == (0, 0, 0, 2)
+    letters = await jobs.dead.list()
+    assert [(letter.reason, letter.attempt) for letter in letters] == [("attempts", 2)] * 2
+    # All messages were handled by the task that had been cancelled.
     assert len(tasks) == 1
-
-
-async def test_a_task_that_cancels_a_handler_fails_its_message(worker: Worker, jobs: Jobs) -> None:
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().call_soon(task.cancel)
-        await asyncio.Event().wait()
-
-    letter = await buried(worker, jobs)
-    assert (letter.reason, letter.attempt) == ("attempts", 2)
 
 
 async def test_a_stop_is_uncounted_with_a_swallowing_dependency(client: Client, jobs: Jobs) -> None:
@@ -232,62 +195,58 @@ class _Unprintable(Exception):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        _Unprintable(),
-        SystemExit(3),
-        GeneratorExit(),
-        asyncio.CancelledError(),
-        StopIteration(1),
-        BaseException("base"),
-    ],
-    ids=lambda error: type(error).__name__,
-)
-@pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
+ERRORS = [
+    _Unprintable(),
+    SystemExit(3),
+    GeneratorExit(),
+    asyncio.CancelledError(),
+    StopIteration(1),
+    BaseException("base"),
+    ExceptionGroup("many", [ValueError()]),
+    # Last, because it is an ordinary error only in a thread.
+    KeyboardInterrupt(),
+]
+
+
 async def test_whatever_a_handler_raises_fails_its_message_and_nothing_else(
-    worker: Worker, jobs: Jobs, error: BaseException, is_async: bool
+    client: Client, worker: Worker, jobs: Jobs
 ) -> None:
-    seen: list[int] = []
+    handled: list[str] = []
 
-    def work(value: int) -> None:
-        if value == 1:
-            raise error
-        seen.append(value)
-
-    async def handle(value: int) -> None:
-        work(value)
-
-    on_jobs(worker)(handle if is_async else work)
-    letter = await buried(worker, jobs, 1, 2)
-    assert (letter.value, letter.reason) == (1, "attempts")
-    assert letter.error
-    assert seen == [2]
-
-
-async def test_a_threads_keyboard_interrupt_is_a_plain_error(worker: Worker, jobs: Jobs) -> None:
     @on_jobs(worker)
-    def handle(value: int) -> None:
-        raise KeyboardInterrupt
+    async def handle(value: int) -> None:
+        if value >= 0:
+            raise ERRORS[value]
+        handled.append("async")
 
-    letter = await buried(worker, jobs)
-    assert letter.error == "RuntimeError: the handler raised KeyboardInterrupt"
+    @worker.listener("sync", **AT_ONCE)
+    def in_thread(value: int) -> None:
+        if value >= 0:
+            raise ERRORS[value]
+        handled.append("sync")
+
+    sync = client.reliable_queue("sync", **AT_ONCE)
+    await sync.offer_many(offers(len(ERRORS)))
+    await sync.offer(-1)
+    await work_off(worker, jobs, *range(len(ERRORS) - 1), -1)
+    assert sorted(handled) == ["async", "sync"]
+    for queue, count in ((jobs, len(ERRORS) - 1), (sync, len(ERRORS))):
+        letters = {letter.value: letter for letter in await queue.dead.list()}
+        assert sorted(letters) == [*range(count)]
+        assert all(letter.reason == "attempts" and letter.error for letter in letters.values())
+    interrupted = letters[len(ERRORS) - 1]
+    assert interrupted.error == "RuntimeError: the handler raised KeyboardInterrupt"
 
 
-class _Leaving(JsonCodec):
-    def decode(self, payload: bytes) -> Any:
-        sys.exit(len(payload))
+async def test_a_failing_codec_makes_a_dead_letter(worker: Worker, jobs: Jobs) -> None:
+    class Failing(JsonCodec):
+        def decode(self, payload: bytes) -> Any:
+            raise SystemExit(3) if payload == b"1" else _Unprintable
 
-
-class _Puzzling(JsonCodec):
-    def decode(self, payload: bytes) -> Any:
-        raise _Unprintable
-
-
-@pytest.mark.parametrize("codec", [_Leaving(), _Puzzling()], ids=["SystemExit", "unprintable"])
-async def test_a_failing_codec_makes_a_dead_letter(worker: Worker, jobs: Jobs, codec: Any) -> None:
-    on_jobs(worker, codec=codec)(raising(AssertionError()))
-    assert (await buried(worker, jobs)).reason == "undecodable"
+    on_jobs(worker, codec=Failing())(raising(AssertionError()))
+    await work_off(worker, jobs, 1, 2)
+    letters = await jobs.dead.list()
+    assert [letter.reason for letter in letters] == ["undecodable"] * 2
 
 
 @dataclass(frozen=True)
@@ -341,12 +300,11 @@ async def test_a_message_snoozed_without_a_server_loses_no_attempt(
     assert message.attempt == 0
 
 
-@pytest.mark.parametrize("error", [Reject("never"), ValueError()], ids=["raised", "on error"])
 async def test_a_message_rejected_without_a_server_is_buried(
-    worker: Worker, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, error: Exception
+    worker: Worker, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settling = Settling(1, monkeypatch)
-    on_jobs(worker, on_error={ValueError: Reject("never")})(raising(error))
+    on_jobs(worker)(raising(Reject("never")))
     assert (await buried(worker, jobs)).reason == "never"
     assert settling.asked == ["reliable/bury"] * 2
 
@@ -374,36 +332,28 @@ async def _raise_in_a_group(*errors: BaseException) -> None:
             group.create_task(child(error))
 
 
-GROUPS = {
-    "a Reject": ((Reject("no"),), "no", 1),
-    "a Reject among others": ((ValueError(1), Reject("no")), "no", 1),
-    "an error that on_error knows": ((ValueError(1), KeyError(2)), "unknown", 1),
-    "others": ((ValueError(1), IndexError(2)), "attempts", 2),
-}
+async def test_errors_in_a_group_count(worker: Worker, jobs: Jobs) -> None:
+    groups: list[tuple[tuple[Exception, ...], str, int]] = [
+        ((Reject("no"),), "no", 1),
+        ((ValueError(1), Reject("no")), "no", 1),
+        # One that on_error knows.
+        ((ValueError(1), KeyError(2)), "unknown", 1),
+        ((ValueError(1), IndexError(2)), "attempts", 2),
+    ]
+    longest = (RetryAfter(0), RetryAfter(3600), RetryAfter(1))
 
-
-@pytest.mark.parametrize(("errors", "reason", "attempts"), GROUPS.values(), ids=GROUPS)
-async def test_errors_in_a_group_count(
-    worker: Worker, jobs: Jobs, errors: Any, reason: str, attempts: int
-) -> None:
     @on_jobs(worker, on_error={KeyError: Reject("unknown")})
     async def handle(value: int) -> None:
-        await _raise_in_a_group(*errors)
+        await _raise_in_a_group(*(longest if value < 0 else groups[value][0]))
 
-    letter = await buried(worker, jobs)
-    assert (letter.reason, letter.attempt) == (reason, attempts)
-    assert ("ValueError: 1" in letter.error) == any(
-        isinstance(error, ValueError) for error in errors
-    )
-
-
-async def test_the_longest_delay_in_a_group_counts(worker: Worker, jobs: Jobs) -> None:
-    @on_jobs(worker)
-    async def handle(value: int) -> None:
-        await _raise_in_a_group(RetryAfter(0), RetryAfter(3600), RetryAfter(1))
-
-    await work_off(worker, jobs, 1)
-    assert await depths(jobs) == (1, 0, 0, 0)
+    await work_off(worker, jobs, *range(len(groups)), -1)
+    letters = {letter.value: letter for letter in await jobs.dead.list()}
+    for number, (errors, reason, attempts) in enumerate(groups):
+        letter = letters[number]
+        assert (letter.reason, letter.attempt) == (reason, attempts), errors
+        assert ("ValueError: 1" in letter.error) == (len(errors) > 1), errors
+    (message,) = await jobs.list("delayed")
+    assert message.value == -1
 
 
 async def test_a_block_of_its_own_sees_instructions_in_a_group(jobs: Jobs) -> None:
@@ -487,14 +437,19 @@ async def test_a_message_without_a_thread_goes_back_uncounted(
     def handle(value: int, message: Message[Any]) -> None:
         seen.append((value, message.attempt))
 
-    observed = Observed()
-    client.observe(observed)
+    errors: list[str] = []
+
+    class Observed(Observer):
+        def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
+            errors.append(str(error))
+
+    client.observe(Observed())
     await jobs.offer(1)
     async with worker:
         await until(lambda: seen)
     assert seen == [(1, 1)]
     assert "cannot start a thread" in caplog.text
-    assert {str(error) for error in observed.errors} == {"can't start new thread", "None"}
+    assert set(errors) == {"can't start new thread", "None"}
 
 
 async def test_threads_are_used_again_and_end_with_the_run(worker: Worker, jobs: Jobs) -> None:
@@ -509,31 +464,7 @@ async def test_threads_are_used_again_and_end_with_the_run(worker: Worker, jobs:
     await until(lambda: "delayq jobs" not in {thread.name for thread in threading.enumerate()})
 
 
-async def test_an_abandoned_thread_hangs_until_it_returns() -> None:
-    release, changes = threading.Event(), list[int]()
-    threads = Threads("jobs", 2)
-    threads.changed = lambda: changes.append(threads.hanging)
-    task = asyncio.create_task(threads.run(partial(release.wait, 60)))
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert threads.hanging == 1
-    assert await threads.run(lambda: 5) == 5
-    release.set()
-    await until(lambda: not threads.hanging)
-    assert changes == [1, 0]
-    threads.close()
-
-
 # Settings
-
-
-def undecorated(worker: Worker) -> Any:
-    async def lifespan(worker: Worker) -> AsyncIterator[None]:
-        yield
-
-    return Worker(NOWHERE, lifespan=lifespan)  # type: ignore[arg-type]
 
 
 BAD_VALUES: dict[str, list[Any]] = {
@@ -549,55 +480,38 @@ BAD_VALUES: dict[str, list[Any]] = {
     "max_kept": [0],
     "partitions": ["3"],
     "backoff": [5],
-    "codec": [JsonCodec],
+    "codec": [JsonCodec, object()],
     "on_error": [Reject, {"ValueError": Reject}, {ValueError: 5}],
 }
-BAD_SETTINGS = [
-    *({name: value} for name, values in BAD_VALUES.items() for value in values),
-    # str() of it contains a memory address, and all test processes must use the same names.
-    pytest.param({"codec": object()}, id="{'codec': object()}"),
-]
 
 
-@pytest.mark.parametrize("settings", BAD_SETTINGS, ids=str)
-def test_an_impossible_setting_of_a_listener_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(delayq.BadInput, match=next(iter(settings))):
-        Worker(NOWHERE).listener(**{"queue": "jobs", **settings})
+def test_an_impossible_setting_of_a_listener_is_refused() -> None:
+    for name, values in BAD_VALUES.items():
+        for value in values:
+            with pytest.raises(delayq.BadInput, match=name):
+                Worker(NOWHERE).listener(**{"queue": "jobs", name: value})
 
 
-MISTAKES: dict[str, Any] = {
-    "no name": lambda worker: worker.listener(lambda value: None),
-    "a middleware that is not async": lambda worker: worker.middleware(
-        lambda message, call_next: None
-    ),
-    "a middleware that cannot be called": lambda worker: worker.middleware(5),
-    "a lifespan that cannot be called": lambda _: Worker(NOWHERE, lifespan=5),  # type: ignore[arg-type]
-    "a lifespan without its decorator": undecorated,
-    "an address of no type": lambda _: Worker(5),  # type: ignore[arg-type]
-    "an address of no scheme": lambda _: Worker("ftp://127.0.0.1"),
-    "shutdown_timeout of no type": lambda _: Worker(NOWHERE, shutdown_timeout="5"),  # type: ignore[arg-type]
-}
+async def test_a_mistake_is_refused_where_it_is_made(client: Client) -> None:
+    async def undecorated(worker: Worker) -> AsyncIterator[None]:
+        yield
 
-
-@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
-def test_a_mistake_is_refused_where_it_is_made(mistake: Any) -> None:
-    with pytest.raises(delayq.DelayqError) as caught:
-        mistake(Worker(NOWHERE))
-    assert str(caught.value)
-
-
-async def test_a_lifespan_of_one_run_is_checked_too(client: Client) -> None:
+    worker, anything = Worker(NOWHERE), lambda *_: None
+    mistakes: list[Callable[[], Any]] = [
+        lambda: worker.listener(anything),  # type: ignore[arg-type]
+        lambda: worker.middleware(anything),  # type: ignore[type-var]
+        lambda: worker.middleware(5),  # type: ignore[type-var]
+        lambda: Worker(NOWHERE, lifespan=5),  # type: ignore[arg-type]
+        lambda: Worker(NOWHERE, lifespan=undecorated),  # type: ignore[arg-type]
+        lambda: Worker(5),  # type: ignore[arg-type]
+        lambda: Worker("ftp://127.0.0.1"),
+        lambda: Worker(NOWHERE, shutdown_timeout="5"),  # type: ignore[arg-type]
+    ]
+    for number, mistake in enumerate(mistakes):
+        with pytest.raises(delayq.DelayqError) as caught:
+            mistake()
+        assert str(caught.value), number
     worker = Worker(client)
-    worker.listener("jobs")(lambda value: None)
+    on_jobs(worker)(anything)
     with pytest.raises(delayq.ConfigurationError, match="lifespan"):
         await worker.run(lifespan=5)  # type: ignore[arg-type]
-
-
-async def test_a_worker_logs_its_queues(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "delayq")
-    for name in ("jobs", "mails"):
-        worker.listener(name)(lambda value: None)
-    await worker.run(burst=True)
-    assert (
-        "the worker handles queue 'jobs', queue 'mails', up to 3 messages at a time" in caplog.text
-    )
