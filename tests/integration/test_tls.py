@@ -35,6 +35,12 @@ def tls_server(kind: Kind, authority: Authority, host: str) -> Iterator[tuple[Pr
         yield server, port
 
 
+@pytest.fixture(scope="module")
+def usual(tls_kind: Kind, authority: Authority) -> Iterator[tuple[PrivateServer, int]]:
+    with tls_server(tls_kind, authority, "IP:127.0.0.1") as usual:
+        yield usual
+
+
 class Tries:
     """Counts attempts to open a connection."""
 
@@ -54,56 +60,53 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
     return Tries(monkeypatch)
 
 
-class TestTLS:
-    async def test_a_queue_works_over_tls(self, tls_kind: Kind, authority: Authority) -> None:
-        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (_server, port):
-            async with delayq.connect(
-                f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
-            ) as client:
-                queue = client.delayed_queue("orders")
-                taking = asyncio.create_task(queue.take())
-                await queue.offer("hello", 0.02)
-                assert await asyncio.wait_for(taking, 10) == "hello"
-                jobs = client.reliable_queue("jobs")
-                await jobs.offer("x" * 300_000)
-                (message,) = await jobs.claim()
-                assert message.value == "x" * 300_000
+async def test_a_queue_works_over_tls(
+    usual: tuple[PrivateServer, int], authority: Authority
+) -> None:
+    async with delayq.connect(
+        f"rediss://127.0.0.1:{usual[1]}/0?ssl_ca_certs={authority.certificate}"
+    ) as client:
+        queue = client.delayed_queue("orders")
+        taking = asyncio.create_task(queue.take())
+        await queue.offer("hello", 0.02)
+        assert await asyncio.wait_for(taking, 60) == "hello"
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer("x" * 300_000)
+        (message,) = await jobs.claim()
+        assert message.value == "x" * 300_000
 
-    async def test_a_certificate_of_an_unknown_authority_is_refused_at_once(
-        self, tls_kind: Kind, authority: Authority, other_authority: Authority, tries: Tries
-    ) -> None:
-        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (_server, port):
-            for options in ("", f"?ssl_ca_certs={other_authority.certificate}"):
-                tries.count = 0
-                with pytest.raises(
-                    delayq.ServerRefused, match=r"certificate that is not trusted: .*certificate"
-                ):
-                    await delayq.connect(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
-                assert tries.count == 1
 
-    async def test_a_certificate_for_another_host_is_refused_at_once(
-        self, tls_kind: Kind, authority: Authority, tries: Tries
-    ) -> None:
-        with tls_server(tls_kind, authority, "DNS:example.test") as (_server, port):
-            with pytest.raises(
-                delayq.ServerRefused, match=r"certificate that is not trusted: .*mismatch"
-            ):
-                await delayq.connect(
-                    f"rediss://127.0.0.1:{port}/0?ssl_ca_certs={authority.certificate}"
-                ).__aenter__()
+async def test_a_certificate_that_is_not_trusted_is_refused_at_once(
+    usual: tuple[PrivateServer, int],
+    tls_kind: Kind,
+    authority: Authority,
+    other_authority: Authority,
+    tries: Tries,
+) -> None:
+    with tls_server(tls_kind, authority, "DNS:example.test") as (_, of_another_host):
+        for port, options, reason in (
+            (usual[1], "", "certificate"),
+            (usual[1], f"?ssl_ca_certs={other_authority.certificate}", "certificate"),
+            (of_another_host, f"?ssl_ca_certs={authority.certificate}", "mismatch"),
+        ):
+            tries.count = 0
+            why = f"certificate that is not trusted: .*{reason}"
+            with pytest.raises(delayq.ServerRefused, match=why):
+                await delayq.connect(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
             assert tries.count == 1
 
-    async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
-        self, tls_kind: Kind, authority: Authority, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        # Time for another try, if the first one does not show what is wrong.
-        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 1)
-        with tls_server(tls_kind, authority, "IP:127.0.0.1") as (server, port):
-            with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):
-                await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()
-            url = f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5"
-            with pytest.raises(delayq.ServerUnavailable, match="did you mean redis://"):
-                await delayq.connect(url).__aenter__()
+
+async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
+    usual: tuple[PrivateServer, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Time for another try, if the first one does not show what is wrong.
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 1)
+    server, port = usual
+    with pytest.raises(delayq.ServerUnavailable, match="did you mean rediss://"):
+        await delayq.connect(f"redis://127.0.0.1:{port}/0").__aenter__()
+    url = f"rediss://127.0.0.1:{server.port}/0?socket_connect_timeout=0.5"
+    with pytest.raises(delayq.ServerUnavailable, match="did you mean redis://"):
+        await delayq.connect(url).__aenter__()
 
 
 async def test_user_and_password_come_from_the_url(some_kind: PrivateServer) -> None:
