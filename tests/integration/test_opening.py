@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from redis.asyncio import Redis
-from redis.credentials import CredentialProvider
 
 import delayq
 from delayq._redis.pool import ConnectionPool
@@ -195,23 +194,6 @@ async def test_a_client_with_a_greeting_of_its_own_keeps_it(some_kind: PrivateSe
         assert await connection.read_response() == b"OK"
 
     theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, redis_connect_func=greet)
-    async with theirs:
-        await use(theirs)
-
-
-async def test_a_credential_provider_that_fails_is_asked_again(some_kind: PrivateServer) -> None:
-    some_kind.call("CONFIG", "SET", "requirepass", "secret")
-
-    class Provider(CredentialProvider):
-        asked = 0
-
-        def get_credentials(self) -> tuple[str]:
-            self.asked += 1
-            if self.asked == 1:
-                raise RuntimeError("the vault is sealed")
-            return ("secret",)
-
-    theirs = Redis(host="127.0.0.1", port=some_kind.port or 0, credential_provider=Provider())
     async with theirs:
         await use(theirs)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import sys
 import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
@@ -257,57 +256,6 @@ async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServ
         for i, queue in enumerate(queues[:20]):
             await queue.offer(i, 0)
         assert await asyncio.wait_for(asyncio.gather(*takers), 20) == list(range(20))
-
-
-CONSUMER = """
-import asyncio, sys, time
-import delayq
-async def main():
-    async with delayq.connect(sys.argv[1]) as client:
-        print("ready", flush=True)
-        async for value in client.delayed_queue("orders"):
-            print(value, time.time() * 1000, flush=True)
-asyncio.run(main())
-"""
-
-
-@pytest.mark.gate
-async def test_messages_reach_three_consumer_processes_once_each(server: PrivateServer) -> None:
-    log = Log(seed=6)
-    counts = [0, 0, 0]
-    consumer_of = (sys.executable, "-c", CONSUMER, server.url)
-    consumers = [
-        await asyncio.create_subprocess_exec(*consumer_of, stdout=asyncio.subprocess.PIPE)
-        for _ in counts
-    ]
-
-    async def read(which: int) -> None:
-        stream = consumers[which].stdout
-        assert stream
-        async for line in stream:
-            value, at = line.split()
-            log.arrived.setdefault(int(value), []).append(float(at))
-            counts[which] += 1
-
-    try:
-        for consumer in consumers:
-            assert consumer.stdout
-            assert await consumer.stdout.readline() == b"ready\n"
-        readers = [asyncio.create_task(read(which)) for which in range(3)]
-        async with delayq.connect(server.url) as client:
-            queue: DelayedQueue[int] = client.delayed_queue("orders")
-            await asyncio.gather(
-                *(log.offer(queue, value, log.chance.random() * 2) for value in range(5000))
-            )
-        await log.complete()
-        await asyncio.sleep(0.2)  # duplicates would arrive now
-    finally:
-        for consumer in consumers:
-            consumer.kill()
-            await consumer.wait()
-    await asyncio.gather(*readers)
-    log.check()
-    assert min(counts) > 0
 
 
 async def test_the_re_check_of_many_queues_is_one_round_trip(

@@ -12,7 +12,6 @@ from redis.asyncio import Redis
 from redis.credentials import CredentialProvider
 
 import delayq
-from delayq._background import Background
 from tests.support.links import Links
 from tests.support.waiting import until
 
@@ -228,27 +227,6 @@ async def test_a_call_that_raises_unexpectedly_is_made_again(
     assert await asyncio.wait_for(taking, 60) == "x"
 
 
-async def test_a_task_does_not_start_before_it_is_noted() -> None:
-    """An eager task might end before its owner has noted it as the running one."""
-    loop, background = asyncio.get_running_loop(), Background()
-    events: list[str] = []
-
-    async def work() -> None:
-        events.append("started")
-
-    def eager(*_args: Any, **_options: Any) -> Any:
-        raise AssertionError("the factory decides when a task starts")
-
-    loop.set_task_factory(eager)
-    try:
-        task = background.spawn(work(), "work")
-    finally:
-        loop.set_task_factory(None)
-    events.append("noted")
-    await task
-    assert events == ["noted", "started"]
-
-
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="eager tasks came with Python 3.12")
 async def test_a_queue_with_eager_tasks_survives_a_restart(own_server: PrivateServer) -> None:
     loop = asyncio.get_running_loop()
@@ -300,33 +278,31 @@ async def test_draining_ends_though_producers_are_faster(queue: DelayedQueue[int
     assert await queue.drain(0) == []
 
 
-async def test_wrong_input_is_refused_before_a_write(own_server: PrivateServer, raw: Any) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[Any] = client.delayed_queue("orders")
-        for wrong in (2.5, "3", True, -1):
-            with pytest.raises(delayq.BadInput, match="max_items"):
-                await queue.drain(wrong)  # type: ignore[arg-type]
-            with pytest.raises(delayq.BadInput, match="n must be an int"):
-                await queue.pending.poll_many(wrong)  # type: ignore[arg-type]
-        for flag in ("no", 2, None):
-            with pytest.raises(delayq.BadInput, match="ordered_list"):
-                client.delayed_queue("other", ordered_list=flag)  # type: ignore[call-overload]
-        with pytest.raises(delayq.BadInput, match="durability"):
-            client.delayed_queue("other", durability=5)  # type: ignore[call-overload]
-        for codec in (delayq.JsonCodec, object(), "json"):
-            with pytest.raises(delayq.BadInput, match="codec"):
-                client.delayed_queue("other", codec=codec)  # type: ignore[call-overload]
-            with pytest.raises(delayq.BadInput, match="codec"):
-                client.reliable_queue("other", codec=codec)  # type: ignore[call-overload]
-        for delay in (-1e-9, -(10**5000), 10**5000, 2**53 / 1000 - 1):
-            with pytest.raises(delayq.BadDelay):
-                await queue.offer(1, delay)
-    for most in (1.5, "4", None):
+async def test_wrong_input_is_refused_before_a_write(
+    server: PrivateServer, client: delayq.Client, queue: DelayedQueue[int]
+) -> None:
+    open_it: Any = client.delayed_queue
+    wrong: Any
+    for wrong in (2.5, "3", True, -1):
+        with pytest.raises(delayq.BadInput, match="max_items"):
+            await queue.drain(wrong)
+        with pytest.raises(delayq.BadInput, match="n must be an int"):
+            await queue.pending.poll_many(wrong)
+    for name, wrongs in {
+        "ordered_list": ("no", 2, None),
+        "durability": (5,),
+        "codec": (delayq.JsonCodec, object(), "json"),
+    }.items():
+        for wrong in wrongs:
+            with pytest.raises(delayq.BadInput, match=name):
+                open_it("other", **{name: wrong})
+    for delay in (-1e-9, -(10**5000), 10**5000, 2**53 / 1000 - 1):
+        with pytest.raises(delayq.BadDelay):
+            await queue.offer(1, delay)
+    for wrong in (1.5, "4", None):
         with pytest.raises(delayq.BadInput, match="max_connections"):
-            delayq.connect(own_server.url, max_connections=most)  # type: ignore[arg-type]
-    with pytest.raises(delayq.BadInput, match="resync_interval"):
-        delayq.connect(own_server.url, resync_interval=1e-6)
-    assert await raw.keys() == []
+            delayq.connect(server.url, max_connections=wrong)
+    assert server.call("DBSIZE") == b":0"
 
 
 async def test_a_delay_that_is_too_long_fails_no_other_offer(queue: DelayedQueue[int]) -> None:
