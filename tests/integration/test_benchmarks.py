@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.support.programs import output_of
 
 
+@pytest.mark.nightly
 def test_the_floor_measures_the_rows_that_it_is_asked_for() -> None:
     printed = output_of(
         "-m", "benchmarks", "floor", "--quick", "--json", "--rows", "offer_many", "import"

@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 import typer
 
 import delayq
@@ -15,18 +14,14 @@ from delayq.cli.app import app
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(delayq.__file__).parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
-by_name = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+APPLICATION = typer.main.get_command(app)
 
 
-def missing_tests(text: str) -> list[str]:
+def missing_tests(text: str, files: dict[str, str]) -> list[str]:
     """Return the tests that a text names, as ``file.py::name`` or by file, and that are gone."""
     missing: list[str] = []
-    files: dict[str, str] = {}
-    for path in (ROOT / "tests").rglob("test_*.py"):
-        files[path.name] = files.get(path.name, "") + path.read_text("utf-8")
     for file, names in re.findall(r"(?<![\w{])(test_\w+\.py)((?:::\w+)*)", text):
-        known = files.get(file)
-        if known is None:
+        if (known := files.get(file)) is None:
             missing.append(file)
             continue
         parts = names.split("::")[1:]
@@ -34,40 +29,38 @@ def missing_tests(text: str) -> list[str]:
     return missing
 
 
-@by_name
-def test_each_test_that_a_page_names_exists(page: Path) -> None:
-    assert not missing_tests(page.read_text("utf-8"))
+def test_each_test_that_a_page_names_exists() -> None:
+    files: dict[str, str] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        files[path.name] = files.get(path.name, "") + path.read_text("utf-8")
+    for page in PAGES:
+        assert missing_tests(page.read_text("utf-8"), files) == [], page.name
+    gone = "see `unit/test_documents.py::test_gone` and `test_gone.py`"
+    assert missing_tests(gone, files) == ["test_gone", "test_gone.py"]
 
 
-def test_a_test_that_is_gone_is_found() -> None:
-    assert missing_tests("see `unit/test_documents.py::test_gone` and `test_gone.py`") == [
-        "test_gone",
-        "test_gone.py",
-    ]
+def test_each_module_that_a_page_names_exists() -> None:
+    for page in PAGES:
+        named = re.findall(
+            r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`",
+            page.read_text("utf-8"),
+        )
+        assert [path for path in named if not (PACKAGE / path).exists()] == [], page.name
 
 
-@by_name
-def test_each_module_that_a_page_names_exists(page: Path) -> None:
-    named = re.findall(
-        r"`(?:delayq/)?((?:_\w+|admin|codecs|worker|cli|integrations|testing)/[\w/]+\.py)`",
-        page.read_text("utf-8"),
-    )
-    assert [path for path in named if not (PACKAGE / path).exists()] == []
-
-
-@pytest.mark.parametrize("folder", ["_delayed", "_reliable", "_engine", "_redis", "worker"])
-def test_the_module_map_names_each_module(folder: str) -> None:
+def test_the_module_map_names_each_module() -> None:
     _, _, module_map = (ROOT / "docs" / "design.md").read_text("utf-8").partition("## Module map")
-    table = re.split(r"\n`_?\w+/`", module_map.partition(f"\n`{folder}/`")[2])[0]
-    modules = {path.name for path in (PACKAGE / folder).glob("*.py")} - {"__init__.py"}
-    assert modules == {*re.findall(r"`(\w+\.py)`", table)}
+    for folder in ("_delayed", "_reliable", "_engine", "_redis", "worker"):
+        table = re.split(r"\n`_?\w+/`", module_map.partition(f"\n`{folder}/`")[2])[0]
+        modules = {path.name for path in (PACKAGE / folder).glob("*.py")} - {"__init__.py"}
+        assert modules == {*re.findall(r"`(\w+\.py)`", table)}
 
 
-@by_name
-def test_each_target_of_make_that_a_page_names_exists(page: Path) -> None:
+def test_each_target_of_make_that_a_page_names_exists() -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
-    named = re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
-    assert {*" ".join(named).split()} <= targets
+    for page in PAGES:
+        named = re.findall(r"`make ((?:[a-z-]+ ?)+)", page.read_text("utf-8"))
+        assert {*" ".join(named).split()} <= targets, page.name
 
 
 def wrong_commands(text: str) -> list[str]:
@@ -75,7 +68,7 @@ def wrong_commands(text: str) -> list[str]:
     wrong = []
     spans = re.findall(r"`(delayq +[^`]+)`|^(?:\$ |[A-Z_]+=\S+ )+(delayq .*)$", text, re.MULTILINE)
     for line in (inline or shown for inline, shown in spans):
-        command: Any = typer.main.get_command(app)
+        command: Any = APPLICATION
         words = line.partition(" | ")[0].split()[1:]
         while words and hasattr(command, "commands"):
             if words[0].startswith("-"):
@@ -90,20 +83,13 @@ def wrong_commands(text: str) -> list[str]:
     return wrong
 
 
-@by_name
-def test_each_command_that_a_page_shows_exists(page: Path) -> None:
-    if page.name != "CHANGELOG.md":
-        assert not wrong_commands(page.read_text("utf-8"))
-
-
-def test_a_command_that_is_wrong_is_found() -> None:
+def test_each_command_that_a_page_shows_exists() -> None:
+    for page in PAGES:
+        if page.name != "CHANGELOG.md":
+            assert wrong_commands(page.read_text("utf-8")) == [], page.name
     right = (
         "`delayq dead list mails --limit 5`, `delayq --version`\n$ delayq queues --json | head -n 1"
     )
     assert wrong_commands(right) == []
-    wrong = "`delayq dead list --queue mails`, `delayq lost`\n$ delayq top --watch"
-    assert wrong_commands(wrong) == [
-        "delayq dead list --queue mails",
-        "delayq lost",
-        "delayq top --watch",
-    ]
+    wrong = ("delayq dead list --queue mails", "delayq lost", "delayq top --watch")
+    assert wrong_commands("`{}`, `{}`\n$ {}".format(*wrong)) == [*wrong]

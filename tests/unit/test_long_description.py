@@ -48,23 +48,20 @@ def test_links_lead_to_the_files_of_the_release(absolute: Callable[..., str]) ->
     )
 
 
-def test_without_a_source_the_words_stay(absolute: Callable[..., str]) -> None:
+def test_without_a_source_the_words_stay_and_code_is_left_alone(
+    absolute: Callable[..., str],
+) -> None:
     assert absolute("![c](docs/c.svg)[a](docs/a.md)", None, "1.2.0") == "a"
-
-
-def test_code_is_left_alone(absolute: Callable[..., str]) -> None:
     code = "```python\nhandlers[name](value)\n```\n"
     assert absolute(code + "[a](a.md)", None, "1") == code + "a"
 
 
-@pytest.mark.parametrize("urls", [{}, {"urls": {"Source": "https://host/us/it"}}])
-def test_no_link_in_the_long_description_is_relative(
-    hook: dict[str, Any], urls: dict[str, Any]
-) -> None:
-    metadata = {"version": "1.2.0", **urls}
-    hook["LongDescription"]().update(metadata)
-    text = metadata["readme"]["text"]
-    assert metadata["readme"]["content-type"] == "text/markdown"
-    assert text.startswith("# delayq\n")
-    assert re.findall(r"\]\((?!https://)[^)]+\)", text) == []
-    assert ("https://host/us/it/blob/v1.2.0/docs/tutorial.md" in text) == bool(urls)
+def test_no_link_in_the_long_description_is_relative(hook: dict[str, Any]) -> None:
+    for urls in ({}, {"urls": {"Source": "https://host/us/it"}}):
+        metadata: dict[str, Any] = {"version": "1.2.0", **urls}
+        hook["LongDescription"]().update(metadata)
+        text = metadata["readme"]["text"]
+        assert metadata["readme"]["content-type"] == "text/markdown"
+        assert text.startswith("# delayq\n")
+        assert re.findall(r"\]\((?!https://)[^)]+\)", text) == []
+        assert ("https://host/us/it/blob/v1.2.0/docs/tutorial.md" in text) == bool(urls)
