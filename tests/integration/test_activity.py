@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Backoff, Offer
+from delayq import Backoff
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import TALLY
 from delayq.admin.acl import acl_rules
 from delayq.stats import Activity
+from tests.support.reliable import offers
 from tests.support.reliable_fixtures import faults
 from tests.support.waiting import until
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from tests.support.clusters import TestCluster
     from tests.support.servers import PrivateServer
 
-pytestmark = [pytest.mark.every_server, pytest.mark.usefixtures("_last_reports_arrive")]
+pytestmark = pytest.mark.usefixtures("_last_reports_arrive")
 __all__ = ["faults"]
 
 KEYS = ReliableKeys.of("jobs")
@@ -43,9 +44,10 @@ async def handle(queue: ReliableQueue[Any], count: int) -> None:
                     raise ZeroDivisionError
 
 
+@pytest.mark.every_server
 async def test_it_adds_up_what_all_clients_have_done(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url) as producer:
-        await producer.reliable_queue("jobs").offer_many([Offer(i) for i in range(5)])
+        await producer.reliable_queue("jobs").offer_many(offers(5))
     async with delayq.connect(server.url) as consumer:
         theirs = consumer.reliable_queue("jobs", backoff=Backoff.fixed(0))
         await handle(theirs, 4)
@@ -73,38 +75,31 @@ async def test_each_minute_and_hour_is_there_oldest_first(client: Client) -> Non
     assert minutes[-1].start <= await client.server_time()
 
 
-async def test_it_shows_what_happened_while_the_clients_go_on(server: PrivateServer) -> None:
-    async with delayq.connect(server.url, resync_interval=0.05) as client:
-        queue = client.reliable_queue("jobs")
-        await queue.offer_many([Offer(i) for i in range(3)])
-
-        async def is_there(count: int) -> bool:
-            return (await whole(queue)).offered == count
-
-        await until(lambda: is_there(3))
-        await queue.offer(3)
-        await until(lambda: is_there(4))
-
-
 @pytest.mark.usefixtures("_full_batches")
-async def test_partitions_count_together(server: PrivateServer, client: Client) -> None:
-    async with delayq.connect(server.url) as other:
-        queue = other.reliable_queue("jobs", partitions=4)
-        await queue.offer_many([Offer(i) for i in range(20)])
+async def test_partitions_count_together_while_the_client_goes_on(server: PrivateServer) -> None:
+    async with delayq.connect(server.url, resync_interval=0.05) as client:
+        queue = client.reliable_queue("jobs", partitions=4)
+        await queue.offer_many(offers(20))
         for message in await queue.claim(20):
             await message.ack()
-    found = await whole(client.reliable_queue("jobs"))
-    assert (found.offered, found.handled) == (20, 20)
+
+        async def are_there(offered: int) -> bool:
+            found = await whole(queue)
+            return (found.offered, found.handled) == (offered, 20)
+
+        await until(lambda: are_there(20))
+        await queue.offer(3)
+        await until(lambda: are_there(21))
 
 
 async def test_it_works_in_a_cluster(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url) as other:
-        queue = other.reliable_queue("jobs", partitions=4)
-        await queue.offer_many([Offer(i) for i in range(20)])
+        await other.reliable_queue("jobs", partitions=4).offer_many(offers(20))
     async with delayq.connect(cluster.url) as client:
         assert (await whole(client.reliable_queue("jobs"))).offered == 20
 
 
+@pytest.mark.every_server
 async def test_a_place_of_an_earlier_day_counts_no_more(
     server: PrivateServer, client: Client, raw: Any
 ) -> None:
@@ -118,16 +113,15 @@ async def test_a_place_of_an_earlier_day_counts_no_more(
     assert Activity.total(await queue.activity(minutes=1440)).offered == 1
 
 
+@pytest.mark.every_server
 async def test_it_is_kept_for_thirty_days(server: PrivateServer, raw: Any) -> None:
+    async with delayq.connect(server.url) as client:
+        await client.reliable_queue("jobs").stats()
+    # A client that did nothing reports nothing.
+    assert not await raw.exists(KEYS.history)
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(1)
     assert 719 * 3600 < await raw.ttl(KEYS.history) <= 720 * 3600
-
-
-async def test_a_client_that_did_nothing_reports_nothing(server: PrivateServer, raw: Any) -> None:
-    async with delayq.connect(server.url) as client:
-        await client.reliable_queue("jobs").stats()
-    assert not await raw.exists(KEYS.history)
 
 
 async def test_messages_cost_no_calls_of_their_own(server: PrivateServer, faults: Faults) -> None:
@@ -140,35 +134,25 @@ async def test_messages_cost_no_calls_of_their_own(server: PrivateServer, faults
     assert 1 <= faults.calls.count(TALLY.name) <= 2
 
 
-async def test_what_the_server_did_not_get_is_reported_later(
-    server: PrivateServer, faults: Faults
+@pytest.mark.parametrize("fault", ["unsent", "lost"])
+async def test_a_report_counts_once_whatever_fails(
+    server: PrivateServer, client: Client, faults: Faults, fault: str
 ) -> None:
-    async with delayq.connect(server.url, resync_interval=0.05) as client:
-        queue = client.reliable_queue("jobs")
-        faults.fail(TALLY, "unsent", times=2)
-        await queue.offer(1)
-        await handle(queue, 1)
-
-        async def is_there() -> bool:
-            found = await whole(queue)
-            return (found.offered, found.lateness.count, found.handling.count) == (1, 1, 1)
-
-        await until(is_there)
-    assert faults.calls.count(TALLY.name) > 2
-
-
-async def test_a_report_whose_reply_is_lost_is_not_repeated(
-    server: PrivateServer, client: Client, faults: Faults
-) -> None:
-    faults.fail(TALLY, "lost", times=1)
+    # What the server did not get is reported later. A report whose reply is lost is not repeated.
+    times = 2 if fault == "unsent" else 1
+    faults.fail(TALLY, fault, times=times)
     async with delayq.connect(server.url, resync_interval=0.05) as other:
         queue = other.reliable_queue("jobs")
         await queue.offer(1)
         await until(lambda: TALLY.name in faults.calls)
         await queue.offer(2)
-    assert (await whole(client.reliable_queue("jobs"))).offered == 2
+        await handle(queue, 2)
+        await until(lambda: faults.calls.count(TALLY.name) > times)
+    found = await whole(client.reliable_queue("jobs"))
+    assert (found.offered, found.lateness.count, found.handling.count) == (2, 2, 2)
 
 
+@pytest.mark.every_server
 async def test_a_user_without_the_right_works_on_and_is_told_once(
     server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -191,6 +175,7 @@ async def test_a_user_without_the_right_works_on_and_is_told_once(
     assert caplog.text.count("leave out what this process does") == 1
 
 
+@pytest.mark.every_server
 async def test_a_month_of_a_busy_queue_fits_into_three_megabytes(raw: Any) -> None:
     """Every minute and hour is in use, with millions of messages and wide spreads in each."""
     counts = " ".join(f"{name}=9999999" for name in "ohfde")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -171,38 +170,31 @@ async def test_a_context_of_the_users_own_stays(traces: Traces, jobs: Jobs) -> N
     assert links(traces.one("process jobs")) == [0xB7AD6B7169203331]
 
 
-@pytest.mark.parametrize(
-    ("error", "status", "kind"),
-    [
-        (ValueError("no"), StatusCode.ERROR, "ValueError"),
-        (Reject("no"), StatusCode.ERROR, "delayq.Reject"),
-        (RetryAfter(60), StatusCode.UNSET, None),
-        (asyncio.CancelledError(), StatusCode.UNSET, None),
-    ],
+FAILURES = (
+    (ValueError("no"), StatusCode.ERROR, "ValueError"),
+    (Reject("no"), StatusCode.ERROR, "delayq.Reject"),
+    (RetryAfter(60), StatusCode.UNSET, None),
+    (asyncio.CancelledError(), StatusCode.UNSET, None),
 )
+
+
 @pytest.mark.parametrize("by_worker", [True, False])
-async def test_what_failed_is_told(
-    client: Client,
-    traces: Traces,
-    jobs: Jobs,
-    error: BaseException,
-    status: StatusCode,
-    kind: str | None,
-    by_worker: bool,
-) -> None:
-    await jobs.offer(1)
-    if by_worker:
-        worker = delayq.Worker(client)
-        worker.listener("jobs", **SETTINGS)(raising(error))
-        await worker.run(burst=True)
-    else:
-        with suppress(ValueError, asyncio.CancelledError):
-            async with await claim_one(jobs):
-                raise error
-    span = traces.one("process jobs")
-    assert span.status.status_code is status
-    assert attributes(span).get("error.type") == kind
-    assert [event.name for event in span.events] == (["exception"] if kind else [])
+async def test_what_failed_is_told(client: Client, traces: Traces, by_worker: bool) -> None:
+    for n, (error, status, kind) in enumerate(FAILURES):
+        jobs = client.reliable_queue(f"jobs-{n}", **SETTINGS)
+        await jobs.offer(1)
+        if by_worker:
+            worker = delayq.Worker(client)
+            worker.listener(jobs.name, **SETTINGS)(raising(error))
+            await worker.run(burst=True)
+        else:
+            with suppress(ValueError, asyncio.CancelledError):
+                async with await claim_one(jobs):
+                    raise error
+        span = traces.one(f"process {jobs.name}")
+        assert span.status.status_code is status, error
+        assert attributes(span).get("error.type") == kind
+        assert [event.name for event in span.events] == (["exception"] if kind else [])
 
 
 async def test_unreadable_messages_fail_a_span(client: Client, traces: Traces, jobs: Jobs) -> None:
@@ -219,24 +211,15 @@ async def test_unreadable_messages_fail_a_span(client: Client, traces: Traces, j
     assert links(span) == [span_id(traces.one("send jobs"))]
 
 
-async def test_a_retry_links_to_the_same_offer(client: Client, own_server: PrivateServer) -> None:
-    traces = Traces()
-    async with delayq.connect(own_server.url) as other:
-        instrument(other, traces.provider)
-        jobs = other.reliable_queue("jobs", backoff=Backoff.fixed(0))
-        await jobs.offer(1)
-        attempts = []
-        for _ in range(2):
-            (message,) = await jobs.claim(wait=20)
-            async with message:
-                attempts.append(message.attempt)
-                if len(attempts) == 1:
-                    raise RetryAfter(0)
-    assert attempts == [1, 2]
-    assert [links(span) for span in traces.named("process jobs")] == [
-        [span_id(traces.one("send jobs"))]
-    ] * 2
+async def test_a_retry_links_to_the_same_offer(client: Client, traces: Traces) -> None:
+    jobs = client.reliable_queue("jobs", backoff=Backoff.fixed(0))
+    await jobs.offer(1)
+    for error in (RetryAfter(0), None):
+        async with await claim_one(jobs, wait=20):
+            if error is not None:
+                raise error
     spans = traces.named("process jobs")
+    assert [links(span) for span in spans] == [[span_id(traces.one("send jobs"))]] * 2
     assert [attributes(span)["delayq.message.delivery_attempt"] for span in spans] == [1, 2]
 
 
@@ -254,9 +237,11 @@ async def test_an_offer_that_fails_is_a_failed_span(traces: Traces, jobs: Jobs) 
     await jobs.offer(1, id="one")
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer(2, id="one")
-    assert (
-        attributes(traces.named("send jobs")[1])["error.type"] == "delayq.errors.DuplicateMessage"
-    )
+    # Wrong headers are refused as without traces.
+    with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
+        await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
+    errors = [attributes(span).get("error.type") for span in traces.named("send jobs")]
+    assert errors == [None, "delayq.errors.DuplicateMessage", "delayq.errors.BadInput"]
 
 
 async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
@@ -273,27 +258,20 @@ async def test_partitions_are_traced(client: Client, traces: Traces) -> None:
     assert [links(span) for span in traces.named("process parts")] == [[span_id(send)]] * 8
 
 
-async def test_wrong_headers_are_refused_as_without_traces(jobs: Jobs, traces: Traces) -> None:
-    with pytest.raises(delayq.BadInput, match="headers must be a mapping"):
-        await jobs.offer(1, headers=[("a", "b")])  # type: ignore[arg-type]
-    assert attributes(traces.one("send jobs"))["error.type"] == "delayq.errors.BadInput"
-
-
-async def test_it_ends_when_told(client: Client, jobs: Jobs) -> None:
-    traces = Traces()
-    client.unobserve(instrument(client, traces.provider))
-    await jobs.offer(1)
-    async with await claim_one(jobs) as message:
-        assert message.headers == {}
-    assert not traces.named("send jobs")
-
-
-async def test_a_client_may_be_instrumented_before_it_is_open(server: PrivateServer) -> None:
+async def test_it_begins_before_the_client_is_open_and_ends_when_told(
+    server: PrivateServer,
+) -> None:
     traces, client = Traces(), delayq.connect(server.url)
-    instrument(client, traces.provider)
+    hooks = instrument(client, traces.provider)
     async with client:
-        await client.reliable_queue("jobs").offer(1)
-    assert re.fullmatch("send jobs", traces.one("send jobs").name)
+        jobs = client.reliable_queue("jobs")
+        await jobs.offer(1)
+        assert traces.one("send jobs")
+        client.unobserve(hooks)
+        await jobs.offer(2)
+        first, second = await jobs.claim(2)
+        assert (bool(first.headers), second.headers) == (True, {})
+    assert len(traces.named("send jobs")) == 1
 
 
 Points = dict[str, list[tuple[dict[str, Any], float]]]
@@ -381,29 +359,24 @@ async def test_a_call_that_is_cancelled_has_not_failed(
     assert {"error.type" in each for points in seen.values() for each, _ in points} == {False}
 
 
-@pytest.mark.parametrize(
-    ("address", "endpoint"),
-    [
+def test_the_server_is_named_without_its_password() -> None:
+    for address, endpoint in (
         ("redis://cache.example:7000/1", ("cache.example", 7000)),
         ("rediss://user:secret@cache.example", ("cache.example", 6379)),
         ("unix:///run/redis.sock", ("/run/redis.sock", None)),
         ("redis+cluster://a.example:7001,b.example:7002", ("a.example", 7001)),
         ("redis+sentinel://a.example:26379/main/0", None),
         ("embedded:", None),
-    ],
-)
-def test_the_server_is_named_without_its_password(
-    address: str, endpoint: tuple[str, int | None] | None
-) -> None:
-    assert delayq.connect(address).endpoint == endpoint
-    assert delayq.sync.connect(address).endpoint == endpoint
+    ):
+        assert delayq.connect(address).endpoint == endpoint
+        assert delayq.sync.connect(address).endpoint == endpoint
 
 
-async def test_the_other_kinds_of_client_name_their_server_too(own_server: PrivateServer) -> None:
+async def test_the_other_kinds_of_client_name_their_server_too(server: PrivateServer) -> None:
     traces = Traces()
 
     def offer() -> None:
-        with delayq.sync.connect(own_server.url) as client:
+        with delayq.sync.connect(server.url) as client:
             instrument(client, traces.provider)
             client.reliable_queue("jobs").offer(1)
             assert client.endpoint is not None

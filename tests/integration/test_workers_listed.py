@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
-pytestmark = [pytest.mark.every_server]
 __all__ = ["faults"]
 
 KEYS = ReliableKeys.of("jobs")
@@ -54,6 +53,7 @@ async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> l
     return found
 
 
+@pytest.mark.every_server
 async def test_a_worker_shows_what_it_handles(client: Client, quick: Client) -> None:
     worker, begun, over = delayq.Worker(quick, concurrency=7), asyncio.Event(), asyncio.Event()
 
@@ -104,34 +104,21 @@ async def test_nothing_of_a_message_but_its_id_is_told(quick: Client, raw: Any) 
 async def test_a_worker_that_stops_is_gone_at_once(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as theirs:
         worker = delayq.Worker(theirs)
-
-        @worker.listener("jobs")
-        async def handle(value: Any) -> None: ...
-
+        worker.listener("jobs")(lambda value: None)
         async with worker:
             await listed(client)
         await listed(client, 0)
 
 
-async def test_a_client_that_closes_is_gone_at_once(
-    server: PrivateServer, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The last report may take as long as it needs.
-    monkeypatch.setattr("delayq._engine.scheduler._GRACE", 8)
+@pytest.mark.every_server
+@pytest.mark.usefixtures("_last_reports_arrive")
+async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as theirs:
         taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
         await listed(client)
     assert await inspection.workers(client, "jobs") == []
     with pytest.raises(delayq.Closed):
         await taking
-
-
-async def test_a_loop_is_listed_while_it_runs(client: Client, quick: Client) -> None:
-    taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
-    (found,) = await listed(client)
-    assert found.slots == 0
-    taking.cancel()
-    await listed(client, 0)
 
 
 async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, raw: Any) -> None:
@@ -145,6 +132,7 @@ async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, ra
         assert await inspection.workers(client, "jobs") == []
 
 
+@pytest.mark.gate
 async def test_a_worker_that_is_killed_disappears(server: PrivateServer, client: Client) -> None:
     program = f"""
 import asyncio, delayq
@@ -162,6 +150,7 @@ asyncio.run(main())
     await listed(client, 0)
 
 
+@pytest.mark.every_server
 async def test_entries_of_the_dead_are_removed(quick: Client, raw: Any) -> None:
     dead = {f"dead {n}": 1 for n in range(25)}
     await raw.zadd(KEYS.workers, dead)
@@ -198,7 +187,8 @@ async def test_a_report_that_fails_is_repeated(
 ) -> None:
     faults.fail(REGISTER, fault, times=2)
     taking = asyncio.create_task(quick.reliable_queue("jobs").claim(wait=3600))
-    await listed(client)
+    (found,) = await listed(client)
+    assert found.slots == 0
     await until(lambda: faults.calls.count(REGISTER.name) > 2)
     taking.cancel()
     await listed(client, 0)
