@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,62 +14,51 @@ from delayq import Offer
 from tests.support.reliable_fixtures import jobs, raw, store
 
 if TYPE_CHECKING:
-    from delayq import ReliableQueue
+    from delayq import Client, ReliableQueue
     from tests.support.reliable_store import Store
-    from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
 
 
+GARBAGE = ("", "garbage", "nan", "1e999", "-", "1:2", "1-0", "1-1:x:s", "0-0:9e999:r", "9" * 20)
+
+
 @pytest.mark.parametrize("field", ["tokens", "attempts", "expiries", "priorities", "errors"])
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        "",
-        "garbage",
-        "nan",
-        "1e999",
-        "-",
-        "1:2",
-        "1-0",
-        "1-1:x:s",
-        "0-0:9e999:r",
-        "99999999999999999999",
-    ],
-)
 async def test_garbage_beside_a_message_harms_neither_it_nor_others(
-    jobs: ReliableQueue[Any], store: Store, raw: Any, field: str, garbage: str
+    jobs: ReliableQueue[Any], raw: Any, field: str
 ) -> None:
-    await jobs.offer_many([Offer(name, id=name) for name in ("first", "damaged", "last")])
-    await raw.hset(f"delayq:{{jobs}}:{field}", "damaged", garbage)
-    assert (await jobs.stats()).ready == 3
-    assert len(await jobs.list("ready")) == 3
-    messages = await jobs.claim(10)
-    assert [message.id for message in messages] == ["first", "damaged", "last"]
-    await messages[0].ack()
-    await messages[1].nack(0)
-    await messages[2].bury("no good")
-    assert await jobs.dead.redrive() == 1
-    assert sorted([message.id for message in await jobs.claim(10)]) == ["damaged", "last"]
+    for garbage in GARBAGE:
+        await jobs.offer_many([Offer(name, id=name) for name in ("first", "damaged", "last")])
+        await raw.hset(f"delayq:{{jobs}}:{field}", "damaged", garbage)
+        assert (await jobs.stats()).ready == 3, garbage
+        assert len(await jobs.list("ready")) == 3
+        messages = await jobs.claim(10)
+        assert [message.id for message in messages] == ["first", "damaged", "last"], garbage
+        await messages[0].ack()
+        await messages[1].nack(0)
+        await messages[2].bury("no good")
+        assert await jobs.dead.redrive() == 1
+        assert sorted([message.id for message in await jobs.claim(10)]) == ["damaged", "last"]
+        assert await jobs.purge() == 2
 
 
-@pytest.mark.parametrize("score", ["-inf", "-5", "-1e300", "0"])
-@pytest.mark.parametrize("how", ["ack", "nack", "release", "bury"])
 async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
-    jobs: ReliableQueue[Any], store: Store, raw: Any, score: str, how: str
+    jobs: ReliableQueue[Any], store: Store, raw: Any
 ) -> None:
-    await jobs.offer_many([Offer(name, id=name) for name in ("damaged", "other")])
-    await raw.zadd("delayq:{jobs}:waiting", {"damaged": score})
-    seen = await jobs.get("damaged")
-    assert seen is not None
-    assert seen.due_at is not None
-    assert (await jobs.stats()).ready == 2
-    messages = await jobs.claim(10)
-    assert sorted(message.id for message in messages) == ["damaged", "other"]
-    arguments: dict[str, tuple[Any, ...]] = {"nack": (0,), "bury": ("no good",)}
-    for message in messages:
-        await getattr(message, how)(*arguments.get(how, ()))
-    (await store.look()).demand_no_orphans()
+    ends: dict[str, tuple[Any, ...]] = {"ack": (), "nack": (0,), "release": (), "bury": ("why",)}
+    for score, how in itertools.product(["-inf", "-5", "-1e300", "0"], ends):
+        await jobs.offer_many([Offer(name, id=name) for name in ("damaged", "other")])
+        await raw.zadd("delayq:{jobs}:waiting", {"damaged": score})
+        seen = await jobs.get("damaged")
+        assert seen is not None
+        assert seen.due_at is not None
+        assert (await jobs.stats()).ready == 2
+        messages = await jobs.claim(10)
+        assert sorted(message.id for message in messages) == ["damaged", "other"], (score, how)
+        for message in messages:
+            await getattr(message, how)(*ends[how])
+        (await store.look()).demand_no_orphans()
+        await jobs.purge()
 
 
 async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
@@ -101,23 +91,21 @@ FOREIGN = (
 )
 
 
-@pytest.mark.parametrize("key", FOREIGN)
 @pytest.mark.parametrize("how", ["claim", "ack", "nack", "release", "bury", "purge"])
-async def test_a_key_of_a_foreign_type_loses_no_message(
-    server: PrivateServer, raw: Any, how: str, key: str
-) -> None:
+async def test_a_key_of_a_foreign_type_loses_no_message(client: Client, raw: Any, how: str) -> None:
     """The call fails before its first write, or does all of its work."""
-    async with delayq.connect(server.url) as client:
-        jobs = client.reliable_queue("jobs", max_attempts=1, expired="dead", dedup_window=60)
+    arguments: dict[str, tuple[Any, ...]] = {"nack": (0, "why"), "bury": ("no",)}
+    for key in FOREIGN:
+        prefix = f"delayq:{{for {key}}}:"
+        jobs = client.reliable_queue(f"for {key}", max_attempts=1, expired="dead", dedup_window=60)
         await jobs.offer_many([Offer(name, id=name) for name in ("first", "second")])
         await jobs.offer("third", id="third", ttl=0.01)
         await asyncio.sleep(0.02)
         message = (await jobs.claim(1))[0] if how not in {"claim", "purge"} else None
-        foreign = f"delayq:{{jobs}}:{key}"
+        foreign = f"{prefix}{key}"
         kept = await raw.dump(foreign)
         await raw.delete(foreign)
         await raw.set(foreign, "foreign")
-        arguments: dict[str, tuple[Any, ...]] = {"nack": (0, "why"), "bury": ("no",)}
         gone = {"ack": 1, "purge": 3}.get(how, 0)
         try:
             await getattr(message or jobs, how)(*arguments.get(how, ()))
@@ -127,37 +115,42 @@ async def test_a_key_of_a_foreign_type_loses_no_message(
         if kept is not None:
             await raw.restore(foreign, 0, kept)
         # Each message that has a body has a place, too.
-        bodies = await raw.hkeys("delayq:{jobs}:bodies")
+        bodies = await raw.hkeys(f"{prefix}bodies")
         places = [
-            *await raw.zrange("delayq:{jobs}:waiting", 0, -1),
-            *await raw.zrange("delayq:{jobs}:leased", 0, -1),
+            *await raw.zrange(f"{prefix}waiting", 0, -1),
+            *await raw.zrange(f"{prefix}leased", 0, -1),
         ]
-        assert sorted(bodies) == sorted(places)
-        assert len(bodies) + await raw.zcard("delayq:{jobs}:dead") + gone == 3
+        assert sorted(bodies) == sorted(places), key
+        assert len(bodies) + await raw.zcard(f"{prefix}dead") + gone == 3, key
 
 
-@pytest.mark.parametrize(
-    "letter",
-    [b"", b"garbage", b"{}\n", b"[]\n1 \n2", b'{"priority":"high"}\nno body', b"{\xff\n\xff"],
-)
-async def test_a_damaged_dead_letter_is_shown(
-    jobs: ReliableQueue[Any], raw: Any, letter: bytes
-) -> None:
-    await jobs.offer("good", id="good")
-    await (await jobs.claim())[0].bury("a reason")
-    await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
-    await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
-    reasons = {each.id: each.reason for each in await jobs.dead.list()}
-    assert reasons == {"damaged": "unreadable", "good": "a reason"}
-    lives_again = letter.endswith(b"1 \n2")
-    assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again
-    alive = [message.id for message in await jobs.claim(10)]
-    assert alive == ["damaged", "good"][not lives_again :]
-    for each in await jobs.dead.list():
-        with pytest.raises(delayq.DecodeError):
-            _ = each.value
-    assert await jobs.dead.redrive() == 0
-    assert await jobs.dead.purge(["damaged"]) == (not lives_again)
+async def test_a_damaged_dead_letter_is_shown(jobs: ReliableQueue[Any], raw: Any) -> None:
+    letters = (
+        b"",
+        b"garbage",
+        b"{}\n",
+        b"[]\n1 \n2",
+        b'{"priority":"high"}\nno body',
+        b"{\xff\n\xff",
+    )
+    for letter in letters:
+        await jobs.offer("good", id="good")
+        await (await jobs.claim())[0].bury("a reason")
+        await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
+        await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
+        reasons = {each.id: each.reason for each in await jobs.dead.list()}
+        assert reasons == {"damaged": "unreadable", "good": "a reason"}, letter
+        lives_again = letter.endswith(b"1 \n2")
+        assert await jobs.dead.redrive(["damaged", "good"]) == 1 + lives_again
+        alive = await jobs.claim(10)
+        assert [message.id for message in alive] == ["damaged", "good"][not lives_again :]
+        for each in await jobs.dead.list():
+            with pytest.raises(delayq.DecodeError):
+                _ = each.value
+        assert await jobs.dead.redrive() == 0
+        assert await jobs.dead.purge(["damaged"]) == (not lives_again)
+        for message in alive:
+            await message.ack()
 
 
 async def test_an_unreadable_body_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:

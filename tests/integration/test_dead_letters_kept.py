@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
     from tests.support.servers import PrivateServer
 
-pytestmark = [pytest.mark.every_server]
 __all__ = ["jobs", "raw"]
 
 KEYS = ReliableKeys.of("jobs")
@@ -48,13 +47,7 @@ async def nothing_else_is_left(raw: Any, queue: ReliableQueue[Any]) -> None:
     assert len(await ids(queue)) == await raw.zcard(KEYS.dead)
 
 
-async def test_without_a_limit_letters_stay(jobs: ReliableQueue[int], raw: Any) -> None:
-    await die(jobs, "a", "b")
-    await grow_old(raw, "a", "b", by=10_000 * DAY)
-    await die(jobs, "c")
-    assert await ids(jobs) == ["a", "b", "c"]
-
-
+@pytest.mark.every_server
 async def test_old_letters_are_dropped_when_the_next_one_is_added(
     jobs: ReliableQueue[int], raw: Any
 ) -> None:
@@ -64,18 +57,6 @@ async def test_old_letters_are_dropped_when_the_next_one_is_added(
     await die(jobs, "d")
     assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d"]
     await nothing_else_is_left(raw, jobs)
-
-
-async def test_old_letters_are_dropped_when_a_message_dies_as_it_is_claimed(
-    jobs: ReliableQueue[int], raw: Any
-) -> None:
-    await jobs.configure(keep_dead=DAY / 2, expired="dead")
-    await die(jobs, "a", "b")
-    await grow_old(raw, "a", by=DAY)
-    await jobs.offer(1, id="c", ttl=60)
-    await raw.hset(KEYS.expiries, "c", "1.00")
-    assert await jobs.claim() == []
-    assert await raw.zrange(KEYS.dead, 0, -1) == [b"b", b"c"]
 
 
 async def test_old_letters_are_dropped_when_letters_are_looked_at(
@@ -89,6 +70,7 @@ async def test_old_letters_are_dropped_when_letters_are_looked_at(
     assert await jobs.dead.redrive() == 0
 
 
+@pytest.mark.every_server
 async def test_the_oldest_letters_make_room(jobs: ReliableQueue[int], raw: Any) -> None:
     await jobs.configure(max_dead=3)
     await die(jobs, *"abcde")
@@ -99,24 +81,20 @@ async def test_the_oldest_letters_make_room(jobs: ReliableQueue[int], raw: Any) 
     assert await ids(jobs) == [*"cdefg"]
 
 
+@pytest.mark.every_server
 async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
-    client: Client, raw: Any
+    jobs: ReliableQueue[int], raw: Any
 ) -> None:
-    queue = client.reliable_queue("jobs", lease=LEASE, expired="dead", max_dead=3)
-    await queue.offer_many([Offer(n, id=f"{n}", ttl=60) for n in range(5)])
-    await raw.hset(KEYS.expiries, mapping=dict.fromkeys("01234", "1.00"))
-    assert await queue.claim() == []
-    assert await ids(queue) == ["2", "3", "4"]
-    await nothing_else_is_left(raw, queue)
-
-
-async def test_both_limits_count(jobs: ReliableQueue[int], raw: Any) -> None:
-    await die(jobs, *"abcdef")
-    await grow_old(raw, *"abc", by=DAY)
-    await jobs.configure(keep_dead=DAY / 2, max_dead=5)
-    assert await ids(jobs) == [*"def"]
-    await jobs.configure(max_dead=1)
-    assert await ids(jobs) == [*"f"]
+    await jobs.configure(expired="dead", max_dead=3, keep_dead=DAY / 2)
+    await die(jobs, "a", "b")
+    await grow_old(raw, "a", by=DAY)
+    for names in ("c", "012"):
+        await jobs.offer_many([Offer(1, id=name, ttl=60) for name in names])
+        await raw.hset(KEYS.expiries, mapping=dict.fromkeys(names, "1.00"))
+        assert await jobs.claim() == []
+        expected = ["b", "c"] if names == "c" else ["0", "1", "2"]
+        assert [name.decode() for name in await raw.zrange(KEYS.dead, 0, -1)] == expected
+    await nothing_else_is_left(raw, jobs)
 
 
 async def test_letters_of_one_id_go_one_by_one(jobs: ReliableQueue[int], raw: Any) -> None:
@@ -131,6 +109,7 @@ async def test_letters_of_one_id_go_one_by_one(jobs: ReliableQueue[int], raw: An
     await nothing_else_is_left(raw, jobs)
 
 
+@pytest.mark.every_server
 async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[int], raw: Any) -> None:
     names = [f"{n:04d}" for n in range(1500)]
     await raw.zadd(KEYS.dead, {name: n + 1 for n, name in enumerate(names)})
@@ -141,14 +120,15 @@ async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[int]
     assert await raw.hlen(KEYS.dead_messages) == 0
 
 
-@pytest.mark.parametrize("text", ["junk", "-1", "nan", "1e400", ""])
-async def test_a_limit_that_cannot_be_read_is_none(
-    jobs: ReliableQueue[int], raw: Any, text: str
-) -> None:
+@pytest.mark.every_server
+async def test_a_limit_that_cannot_be_read_is_none(jobs: ReliableQueue[int], raw: Any) -> None:
     await die(jobs, "a")
-    await raw.hset(KEYS.settings, mapping={"keep_dead": text, "max_dead": text})
-    await die(jobs, "b")
-    assert await raw.zrange(KEYS.dead, 0, -1) == [b"a", b"b"]
+    # Without a limit, letters stay.
+    await grow_old(raw, "a", by=10_000 * DAY)
+    for n, text in enumerate(("junk", "-1", "nan", "1e400", "")):
+        await raw.hset(KEYS.settings, mapping={"keep_dead": text, "max_dead": text})
+        await die(jobs, "b")
+        assert await raw.zcard(KEYS.dead) == 2 + n, text
 
 
 async def test_a_key_of_another_type_is_reported_before_anything_is_written(

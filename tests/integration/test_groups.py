@@ -15,7 +15,6 @@ import pytest
 import delayq
 from delayq import LeaseLost, Limit, Offer, OutcomeUnknown, ServerRefused
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.known_settings import KnownSettings
 from delayq._reliable.store import ACK, FINISH, REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
 from tests.support.reliable_fixtures import faults
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 __all__ = ["faults"]
-
-pytestmark = pytest.mark.every_server
 
 
 def of_group(group: str | None, *numbers: int, **fields: Any) -> list[Offer[int]]:
@@ -69,25 +66,35 @@ async def test_a_message_knows_its_group(client: Client) -> None:
     await message.ack()
     await jobs.offer(2)
     assert (await claim_one(jobs)).group is None
+    name: Any
+    for name in ("", "a\0b", "x" * 513, 5):
+        with pytest.raises(delayq.BadInput, match="group"):
+            await jobs.offer(1, group=name)
+        with pytest.raises(delayq.BadInput, match="group"):
+            await jobs.groups.set_limit(name, Limit())
 
 
+@pytest.mark.every_server
 async def test_groups_take_turns(client: Client) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer_many(of_group("a", *range(5)))
-    await jobs.offer_many(of_group("b", *range(10, 13)))
-    await jobs.offer_many(of_group(None, *range(20, 22)))
+    jobs, batches = (client.reliable_queue(name, lease=3600) for name in ("jobs", "batches"))
+    for queue in (jobs, batches):
+        await queue.offer_many(of_group("a", *range(5)))
+        await queue.offer_many(of_group("b", *range(10, 13)))
+        await queue.offer_many(of_group(None, *range(20, 22)))
     assert await one_by_one(jobs) == [0, 10, 20, 1, 11, 21, 2, 12, 3, 4]
+    # So they do within one claim,
+    assert await values(batches, 6) == [0, 10, 20, 1, 11, 21]
+    assert await values(batches, 6) == [2, 12, 3, 4]
+    # and after a change of limits.
+    await jobs.configure(group_limit=Limit(concurrency=1))
+    await jobs.offer_many([*of_group("c", *range(4)), *of_group("d", *range(10, 14))])
+    assert await claimed(jobs) == [0, 10]
+    assert await jobs.claim() == []
+    await jobs.configure(group_limit=None)
+    assert await one_by_one(jobs) == [1, 11, 2, 12, 3, 13]
 
 
-async def test_groups_take_turns_within_one_claim(client: Client) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer_many(of_group("a", *range(5)))
-    await jobs.offer_many(of_group("b", *range(10, 13)))
-    await jobs.offer_many(of_group(None, *range(20, 22)))
-    assert await values(jobs, 6) == [0, 10, 20, 1, 11, 21]
-    assert await values(jobs, 6) == [2, 12, 3, 4]
-
-
+@pytest.mark.every_server
 async def test_a_group_keeps_the_order_of_priorities_then_due_times(client: Client) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer_many([*of_group("a", 1, 2), *of_group("a", 3, priority=9)])
@@ -97,34 +104,36 @@ async def test_a_group_keeps_the_order_of_priorities_then_due_times(client: Clie
     assert (stats.delayed, stats.ready, stats.leased) == (1, 0, 0)
 
 
-async def test_no_more_messages_of_a_group_run_than_its_limit_allows(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=2))
+@pytest.mark.every_server
+async def test_no_more_messages_run_than_the_limits_allow(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue(
+        "jobs", lease=7200, limit=Limit(concurrency=4), group_limit=Limit(concurrency=2)
+    )
     await jobs.offer_many(of_group("a", *range(5)))
     await jobs.offer_many(of_group("b", *range(10, 15)))
+    await jobs.offer_many(of_group("c", 20))
     first = await claim_all(jobs)
-    assert [message.value for message in first] == [0, 10, 1, 11]
-    assert await jobs.claim(10) == []
-    await first[0].ack()
-    assert await claimed(jobs) == [2]
-    await first[1].nack(0)
-    assert await claimed(jobs) == [12]
-    await first[2].bury("why")
-    assert await claimed(jobs) == [3]
-    await first[3].snooze(3600)
-    assert await claimed(jobs) == [13]
-
-
-async def test_no_more_messages_of_a_queue_run_than_its_limit_allows(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", limit=Limit(concurrency=3))
-    await jobs.offer_many(of_group("a", *range(5)))
-    await jobs.offer_many(of_group(None, *range(10, 15)))
-    first = await claim_all(jobs)
-    assert [message.value for message in first] == [0, 10, 1]
+    assert [message.value for message in first] == [0, 10, 20, 1]
     assert await jobs.claim(10) == []
     await first[0].ack()
     assert await claimed(jobs) == [11]
+    await first[1].nack(0)
+    assert await claimed(jobs) == [2]
+    await first[3].bury("why")
+    assert await claimed(jobs) == [12]
+    await first[2].snooze(3600)
+    assert await claimed(jobs) == [3]
+    # The slot of a lease that is over may be another message's.
+    late = client.reliable_queue("late", lease=3600, limit=Limit(concurrency=1))
+    await late.offer_many(of_group(None, 1, 2))
+    lost = await claim_one(late)
+    assert await late.claim() == []
+    await Store(raw, "late").let_pass(3601)
+    with pytest.raises(LeaseLost):
+        await lost.extend(60)
 
 
+@pytest.mark.every_server
 async def test_no_more_messages_start_than_the_rate_allows(client: Client) -> None:
     jobs = client.reliable_queue(
         "jobs", limit=Limit(rate=5, per=3600), group_limit=Limit(rate=2, per=3600)
@@ -143,6 +152,7 @@ async def test_a_backlog_delays_no_other_group(client: Client) -> None:
     assert sorted(map(str, found)) == ["big", "small"]
 
 
+@pytest.mark.every_server
 async def test_a_lost_lease_frees_its_slot(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
     await jobs.offer_many(of_group("a", 1, 2))
@@ -175,17 +185,7 @@ async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, ra
     assert len(running) >= 128
 
 
-async def test_a_lease_that_is_over_cannot_be_extended_past_a_limit(
-    client: Client, raw: Any
-) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, limit=Limit(concurrency=1))
-    await jobs.offer_many(of_group(None, 1, 2))
-    lost = await claim_one(jobs)
-    await Store(raw, "jobs").let_pass(3601)
-    with pytest.raises(LeaseLost):
-        await lost.extend(60)
-
-
+@pytest.mark.every_server
 @pytest.mark.parametrize("how", ["nack", "snooze", "release", "lose"])
 async def test_what_was_handed_out_holds_an_ordered_group_up(
     client: Client, raw: Any, how: str
@@ -224,11 +224,18 @@ async def test_a_dead_message_frees_its_ordered_group_and_comes_back_to_it(clien
     assert (await claim_one(jobs)).group == "a"
 
 
-@pytest.mark.parametrize("how", ["ack", "nack", "bury", "release", "snooze", "cancel"])
-@pytest.mark.parametrize("kind", ["limit", "group_limit"])
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [
+        *((how, "group_limit") for how in ("ack", "nack", "bury", "release", "snooze", "cancel")),
+        ("ack", "limit"),
+        ("nack", "limit"),
+    ],
+)
 async def test_a_freed_slot_wakes_a_waiting_client_at_once(
     server: PrivateServer, faults: Faults, how: str, kind: Any
 ) -> None:
+    arguments: dict[str, tuple[Any, ...]] = {"nack": (3600,), "snooze": (3600,), "bury": ("why",)}
     async with delayq.connect(server.url, resync_interval=3600) as other:
         options: dict[str, Any] = {kind: Limit(concurrency=1)}
         jobs = other.reliable_queue("jobs", lease=3600, **options)
@@ -239,16 +246,10 @@ async def test_a_freed_slot_wakes_a_waiting_client_at_once(
         waiting = asyncio.create_task(jobs.claim(wait=60))
         await until(lambda: jobs._open.partitions[0].wakeups.plan.up_to_date)
         before = calls(faults)
-        if how == "nack":
-            await first.nack(3600)
-        elif how == "snooze":
-            await first.snooze(3600)
-        elif how == "bury":
-            await first.bury("why")
-        elif how == "cancel":
+        if how == "cancel":
             assert await jobs.cancel(first.id, running=True)
         else:
-            await getattr(first, how)()
+            await getattr(first, how)(*arguments.get(how, ()))
         (message,) = await waiting
         assert message.value == (1 if how == "release" else 2)
         # One call freed the slot, and one claimed the message.
@@ -289,12 +290,8 @@ async def two(server: PrivateServer, **settings: Any) -> AsyncIterator[Two]:
 
 LIMITED = pytest.mark.parametrize(
     "settings",
-    [
-        {"limit": Limit(concurrency=1)},
-        {"group_limit": Limit(concurrency=1)},
-        {"group_limit": Limit(concurrency=1), "keep": 60},
-    ],
-    ids=["limit", "group limit", "results"],
+    [{"limit": Limit(concurrency=1)}, {"group_limit": Limit(concurrency=1), "keep": 60}],
+    ids=["limit", "group limit and results"],
 )
 
 
@@ -339,18 +336,6 @@ async def test_a_slot_is_taken_although_the_reply_that_frees_it_is_lost(
         assert [each.value for each in await asyncio.wait_for(ours, 30)] == [2]
 
 
-@pytest.mark.parametrize("limited", ["limit", "group_limit"])
-async def test_a_message_whose_result_is_kept_frees_its_slot(client: Client, limited: str) -> None:
-    settings: Any = {limited: Limit(concurrency=1), "keep": 60}
-    jobs = client.reliable_queue("jobs", **settings)
-    await jobs.offer_many(of_group("ada", 1, 2))
-    message = await claim_one(jobs)
-    assert await claimed(jobs) == []
-    await message.ack("done")
-    assert await jobs.result(message.id) == "done"
-    assert await claimed(jobs) == [2]
-
-
 async def test_a_refilled_rate_wakes_a_waiting_client(
     client: Client, faults: Faults, raw: Any
 ) -> None:
@@ -368,6 +353,7 @@ async def test_a_refilled_rate_wakes_a_waiting_client(
     assert calls(faults) <= before + 3
 
 
+@pytest.mark.every_server
 async def test_groups_have_limits_and_pauses_of_their_own(client: Client) -> None:
     jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1))
     await jobs.groups.set_limit("b", Limit(concurrency=2))
@@ -392,34 +378,28 @@ async def test_groups_have_limits_and_pauses_of_their_own(client: Client) -> Non
     assert (await jobs.groups.get("new")).waiting == 0
 
 
-@pytest.mark.parametrize("name", ["", "a\0b", "x" * 513, 5])
-async def test_an_invalid_group_is_refused(client: Client, name: Any) -> None:
-    jobs = client.reliable_queue("jobs")
-    with pytest.raises(delayq.BadInput, match="group"):
-        await jobs.offer(1, group=name)
-    with pytest.raises(delayq.BadInput, match="group"):
-        await jobs.groups.set_limit(name, Limit())
-
-
-@pytest.mark.parametrize("name", ["places", "lines", "grouped", "turns", "trials", "starts"])
+@pytest.mark.every_server
 async def test_a_key_of_a_foreign_type_stops_a_claim_before_it_changes_anything(
-    client: Client, raw: Any, name: str
+    client: Client, raw: Any
 ) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1, rate=9))
-    await jobs.offer_many(of_group("a", 0, 1, 2))
-    # The first claim checks the keys to go by the limits that are new.
-    await (await claim_one(jobs)).ack()
-    key = ReliableKeys.of("jobs").named(name)
-    await raw.delete(key)
-    await raw.set(key, "foreign")
-    before = await Store(raw, "jobs").keys_and_dumps()
-    with pytest.raises(ServerRefused):
-        await jobs.claim(wait=0)
-    with pytest.raises(ServerRefused):
-        await jobs.offer(3, group="a")
-    assert await Store(raw, "jobs").keys_and_dumps() == before
+    for name in ("places", "lines", "grouped", "turns", "trials", "starts"):
+        jobs = client.reliable_queue(name, group_limit=Limit(1, rate=9, per=3600))
+        await jobs.offer_many(of_group("a", 0, 1, 2))
+        # The first claim checks the keys to go by the limits that are new.
+        await (await claim_one(jobs)).ack()
+        key = ReliableKeys.of(name).named(name)
+        await raw.delete(key)
+        await raw.set(key, "foreign")
+        before = await Store(raw, name).keys_and_dumps()
+        with pytest.raises(ServerRefused):
+            await jobs.claim(wait=0)
+        with pytest.raises(ServerRefused):
+            await jobs.offer(3, group="a")
+        assert await Store(raw, name).keys_and_dumps() == before, name
+        await jobs.aclose()
 
 
+@pytest.mark.every_server
 async def test_a_message_whose_moment_cannot_be_read_is_due(client: Client, raw: Any) -> None:
     jobs, keys = client.reliable_queue("jobs"), ReliableKeys.of("jobs")
     await jobs.offer(1, group="a", id="x")
@@ -447,6 +427,7 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
     assert await raw.zcard(starts) - 500 < 1700
 
 
+@pytest.mark.every_server
 async def test_starts_are_kept_for_their_period_and_not_for_long(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=9, per=60))
     starts = ReliableKeys.of("jobs").named("starts")
@@ -476,6 +457,7 @@ async def test_a_claim_that_finds_a_lost_message_of_a_group_hands_it_out(
     assert reply.ids == [lost.id.encode()]
 
 
+@pytest.mark.every_server
 async def test_earlier_starts_count_by_a_period_that_has_changed(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=2, per=60))
     await jobs.offer_many(of_group("a", 1, 2, 3, 4, 5))
@@ -530,10 +512,8 @@ async def test_a_group_lies_whole_in_one_partition(client: Client) -> None:
         await message.ack()
     assert await jobs.cancel_many(["a1", "h1"]) == [True, True]
     assert len(await one_by_one(jobs)) == 24 - len(messages) - 2
-
-
-async def test_partitions_share_the_limit_of_the_queue_out(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", partitions=4, limit=Limit(concurrency=6))
+    # Partitions share the limit of the queue out.
+    jobs = client.reliable_queue("shared", partitions=4, limit=Limit(concurrency=6))
     await jobs.offer_many([Offer(i) for i in range(400)])
     assert len(await claim_all(jobs)) == 6
     with pytest.raises(delayq.ConfigurationError, match="concurrency"):
@@ -577,6 +557,7 @@ async def are_looked_at(queue: ReliableQueue[int]) -> None:
     await until(lambda: all(each.wakeups.plan.up_to_date for each in queue._open.partitions))
 
 
+@pytest.mark.every_server
 @pytest.mark.usefixtures("_full_batches")
 @pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_change_of_limits_reaches_all_groups_however_many(
@@ -598,20 +579,6 @@ async def test_a_change_of_limits_reaches_all_groups_however_many(
     assert [message.value for message in await waiting] == [200]
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
-async def test_a_claim_that_does_not_wait_goes_by_the_limits_that_have_changed(
-    client: Client, partitions: int
-) -> None:
-    jobs = client.reliable_queue(
-        "jobs", lease=3600, partitions=partitions, group_limit=Limit(concurrency=1)
-    )
-    await jobs.offer_many(of_group("a", 1, 2))
-    assert await claimed(jobs) == [1]
-    assert await jobs.claim() == []
-    await jobs.configure(group_limit=None)
-    assert await claimed(jobs) == [2]
-
-
 async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     client: Client, raw: Any
 ) -> None:
@@ -625,26 +592,6 @@ async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     assert (await claim_one(jobs)).value == 0
     await jobs.configure(group_limit=Limit(ordered=True))
     assert await claimed(jobs) == []
-
-
-async def test_a_suspect_of_a_group_that_becomes_ordered_is_handed_out_at_once(
-    client: Client, raw: Any
-) -> None:
-    jobs = client.reliable_queue("jobs", lease=60)
-    await jobs.offer_many([Offer(n, group=f"{n:03}") for n in range(60)])
-    assert (await claim_one(jobs)).value == 0
-    await Store(raw, "jobs").let_pass(61)
-    # One claim does not come to the last group.
-    await jobs.configure(group_limit=Limit(ordered=True))
-    assert (await claim_one(jobs)).value == 0
-
-
-async def test_groups_take_turns_after_a_change_of_limits(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
-    await jobs.offer_many([*of_group("a", *range(4)), *of_group("b", *range(10, 14))])
-    assert await claimed(jobs) == [0, 10]
-    await jobs.configure(group_limit=None)
-    assert await one_by_one(jobs) == [1, 11, 2, 12, 3, 13]
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
@@ -665,32 +612,3 @@ async def test_a_limit_that_is_withdrawn_lets_a_waiting_client_go_on(
         # A re-check would wait as long as the queue does.
         turns = ReliableKeys.of("jobs", partition=partition).named("turns")
         assert await raw.zscore(turns, "") is None
-
-
-async def test_partitions_that_are_gone_are_left_alone(
-    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    refused: list[int] = []
-    after_refusal = KnownSettings.after_refusal
-
-    async def note(settings: KnownSettings, partition: int, epoch: str) -> None:
-        refused.append(partition)
-        await after_refusal(settings, partition, epoch)
-
-    monkeypatch.setattr(KnownSettings, "after_refusal", note)
-    async with delayq.connect(server.url, resync_interval=0.05) as client:
-        jobs = client.reliable_queue("jobs", partitions=2, limit=Limit(concurrency=4))
-        await jobs.stats()
-        await jobs.configure(partitions=1)
-        # The settings there stay as they are, and say that groups have to be settled.
-        await jobs.configure(max_size=1000)
-        assert await jobs.claim(wait=0.3) == []
-        assert 1 not in refused
-
-
-async def test_groups_stay_where_they_are_when_a_queue_gets_more_partitions(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(concurrency=1))
-    await jobs.offer_many([Offer(0, group=group) for group in "abcdefgh"])
-    await jobs.configure(partitions=4)
-    await jobs.offer_many([Offer(1, group=group) for group in "abcdefgh"])
-    assert sorted(message.value for message in await claim_all(jobs)) == [0] * 8

@@ -209,8 +209,8 @@ def logged(caplog: pytest.LogCaptureFixture) -> Exception | None:
 
 
 # One of each kind. The others differ from one of these in their scripts alone.
-USUAL = ("offer", "offer_many", "ack", "nack", "handle", "fail", "be cancelled", "cancel_many")
-USUAL += ("reschedule", "purge", "schedule", "unschedule", "dead.redrive")
+USUAL = {"offer", "offer_many", "ack", "nack", "handle", "fail", "be cancelled", "cancel_many"}
+USUAL |= {"reschedule", "purge", "schedule", "unschedule", "dead.redrive"}
 
 
 @pytest.mark.parametrize(

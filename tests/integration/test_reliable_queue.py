@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,6 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Backoff, Offer
-from delayq.testing import advance
 from tests.support.depth import examples
 from tests.support.reliable import (
     all_values,
@@ -35,18 +35,17 @@ from tests.support.reliable_store import HOUR, Store, hours
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from delayq import Client, Message
-    from tests.support.reliable import (
-        Jobs,
-    )
-    from tests.support.servers import PrivateServer
+    from collections.abc import Callable
 
-pytestmark = pytest.mark.every_server
+    from delayq import Client, Message
+    from tests.support.reliable import Jobs
+    from tests.support.servers import PrivateServer
 
 
 # Offering
 
 
+@pytest.mark.every_server
 async def test_a_message_tells_what_was_offered(client: Client, jobs: Jobs) -> None:
     before = await client.server_time()
     headers = {"trace": "00-ab", "ключ": "two\nlines"}
@@ -58,54 +57,30 @@ async def test_a_message_tells_what_was_offered(client: Client, jobs: Jobs) -> N
     assert repr(message) == "<Message 'order-42', leased, attempt 1>"
 
 
-@pytest.mark.parametrize(
-    "wait", [{"delay": 0.1}, {"delay": timedelta(milliseconds=100)}, {"at": 0.1}]
-)
-async def test_a_message_does_not_come_too_early(client: Client, jobs: Jobs, wait: Any) -> None:
-    before = await client.server_time()
-    if "at" in wait:
-        wait = {"at": datetime.now(UTC) + timedelta(seconds=wait["at"])}
-    await jobs.offer(1, **wait)
-    # When it came, by the clock of the server: the first claim may be a late one.
-    (message,) = await jobs.claim() or await jobs.claim(wait=10)
-    came = message.lease_ends_at - timedelta(seconds=LEASE)
-    assert came >= message.due_at >= before + timedelta(milliseconds=95)
-
-
-async def test_a_message_is_not_there_before_it_is_due(jobs: Jobs) -> None:
+@pytest.mark.every_server
+async def test_a_message_does_not_come_too_early(client: Client, jobs: Jobs) -> None:
+    delay = timedelta(milliseconds=100)
+    waits: list[Callable[[], dict[str, Any]]] = [
+        lambda: {"delay": 0.1},
+        lambda: {"delay": delay},
+        lambda: {"at": datetime.now(UTC) + delay},
+    ]
+    for wait in waits:
+        before = await client.server_time()
+        await jobs.offer(1, **wait())
+        # When it came, by the clock of the server: the first claim may be a late one.
+        (message,) = await jobs.claim() or await jobs.claim(wait=20)
+        came = message.lease_ends_at - timedelta(seconds=LEASE)
+        assert came >= message.due_at >= before + timedelta(milliseconds=95)
     await jobs.offer(1, HOUR)
-    assert await jobs.claim() == []
-
-
-async def test_a_moment_that_has_passed_is_now(jobs: Jobs) -> None:
-    await jobs.offer(1, at=datetime(2020, 1, 1, tzinfo=UTC))
-    assert await values(jobs) == [1]
+    await jobs.offer(2, at=datetime(2020, 1, 1, tzinfo=UTC))
+    assert await values(jobs) == [2]
 
 
 async def test_ids_made_up_sort_by_when_they_were_made(jobs: Jobs) -> None:
     ids = [await jobs.offer(n, HOUR) for n in range(20)]
     assert ids == sorted(set(ids))
     assert {len(key) for key in ids} == {12}
-
-
-async def test_a_taken_id_is_generated_anew(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = iter(["a", "b", "b", "a", "c", "d"])
-    await jobs.stats()
-    monkeypatch.setattr(jobs._open.ids, "new_id", lambda: next(made))
-    monkeypatch.setattr("delayq._reliable.open_queue.new_id", lambda: next(made))
-    assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
-    assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
-    assert sorted(await values(jobs)) == [1, 2, 3, 4, 5]
-
-
-async def test_ids_of_handled_messages_expire_by_themselves(client: Client, raw: Any) -> None:
-    queue = client.reliable_queue("jobs", dedup_window=3600)
-    await (await leased(queue)).ack()
-    for passed, left in ((0, 3_600_000), (1800, 1_800_000)):
-        await advance(queue, passed)
-        assert left - 100_000 < await raw.pttl("delayq:{jobs}:done") <= left
-    await advance(queue, 1801)
-    assert await raw.exists("delayq:{jobs}:done") == 0
 
 
 BAD_FIELDS: dict[str, list[Any]] = {
@@ -119,62 +94,49 @@ BAD_FIELDS: dict[str, list[Any]] = {
     "timeout": [0, -1, "1", math.inf],
     "unique_for": [0, -1, "1", 60],
     "on_duplicate": ["drop"],
-    "value": [math.nan, "x" * 1000],
+    "value": [math.nan, "x" * 1000, object()],
 }
-BAD: list[Any] = [
+BAD: list[dict[str, Any]] = [
     *({name: value} for name, values in BAD_FIELDS.items() for value in values),
     {"delay": 1, "at": datetime(2030, 1, 1, tzinfo=UTC)},
-    # str() of it contains a memory address, and all test processes must use the same names.
-    pytest.param({"value": object()}, id="{'value': object()}"),
+    {"delay": 10, "ttl": 10},
 ]
 
 
-@pytest.mark.parametrize("bad", BAD, ids=str)
-async def test_bad_input_is_never_written(client: Client, raw: Any, bad: dict[str, Any]) -> None:
+async def test_bad_input_is_never_written(client: Client, raw: Any) -> None:
     queue = client.reliable_queue("jobs", max_payload=100)
-    arguments = {"value": 1, **bad}
-    with pytest.raises((delayq.BadInput, delayq.EncodeError)):
-        await queue.offer(**arguments)
-    with pytest.raises((delayq.BadInput, delayq.EncodeError)):
-        await queue.offer_many([Offer(value=1), Offer(**arguments), Offer(value=2)])
+    for bad in BAD:
+        arguments = {"value": 1, **bad}
+        with pytest.raises((delayq.BadInput, delayq.EncodeError)):
+            await queue.offer(**arguments)
+        with pytest.raises((delayq.BadInput, delayq.EncodeError)):
+            await queue.offer_many([Offer(value=1), Offer(**arguments), Offer(value=2)])
+        assert await raw.dbsize() == 0, bad
+    # This is refused before settings are stored.
+    for call in (
+        queue.offer(1, durability="nonsense"),
+        queue.offer_many([], durability="nonsense"),
+    ):
+        with pytest.raises(delayq.BadInput, match="durability must be"):
+            await call
     assert await raw.dbsize() == 0
 
 
-BAD_CALLS = [
-    "claim(0)",
-    "claim(True)",
-    "claim(1.5)",
-    "claim(1, wait=-1)",
-    "claim(1, wait=math.nan)",
-    'cancel("")',
-    "cancel(7)",
-    'get(b"a")',
-    'reschedule("a")',
-    'reschedule("a", -1)',
-    'reschedule("a", 1, at=datetime.now(UTC))',
-    'list("dead")',
-    'list("ready", limit=-1)',
-    'list("ready", offset=-1)',
-    'list("ready", limit=1.5)',
-    "peek(-1)",
-    'purge("dead")',
-    "dead.list(limit=-1)",
-    "dead.list(offset=-1)",
-]
-
-
-@pytest.mark.parametrize("call", BAD_CALLS)
-async def test_bad_arguments_of_other_calls_are_refused(jobs: Jobs, call: str) -> None:
-    await jobs.offer(1)
-    with pytest.raises(delayq.BadInput):
-        await eval(f"jobs.{call}")
-    assert await values(jobs) == [1]
-
-
+BAD_CALLS = """
+claim(0); claim(True); claim(1.5); claim(1, wait=-1); claim(1, wait=math.nan)
+cancel(""); cancel(7); cancel("x" * 513); get(b"a")
+reschedule("a"); reschedule("a", -1); reschedule("a", 1, at=datetime.now(UTC))
+list("dead"); list("ready", limit=-1); list("ready", offset=-1); list("ready", limit=1.5); peek(-1)
+purge("dead"); dead.list(limit=-1); dead.list(offset=-1); dead.redrive("order-42")
+dead.purge(b"bytes"); dead.redrive([None]); dead.purge([7]); dead.redrive([""]); dead.purge(7)
+cancel_many(None); cancel_many("order-42"); cancel_many(["a", ""]); reschedule_many(5, 0)
+offer_many(None); offer_many([Offer(1), "a"])
+"""
 BAD_SETTINGS: dict[str, list[Any]] = {
     "lease": [0, -1, 1e-6, math.inf],
     "max_attempts": [0, True],
     "max_size": [0, 1.5],
+    "max_payload": [-1, True, 1.5, "1", 2**29],
     "dedup_window": [-1],
     "expired": ["keep"],
     "when_full": ["drop"],
@@ -184,29 +146,25 @@ BAD_SETTINGS: dict[str, list[Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_SETTINGS)
-async def test_bad_settings_are_refused(client: Client, name: str) -> None:
-    for bad in BAD_SETTINGS[name]:
+async def test_bad_arguments_of_other_calls_are_refused(client: Client, jobs: Jobs) -> None:
+    await jobs.offer(1)
+    for call in re.split("[;\n]", BAD_CALLS.strip()):
         with pytest.raises(delayq.BadInput):
-            client.reliable_queue("jobs", **{name: bad})
-    client.reliable_queue("jobs")
-
-
-@pytest.mark.parametrize("name", ["", "}a", "\ud800"])
-async def test_bad_names_are_refused(client: Client, name: str) -> None:
-    with pytest.raises(delayq.BadName):
-        client.reliable_queue(name)
-
-
-async def test_two_handles_of_a_queue_share_its_messages(client: Client) -> None:
-    first = client.reliable_queue("jobs", lease=10)
-    await first.offer(1)
-    assert await values(client.reliable_queue("jobs", lease=11)) == [1]
+            await eval(f"jobs.{call.strip()}")
+    assert await values(jobs) == [1]
+    for name, values_of_it in BAD_SETTINGS.items():
+        for bad in values_of_it:
+            with pytest.raises(delayq.BadInput):
+                client.reliable_queue("jobs", **{name: bad})
+    for queue in ("", "}a", "\ud800", "x" * 513):
+        with pytest.raises(delayq.BadName):
+            client.reliable_queue(queue)
 
 
 # Ids that are taken
 
 
+@pytest.mark.every_server
 async def test_an_id_is_taken_while_its_message_lives(jobs: Jobs) -> None:
     await jobs.offer(1, HOUR, id="a")
     with pytest.raises(delayq.DuplicateMessage, match="'a'") as caught:
@@ -217,6 +175,7 @@ async def test_an_id_is_taken_while_its_message_lives(jobs: Jobs) -> None:
     assert (message.value, message.state) == (1, "delayed")
 
 
+@pytest.mark.every_server
 async def test_a_replacement_brings_all_its_own_settings(jobs: Jobs, store: Store) -> None:
     await jobs.offer(1, HOUR, id="a", priority=3, ttl=9 * HOUR, headers={"old": "1"})
     assert await jobs.offer(2, 2 * HOUR, id="a", on_duplicate="replace") == "a"
@@ -236,6 +195,7 @@ async def test_a_leased_message_is_not_replaced(jobs: Jobs) -> None:
     assert await values(jobs) == [2]
 
 
+@pytest.mark.every_server
 async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, raw: Any) -> None:
     queue, store = client.reliable_queue("window", dedup_window=2 * HOUR), Store(raw, "window")
     await queue.offer(1, id="a")
@@ -249,12 +209,18 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     await store.let_pass(3 * HOUR)
     await queue.offer(5, id="a")
     assert await values(queue) == [5]
+    assert 0 < await raw.pttl("delayq:{window}:done") <= 2 * HOUR * 1000
     await store.let_pass(3 * HOUR)
-    await queue.offer(6, id="b")
-    # Ids whose window has closed are deleted as well.
-    assert (await store.look()).done == {}
+    # Ids whose window has closed are deleted as well. That of the queue shortens none.
+    await queue.offer(6, id="b", unique_for=5 * HOUR)
+    assert (await store.look()).done.keys() == {"b"}
+    assert await values(queue) == [6]
+    await store.let_pass(3 * HOUR)
+    with pytest.raises(delayq.DuplicateMessage):
+        await queue.offer(7, id="b")
 
 
+@pytest.mark.every_server
 async def test_an_id_may_be_unique_for_some_time_whatever_becomes_of_its_message(
     jobs: Jobs, store: Store
 ) -> None:
@@ -296,18 +262,6 @@ async def test_an_id_may_be_unique_for_some_time_whatever_becomes_of_its_message
     ]
 
 
-async def test_a_window_of_the_queue_does_not_shorten_that_of_a_message(
-    client: Client, raw: Any
-) -> None:
-    queue, store = client.reliable_queue("window", dedup_window=HOUR), Store(raw, "window")
-    await queue.offer(1, id="a", unique_for=3 * HOUR)
-    assert await values(queue) == [1]
-    await store.let_pass(2 * HOUR)
-    with pytest.raises(delayq.DuplicateMessage):
-        await queue.offer(2, id="a")
-    assert 0 < await raw.pttl("delayq:{window}:done") <= 3 * HOUR * 1000
-
-
 async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> None:
     await jobs.offer(0, HOUR, id="taken")
     many = [Offer(value=n, id=key, delay=HOUR) for n, key in enumerate(["a", "taken", "b", "a"])]
@@ -316,39 +270,17 @@ async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> N
     assert caught.value.ids == ("taken", "a")
     assert caught.value.stored == ("a", "b")
     assert await listed(jobs, "delayed") == [0, 0, 2]
-
-
-@pytest.mark.parametrize("bad", [None, 5, "order-42"])
-async def test_calls_with_many_ids_take_lists_alone(jobs: Jobs, bad: Any) -> None:
-    for call in (jobs.cancel_many(bad), jobs.reschedule_many(bad, 0)):
-        with pytest.raises(delayq.BadInput, match="ids must be a list"):
-            await call
-    if not isinstance(bad, str):
-        with pytest.raises(delayq.BadInput, match="offers must be a list"):
-            await jobs.offer_many(bad)
-
-
-async def test_an_invalid_durability_is_refused_before_settings_are_stored(
-    client: delayq.Client, raw: Any
-) -> None:
-    queue = client.reliable_queue("new", max_size=5)
-    with pytest.raises(delayq.BadInput, match="durability must be"):
-        await queue.offer(1, durability="nonsense")
-    with pytest.raises(delayq.BadInput, match="durability must be"):
-        await queue.offer_many([Offer(1)], durability="nonsense")
-    assert await raw.keys("*new*") == []
-
-
-async def test_offer_many_returns_ids_in_order_and_takes_any_iterable(jobs: Jobs) -> None:
+    # It takes any iterable, and returns the ids in order.
     ids = await jobs.offer_many(iter(offers(450, ids=True, delay=HOUR)))
     assert ids == [str(n) for n in range(450)]
-    assert (await jobs.stats()).delayed == 450
+    assert (await jobs.stats()).delayed == 453
     assert await jobs.offer_many([]) == []
 
 
 # A queue that is full
 
 
+@pytest.mark.every_server
 async def test_a_full_queue_refuses(client: Client) -> None:
     queue = client.reliable_queue("small", max_size=3)
     held = await leased(queue, id="first")
@@ -406,9 +338,6 @@ async def test_concurrent_claims_get_all_messages(jobs: Jobs) -> None:
     claimed = await asyncio.gather(*(jobs.claim(100) for _ in range(6)))
     assert min(map(len, claimed)) >= 25
     assert sorted(message.value for messages in claimed for message in messages) == list(range(450))
-
-
-async def test_concurrent_claims_share_the_messages(jobs: Jobs) -> None:
     await jobs.offer_many(offers(40))
     claimed = await asyncio.gather(*(jobs.claim(100) for _ in range(4)))
     assert list(map(len, claimed)) == [10, 10, 10, 10]
@@ -417,6 +346,7 @@ async def test_concurrent_claims_share_the_messages(jobs: Jobs) -> None:
 # Time to live
 
 
+@pytest.mark.every_server
 @pytest.mark.parametrize("expired", ["drop", "dead"])
 async def test_expired_messages_do_not_come(client: Client, store: Store, expired: Any) -> None:
     queue = client.reliable_queue("jobs", expired=expired)
@@ -429,14 +359,6 @@ async def test_expired_messages_do_not_come(client: Client, store: Store, expire
     assert [(letter.value, letter.reason, letter.attempt) for letter in letters] == (
         [(n, "expired", 0) for n in (1, 3, 5)] if expired == "dead" else []
     )
-
-
-async def test_many_expired_messages_hide_no_other(jobs: Jobs, store: Store) -> None:
-    await jobs.offer_many(offers(450, ttl=HOUR))
-    await jobs.offer(7)
-    await store.let_pass(2 * HOUR)
-    assert await values(jobs, 1) == [7]
-    assert await bodies(store) == 0
 
 
 async def test_a_message_under_a_lease_does_not_expire(jobs: Jobs, store: Store) -> None:
@@ -454,27 +376,19 @@ async def test_a_message_under_a_lease_does_not_expire(jobs: Jobs, store: Store)
 # Order
 
 
+@pytest.mark.every_server
 async def test_one_call_keeps_its_order(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(value=n, id=f"{n * 7919 % 200:03}") for n in range(200)])
     await jobs.offer_many([Offer(value=n) for n in range(200, 400)])
     assert await all_values(jobs, 37) == list(range(400))
 
 
-async def test_equal_delays_keep_the_order_of_the_offers(jobs: Jobs, store: Store) -> None:
-    for start in range(0, 600, 200):
-        await jobs.offer_many(
-            Offer(value=start + n, id=f"{n * 7919 % 200:03}-{start}", delay=HOUR)
-            for n in range(200)
-        )
-    await store.let_pass(HOUR)
-    assert await all_values(jobs) == list(range(600))
-
-
 async def test_concurrent_offers_keep_their_order(jobs: Jobs) -> None:
-    await asyncio.gather(*(jobs.offer(n, id=str(n * 7919 % 500)) for n in range(500)))
-    assert await all_values(jobs) == list(range(500))
+    await asyncio.gather(*(jobs.offer(n, id=str(n * 7919 % 100)) for n in range(100)))
+    assert await all_values(jobs) == list(range(100))
 
 
+@pytest.mark.every_server
 async def test_priority_goes_before_due_time_among_due_messages(jobs: Jobs, store: Store) -> None:
     for value, due_in, priority in (
         ("low, first", 1, 0),
@@ -587,63 +501,39 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
 
 
-async def test_a_message_tells_its_last_attempt(client: Client) -> None:
-    queue = client.reliable_queue("jobs", max_attempts=2, backoff=Backoff.fixed(0))
-    endless = client.reliable_queue("endless", max_attempts=None)
-    await endless.offer("endless")
-    await queue.offer("own", id="own", max_attempts=1)
-    [own] = await queue.claim(1)
-    assert own.is_last_attempt
-    await own.ack()
-
-    await queue.offer("usual")
-    [first] = await queue.claim(1)
-    assert not first.is_last_attempt
-    await first.nack(error="failed")
-    [second] = await queue.claim(1, wait=5)
-    assert second.is_last_attempt
-    await second.nack(error="failed")
-    assert (await queue.stats()).dead == 1
-    [message] = await endless.claim(1)
-    assert not message.is_last_attempt
-
-
+@pytest.mark.every_server
 async def test_a_message_may_have_its_own_limit_of_attempts(client: Client, store: Store) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=3, backoff=Backoff.fixed(0))
     for most in (None, 1, 4):
         await queue.offer(most, id=str(most), max_attempts=most, headers={"a": "b"})
     assert [message.max_attempts for message in await queue.list("ready")] == [3, 1, 4]
     # A worker that does not live to say so has failed, too.
-    assert (await claim_one(queue)).id == "None"
+    lost = await claim_one(queue)
+    assert lost.id == "None"
     await store.let_pass(LEASE + 1)
     for number in range(1, 5):
         for message in await claim_all(queue):
             assert message.attempt == number + (message.id == "None")
+            assert message.is_last_attempt is (message.attempt == (message.value or 3))
             await message.nack()
     letters = {letter.id: letter.attempt for letter in await queue.dead.list()}
     assert letters == {"1": 1, "None": 3, "4": 4}
-
-
-async def test_a_message_with_its_own_limit_dies_with_its_workers(
-    client: Client, store: Store
-) -> None:
-    queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=1)
-    await queue.offer(1, id="a", max_attempts=2, delay=HOUR)
-    await store.let_pass(HOUR)
+    with pytest.raises(delayq.LeaseLost):
+        await lost.ack()
+    # It dies with its workers as well.
+    await queue.offer(2, id="2", max_attempts=2)
     for attempt in (1, 2):
         assert (await claim_one(queue)).attempt == attempt
         await store.let_pass(LEASE + 1)
     assert await queue.claim() == []
-    (letter,) = await queue.dead.list()
-    assert (letter.value, letter.attempt, letter.reason) == (1, 2, "attempts")
-
-
-async def test_attempts_may_be_unlimited(client: Client) -> None:
-    queue = client.reliable_queue("jobs", max_attempts=None, backoff=Backoff.fixed(0))
-    await queue.offer(1)
+    *_, letter = await queue.dead.list()
+    assert (letter.value, letter.attempt, letter.reason) == (2, 2, "attempts")
+    # Attempts may be unlimited.
+    endless = client.reliable_queue("endless", max_attempts=None, backoff=Backoff.fixed(0))
+    await endless.offer(1)
     for attempt in range(1, 40):
-        message = await claim_one(queue, wait=10)
-        assert message.attempt == attempt
+        message = await claim_one(endless)
+        assert (message.attempt, message.is_last_attempt) == (attempt, False)
         await message.nack()
 
 
@@ -668,6 +558,7 @@ async def test_a_handler_may_reject(jobs: Jobs) -> None:
     ]
 
 
+@pytest.mark.every_server
 async def test_errors_are_bounded_and_keep_their_end(jobs: Jobs, store: Store) -> None:
     await (await leased(jobs)).nack(0, "x" * 100_000 + "the end \ud800 é")
     (error,) = (await store.look()).errors.values()
@@ -679,67 +570,32 @@ async def test_errors_are_bounded_and_keep_their_end(jobs: Jobs, store: Store) -
     assert len(letter.reason) <= 8000
 
 
-@pytest.mark.parametrize("error", ['quo"te', "two\nlines", "\x00\x1f\x7f/", "é \U0001f600"])
+@pytest.mark.every_server
 @pytest.mark.parametrize("how", ["at the end", "by lease", "buried"])
-async def test_dead_letters_keep_errors(client: Client, store: Store, error: str, how: str) -> None:
+async def test_dead_letters_keep_errors(client: Client, store: Store, how: str) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=2)
-    await (await leased(queue)).nack(0, error)
-    message = await claim_one(queue)
-    if how == "at the end":
-        await message.nack()
-    elif how == "by lease":
-        await store.let_pass(2 * LEASE)
-        assert await queue.claim() == []
-    else:
-        await message.bury("no good")
-    (letter,) = await queue.dead.list()
-    assert letter.traceback == error
-    assert letter.reason == ("no good" if how == "buried" else "attempts")
-
-
-@pytest.fixture
-async def damaged(jobs: Jobs, raw: Any) -> Jobs:
-    """Offer three messages, and make the second one unreadable."""
-    await jobs.offer_many(offers(3, ids=True))
-    await raw.hset("delayq:{jobs}:bodies", "1", b"1 \n{")
-    return jobs
-
-
-async def test_an_unreadable_message_harms_no_other(damaged: Jobs) -> None:
-    read: list[int] = []
-    for message in await damaged.claim(3):
-        try:
-            async with message:
-                read.append(message.value)
-        except delayq.DecodeError:
-            assert message.id == "1"
-    assert read == [0, 2]
-    assert (await get(damaged, "1")).last_error
-
-
-async def test_an_unreadable_dead_letter_hides_no_other(damaged: Jobs) -> None:
-    await bury_all(damaged)
-    letters = await damaged.dead.list()
-    assert [letter.id for letter in letters] == ["0", "1", "2"]
-    assert (letters[0].value, letters[2].value) == (0, 2)
-    with pytest.raises(delayq.DecodeError):
-        _ = letters[1].value
+    for error in ('quo"te', "two\nlines", "\x00\x1f\x7f/", "é \U0001f600"):
+        await (await leased(queue)).nack(0, error)
+        message = await claim_one(queue)
+        if how == "at the end":
+            await message.nack()
+        elif how == "by lease":
+            await store.let_pass(2 * LEASE)
+            assert await queue.claim() == []
+            with pytest.raises(delayq.LeaseLost):
+                await message.ack()
+        else:
+            await message.bury("no good")
+        (letter,) = await queue.dead.list()
+        assert letter.traceback == error
+        assert letter.reason == ("no good" if how == "buried" else "attempts")
+        await queue.dead.purge()
 
 
 # Dead letters
 
 
-async def test_dead_letters_come_page_by_page_the_oldest_first(jobs: Jobs) -> None:
-    for n in range(5):
-        await jobs.offer(n, id=str(9 - n))
-        await bury_all(jobs)
-    assert [letter.value for letter in await jobs.dead.list()] == [0, 1, 2, 3, 4]
-    assert [letter.value for letter in await jobs.dead.list(offset=1, limit=2)] == [1, 2]
-    assert await jobs.dead.list(limit=0) == []
-    assert await jobs.dead.list(offset=5, limit=5) == []
-    assert await jobs.dead.size() == 5
-
-
+@pytest.mark.every_server
 async def test_redriven_letters_have_all_their_attempts_again(client: Client, store: Store) -> None:
     queue = client.reliable_queue("jobs", max_attempts=1)
     message = await leased(queue, id="a", priority=3, headers={"h": "1"}, ttl=HOUR)
@@ -780,6 +636,7 @@ async def test_chosen_letters_are_redriven_or_dropped(jobs: Jobs, store: Store) 
 # By id
 
 
+@pytest.mark.every_server
 async def test_cancelling_removes_a_message_that_no_worker_has(jobs: Jobs, store: Store) -> None:
     await jobs.offer(1, id="due", priority=2, ttl=HOUR)
     await jobs.offer(2, HOUR, id="later")
@@ -793,6 +650,7 @@ async def test_cancelling_removes_a_message_that_no_worker_has(jobs: Jobs, store
     assert await bodies(store) == 0
 
 
+@pytest.mark.every_server
 async def test_rescheduling_moves_the_due_time(jobs: Jobs, store: Store) -> None:
     await jobs.offer(1, HOUR, id="a")
     assert await jobs.reschedule("a", timedelta(hours=3))
@@ -849,7 +707,7 @@ async def test_news_wakes_a_claim_elsewhere(server: PrivateServer, jobs: Jobs, h
         await until(lambda: other.statistics().waiting and other.statistics().round_trips > 3)
         await asyncio.sleep(0.05)
         await NEWS[how](jobs, held)
-        (message,) = await asyncio.wait_for(waiting, 10)
+        (message,) = await asyncio.wait_for(waiting, 30)
         assert message.value == 1
 
 
@@ -867,14 +725,7 @@ async def test_looking_leases_nothing(jobs: Jobs) -> None:
     assert await values(jobs) == [1]
 
 
-async def test_lists_come_in_pages(jobs: Jobs) -> None:
-    await jobs.offer_many([Offer(value=n, delay=HOUR, priority=n % 3) for n in range(30)])
-    whole = await listed(jobs, "delayed")
-    assert whole == sorted(range(30), key=lambda n: (-(n % 3), n))
-    pages = [await jobs.list("delayed", offset=at, limit=7) for at in range(0, 40, 7)]
-    assert [message.value for page in pages for message in page] == whole
-
-
+@pytest.mark.every_server
 @pytest.mark.parametrize(
     ("state", "left"), [("delayed", (0, 300, 5, 0)), ("ready", (300, 0, 5, 0)), ("all", (0,) * 4)]
 )
@@ -896,6 +747,7 @@ async def test_a_purge_drops_one_state(jobs: Jobs, store: Store, state: Any, lef
             await held[0].ack()
 
 
+@pytest.mark.every_server
 async def test_stats_are_exact_with_any_number_of_leases(jobs: Jobs, store: Store) -> None:
     await jobs.offer_many([Offer(value=n, priority=n % 3) for n in range(1_100)])
     for _ in range(11):
@@ -920,6 +772,7 @@ async def test_stats_say_how_long_the_oldest_has_been_due(jobs: Jobs, store: Sto
     assert HOUR <= stats.oldest_due_age < HOUR + 60
 
 
+@pytest.mark.every_server
 async def test_a_paused_queue_hands_nothing_out(server: PrivateServer, jobs: Jobs) -> None:
     await jobs.offer_many(offers(3))
     held = await claim_one(jobs)
@@ -935,7 +788,7 @@ async def test_a_paused_queue_hands_nothing_out(server: PrivateServer, jobs: Job
         assert not waiting.done()
         assert await jobs.resume()
         assert not await jobs.resume()
-        messages = await asyncio.wait_for(waiting, 10)
+        messages = await asyncio.wait_for(waiting, 30)
         assert [(message.value, message.attempt) for message in messages] == [
             (n, 1) for n in (1, 2, 3)
         ]
@@ -948,7 +801,7 @@ async def test_callers_of_different_leases_learn_together_that_nothing_is_left(
     others: Jobs = client.reliable_queue("jobs", lease=60)
     assert await some.claim() == await others.claim() == []
     await some.offer(1)
-    async with asyncio.timeout(4):
+    async with asyncio.timeout(20):
         taken = await asyncio.gather(some.claim(), others.claim())
     assert sorted(map(len, taken)) == [0, 1]
 
@@ -987,13 +840,6 @@ async def test_a_closed_queue_refuses_everything(server: PrivateServer) -> None:
         await held[1].nack()
 
 
-async def test_a_value_of_any_codec_comes_back(client: Client) -> None:
-    queue = client.reliable_queue("texts", codec=delayq.StringCodec())
-    await queue.offer("line\nline\n", headers={"a": "b"})
-    await queue.offer("")
-    assert [message.value for message in await queue.claim(2)] == ["line\nline\n", ""]
-
-
 async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) -> None:
     class Bad:
         def encode(self, value: Any) -> Any:
@@ -1012,15 +858,3 @@ async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) 
     with pytest.raises(delayq.DecodeError) as caught:
         _ = message.value
     assert isinstance(caught.value.__cause__, KeyError)
-
-
-async def test_an_offer_beside_a_foreign_key_is_refused(jobs: Jobs, store: Store, raw: Any) -> None:
-    # From here on, the server knows the script.
-    await jobs.offer(1)
-    await jobs.purge()
-    await raw.set(store.keys.waiting[0], "foreign")
-    with pytest.raises(delayq.ServerRefused):
-        await asyncio.wait_for(jobs.offer(2), 5)
-    with pytest.raises(delayq.ServerRefused):
-        await asyncio.wait_for(jobs.offer_many(offers(2)), 5)
-    assert not await raw.exists(store.keys.named("bodies"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,10 +16,9 @@ from delayq._engine.leases import Batch
 from delayq._reliable.store import ACK
 from tests.support.reliable import Jobs, bodies, depths, get
 from tests.support.reliable_fixtures import LEASE, take
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from delayq import Client, Message
     from tests.integration.test_faults import Faults
@@ -77,32 +76,21 @@ async def handle_all(queue: Jobs, count: int = MANY) -> int:
     return without_waiting
 
 
-async def test_most_acks_of_a_loop_are_not_waited_for(jobs: Jobs) -> None:
+async def test_most_acks_of_a_loop_are_not_waited_for_and_share_calls(
+    jobs: Jobs, faults: Faults, caplog: pytest.LogCaptureFixture
+) -> None:
     await fill(jobs)
     assert await handle_all(jobs) > MANY / 2
-
-
-async def test_after_the_loop_nothing_is_leased(jobs: Jobs) -> None:
-    await fill(jobs)
-    await handle_all(jobs)
     assert await depths(jobs) == (0, 0, 0, 0)
-
-
-async def test_acks_of_a_loop_share_calls(jobs: Jobs, faults: Faults) -> None:
-    await fill(jobs, 300)
-    await handle_all(jobs, 300)
-    await jobs.stats()
     assert 1 <= faults.calls.count(ACK.name) <= 60
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
 
 
-@pytest.mark.parametrize(
-    "handling", [0, 1, 3], ids=lambda turns: f"handlers that take {turns} turns"
-)
-async def test_handlers_that_give_way_lose_no_ack(jobs: Jobs, store: Store, handling: int) -> None:
+async def test_handlers_that_give_way_lose_no_ack(jobs: Jobs, store: Store) -> None:
     await fill(jobs)
     async for message in first(jobs, MANY):
         async with message:
-            for _ in range(handling):
+            for _ in range(message.value % 4):
                 await asyncio.sleep(0)
     assert (await jobs.stats()).leased == 0
     stored = await store.look()
@@ -110,42 +98,29 @@ async def test_handlers_that_give_way_lose_no_ack(jobs: Jobs, store: Store, hand
     assert stored.bodies == {}
 
 
-async def see_by_get(queue: Jobs, message: Message[int]) -> bool:
-    return await queue.get(message.id) is not None
-
-
-async def see_by_list(queue: Jobs, message: Message[int]) -> bool:
-    return message.id in {each.id for each in await queue.list("leased", limit=1000)}
-
-
-@pytest.mark.parametrize("see", [see_by_get, see_by_list], ids=lambda see: see.__name__)
-async def test_right_after_its_block_a_message_is_gone(
-    jobs: Jobs, see: Callable[[Jobs, Message[int]], Awaitable[bool]]
-) -> None:
-    async for message in filled(jobs):
-        assert not await see(jobs, message)
-
-
-async def test_stats_count_down_with_every_block(jobs: Jobs) -> None:
+async def test_right_after_its_block_a_message_is_gone(jobs: Jobs, faults: Faults) -> None:
+    # So it is if its ack has to be repeated.
+    faults.plan = lambda name, n: "unsent" if name == ACK.name and n % 2 else None
     left = 60
-    async for _ in filled(jobs, left):
+    async for message in filled(jobs, left):
         left -= 1
+        assert await jobs.get(message.id) is None
+        assert message.id not in {each.id for each in await jobs.list("leased", limit=1000)}
+        assert message.id not in {each.id for each in await jobs.peek(100)}
         stats = await jobs.stats()
         assert stats.ready + stats.leased == left
-
-
-async def test_peek_and_purge_do_not_count_messages_just_handled(jobs: Jobs) -> None:
-    await fill(jobs, 60)
-    async for message in handled(jobs, 40):
-        assert message.id not in {each.id for each in await jobs.peek(100)}
-        if (await jobs.stats()).ready + (await jobs.stats()).leased == 20:
+        if left == 20:
             # A purge drops leased messages too: all except those that were handled.
             assert await jobs.purge() == 20
-    assert (await jobs.stats()).leased == 0
+            break
+    assert await depths(jobs) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize("many", [False, True], ids=["offer", "offer_many"])
-async def test_the_id_of_a_message_is_free_after_its_block(jobs: Jobs, many: bool) -> None:
+async def test_the_id_of_a_message_and_its_room_are_free_after_its_block(
+    client: Client, many: bool
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", lease=LEASE, max_size=60)
     async for message in filled(jobs):
         # The delay is longer than the test, so the message does not come again here.
         if many:
@@ -156,58 +131,31 @@ async def test_the_id_of_a_message_is_free_after_its_block(jobs: Jobs, many: boo
     assert (await jobs.stats()).delayed == 60
 
 
-async def test_handling_one_makes_room_for_one(client: Client) -> None:
-    queue = client.reliable_queue("jobs", lease=LEASE, max_size=100)
-    await fill(queue, 100)
-    async for _ in handled(queue, 60):
-        await queue.offer(0, LEASE)
-
-
-async def test_an_explicit_ack_is_waited_for(jobs: Jobs, store: Store) -> None:
-    await fill(jobs, 60)
-    async for message in first(jobs, 60):
-        async with message:
-            await message.ack()
-            assert unanswered(jobs) == 0
-        if not message.value % 20:
-            assert message.id not in (await store.look()).bodies
-
-
 async def test_the_ack_of_the_last_message_at_hand_is_waited_for(jobs: Jobs, store: Store) -> None:
     """A loop that waits for more messages leaves no ack unanswered."""
     await fill(jobs)
-    last_ones = 0
+    last_ones = between = 0
     async for message in first(jobs, MANY):
         ahead = message._ahead
         is_last = ahead is None or not (ahead or ahead.fetching)
+        is_between = ahead is not None and ahead.fetching and not ahead
+        before = unanswered(jobs)
         async with message:
-            pass
+            # One that is explicit is waited for in any case.
+            if message.value % 20 == 19:
+                await message.ack()
+                assert unanswered(jobs) == 0
         if is_last:
             last_ones += 1
             assert unanswered(jobs) == 0
             assert message.id not in (await store.look()).bodies
-    assert last_ones >= 3
-
-
-async def test_between_two_large_batches_no_ack_is_waited_for(jobs: Jobs) -> None:
-    await fill(jobs)
-    last_ones = 0
-    async for message in first(jobs, MANY):
-        ahead = message._ahead
-        assert ahead is not None
-        if ahead.fetching and not ahead:
-            last_ones += 1
-            before = unanswered(jobs)
-            async with message:
-                pass
+        elif is_between and message.value % 20 != 19:
+            # Between two large batches, none is.
+            between += 1
             assert unanswered(jobs) == before + 1
-        else:
-            async with message:
-                pass
-    assert last_ones >= 1
-
-
-async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: Jobs, store: Store) -> None:
+    assert last_ones >= 3
+    assert between >= 1
+    # Nor is a message at hand that was claimed alone.
     await fill(jobs, 5)
     for message in await jobs.claim(5):
         async with message:
@@ -216,41 +164,26 @@ async def test_a_message_that_was_claimed_alone_is_waited_for(jobs: Jobs, store:
         assert message.id not in (await store.look()).bodies
 
 
-async def lose_while_handled(jobs: Jobs, server: PrivateServer, *, at_hand: bool) -> str:
-    """Drop a message from another client while its block runs, and return its id."""
+@pytest.mark.parametrize("at_hand", [True, False], ids=["more at hand", "the last"])
+async def test_a_lost_lease_is_logged_where_the_ack_is_not_waited_for_and_else_raised(
+    jobs: Jobs, server: PrivateServer, caplog: pytest.LogCaptureFixture, at_hand: bool
+) -> None:
     await fill(jobs, 20)
     async with delayq.connect(server.url) as other, aclosing(loop(jobs)) as messages:
         async for message in messages:
             if bool(message._ahead) is at_hand:
-                async with message:
-                    assert await other.reliable_queue("jobs").purge() > 0
-                return message.id
+                # Another client drops the message while its block runs.
+                with nullcontext() if at_hand else pytest.raises(delayq.LeaseLost):
+                    async with message:
+                        assert await other.reliable_queue("jobs").purge() > 0
+                break
             async with message:
                 pass
-    pytest.fail("there is no such message")
-
-
-async def test_a_lost_lease_is_logged_where_the_ack_is_not_waited_for(
-    jobs: Jobs, server: PrivateServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    lost = await lose_while_handled(jobs, server, at_hand=True)
+        else:
+            pytest.fail("there is no such message")
     await jobs.stats()
-    assert f"queue 'jobs': the lease of message '{lost}' was lost" in caplog.text
-
-
-async def test_a_lost_lease_is_raised_where_the_ack_is_waited_for(
-    jobs: Jobs, server: PrivateServer, caplog: pytest.LogCaptureFixture
-) -> None:
-    with pytest.raises(delayq.LeaseLost):
-        await lose_while_handled(jobs, server, at_hand=False)
-    assert "was lost" not in caplog.text
-
-
-async def test_a_success_logs_nothing(jobs: Jobs, caplog: pytest.LogCaptureFixture) -> None:
-    await fill(jobs)
-    await handle_all(jobs)
-    await jobs.stats()
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    logged = f"queue 'jobs': the lease of message '{message.id}' was lost" in caplog.text
+    assert logged is at_hand
 
 
 async def test_acks_that_fail_are_logged_and_their_messages_come_again(
@@ -304,14 +237,11 @@ async def test_an_ack_whose_reply_is_lost_is_repeated_silently(
     assert "again" not in caplog.text
 
 
-async def test_a_look_waits_for_acks_that_are_repeated(jobs: Jobs, faults: Faults) -> None:
-    faults.plan = lambda name, n: "unsent" if name == ACK.name and n % 2 else None
-    async for message in filled(jobs):
-        assert await jobs.get(message.id) is None
-
-
+@pytest.mark.parametrize("what", ["the client", "the queue"])
 @pytest.mark.usefixtures("_last_reports_arrive")
-async def test_closing_a_client_sends_acks(server: PrivateServer, jobs: Jobs, store: Store) -> None:
+async def test_closing_sends_acks(
+    server: PrivateServer, jobs: Jobs, store: Store, what: str
+) -> None:
     done = 0
     async with delayq.connect(server.url) as client:
         queue = client.reliable_queue("jobs", lease=LEASE)
@@ -319,22 +249,12 @@ async def test_closing_a_client_sends_acks(server: PrivateServer, jobs: Jobs, st
             done += 1
             # Stop in the middle of a batch, with answers outstanding.
             if done >= 100 and unanswered(queue) and message._ahead:
-                break
+                if what == "the client":
+                    break
+                await queue.aclose()
     stats = await jobs.stats()
     assert (stats.leased, stats.ready) == (0, MANY - done)
     (await store.look()).demand_no_orphans()
-
-
-async def test_closing_the_queue_sends_its_acks(jobs: Jobs, store: Store) -> None:
-    await fill(jobs)
-    done = 0
-    async for message in jobs:
-        async with message:
-            done += 1
-        if done >= 100 and unanswered(jobs) and message._ahead:
-            await jobs.aclose()
-    stored = await store.look()
-    assert (stored.leases, len(stored.bodies)) == ({}, MANY - done)
 
 
 async def test_unanswered_acks_are_bounded(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -355,18 +275,6 @@ async def test_a_handler_that_raises_is_nacked_although_more_is_at_hand(client: 
             assert (await get(jobs, message.id)).state == "delayed"
     depth = await jobs.stats()
     assert (depth.delayed, depth.ready, depth.leased) == (6, 0, 0)
-
-
-async def test_blocks_in_tasks_of_their_own_settle_all_messages(jobs: Jobs) -> None:
-    await fill(jobs)
-
-    async def handle(message: Message[int]) -> None:
-        async with message:
-            await asyncio.sleep(0.001)
-
-    handling = [asyncio.create_task(handle(each)) async for each in first(jobs, MANY)]
-    await asyncio.gather(*handling)
-    await until(lambda: depths(jobs), equals=(0, 0, 0, 0))
 
 
 async def test_a_block_that_ends_after_its_loop_waits_for_its_ack(jobs: Jobs) -> None:
