@@ -198,7 +198,8 @@ async def test_no_role_reaches_other_queues(server: PrivateServer) -> None:
 
 
 async def test_settings_are_not_for_admins_alone(server: PrivateServer) -> None:
-    for size, role in enumerate(("producer", "consumer"), 5):
+    roles: tuple[Role, ...] = ("producer", "consumer")
+    for size, role in enumerate(roles, 5):
         rules = acl_rules(role, reliable=[NAME], partitions=4)
         async with granted(server, rules) as url, delayq.connect(url) as client:
             queue = client.reliable_queue(NAME, partitions=4)

@@ -564,6 +564,7 @@ class TestPartitions:
         self, client: Client, other: Client, raw: Any
     ) -> None:
         queues = [each.reliable_queue("jobs", partitions=4) for each in (client, other)]
+        everywhere = [Offer(n, id=f"m{n}") for n in range(40)]
         for size in range(1, 10, 2):
             await asyncio.gather(*(queue.settings() for queue in queues))
             await asyncio.gather(*(queue.offer_many([Offer(1)]) for queue in queues))
@@ -573,7 +574,7 @@ class TestPartitions:
             settings = await queues[0].settings()
             assert settings == await queues[1].settings()
             # Whoever is refused by a copy that differs makes it like the others.
-            await queues[0].offer_many([Offer(n) for n in range(20)])
+            await queues[0].offer_many(everywhere)
             assert await self.are_alike(raw, b"%d" % (settings.max_size or 0))
             await raw.flushall()
 
@@ -587,7 +588,7 @@ class TestPartitions:
         stale = await epoch(raw)
         there = ReliableKeys.of("jobs", partition=2).settings
         await raw.hset(there, mapping={"epoch": "99", "max_size": "1"})
-        await jobs.offer_many([Offer(n) for n in range(20)])
+        await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(40)])
         assert await self.are_alike(raw, b"100")
         assert await epoch(raw) != stale
 
