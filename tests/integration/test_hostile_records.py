@@ -15,6 +15,7 @@ import delayq
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack, payload_of
 from delayq.codecs import BytesCodec
+from tests.support.depth import nightly
 from tests.support.tasks import running
 from tests.support.waiting import until
 
@@ -37,10 +38,10 @@ def hostile(chance: random.Random, number: int) -> bytes:
     return chance.choice([record, record, cut, lengthened, noise, endless, b""])
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", [0, *map(nightly, range(1, 5))])
 async def test_hostile_records_do_no_harm(server: PrivateServer, raw: Any, seed: int) -> None:
     chance = random.Random(seed)
-    records = list(dict.fromkeys(hostile(chance, number) for number in range(600)))
+    records = list(dict.fromkeys(hostile(chance, number) for number in range(400)))
     scores = [-math.inf, -1e300, -5.0, 0.0, 0.5, 1.0, 1e3, 1e12, 1.7e12]
     good = Counter(payload for record in records if (payload := payload_of(record)) is not None)
     got: Counter[bytes] = Counter()
@@ -48,7 +49,7 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, raw: Any, seed:
         await raw.zadd(KEYS.timeout, {record: chance.choice(scores) for record in records})
         # The list has some of the records, in another order, some twice, and one that the sorted
         # set does not have.
-        listed = [chance.choice(records) for _ in range(400)] + [b"stray"]
+        listed = [chance.choice(records) for _ in range(300)] + [b"stray"]
         await raw.rpush(KEYS.ordered, *listed)
         never = pack(b"ABCDEFGH", b"never", 8)
         await raw.zadd(KEYS.timeout, {never: math.inf})
@@ -67,9 +68,9 @@ async def test_hostile_records_do_no_harm(server: PrivateServer, raw: Any, seed:
             assert client.statistics().quarantined == len(bad)
             assert await raw.zrange(KEYS.timeout, 0, -1) == [never]
 
-            await asyncio.sleep(0.1)
             before, started = client.statistics().round_trips, time.monotonic()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(0.3)
             # The re-check and the ping, each ten times a second.
-            assert client.statistics().round_trips - before <= 30 * (time.monotonic() - started)
+            most = 20 + 30 * (time.monotonic() - started)
+            assert client.statistics().round_trips - before <= most
             assert got == good
