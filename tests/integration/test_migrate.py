@@ -29,6 +29,7 @@ from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
 from tests.support.depth import examples
 from tests.support.terminal import at_terminal
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
     from delayq._redis.client import RedisClient
     from tests.support.servers import PrivateServer
 
-pytestmark = pytest.mark.every_server
-
 KEYS = DelayedKeys.of("orders")
 Z, L = KEYS.timeout, KEYS.ordered
 CURRENT, CURRENT_4, OLD, OLD_4, MALFORMED = FORMS
 READABLE = (CURRENT, CURRENT_4, OLD, OLD_4)
+
 # Records, packed and read without delayq
 
 
@@ -129,24 +129,26 @@ def all_current(records: Iterable[bytes]) -> bool:
 # How records are rewritten
 
 
-@pytest.mark.parametrize("where", ["both", "list", "set"])
+@pytest.mark.every_server
 @pytest.mark.parametrize("form", READABLE)
-async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str, where: str) -> None:
+async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) -> None:
     # One id begins with the first byte of the current form; the payload has every byte value.
-    for record_id in (b"ABCDEFGH", b"\x08BCDEFGH"):
+    payload = bytes(range(256))
+    for record_id, where in itertools.product(
+        (b"ABCDEFGH", b"\x08BCDEFGH"), ("both", "list", "set")
+    ):
         raw.redis.flushall()
-        payload = bytes(range(256))
         raw.put(packed(form, record_id, payload), where=where)
         result = await done(client)
         wanted = b"\x08" + record_id + b"\0\x01\0\0\0\0\0\0" + payload
-        assert raw.ordered() == ([wanted] if where != "set" else [])
-        assert raw.dues() == ({wanted: 1.9e12} if where != "list" else {})
+        assert raw.ordered() == ([wanted] if where != "set" else []), where
+        assert raw.dues() == ({wanted: 1.9e12} if where != "list" else {}), where
         assert result.complete
         assert result.found == {form: 1}
         assert result.rewritten == (form != CURRENT)
 
 
-async def test_a_vector_from_a_real_redisson(client: delayq.Client, raw: Raw) -> None:
+async def test_a_vector_from_a_real_redisson_is_updated(client: delayq.Client, raw: Raw) -> None:
     old = bytes.fromhex("2eb990cba71cd243 0e00000000000000 2268656c6c6f776f726c64303022")
     raw.put(old)
     await done(client)
@@ -170,28 +172,22 @@ async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None
     assert (result.malformed, result.merged) == (0, 0)
     assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
     assert (result.complete, result.passes) == (True, 2)
-
-
-async def test_a_second_run_finds_nothing_to_do(client: delayq.Client, raw: Raw) -> None:
-    raw.put(*some_records(50))
-    await done(client)
-    before = raw.dump()
+    # A second run finds nothing to do.
+    dump = raw.dump()
     result = await done(client)
-    assert (result.rewritten, result.current, result.passes, result.complete) == (0, 50, 1, True)
-    assert raw.dump() == before
+    assert (result.rewritten, result.current, result.passes, result.complete) == (0, 1500, 1, True)
+    assert raw.dump() == dump
 
 
-@pytest.mark.parametrize(
-    "score", [-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300]
-)
-async def test_any_due_time_stays_as_it_is(client: delayq.Client, raw: Raw, score: float) -> None:
-    for where in ("both", "set"):
-        raw.redis.flushall()
-        (record,) = some_records(1, (OLD,))
-        raw.put(record, where=where)
-        raw.redis.zadd(Z, {record: score})
-        await done(client)
-        assert raw.dues() == {current(record): score}
+@pytest.mark.every_server
+@pytest.mark.parametrize("where", ["both", "set"])
+async def test_any_due_time_stays_as_it_is(client: delayq.Client, raw: Raw, where: str) -> None:
+    scores = (-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300)
+    records = some_records(len(scores), (OLD,))
+    raw.put(*records, where=where)
+    raw.redis.zadd(Z, dict(zip(records, scores, strict=True)))
+    await done(client)
+    assert raw.dues() == dict(zip(map(current, records), scores, strict=True))
 
 
 async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
@@ -205,18 +201,6 @@ async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
     assert set(raw.dues()) == {in_both, in_set, b"", *map(current, good)}
     assert (result.looked_at, result.rewritten, result.malformed) == (8, 4, 4)
     assert result.complete
-
-
-async def test_what_stands_in_one_place_alone(client: delayq.Client, raw: Raw) -> None:
-    both, listed, in_set = some_records(30), some_records(40, seed=2), some_records(50, seed=3)
-    raw.put(*both[:15], *listed, *both[15:])
-    for record in listed:
-        raw.redis.zrem(Z, record)
-    raw.put(*in_set, where="set")
-    result = await done(client)
-    assert raw.ordered() == [current(record) for record in (*both[:15], *listed, *both[15:])]
-    assert set(raw.dues()) == {current(record) for record in both + in_set}
-    assert result.found == Counter(migration.form_of(record) for record in both + listed + in_set)
 
 
 async def test_a_queue_without_an_ordered_list(
@@ -234,14 +218,7 @@ async def test_a_queue_without_an_ordered_list(
     assert result.complete
 
 
-async def test_a_record_listed_twice_stays_listed_twice(client: delayq.Client, raw: Raw) -> None:
-    a, b = some_records(2, (OLD,))
-    raw.put(a, b, a)
-    await done(client)
-    assert raw.ordered() == [current(a), current(b), current(a)]
-    assert set(raw.dues()) == {current(a), current(b)}
-
-
+@pytest.mark.every_server
 @pytest.mark.parametrize("listed", ["old", "current", "neither"])
 async def test_both_forms_make_one_message(client: delayq.Client, raw: Raw, listed: str) -> None:
     old = packed(OLD, b"ABCDEFGH", b"5")
@@ -264,8 +241,10 @@ async def test_a_half_migrated_list_follows_its_set(client: delayq.Client, raw: 
     a, b = some_records(2, (OLD,))
     raw.put(a, current(b), where="list")
     raw.put(current(a), b, where="set")
+    # A record that is listed twice stays listed twice.
+    raw.redis.rpush(L, a)
     await done(client)
-    assert raw.ordered() == [current(a), current(b)]
+    assert raw.ordered() == [current(a), current(b), current(a)]
     assert raw.dues() == {current(a): 1.9e12, current(b): 1.9e12 + 1}
 
 
@@ -277,10 +256,8 @@ async def test_every_message_comes_once_afterwards(client: delayq.Client, raw: R
     )
     await done(client)
     queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    async with asyncio.timeout(10):
-        got = [await queue.take() for _ in range(300)]
-    assert got == list(range(300))
-    assert await queue.poll() is None
+    await until(queue.pending.size, equals=0)
+    assert await queue.drain() == list(range(300))
     assert raw.redis.keys() == []
 
 
@@ -294,25 +271,17 @@ async def test_receipts_stay_valid(client: delayq.Client, raw: Raw) -> None:
     assert await queue.pending.size() == 5
 
 
-async def test_only_this_queues_records_are_touched(client: delayq.Client, raw: Raw) -> None:
-    raw.put(*some_records(5))
+async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: Raw) -> None:
+    mapped = DelayedKeys.of("prod:orders")
     # A ready list holds bare payloads, so one that looks like a record is not a record.
-    others = {"orders": "list", "redisson_delay_queue:{other}": "list", KEYS.quarantine: "list"}
-    for key in others:
+    for key in (mapped.ordered, L, mapped.ready, mapped.quarantine):
         raw.redis.rpush(key, *some_records(3, (OLD,)))
     before = raw.dump()
-    await done(client)
-    after = raw.dump()
-    assert {key for key in after if before[key] != after[key]} == {Z.encode(), L.encode()}
-    assert before.keys() == after.keys()
-
-
-async def test_a_name_mapper_is_used(server: PrivateServer, raw: Raw) -> None:
-    (record,) = some_records(1, (OLD,))
-    raw.redis.rpush("redisson_delay_queue:{prod:orders}", record)
     async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
-        assert (await done(client)).rewritten == 1
-    assert raw.redis.lrange("redisson_delay_queue:{prod:orders}", 0, -1) == [current(record)]
+        assert (await done(client)).rewritten == 3
+    after = raw.dump()
+    assert [key for key in before if before[key] != after[key]] == [mapped.ordered.encode()]
+    assert before.keys() == after.keys()
 
 
 def narrow() -> Script:
@@ -356,13 +325,12 @@ async def test_a_dry_run_only_counts_as_a_real_one(client: delayq.Client, raw: R
     assert (await done(client, dry_run=True)).complete
 
 
-@pytest.mark.parametrize("seed", range(3))
-async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed: int) -> None:
+@pytest.mark.every_server
+async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw) -> None:
     # The script reads the list; Python reads the set.
-    chance = random.Random(seed)
+    chance = random.Random(1)
     records = [
-        record[: len(record) - chance.choice((0, 0, 0, 1, 9))]
-        for record in some_records(400, seed=seed)
+        record[: len(record) - chance.choice((0, 0, 0, 1, 9))] for record in some_records(900)
     ]
     records += [chance.randbytes(chance.randrange(24)) for _ in range(100)]
     records = list(dict.fromkeys(records))
@@ -377,14 +345,6 @@ async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw, seed
 # Concurrent changes
 
 
-def removals(chance: random.Random, raw: Raw, how: str) -> None:
-    listed = raw.ordered()
-    for _ in range(3):
-        if listed:
-            at = {"head": 0, "tail": len(listed) - 1}.get(how, chance.randrange(len(listed)))
-            raw.move(listed.pop(at))
-
-
 @pytest.mark.parametrize("how", ["head", "tail", "anywhere"])
 async def test_removals_hide_no_record(
     client: delayq.Client, raw: Raw, how: str, monkeypatch: pytest.MonkeyPatch
@@ -394,49 +354,26 @@ async def test_removals_hide_no_record(
     chance = random.Random(how)
     records = some_records(400, (OLD, OLD_4))
     raw.put(*records)
-    in_second_half: list[bool] = []
+    in_second_half = False
 
     def act(step: Migration) -> None:
+        nonlocal in_second_half
+        listed = raw.ordered()
         if not in_second_half and step.phase.startswith("sorted set"):
-            in_second_half.append(True)
+            in_second_half = True
             # One walk is enough: every record that was there from the start is current.
-            left = raw.ordered()
-            assert left
-            assert all_current(left)
-            assert set(raw.dues()) == set(left)
-        removals(chance, raw, how)
+            assert listed
+            assert all_current(listed)
+            assert set(raw.dues()) == set(listed)
+        for _ in range(min(3, len(listed))):
+            at = {"head": 0, "tail": len(listed) - 1}.get(how, chance.randrange(len(listed)))
+            raw.move(listed.pop(at))
 
     await followed(client, act, batch=7)
     assert in_second_half
     left = raw.ordered()
     kept = set(left)
     assert left == [current(record) for record in records if current(record) in kept]
-
-
-async def test_a_producer_and_a_transfer_at_the_same_time(client: delayq.Client, raw: Raw) -> None:
-    records = some_records(200)
-    raw.put(*records)
-    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    ours: set[str] = set()
-    moved: list[bytes] = []
-
-    async def act(step: Migration) -> None:
-        if not step.finished and step.passes == 1:
-            ours.add((await queue.offer(1, 3600)).id)
-            foreign = some_records(1, (OLD,), seed=1000 + len(ours))[0]
-            raw.put(foreign)
-            records.append(foreign)
-            head = raw.ordered()[0]
-            raw.move(head)
-            moved.append(current(head))
-
-    assert (await followed(client, act, batch=9)).complete
-    left = raw.ordered()
-    assert len(left) == len(set(left)) == len(records) + len(ours) - len(moved)
-    assert [record for record in left if record[1:9].hex() not in ours] == [
-        current(record) for record in records if current(record) not in moved
-    ]
-    assert set(raw.dues()) == set(left)
 
 
 async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client, raw: Raw) -> None:
@@ -473,7 +410,8 @@ async def test_a_record_offered_while_the_set_is_read_keeps_both_its_places(
     assert raw.ordered() == [current(record) for record in listed]
 
 
-async def test_a_step_is_repeatable(server: PrivateServer, client: delayq.Client, raw: Raw) -> None:
+@pytest.mark.every_server
+async def test_a_step_is_repeatable(client: delayq.Client, raw: Raw) -> None:
     # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
@@ -509,6 +447,7 @@ CHANGES = st.one_of(
 )
 
 
+@pytest.mark.every_server
 @given(
     st.lists(MESSAGES, max_size=40),
     st.lists(CHANGES, max_size=40),
@@ -576,22 +515,22 @@ def test_a_migration_changes_nothing_but_the_form(
 # Failures
 
 
-@pytest.mark.parametrize("key", [Z, L])
-async def test_a_key_of_another_type_is_refused(client: delayq.Client, raw: Raw, key: str) -> None:
-    raw.put(*some_records(5, (OLD,)))
-    raw.redis.set(key, "x")
-    before = raw.dump()
-    with pytest.raises(delayq.ServerRefused, match="wrong type"):
-        await done(client)
-    assert raw.dump() == before
+@pytest.mark.every_server
+async def test_what_cannot_be_migrated_is_refused(client: delayq.Client, raw: Raw) -> None:
+    for key in (Z, L):
+        raw.redis.flushall()
+        raw.put(*some_records(5, (OLD,)))
+        raw.redis.set(key, "x")
+        before = raw.dump()
+        with pytest.raises(delayq.ServerRefused, match="wrong type"):
+            await done(client)
+        assert raw.dump() == before, key
+    for batch in (0, 1001):
+        with pytest.raises(delayq.BadInput):
+            await done(client, batch=batch)
 
 
-@pytest.mark.parametrize("batch", [0, 1001, -1])
-async def test_a_batch_out_of_range_is_refused(client: delayq.Client, batch: int) -> None:
-    with pytest.raises(delayq.BadInput):
-        await done(client, batch=batch)
-
-
+@pytest.mark.every_server
 async def test_a_full_server_lets_it_through(own_server: PrivateServer) -> None:
     with redis.Redis.from_url(own_server.url, socket_timeout=60) as connection:
         raw = Raw(connection)
@@ -618,63 +557,64 @@ async def test_a_broken_off_migration_can_be_continued(client: delayq.Client, ra
     assert raw.ordered() == [current(record) for record in records]
 
 
-def pace_after(pace: migration._Pace, *milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> int:
+def test_steps_follow_the_time_that_the_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-
-    async def calls() -> None:
-        for took in milliseconds:
-
-            async def call(took: float = took) -> None:
-                nonlocal now
-                now += took / 1000
-
-            await pace.timed(call(), adapt=True)
-
     monkeypatch.setattr(migration, "perf_counter", lambda: now)
-    asyncio.run(calls())
-    return pace.size
 
+    async def call(milliseconds: float) -> None:
+        nonlocal now
+        now += milliseconds / 1000
 
-def test_quick_steps_grow_and_slow_steps_shrink(monkeypatch: pytest.MonkeyPatch) -> None:
+    def size_after(pace: migration._Pace, *milliseconds: float) -> int:
+        async def calls() -> None:
+            for took in milliseconds:
+                await pace.timed(call(took), adapt=True)
+
+        asyncio.run(calls())
+        return pace.size
+
     pace = migration._Pace(100)
     pace._way = 0.0002
     assert pace.size == 10
-    assert pace_after(pace, *[0.5] * 20, monkeypatch=monkeypatch) == 100
-    assert pace_after(pace, 1.0, monkeypatch=monkeypatch) == 100
-    assert pace_after(pace, 2.0, monkeypatch=monkeypatch) == 50
-    assert pace_after(pace, *[5.0] * 9, monkeypatch=monkeypatch) == 1
+    assert size_after(pace, *[0.5] * 20) == 100
+    assert size_after(pace, 1.0) == 100
+    assert size_after(pace, 2.0) == 50
+    assert size_after(pace, *[5.0] * 9) == 1
     assert pace.longest == pytest.approx(0.005)
     assert migration._Pace(4).size == 4
-
-
-def test_a_long_way_is_no_reason_for_small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = migration._Pace(100)
-    pace._way = 0.030
-    assert pace_after(pace, *[30.4] * 20, monkeypatch=monkeypatch) == 100
+    far = migration._Pace(100)
+    far._way = 0.030
+    assert size_after(far, *[30.4] * 20) == 100, "a long way is no reason for small steps"
 
 
 # The command
 
 
 class Command:
-    """Runs ``delayq migrate`` in this process."""
+    """Runs ``delayq migrate`` in this process, on the test's server."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+    def __init__(self, server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> None:
+        self._url, self._capsys = server.url, capsys
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Return the exit status, the output, and the errors."""
-        return command(["migrate", *arguments]), *self._capsys.readouterr()
+        url = () if "--url" in arguments else ("--url", self._url)
+        return command(["migrate", *arguments, *url]), *self._capsys.readouterr()
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Command:
-    return Command(capsys)
+def run(server: PrivateServer, capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(server, capsys)
 
 
-def test_the_command_sums_up(server: PrivateServer, raw: Raw, run: Command) -> None:
+def test_the_command_sums_up(raw: Raw, run: Command) -> None:
     raw.put(*some_records(1200, (OLD,)), *some_records(34, (CURRENT,), seed=2), b"noise")
-    status, out, err = run("orders", "--url", server.url)
+    before = raw.dump()
+    status, out, err = run("orders", "--dry-run")
+    assert raw.dump() == before
+    assert (status, err) == (0, "")
+    assert "would be rewritten: 1,200\n  old, 8-byte length: 1,200\n" in out
+    status, out, err = run("orders")
     assert status == 0
     lines = out.splitlines()
     assert lines[:5] == [
@@ -694,109 +634,53 @@ def test_the_command_sums_up(server: PrivateServer, raw: Raw, run: Command) -> N
 
 def test_the_command_prints_json(server: PrivateServer, raw: Raw, run: Command) -> None:
     raw.put(*some_records(20, (OLD_4,)), b"noise")
-    status, out, _ = run("orders", "--url", server.url, "--json", "--batch", "3")
+    status, out, _ = run("orders", "--json", "--batch", "3")
     assert status == 0
     figures = json.loads(out)
     assert figures.pop("seconds") >= 0
     assert figures.pop("longest_step_ms") > 0
-    assert figures == {
+    counts = {"looked_at": 21, "rewritten": 20, "current": 0, "malformed": 1, "merged": 0}
+    assert figures == counts | {
         "queue": "orders",
         "server": server.url,
         "dry_run": False,
-        "looked_at": 21,
         "outdated": {OLD_4: 20},
-        "rewritten": 20,
-        "current": 0,
-        "malformed": 1,
-        "merged": 0,
         "passes": 2,
         "complete": True,
     }
 
 
-def test_the_dry_run_of_the_command_changes_nothing(
-    server: PrivateServer, raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch
+def test_an_error_is_one_line(raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+    raw.put(*some_records(5, (OLD,)))
+    raw.redis.set(L, "x")
+    for arguments, words in {
+        ("orders",): "wrong type",
+        ("orders", "--url", "redis://127.0.0.1:1/0"): "127.0.0.1:1",
+        ("a{b",): "slots",
+        ("orders", "--batch", "0"): "--batch",
+    }.items():
+        status, out, error = run("--json", *arguments)
+        assert (status, out, error.count("\n")) == (2, "", 1), words
+        assert error.startswith("delayq: ")
+        assert words in error
+
+
+def test_the_command_says_that_nothing_is_there_or_that_something_is_left(
+    raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw.put(*some_records(7, (OLD,)), *some_records(5, (CURRENT_4,)), due=5)
-    before = raw.dump()
-    monkeypatch.setenv("DELAYQ_URL", server.url)
-    status, out, err = run("orders", "--dry-run")
-    assert raw.dump() == before
-    assert (status, err) == (0, "")
-    assert "would be rewritten: 12\n  current, 4-byte length: 5\n  old, 8-byte length: 7\n" in out
-
-
-def test_an_empty_queue_is_current(server: PrivateServer, run: Command) -> None:
-    status, out, _ = run("ordres", "--url", server.url)
+    status, out, _ = run("ordres")
     assert status == 0
     assert "queue 'ordres' has no pending messages" in out
-    assert server.call("DBSIZE") == b":0"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("orders", "--url", "redis://127.0.0.1:1/0"), "127.0.0.1:1"),
-        (("orders", "--url", "nonsense"), "not a supported address"),
-        (("a{b",), "slots"),
-        (("",), "non-empty"),
-        (("orders", "--batch", "0"), "--batch"),
-        ((), "queue"),
-    ],
-)
-def test_an_error_is_one_line(
-    server: PrivateServer,
-    arguments: tuple[str, ...],
-    words: str,
-    run: Command,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
-    url = () if "--url" in arguments else ("--url", server.url)
-    status, out, error = run("--json", *arguments, *url)
-    assert (status, out, error.count("\n")) == (2, "", 1)
-    assert error.startswith("delayq: ")
-    assert words.lower() in error.lower()
-
-
-def test_without_an_address_it_fails(run: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DELAYQ_URL", raising=False)
-    status, _, error = run("orders")
-    assert status == 2
-    assert "DELAYQ_URL" in error
-
-
-@pytest.mark.parametrize("key", [Z, L])
-def test_a_wrong_type_is_one_line(server: PrivateServer, raw: Raw, run: Command, key: str) -> None:
-    raw.put(*some_records(5, (OLD,)))
-    raw.redis.set(key, "x")
-    status, out, error = run("orders", "--url", server.url)
-    assert (status, out, error.count("\n")) == (2, "", 1)
-    assert "wrong type" in error
-
-
-def test_an_incomplete_migration_is_a_bad_result(
-    server: PrivateServer, raw: Raw, run: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert raw.redis.dbsize() == 0
     monkeypatch.setattr(migration, "_MAX_PASSES", 1)
     raw.put(*some_records(5, (OLD,)))
-    status, out, _ = run("orders", "--url", server.url)
+    status, out, _ = run("orders")
     assert status == 1
     assert "NOT FINISHED" in out
 
 
-def test_a_terminal_gets_a_progress_bar(server: PrivateServer, raw: Raw) -> None:
-    raw.put(*some_records(1000, (OLD,)))
-    seen = at_terminal("migrate", "orders", "--url", server.url)
-    assert seen.status == 0
-    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", seen.raw)
-    assert re.search(r"ordered list +━+ +100% +1,000/1,000|ordered list +━+ 100% 1000/1000", plain)
-    assert "rewritten: 1,000" in plain
-    # Every line fits the terminal.
-    assert max(len(line) for line in re.split(r"[\r\n]+", plain) if "━" in line) <= 80
-
-
-def test_ctrl_c_leaves_whole_records(server: PrivateServer, raw: Raw) -> None:
+def test_ctrl_c_at_a_terminal_leaves_whole_records(server: PrivateServer, raw: Raw) -> None:
     for seed in range(30):
         raw.put(*some_records(1000, (OLD,), seed=seed))
     sent: list[str] = []
