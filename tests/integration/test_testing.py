@@ -19,6 +19,7 @@ from delayq._delayed.records import pack
 from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled
+from tests.support.depth import in_gate, nightly
 from tests.support.reliable import claim_one, depths, get, leased, values
 from tests.support.waiting import until
 
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
-
-pytestmark = pytest.mark.every_server
 
 ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)
@@ -63,6 +62,7 @@ async def test_only_due_messages_become_ready(client: Client, queue: DelayedQueu
     assert await queue.pending.read_all() == [4]
 
 
+@pytest.mark.every_server
 async def test_equal_moments_in_order(client: Client, queue: DelayedQueue[int], jobs: Jobs) -> None:
     await queue.offer_many([(n, 60) for n in range(300)])
     await jobs.offer_many([delayq.Offer(value=n, delay=60, id=f"{999 - n}") for n in range(100)])
@@ -83,36 +83,25 @@ class Waiting:
             asyncio.create_task(values(self.jobs, 1, wait=60)),
         ]
 
-    async def still(self) -> bool:
-        """Return whether both still wait, after a moment."""
+    async def wake(self, mover: Client) -> None:
+        """Offer what is due in an hour, and move the time of another client by that."""
+        await mover.delayed_queue("orders").offer(1, 3600)
+        await mover.reliable_queue("jobs", **JOBS).offer(2, 3600, priority=3)
+        await advance(mover, 1800)
         await asyncio.sleep(0.1)
-        return not any(call.done() for call in self._calls)
-
-    async def end(self, within: float = 20) -> list[Any]:
-        return await asyncio.wait_for(asyncio.gather(*self._calls), within)
-
-
-async def test_a_waiting_call_wakes_at_once(client: Client) -> None:
-    waiting = Waiting(client)
-    await waiting.orders.offer(1, 3600)
-    await waiting.jobs.offer(2, 3600)
-    assert await waiting.still()
-    await advance(client, 3600)
-    assert await waiting.end(within=4) == [1, [2]]
+        assert not any(call.done() for call in self._calls)
+        await advance(mover, 1801)
+        assert await asyncio.wait_for(asyncio.gather(*self._calls), 20) == [1, [2]]
 
 
-async def test_a_call_waiting_elsewhere_hears_of_it(server: PrivateServer, client: Client) -> None:
+@pytest.mark.every_server
+async def test_waiting_calls_wake_here_and_elsewhere(server: PrivateServer, client: Client) -> None:
+    await Waiting(client).wake(client)
     async with delayq.connect(server.url, resync_interval=3600) as other:
-        waiting = Waiting(other)
-        await client.delayed_queue("orders").offer(1, 3600)
-        await client.reliable_queue("jobs", **JOBS).offer(2, 3600, priority=3)
-        assert await waiting.still()
-        await advance(client, 1800)
-        assert await waiting.still()
-        await advance(client, 1801)
-        assert await waiting.end() == [1, [2]]
+        await Waiting(other).wake(client)
 
 
+@pytest.mark.every_server
 async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]) -> None:
     await queue.offer(1)
     async for delivery in queue.deliveries(lease=3600):
@@ -125,6 +114,7 @@ async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]
     assert await queue.take() == 1
 
 
+@pytest.mark.every_server
 async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[int]) -> None:
     await queue.offer(1, 7200)
     await queue.pending.expire(3600)
@@ -137,6 +127,7 @@ async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[
 # A reliable queue
 
 
+@pytest.mark.every_server
 async def test_reliable_messages_become_due_in_their_order(client: Client, jobs: Jobs) -> None:
     due = {"late": (7200, 0), "urgent": (7200, 9), "early": (3600, 0), "next": (10_800, 5)}
     await jobs.offer_many(
@@ -149,6 +140,7 @@ async def test_reliable_messages_become_due_in_their_order(client: Client, jobs:
     assert await depths(jobs) == (1, 0, 0, 0)
 
 
+@pytest.mark.every_server
 async def test_leases_end_and_attempts_count_on(client: Client) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, **JOBS)
     first = await leased(jobs)
@@ -182,6 +174,7 @@ async def test_times_to_live_pass(client: Client, jobs: Jobs) -> None:
     assert await values(jobs) == ["long"]
 
 
+@pytest.mark.every_server
 async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: Jobs) -> None:
     await jobs.offer("a", id="one")
     assert await values(jobs) == ["a"]
@@ -193,6 +186,7 @@ async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: 
     assert await values(jobs) == ["c"]
 
 
+@pytest.mark.every_server
 async def test_moments_that_the_server_reports_move_too(client: Client, jobs: Jobs) -> None:
     before = await client.server_time()
     await (await leased(jobs, "dead")).bury("broken")
@@ -234,38 +228,28 @@ async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: 
     assert message.attempt == 1
 
 
-async def test_a_queue_whose_time_was_moved_counts_as_empty(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", partitions=2)
-    await jobs.stats()
-    await advance(client, 60)
-    assert (await jobs.configure(partitions=1)).partitions == 1
+async def test_time_goes_forward_only_and_not_without_end(client: Client) -> None:
+    by: Any
+    for by in (-1, float("nan"), "1", timedelta(days=8000)):
+        with pytest.raises(delayq.BadInput):
+            await advance(client, by)
 
 
-@pytest.mark.parametrize("by", [-1, float("nan"), "1", timedelta(days=8000)])
-async def test_time_goes_forward_only_and_not_without_end(client: Client, by: Any) -> None:
-    with pytest.raises(delayq.BadInput):
-        await advance(client, by)
-
-
-async def test_one_queue_can_be_moved_alone(client: Client) -> None:
+async def test_one_queue_or_one_clients_queues_move_alone(
+    server: PrivateServer, client: Client
+) -> None:
     one = client.reliable_queue("one")
     other: DelayedQueue[Any] = client.delayed_queue("other")
     await one.offer(1, 60)
     await other.offer(2, 60)
-    await advance(one, 60)
-    assert await values(one) == [1]
-    assert await other.drain() == []
-    await advance(other, 60)
-    assert await other.drain() == [2]
-
-
-async def test_others_queues_on_a_server_do_not_move(server: PrivateServer, client: Client) -> None:
     async with delayq.connect(server.url) as others:
         theirs = others.reliable_queue("theirs")
-        await theirs.offer(1, 60)
-        await client.reliable_queue("ours").offer(2, 60)
+        await theirs.offer(3, 60)
+        await advance(one, 60)
+        assert await values(one) == [1]
+        assert await other.drain() == []
         await advance(client, 60)
-        assert await values(client.reliable_queue("ours")) == [2]
+        assert await other.drain() == [2]
         assert await values(theirs) == []
 
 
@@ -296,14 +280,7 @@ async def test_queues_that_only_others_have_open_move_for_their_readers_too() ->
             running(server) as client,
             delayq.connect(server.url, resync_interval=3600) as other,
         ):
-            waiting = Waiting(other)
-            await waiting.orders.offer(1, 3600)
-            await waiting.jobs.offer(2, 3600)
-            assert await waiting.still()
-            await advance(client, 1800)
-            assert await waiting.still()
-            await advance(client, 1805)
-            assert await waiting.end() == [1, [2]]
+            await Waiting(other).wake(client)
 
 
 @needs_embedded
@@ -436,8 +413,9 @@ def run_pytest(folder: Path, tests: str, *options: str) -> str:
 
 
 @needs_embedded
-@pytest.mark.parametrize("plugin", ["anyio", "asyncio"])
-@pytest.mark.parametrize("way", ["mark", "auto"])
+@pytest.mark.parametrize(
+    ("plugin", "way"), [("anyio", "mark"), in_gate("asyncio", "auto"), nightly("asyncio", "mark")]
+)
 def test_the_fixtures_work_with_both_plugins(tmp_path: Path, plugin: str, way: str) -> None:
     options = ["-W", "error", "-o", "asyncio_default_fixture_loop_scope=function"]
     tests = _TESTS + (_BACKEND if plugin == "anyio" else "")
@@ -449,6 +427,7 @@ def test_the_fixtures_work_with_both_plugins(tmp_path: Path, plugin: str, way: s
     assert "2 passed" in said, said
 
 
+@pytest.mark.gate
 def test_without_a_plugin_for_async_tests_the_fixture_says_so(tmp_path: Path) -> None:
     said = run_pytest(tmp_path, "def test_it(delayq_client): pass\n", "-p", "no:asyncio")
     assert "delayq_client works only in async tests" in said
