@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine import batch_plan
-from delayq._engine.batch_plan import ENOUGH, MOST_WAITING, SPAN, BatchPlan
+from delayq._engine.batch_plan import SPAN, BatchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -42,114 +42,43 @@ def add(plan: BatchPlan[int, str], items: Iterable[int], since: float = 0.0) -> 
         plan.add(item, 1, str(item), since)
 
 
-class TestLeaving:
-    def test_enough_items_leave_beside_a_batch_in_flight_and_no_third_one_does(self) -> None:
-        busy = plan(max_items=ENOUGH)
-        add(busy, [0])
-        left(busy)
-        assert [busy.add(item, 1, "", 0.0) for item in range(ENOUGH)] == [False] * (ENOUGH - 1) + [
-            True
-        ]
-        (second,) = left(busy)
-        assert second.slot == 1
-        add(busy, range(3 * ENOUGH))
-        assert left(busy) == []
-        assert len(busy.waiting) == 3
-
-    def test_a_freed_slot_is_taken_again(self) -> None:
-        busy = plan(max_items=ENOUGH)
-        add(busy, [0])
-        (first,) = left(busy)
-        add(busy, range(ENOUGH))
-        left(busy)
-        busy.on_success(first, 0.0)
-        add(busy, range(ENOUGH))
-        assert [batch.slot for batch in left(busy)] == [0]
-
-    def test_small_items_fill_the_last_batch_and_then_others(self) -> None:
-        full = plan(max_items=4)
-        add(full, [0])
-        full.add_small([*range(1, 7)], [*"123456"], 0.0)
-        assert [batch.items for batch in full.waiting] == [[0, 1, 2, 3], [4, 5, 6]]
-        assert [batch.waiters[-1] for batch in full.waiting] == ["3", "6"]
-
-    def test_waiting_bytes_count_until_a_batch_leaves(self) -> None:
-        full = plan(max_bytes=2 * MOST_WAITING)
-        full.add(1, MOST_WAITING + 1, "", 0.0)
-        assert full.waiting_bytes > MOST_WAITING
-        left(full)
-        assert full.waiting_bytes == 0
+def test_time_starts_again_with_each_success() -> None:
+    slow = plan(expires_after=5)
+    add(slow, [1])
+    (first,) = left(slow)
+    add(slow, [2], since=1.0)
+    slow.on_success(first, 4.0)
+    assert slow.next_expiry(NEVER) == 9
+    assert slow.expire(8.9, NEVER) == []
+    (expired,) = slow.expire(9.0, NEVER)
+    assert expired.items == [2]
+    assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
 
 
-class TestExpiry:
-    def test_a_batch_that_waited_too_long_expires_instead_of_leaving(self) -> None:
-        late = plan(expires_after=5)
-        add(late, [1])
-        (batch,) = left(late, now=5.0)
-        assert batch.slot is None
-        assert late.in_flight == []
-
-    def test_time_starts_again_with_each_success(self) -> None:
-        slow = plan(expires_after=5)
-        add(slow, [1])
-        (first,) = left(slow)
-        add(slow, [2], since=1.0)
-        slow.on_success(first, 4.0)
-        assert slow.next_expiry(NEVER) == 9
-        assert slow.expire(8.9, NEVER) == []
-        (expired,) = slow.expire(9.0, NEVER)
-        assert expired.items == [2]
-        assert (slow.next_expiry(NEVER), slow.waiting_bytes) == (math.inf, 0)
-
-    def test_bytes_that_move_count_for_a_call_in_flight_and_not_for_its_repetition(self) -> None:
-        slow = plan(expires_after=5)
-        add(slow, [1])
-        assert slow.expires_at(0.0, 3.0) == 5
-        (first,) = left(slow)
-        assert slow.expires_at(0.0, 3.0) == 8
-        assert slow.on_failure(first, 3.0, unknown=False).until == 8
-        assert slow.expires_at(0.0, 3.0) == 5
-
-    def test_items_far_apart_share_no_batch_if_they_expire(self) -> None:
-        for expires_after, batches in ((5, 2), (math.inf, 1)):
-            spread = plan(expires_after=expires_after)
-            add(spread, [1])
-            add(spread, [2], since=SPAN * 1.1)
-            assert len(spread.waiting) == batches
+def test_bytes_that_move_count_for_a_call_in_flight_and_not_for_its_repetition() -> None:
+    slow = plan(expires_after=5)
+    add(slow, [1])
+    assert slow.expires_at(0.0, 3.0) == 5
+    (first,) = left(slow)
+    assert slow.expires_at(0.0, 3.0) == 8
+    assert slow.on_failure(first, 3.0, unknown=False).until == 8
+    assert slow.expires_at(0.0, 3.0) == 5
 
 
-class TestSettling:
-    def test_an_item_is_settled_once(self) -> None:
-        once = plan()
-        add(once, [1, 2])
-        (batch,) = left(once)
-        assert once.settle(batch) == ([1, 2], ["1", "2"], [])
-        assert once.settle(batch) == ([], [], [])
-        assert once.unanswered == 0
+def test_items_far_apart_share_no_batch_if_they_expire() -> None:
+    for expires_after, batches in ((5, 2), (math.inf, 1)):
+        spread = plan(expires_after=expires_after)
+        add(spread, [1])
+        add(spread, [2], since=SPAN * 1.1)
+        assert len(spread.waiting) == batches
 
-    def test_a_flush_is_over_when_all_earlier_items_are_done(self) -> None:
-        flushing = plan()
-        add(flushing, [1])
-        (first,) = left(flushing)
-        add(flushing, [2])
-        flushing.flush("both")
-        flushing.end(first)
-        (second,) = left(flushing)
-        add(flushing, [3])
-        assert flushing.settle(first)[2] == []
-        assert flushing.settle(second)[2] == ["both"]
 
-    def test_what_was_not_sent_can_be_recalled(self) -> None:
-        recalling = plan()
-        add(recalling, [1])
-        (sent,) = left(recalling)
-        add(recalling, [2, 3])
-        (unsent,) = recalling.recall()
-        assert unsent.items == [2, 3]
-        assert (recalling.in_flight, [*recalling.waiting]) == ([sent], [])
-        assert recalling.settle(unsent)[1] == ["2", "3"]
-        add(recalling, [4])
-        assert recalling.unanswered == 2
+def test_small_items_fill_the_last_batch_and_then_others() -> None:
+    full = plan(max_items=4)
+    add(full, [0])
+    full.add_small([*range(1, 7)], [*"123456"], 0.0)
+    assert [batch.items for batch in full.waiting] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert [batch.waiters[-1] for batch in full.waiting] == ["3", "6"]
 
 
 class Model:

@@ -204,16 +204,6 @@ async def test_a_reply_that_makes_no_sense_is_an_error_and_the_next_is_fine(stor
     assert await later == 20
 
 
-async def test_a_caller_that_is_cancelled_in_time_withdraws_its_item(store: Store) -> None:
-    first = store.batcher.submit(1, 1)
-    await turns()
-    gone, stays = store.batcher.submit(2, 1), store.batcher.submit(3, 1)
-    gone.cancel()
-    store.reply(2)
-    assert [await first, await stays] == [10, 30]
-    assert store.batches == [[1], [3]]
-
-
 async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store) -> None:
     store.limit(ENOUGH=2)
     store.batcher.submit(0, 1)
@@ -417,7 +407,13 @@ async def test_closing_sends_items_without_a_caller_and_reports_the_unsent(store
 
 async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
     store.limit(ENOUGH=2)
-    batcher = store.batcher
+    slots: list[str] = []
+
+    def noted(items: Sequence[int], slot: int) -> Request:
+        slots.append(f"{items} in {slot}")
+        return store.request(items, slot)
+
+    batcher = store.make(request=noted)
     first = batcher.submit(1, 1)
     second = batcher.submit(2, 1)
     assert store.batches == [[1]]
@@ -430,22 +426,9 @@ async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store
     store.reply(4)
     answers = [*(await asyncio.gather(first, second, third)), *await rest]
     assert answers == [item * 10 for item in range(1, 8)]
+    # Each slot has one call in flight.
+    assert slots[:3] == ["[1] in 0", "[2, 3] in 1", "[4, 5, 6] in 0"]
     assert store.batches == [[1], [2, 3], [4, 5, 6], [7]]
-
-
-async def test_each_slot_has_one_call_in_flight(store: Store) -> None:
-    store.limit(ENOUGH=1)
-    slots: list[str] = []
-
-    def noted(items: Sequence[int], slot: int) -> Request:
-        slots.append(f"{items} in {slot}")
-        return store.request(items, slot)
-
-    batcher = store.make(request=noted)
-    futures = [batcher.submit(item, 1) for item in range(9)]
-    store.reply(5)
-    await asyncio.gather(*futures)
-    assert slots == ["[0] in 0", "[1] in 1", "[2, 3, 4] in 0", "[5, 6, 7] in 1", "[8] in 0"]
 
 
 async def test_during_a_repetition_nothing_leaves_the_other_gets_its_reply(store: Store) -> None:
@@ -479,15 +462,6 @@ async def test_two_that_were_not_carried_out_are_repeated_in_their_order(store: 
     assert store.repeated == [([1], None), ([2], None)]
     store.reply()
     assert await second == 200
-
-
-async def test_closing_with_two_batches_in_flight_fails_both(store: Store) -> None:
-    store.limit(ENOUGH=1)
-    batcher = store.make()
-    futures = [batcher.submit(1, 1), batcher.submit(2, 1)]
-    await batcher.aclose(0.01)
-    for outcome in await asyncio.gather(*futures, return_exceptions=True):
-        assert isinstance(outcome, OutcomeUnknown)
 
 
 async def test_callers_are_held_up_while_too_much_waits(store: Store) -> None:
@@ -527,16 +501,18 @@ async def test_closing_lets_in_callers_that_are_held_up(store: Store) -> None:
 
 
 async def test_closing_tells_unsent_items_from_unknown_ones(store: Store) -> None:
-    unknown = store.batcher.submit(1, 1)
-    await turns()
-    unsent = store.batcher.submit(2, 1)
+    await store.make().aclose(5)  # it is idle
+    store.limit(ENOUGH=1)
+    unknown = [store.batcher.submit(1, 1), store.batcher.submit(2, 1)]
+    unsent = store.batcher.submit(3, 1)
     await store.batcher.aclose(0.01)
-    with pytest.raises(OutcomeUnknown):
-        await unknown
+    for future in unknown:
+        with pytest.raises(OutcomeUnknown):
+            await future
     with pytest.raises(Closed):
         await unsent
     with pytest.raises(Closed):
-        store.batcher.submit(3, 1)
+        store.batcher.submit(4, 1)
 
 
 async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Store) -> None:
@@ -546,20 +522,6 @@ async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Stor
     await store.background.aclose()
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(waiting, 10)
-
-
-async def test_closing_waits_for_batches_in_flight(store: Store) -> None:
-    future = store.batcher.submit(1, 1)
-    await turns()
-    closing = asyncio.create_task(store.batcher.aclose(5))
-    await turns()
-    store.reply()
-    await closing
-    assert await future == 10
-
-
-async def test_closing_an_idle_batcher_does_nothing(store: Store) -> None:
-    await store.batcher.aclose(5)
 
 
 async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:

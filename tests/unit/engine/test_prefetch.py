@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine.prefetch import MOST, begun_soon, moving_mean, next_batch
 
 
-@pytest.mark.parametrize(
-    ("handlers", "took", "messages"),
-    [
+def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead() -> None:
+    for handlers, took, messages in (
         *((1, 60.0, 0), (100, 60.0, 0)),
         (100, 1.0, 5),  # 100 handlers begin five messages within 50 ms
         *((1, 0.01, 5), (10, 0.1, 5)),
         *((100, 0.0001, MOST), (1, 0.0, MOST)),
-    ],
-)
-def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead(
-    handlers: int, took: float, messages: int
-) -> None:
-    assert begun_soon(handlers, took) == messages
+    ):
+        assert begun_soon(handlers, took) == messages, (handlers, took)
 
 
 def test_the_mean_follows_the_last_messages() -> None:
@@ -33,16 +27,13 @@ def test_the_mean_follows_the_last_messages() -> None:
     assert took < 0.01
 
 
-@pytest.mark.parametrize(
-    ("batch", "got", "took", "following"),
-    [
+def test_it_follows_the_pace() -> None:
+    for batch, got, took, following in (
         *((1, 1, 0.0, 4), (64, 64, 0.001, MOST)),  # quick handling fetches more
         *((100, 100, 60.0, 1), (1, 1, 1.0, 1)),  # slow handling fetches one
         (4, 1, 0.0, 4),  # a trickle does not grow
-    ],
-)
-def test_it_follows_the_pace(batch: int, got: int, took: float, following: int) -> None:
-    assert next_batch(batch, got, took) == following
+    ):
+        assert next_batch(batch, got, took) == following, (batch, got, took)
 
 
 @given(st.integers(1, MOST), st.integers(1, MOST), st.floats(0, 1e6))

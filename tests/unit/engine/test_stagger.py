@@ -75,39 +75,34 @@ class TestNotice:
         content = f"{next_us} {through_us} {signature}".encode()
         assert parse(content) == TransferNotice(next_us, through_us, client, demand)
 
-    @pytest.mark.parametrize("rest", [b"", b" 2", b" 2 abc", b" 2 abc 1 more"])
-    def test_the_number_of_a_notification_is_no_notice(self, rest: bytes) -> None:
+    def test_anything_else_is_no_notice(self) -> None:
         for number in b"0 1700000000000 -1 1700000000000000".split():
-            assert parse(number + rest) is None
-
-    @pytest.mark.parametrize(
-        "content", [b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1", b"1 2 \xff\xfe 1"]
-    )
-    def test_anything_else_is_no_notice(self, content: bytes) -> None:
-        assert parse(content) is None
+            for rest in (b"", b" 2", b" 2 abc", b" 2 abc 1 more"):
+                assert parse(number + rest) is None, number + rest
+        for content in (b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1"):
+            assert parse(content) is None, content
+        assert parse(b"1 2 \xff\xfe 1") is None
 
 
 class TestStagger:
-    def test_a_client_that_knows_of_no_other_wakes_at_the_due_time(self) -> None:
+    def test_a_client_wakes_at_the_due_time_unless_it_came_too_late_and_knows_of_others(
+        self,
+    ) -> None:
         stagger = Stagger("us", lambda: 0.5)
         assert stagger.delay(demand=True) == 0
         stagger.found_nothing()
         assert stagger.delay(demand=True) == 0
-
-    def test_a_client_that_was_not_first_leaves_the_others_a_head_start(self) -> None:
-        assert not_first(0.0).delay(demand=True) == pytest.approx(LEAST)
-        assert not_first(1.0).delay(demand=True) == pytest.approx(2 * LEAST)
-
-    def test_a_client_that_found_messages_wakes_at_the_due_time_from_then_on(self) -> None:
-        stagger = not_first()
-        stagger.transferred()
-        assert stagger.delay(demand=True) == 0
-
-    def test_a_client_that_came_too_late_steps_back_once_it_knows_of_others(self) -> None:
-        stagger = Stagger("us", lambda: 0.5)
         stagger.published(2, 0.0)
         stagger.found_nothing()
         assert stagger.delay(demand=True) > 0
+        stagger.transferred()
+        assert stagger.delay(demand=True) == 0
+
+    def test_a_client_that_was_not_first_leaves_the_others_a_head_start(self) -> None:
+        first, last = not_first(0.0), not_first(1.0)
+        assert first.delay(demand=True) == pytest.approx(LEAST)
+        assert last.delay(demand=True) == pytest.approx(2 * LEAST)
+        assert first.delay(demand=False) > last.delay(demand=True)
 
     def test_a_place_is_kept_until_it_is_lost_or_won(self) -> None:
         chances = iter((0.25, 0.75))
@@ -119,15 +114,6 @@ class TestStagger:
         stagger.transferred()
         hear(stagger)
         assert stagger.delay(demand=True) == pytest.approx(LEAST * 1.75)
-
-    def test_a_client_without_demand_comes_after_all_that_have_some(self) -> None:
-        aside, latest = not_first(0.0), not_first(1.0)
-        assert aside.delay(demand=False) > latest.delay(demand=True)
-
-    def test_a_consumer_goes_before_a_producer_that_was_first(self) -> None:
-        stagger = not_first()
-        stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=True)
-        assert stagger.delay(demand=True) == 0
 
     def test_a_consumer_does_not_step_back_for_the_producer_that_came_before_it(self) -> None:
         stagger = not_first()
@@ -149,41 +135,28 @@ class TestStagger:
         stagger.transferred()
         assert stagger.delay(demand=True) == 0 < stagger.delay(demand=False) < LEAST
 
-    def test_slow_notices_widen_the_stagger_up_to_its_bound(self) -> None:
+    def test_slow_notices_widen_the_stagger_up_to_its_bound_until_they_are_forgotten(self) -> None:
         usual = not_first().delay(demand=True)
         assert not_first(after=LEAST / 10).delay(demand=True) == usual
-        slow = not_first(after=LEAST * 0.75).delay(demand=True)
-        assert usual < slow
-        assert not_first(0.0, after=10.0).delay(demand=True) == pytest.approx(MOST)
-
-    def test_a_slow_notice_is_forgotten_in_time(self) -> None:
-        stagger = not_first(0.0, after=LEAST)
-        hear(stagger)
-        assert stagger.delay(demand=True) > LEAST
-        for _ in range(100):
+        assert usual < not_first(after=LEAST * 0.75).delay(demand=True)
+        stagger = not_first(0.0, after=10.0)
+        assert stagger.delay(demand=True) == pytest.approx(MOST)
+        for _ in range(1000):
             hear(stagger)
         assert stagger.delay(demand=True) == pytest.approx(LEAST)
 
     def test_a_client_that_is_alone_publishes_a_notice_once_in_a_while(self) -> None:
         stagger = Stagger("us", lambda: 0.5)
         assert stagger.signature(5.0, demand=True)
-        stagger.published(1, 5.0)
-        assert not stagger.signature(5.0, demand=True)
-        assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, demand=True)
-        assert stagger.signature(5.0 + _ASK_EVERY, demand=True)
-
-    def test_a_client_with_listeners_publishes_each_notice_until_they_have_gone(self) -> None:
-        stagger = Stagger("us", lambda: 0.5)
         stagger.published(2, 5.0)
         assert stagger.signature(5.0, demand=True)
         stagger.published(1, 5.0)
         assert not stagger.signature(5.0, demand=True)
-
-    def test_a_client_that_hears_another_knows_that_it_is_not_alone(self) -> None:
-        stagger = Stagger("us", lambda: 0.5)
+        assert not stagger.signature(5.0 + _ASK_EVERY * 0.99, demand=True)
+        assert stagger.signature(5.0 + _ASK_EVERY, demand=True)
         stagger.published(1, 5.0)
-        stagger.on_notice(FROM_A_CONSUMER, 0.0, demand=True)
-        assert stagger.signature(5.0, demand=True)
+        hear(stagger)
+        assert stagger.signature(5.0, demand=True), "it has heard another"
 
     @given(
         chance=st.floats(0, 1),
@@ -240,23 +213,18 @@ class TestCrowd:
             resting += stagger.resting
         assert ENOUGH / 2 < 2000 - resting < ENOUGH * 2
 
-    @pytest.mark.parametrize(
-        ("listeners", "servers", "resync", "rests"),
-        [
-            pytest.param(132, 1, 5.0, False, id="too few"),
-            pytest.param(133, 1, 5.0, True, id="a crowd"),
-            pytest.param(133, 1, 6.0, False, id="that seldom looks"),
-            pytest.param(45, 3, 5.0, True, id="of which each server counts a part"),
-            pytest.param(1, 1000, 5.0, False, id="of which this server counts none"),
-            pytest.param(-1, 1, 5.0, False, id="of which we may not know"),
-        ],
-    )
-    def test_clients_rest_if_their_re_checks_are_close_together(
-        self, listeners: int, servers: int, resync: float, rests: bool
-    ) -> None:
-        stagger = self.client(servers=servers, resync=resync)
-        stagger.on_recheck(listeners, 0, demand=True)
-        assert stagger.resting == rests
+    def test_clients_rest_if_their_re_checks_are_close_together(self) -> None:
+        for listeners, servers, resync, rests in (
+            (132, 1, 5.0, False),  # too few
+            (133, 1, 5.0, True),
+            (133, 1, 6.0, False),  # a crowd that seldom looks
+            (45, 3, 5.0, True),  # each server counts a part
+            (1, 1000, 5.0, False),  # this server counts none
+            (-1, 1, 5.0, False),  # we may not know
+        ):
+            stagger = self.client(servers=servers, resync=resync)
+            stagger.on_recheck(listeners, 0, demand=True)
+            assert stagger.resting == rests, (listeners, servers, resync)
 
     def test_a_client_that_goes_first_rests_only_without_demand(self) -> None:
         first = self.client(goes_first=True)
@@ -285,25 +253,20 @@ class TestCrowd:
         consumer.on_recheck(ENOUGH // 4, 100, demand=True)
         assert (producer.resting, consumer.resting) == (True, False)
 
-    @pytest.mark.parametrize(
-        ("listeners", "resters", "rests"),
-        [
-            pytest.param(32, 100, True, id="a crowd"),
-            pytest.param(15, 1985, False, id="too few of a crowd listen"),
-            pytest.param(16, 1984, True, id="enough of a crowd listen"),
-            pytest.param(20, 46, False, id="the crowd has gone"),
-            pytest.param(20, 47, True, id="not all of them have gone"),
-            pytest.param(0, 1, False, id="we alone are left"),
-        ],
-    )
-    def test_a_client_listens_again_once_others_have_gone(
-        self, listeners: int, resters: int, rests: bool
-    ) -> None:
-        stagger = self.client()
-        stagger.on_recheck(2000, 0, demand=True)
-        assert stagger.resting
-        stagger.on_recheck(listeners, resters, demand=True)
-        assert stagger.resting == rests
+    def test_a_client_listens_again_once_others_have_gone(self) -> None:
+        for listeners, resters, rests in (
+            (32, 100, True),
+            (15, 1985, False),  # too few of a crowd listen
+            (16, 1984, True),
+            (20, 46, False),  # the crowd has gone
+            (20, 47, True),
+            (0, 1, False),  # we alone are left
+        ):
+            stagger = self.client()
+            stagger.on_recheck(2000, 0, demand=True)
+            assert stagger.resting
+            stagger.on_recheck(listeners, resters, demand=True)
+            assert stagger.resting == rests, (listeners, resters)
 
     def test_the_client_that_goes_first_summons_now_and_then(self) -> None:
         first = self.client(goes_first=True)
@@ -330,16 +293,14 @@ class TestCrowd:
             answers += stagger.answers(500)
         assert 650 < answers < 850
 
-    @pytest.mark.parametrize(("listeners", "steps_back"), [(8, False), (9, True)])
-    def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(
-        self, listeners: int, steps_back: bool
-    ) -> None:
-        stagger = Stagger("us", lambda: 0.5)
-        stagger.on_recheck(listeners, 0, demand=True)
-        assert (stagger.delay(demand=True) > 0) == steps_back
-        stagger.transferred()
-        stagger.on_recheck(listeners, 0, demand=True)
-        assert stagger.delay(demand=True) == 0
+    def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
+        for listeners, steps_back in ((8, False), (9, True)):
+            stagger = Stagger("us", lambda: 0.5)
+            stagger.on_recheck(listeners, 0, demand=True)
+            assert (stagger.delay(demand=True) > 0) == steps_back
+            stagger.transferred()
+            stagger.on_recheck(listeners, 0, demand=True)
+            assert stagger.delay(demand=True) == 0
 
     def test_a_server_of_several_on_which_nobody_listens_tells_that_the_crowd_has_gone(
         self,

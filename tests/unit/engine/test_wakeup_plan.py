@@ -181,11 +181,6 @@ class TestActions:
         assert desk.timer is not None
         assert desk.timer.wake_at == pytest.approx(1)
 
-    def test_a_stale_reply_does_not_put_off_a_wake_up(self, desk: Desk) -> None:
-        desk.due(10)
-        assert desk.plan.on_reply(us(50), desk.now) == ()
-        assert desk.at(10.1) == 1
-
     def test_a_timer_that_was_replaced_leaves_the_newer_one_armed(self, desk: Desk) -> None:
         """The timer's callback may be on its way when another one takes its place."""
         (action,) = desk.plan.on_due(us(10), 0.0)
@@ -193,31 +188,34 @@ class TestActions:
         assert desk.plan.on_timer(cast("Arm", action).wakeup) == (Call(),)
         assert desk.plan.on_due(us(6), 0.0) == (), "the one for 5 s is still held"
 
-    def test_a_call_that_is_not_requested_does_not_begin(self, desk: Desk) -> None:
+    def test_a_call_begins_once_for_each_request_also_for_one_during_a_call(
+        self, desk: Desk
+    ) -> None:
         assert not desk.plan.begin_call()
         desk.plan.wake()
         assert desk.plan.begin_call()
         assert not desk.plan.begin_call()
-
-    def test_a_request_during_a_call_is_carried_out_after_it(self, desk: Desk) -> None:
-        desk.plan.wake()
-        desk.plan.begin_call()
         assert desk.plan.wake() == (Call(),)
         desk.plan.on_reply(-1, 0.0)
         assert desk.plan.begin_call()
 
 
 class TestWakeups:
-    def test_a_client_wakes_when_a_message_is_due(self, desk: Desk) -> None:
+    def test_a_client_wakes_when_a_message_is_due_and_a_little_later_if_it_was_not_first(
+        self, desk: Desk
+    ) -> None:
         desk.due(10)
         assert desk.at(9.9) == 0
         assert desk.at(10.1) == 1
-
-    def test_a_client_that_was_not_first_wakes_a_little_later(self, desk: Desk) -> None:
         stagger = desk.step_back()
-        desk.due(10)
-        assert desk.at(10 + stagger * 0.7) == 0
-        assert desk.at(10 + stagger * 2) == 1
+        desk.due(20)
+        assert desk.at(20 + stagger * 0.7) == 1
+        assert desk.at(20 + stagger * 2) == 2
+        # Without demand, it leaves messages longest to others.
+        desk.has_demand = False
+        desk.due(30)
+        assert desk.at(30 + 2 * stagger * 0.9) == 2
+        assert desk.at(31) == 3
 
     def test_a_message_that_is_due_when_it_is_announced_is_staggered_too(self, desk: Desk) -> None:
         desk.step_back()
@@ -227,29 +225,18 @@ class TestWakeups:
         desk.notice(9, None)
         assert desk.at(100) == 0
 
-    def test_a_client_without_demand_leaves_messages_longest_to_others(self, desk: Desk) -> None:
-        latest = 2 * desk.step_back()
-        desk.has_demand = False
-        desk.due(10)
-        assert desk.at(10 + latest * 0.9) == 0
-        assert desk.at(11) == 1
-
-    @pytest.mark.parametrize(
-        ("through", "following", "calls"),
-        [
-            pytest.param(10, None, {1000: 0}, id="spares the call for what it covers"),
-            pytest.param(10, 20, {19.9: 0, 20.1: 1}, id="arms the next wake-up"),
-            pytest.param(9.999, None, {10.1: 1}, id="leaves alone a wake-up for later messages"),
-            pytest.param(5, 50, {10.1: 1}, id="does not put off an earlier wake-up"),
-        ],
-    )
-    def test_a_notice(
-        self, desk: Desk, through: float, following: float | None, calls: dict[float, int]
-    ) -> None:
-        desk.due(10)
-        desk.at(9.9)
-        desk.notice(through, following)
-        assert {second: desk.at(second) for second in calls} == calls
+    def test_a_notice_spares_the_call_for_what_it_covers_and_arms_the_next_one(self) -> None:
+        for through, following, calls in (
+            (10, None, {1000: 0}),
+            (10, 20, {19.9: 0, 20.1: 1}),
+            (9.999, None, {10.1: 1}),  # it leaves alone a wake-up for later messages
+            (5, 50, {10.1: 1}),  # it does not put off an earlier wake-up
+        ):
+            desk = Desk()
+            desk.due(10)
+            desk.at(9.9)
+            desk.notice(through, following)
+            assert {second: desk.at(second) for second in calls} == calls, (through, following)
 
     def test_our_own_notice_changes_nothing(self, desk: Desk) -> None:
         desk.due(10)
@@ -264,15 +251,16 @@ class TestWakeups:
         assert desk.at(10.1) == 1
         assert desk.goes_first
 
-    @pytest.mark.parametrize("reply", [-1, None], ids=["nothing", "failed"])
-    def test_a_wake_up_that_finds_nothing_makes_us_step_back(
-        self, desk: Desk, reply: int | None
-    ) -> None:
-        desk.plan.stagger.published(2, 0.0)
-        desk.replies.append(reply)
-        desk.due(10)
-        assert desk.at(10.01) == 1
-        assert not desk.goes_first
+    def test_a_wake_up_that_finds_nothing_makes_us_step_back(self) -> None:
+        for reply in (-1, None):
+            desk = Desk()
+            desk.plan.stagger.published(2, 0.0)
+            assert desk.wake() == 1
+            assert desk.goes_first, "a call for a caller is no reason to step back"
+            desk.replies.append(reply)
+            desk.due(10)
+            assert desk.at(10.01) == 2
+            assert not desk.goes_first, reply
 
     def test_a_wake_up_that_comes_too_early_is_no_reason_to_step_back(self, desk: Desk) -> None:
         desk.plan.stagger.published(2, 0.0)
@@ -296,22 +284,15 @@ class TestWakeups:
         assert desk.wake() == 3
         assert desk.plan.failures == 0
 
-    def test_a_call_for_a_caller_that_finds_nothing_is_no_reason_to_step_back(
+    def test_an_announcement_of_what_is_handed_out_is_too_late_unless_a_clock_was_set_back(
         self, desk: Desk
     ) -> None:
-        desk.plan.stagger.published(2, 0.0)
-        assert desk.wake() == 1
-        assert desk.goes_first
-
-    def test_an_announcement_of_messages_that_are_handed_out_is_too_late(self, desk: Desk) -> None:
         desk.notice(1, None)
         desk.due(0.9)
         assert desk.at(1000) == 0
-
-    def test_a_much_too_late_announcement_shows_that_a_clock_was_set_back(self, desk: Desk) -> None:
-        desk.handed_out(60)
-        desk.due(1)
-        assert desk.at(0) == 1
+        desk.handed_out(1060)
+        desk.due(1001)
+        assert desk.at(1000) == 1
 
     def test_a_notice_from_the_future_makes_us_ask_the_server(self, desk: Desk) -> None:
         desk.due(10)
@@ -341,14 +322,13 @@ class TestWakeups:
         assert desk.wake() == 1
         desk.notice(1, None)
         assert desk.at(100) == 2
-
-    def test_nor_does_one_after_an_earlier_wake_up_has_taken_its_place(self, desk: Desk) -> None:
+        # Nor does one after an earlier wake-up has taken its place.
         desk.replies.append(None)
         desk.retry_in = 500
-        assert desk.wake() == 1
-        desk.due(0.1)
-        desk.notice(0.1, None)
-        assert desk.at(1000) == 2
+        assert desk.wake() == 3
+        desk.due(100.1)
+        desk.notice(100.1, None)
+        assert desk.at(1000) == 4
 
     def test_a_failed_call_cancels_no_earlier_wake_up(self, desk: Desk) -> None:
         desk.due(1)
@@ -367,9 +347,11 @@ class TestWakeups:
 
     def test_a_closed_queue_is_woken_by_nothing(self, desk: Desk) -> None:
         desk.due(10)
+        desk.step_back()
         desk.act(desk.plan.close())
         desk.notice(5, 20)
         desk.due(30)
+        assert desk.plan.on_recheck(-1, 0.0, CROWD, 0, desk.now) == (), "it keeps its channels"
         assert desk.demand() == 0
         assert desk.at(1000) == 0
 
@@ -377,19 +359,13 @@ class TestWakeups:
 class TestDemand:
     def test_a_queue_that_is_up_to_date_makes_no_call_for_the_next_caller(self, desk: Desk) -> None:
         desk.replies.append(us(10))
-        assert desk.wake() == 1
+        assert desk.demand() == 1, "before the first reply"
         for _ in range(3):
             assert desk.demand() == 1
         # This is correct because the queue is woken when the message is due.
         assert desk.at(10.1) == 2
-
-    def test_before_the_first_reply_a_call_is_made_for_every_caller(self, desk: Desk) -> None:
-        assert desk.demand() == 1
-
-    def test_a_queue_can_be_told_that_it_may_be_out_of_date(self, desk: Desk) -> None:
-        desk.wake()
         desk.plan.forget()
-        assert desk.demand() == 2
+        assert desk.demand() == 3
 
     def test_a_reply_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
         desk.plan.wake()
@@ -405,42 +381,30 @@ class TestDemand:
         assert desk.plan.on_look(-1, before, 0.0) == (Call(),)
         assert desk.plan.on_look(-1, desk.plan.knowledge, 0.0) == ()
 
-    def test_what_is_left_is_called_for_in_turn(self, desk: Desk) -> None:
-        desk.wake()
-        desk.replies.append(IN_TURN)
-        assert desk.wake() == 2
-        assert desk.at(1.0) == 2
-        assert not desk.plan.up_to_date
-        assert desk.plan.failures == 0
-
-    @pytest.mark.parametrize("reply", [NOT_ASKED, None], ids=["not asked", "failed"])
-    def test_after_a_call_in_vain_it_is_out_of_date(self, desk: Desk, reply: int | None) -> None:
-        desk.wake()
-        desk.replies.append(reply)
-        desk.wake()
-        assert not desk.plan.up_to_date
-        assert desk.demand() == 3
+    def test_after_a_call_in_vain_or_in_turn_it_is_out_of_date(self) -> None:
+        for reply in (NOT_ASKED, None, IN_TURN):
+            desk = Desk()
+            desk.wake()
+            desk.replies.append(reply)
+            desk.wake()
+            assert not desk.plan.up_to_date
+            if reply == IN_TURN:
+                assert desk.at(1.0) == 2, "the queue's turn makes the call"
+            assert desk.plan.failures == (reply is None)
+            assert desk.demand() == 3, reply
 
 
-class TestNotices:
-    def test_the_signature_names_the_client_and_its_demand(self, desk: Desk) -> None:
-        def notice() -> TransferNotice | None:
-            return parse(b"1 2 " + desk.plan.signature(desk.now).encode())
+def test_the_signature_names_the_client_and_its_demand_unless_it_is_alone(desk: Desk) -> None:
+    def notice() -> TransferNotice | None:
+        return parse(b"1 2 " + desk.plan.signature(desk.now).encode())
 
-        assert notice() == TransferNotice(1, 2, "us", demand=True)
-        desk.has_demand = False
-        assert notice() == TransferNotice(1, 2, "us", demand=False)
-
-    def test_a_client_that_is_alone_publishes_no_notice(self, desk: Desk) -> None:
-        desk.plan.transferred(1, desk.now)
-        assert desk.plan.signature(desk.now) == ""
-
-    @pytest.mark.parametrize("listeners", [0, -1], ids=["not published", "not permitted"])
-    def test_a_notice_that_was_not_published_says_nothing_about_listeners(
-        self, desk: Desk, listeners: int
-    ) -> None:
-        desk.plan.transferred(listeners, desk.now)
-        assert (desk.plan.signature(desk.now) == "") == (listeners != 0)
+    assert notice() == TransferNotice(1, 2, "us", demand=True)
+    desk.has_demand = False
+    assert notice() == TransferNotice(1, 2, "us", demand=False)
+    desk.plan.transferred(0, desk.now)
+    assert desk.plan.signature(desk.now), "a notice that was not published tells of no listeners"
+    desk.plan.transferred(1, desk.now)
+    assert desk.plan.signature(desk.now) == ""
 
 
 class TestResting:
@@ -454,18 +418,14 @@ class TestResting:
 
     def test_a_client_that_rests_has_no_timer_and_sets_none(self, desk: Desk) -> None:
         desk.due(10)
-        self.rest(desk)
+        desk.step_back()
+        assert desk.re_check(us(10)) == 0
+        assert desk.listens_to == "summons"
         assert desk.timer is None
         desk.due(11)
         desk.notice(11, 12)
         desk.act(desk.plan.on_next_due(us(13), desk.now))
         assert desk.at(100) == 0
-
-    def test_a_client_that_begins_to_rest_leaves_what_is_next_to_others(self, desk: Desk) -> None:
-        desk.step_back()
-        assert desk.re_check(us(10)) == 0
-        assert desk.listens_to == "summons"
-        assert desk.at(11) == 0
 
     def test_the_repetition_of_a_failed_call_remains(self, desk: Desk) -> None:
         desk.replies.append(None)
@@ -478,40 +438,41 @@ class TestResting:
 
     def test_every_caller_that_joins_makes_it_look(self, desk: Desk) -> None:
         assert desk.wake() == 1
+        assert desk.plan.up_to_date
         self.rest(desk)
+        assert not desk.plan.up_to_date
         assert (desk.demand(), desk.demand()) == (2, 3)
         assert desk.listens_to == "summons"
 
-    @pytest.mark.parametrize(("others", "listens_to"), [(100, "notices"), (CROWD, "summons")])
-    def test_a_client_that_rests_without_demand_gets_some(
-        self, desk: Desk, others: int, listens_to: Channels
-    ) -> None:
-        desk.has_demand = False
-        desk.re_check(-1, listeners=others)
-        heard = [desk.listens_to]
-        desk.has_demand = True
-        assert desk.demand() == 1
-        assert [*heard, desk.listens_to] == ["nothing", listens_to]
+    def test_a_client_that_rests_without_demand_gets_some(self) -> None:
+        for others, listens_to in ((100, "notices"), (CROWD, "summons")):
+            desk = Desk()
+            desk.has_demand = False
+            desk.re_check(-1, listeners=others)
+            assert desk.listens_to == "nothing"
+            desk.has_demand = True
+            assert desk.demand() == 1
+            assert desk.listens_to == listens_to
+            # Its re-check corrects to what it listens.
+            if listens_to == "summons":
+                desk.has_demand = False
+                desk.re_check(-1, listeners=32, resters=1000)
+                assert desk.listens_to == "nothing"
 
-    @pytest.mark.parametrize(
-        ("due", "late", "calls"),
-        [
-            pytest.param(0, 0.019, 0, id="others have a moment"),
-            pytest.param(0, 0.021, 1, id="others have left it lying"),
-            pytest.param(us(5), 0.0, 0, id="nothing is due"),
-            pytest.param(-1, 0.0, 0, id="nothing is there"),
-        ],
-    )
-    def test_its_re_check_finds_what_others_have_left(
-        self, desk: Desk, due: int, late: float, calls: int
-    ) -> None:
-        self.rest(desk)
-        assert desk.re_check(due, late) == calls
-        assert desk.at(100) == calls
-
-    def test_a_client_that_listens_calls_for_whatever_its_re_check_finds(self, desk: Desk) -> None:
+    def test_its_re_check_finds_what_others_have_left(self) -> None:
+        for due, late, calls in (
+            (0, 0.019, 0),  # others have a moment
+            (0, 0.021, 1),  # others have left it lying
+            (us(5), 0.0, 0),
+            (-1, 0.0, 0),
+        ):
+            desk = Desk()
+            self.rest(desk)
+            assert desk.re_check(due, late) == calls
+            assert desk.at(100) == calls
+        desk = Desk()
         desk.step_back()
-        assert desk.re_check(0, listeners=2) == 1
+        assert desk.re_check(0, listeners=2) == 1, "a client that listens calls at once"
 
     def test_a_client_that_finds_messages_listens_again(self, desk: Desk) -> None:
         self.rest(desk)
@@ -521,21 +482,6 @@ class TestResting:
         assert desk.listens_to == "notices"
         assert desk.goes_first
         assert desk.at(20.1) == 2
-
-    def test_its_re_check_corrects_to_what_it_listens(self, desk: Desk) -> None:
-        self.rest(desk)
-        heard = []
-        for desk.has_demand in (False, True):
-            desk.re_check(-1, listeners=32, resters=1000)
-            heard.append(desk.listens_to)
-        assert heard == ["nothing", "summons"]
-
-    def test_a_caller_cannot_rely_on_a_client_that_rests(self, desk: Desk) -> None:
-        desk.replies.append(-1)
-        desk.wake()
-        assert desk.plan.up_to_date
-        self.rest(desk)
-        assert not desk.plan.up_to_date
 
     def test_a_client_without_demand_can_rest_until_it_has_some(self, desk: Desk) -> None:
         desk.has_demand = False
@@ -549,68 +495,26 @@ class TestResting:
         assert desk.demand() == 1
         assert desk.plan.listen() == ()
 
-    def test_a_client_listens_if_it_may_not_know_how_many_others_do(self, desk: Desk) -> None:
-        self.rest(desk)
-        desk.re_check(us(10), listeners=-1)
-        assert desk.listens_to == "notices"
-        assert desk.at(11) == 1
+    def test_a_client_listens_if_the_crowd_has_gone_or_it_may_not_know(self) -> None:
+        for listeners in (1, -1):
+            desk = Desk()
+            self.rest(desk)
+            desk.re_check(us(10), listeners=listeners)
+            assert desk.listens_to == "notices"
+            assert desk.at(11) == 1
 
-    @pytest.mark.parametrize(("number", "comes"), [(1500, True), (1000, False)])
-    def test_of_those_who_are_summoned_some_come(
-        self, desk: Desk, number: int, comes: bool
-    ) -> None:
-        self.rest(desk)
-        desk.re_check(-1, listeners=32, resters=4000)
-        desk.act(desk.plan.on_summons(number))
-        assert desk.at(0) == comes
-        assert desk.listens_to == ("notices" if comes else "summons")
-
-    def test_those_who_listen_or_want_nothing_do_not_answer_a_summons(self, desk: Desk) -> None:
-        assert desk.plan.on_summons(1000) == ()
-        self.rest(desk)
-        desk.has_demand = False
-        assert desk.plan.on_summons(1000) == ()
-
-    def test_a_client_listens_again_once_the_crowd_has_gone(self, desk: Desk) -> None:
-        self.rest(desk)
-        desk.re_check(us(10), listeners=1)
-        assert desk.listens_to == "notices"
-        assert desk.at(11) == 1
-
-    def test_a_closed_queue_keeps_its_channels(self, desk: Desk) -> None:
-        desk.step_back()
-        desk.act(desk.plan.close())
-        assert desk.plan.on_recheck(-1, 0.0, CROWD, 0, desk.now) == ()
-        assert desk.demand() == 0
-
-
-def test_two_clients_that_hear_one_another_make_one_call_for_each_moment() -> None:
-    """The first client's notice spares the other its call, until the first has gone."""
-    one, two = Desk("one"), Desk("two")
-
-    def pass_by(moment: float) -> None:
-        found: Desk | None = None
-        for desk in (one, two):
-            desk.due(moment)
-        for step in range(40):
-            for desk in (one, two):
-                before = desk.count
-                desk.finds = found is None
-                if desk.at(moment - 0.01 + step * 0.001) > before and found is None:
-                    found = desk
-                    (two if desk is one else one).notice(
-                        moment, None, client=desk.plan.stagger.client
-                    )
-        assert found is not None
-
-    for moment in range(10, 60, 10):
-        pass_by(moment)
-    assert (one.count, two.count) == (5, 0)
-    one.act(one.plan.close())
-    for moment in range(60, 110, 10):
-        pass_by(moment)
-    assert (one.count, two.count) == (5, 5)
-    assert two.goes_first
+    def test_of_those_who_are_summoned_some_come(self) -> None:
+        for number, comes in ((1500, True), (1000, False)):
+            desk = Desk()
+            assert desk.plan.on_summons(4000) == (), "it listens"
+            self.rest(desk)
+            desk.re_check(-1, listeners=32, resters=4000)
+            desk.has_demand = False
+            assert desk.plan.on_summons(4000) == (), "it wants nothing"
+            desk.has_demand = True
+            desk.act(desk.plan.on_summons(number))
+            assert desk.at(0) == comes
+            assert desk.listens_to == ("notices" if comes else "summons")
 
 
 class Shop(Driver):
@@ -795,6 +699,6 @@ def test_the_timer_that_is_set_is_the_one_the_plan_holds(events: list[tuple[Any,
         closed |= event == "close"
         actions = perform(event, *facts)
         desk.act(actions)
-        assert desk.plan._last_timeout.held is desk.timer
         assert not (closed and Call() in actions)
         assert not (closed and desk.timer)
+    assert (desk.plan.close() == (Cancel(),)) == (desk.timer is not None)
