@@ -33,6 +33,7 @@ from delayq._embedded.server import (
 )
 from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
+from tests.support.depth import in_gate
 from tests.support.fields import fields
 from tests.support.programs import run_python
 from tests.support.servers import raw_call
@@ -41,7 +42,7 @@ from tests.support.terminal import ROOT
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 """Seconds after which an expected event counts as missing.
 
 It normally takes a small part of that time.
@@ -192,35 +193,26 @@ def program(path: Path, text: str) -> str:
     return str(path)
 
 
-class TestUrls:
-    @pytest.mark.parametrize(
-        ("url", "path"),
-        [
-            ("embedded:", None),
-            ("embedded://", None),
-            ("EMBEDDED:", None),
-            ("embedded:./data", "data"),
-            ("embedded:data/queue", "data/queue"),
-            ("embedded:../data", "../data"),
-            ("embedded:/srv/data", "/srv/data"),
-            ("embedded:///srv/data", "/srv/data"),
-            ("embedded:./my%20data%3F", "my data?"),
-            ("embedded:./my data", "my data"),
-            ("embedded:./d\u00e4ta", "d\u00e4ta"),
-        ],
-    )
-    def test_a_path_names_the_directory(self, url: str, path: str | None) -> None:
-        assert parse_embedded_url(url) == (path and Path(path))
-
-    @pytest.mark.parametrize(
-        "url",
-        [
-            *("", "embedded", "redis://x", "embedded://data", "embedded://./data"),
-            *("embedded:////data", "embedded:./data?db=1", "embedded:./data#x"),
-            *("embedded: ./data", "embedded:~/data", "embedded:./a%00b"),
-        ],
-    )
-    def test_any_other_address_is_refused(self, url: str) -> None:
+def test_a_path_in_a_url_names_the_directory() -> None:
+    for url, path in {
+        "embedded:": None,
+        "embedded://": None,
+        "EMBEDDED:": None,
+        "embedded:./data": "data",
+        "embedded:data/queue": "data/queue",
+        "embedded:../data": "../data",
+        "embedded:/srv/data": "/srv/data",
+        "embedded:///srv/data": "/srv/data",
+        "embedded:./my%20data%3F": "my data?",
+        "embedded:./my data": "my data",
+        "embedded:./d\u00e4ta": "d\u00e4ta",
+    }.items():
+        assert parse_embedded_url(url) == (path and Path(path)), url
+    for url in (
+        *("", "embedded", "redis://x", "embedded://data", "embedded://./data"),
+        *("embedded:////data", "embedded:./data?db=1", "embedded:./data#x"),
+        *("embedded: ./data", "embedded:~/data", "embedded:./a%00b"),
+    ):
         with pytest.raises(ConfigurationError):
             parse_embedded_url(url)
 
@@ -240,30 +232,24 @@ class TestTheBinary:
         # The link is not followed, because some programs look at the name by which they are called.
         assert find_server() == str(place / "mine")
 
-    @pytest.mark.parametrize(
-        ("binary", "platform", "words"),
-        [
+    def test_named_wrongly_or_missing_tells_what_to_do(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        for binary, platform, words in (
             ("/no/such/server", sys.platform, "/no/such/server"),
             ("", sys.platform, r"pip install 'delayq\[embedded\]'"),
             ("", "win32", "WSL"),
-        ],
-    )
-    def test_named_wrongly_or_missing_tells_what_to_do(
-        self, monkeypatch: pytest.MonkeyPatch, binary: str, platform: str, words: str
-    ) -> None:
-        monkeypatch.setenv("DELAYQ_SERVER_BINARY", binary)
-        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-        monkeypatch.setattr(sys, "platform", platform)
-        assert not embedded.available()
-        with pytest.raises(EmbeddedServerError, match=words):
-            EmbeddedServer(None).start()
+        ):
+            monkeypatch.setenv("DELAYQ_SERVER_BINARY", binary)
+            monkeypatch.setattr(sys, "platform", platform)
+            assert not embedded.available()
+            with pytest.raises(EmbeddedServerError, match=words):
+                EmbeddedServer(None).start()
 
-    @pytest.mark.parametrize(
-        ("platform", "machine"),
-        [("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64"), ("darwin", "x86_64")],
-    )
-    def test_platforms_are_named_as_in_the_wheel(self, platform: str, machine: str) -> None:
-        assert wheel_platform(platform, machine) == f"{platform}-{machine}"
+    def test_platforms_are_named_as_in_the_wheel(self) -> None:
+        for platform, machine in (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")):
+            assert wheel_platform(platform, machine) == f"{platform}-{machine}"
 
 
 class TestATemporaryServer:
@@ -278,10 +264,6 @@ class TestATemporaryServer:
         assert has_ended(pid)
         assert ps("stat", watchdog) == "", "not even a zombie"
 
-    def test_is_another_each_time(self) -> None:
-        with EmbeddedServer(None) as one, EmbeddedServer(None) as other:
-            assert one.url != other.url
-
     def test_can_be_started_and_stopped_twice_and_has_an_address_in_between(self) -> None:
         server = EmbeddedServer(None)
         with pytest.raises(EmbeddedServerError, match="start"):
@@ -290,24 +272,19 @@ class TestATemporaryServer:
         first = server.url
         server.start()
         assert server.url == first
+        with EmbeddedServer(None) as other:
+            assert other.url != first
         server.stop()
         server.stop()
+        with pytest.raises(EmbeddedServerError, match="start"):
+            _ = server.socket_path
+        # One that was stopped is not brought back.
+        server.restart_if_gone()
         with pytest.raises(EmbeddedServerError, match="start"):
             _ = server.socket_path
         server.start()
         assert answers(server)
         server.stop()
-
-    def test_starts_fast(self) -> None:
-        def once() -> float:
-            server, began = EmbeddedServer(None), time.monotonic()
-            server.start()
-            took = time.monotonic() - began
-            server.stop()
-            return took
-
-        # Takes some 70 ms on two cores; the bound leaves room for a busy machine.
-        assert min(once() for _ in range(3)) < 1.0
 
     def test_makes_no_noise_even_when_not_stopped(self) -> None:
         script = """
@@ -337,14 +314,6 @@ class TestADirectory:
             assert call(server, "GET", "a") == b"kept"
             assert call(server, "SET", "a", "again") == b"+OK"
 
-    def test_can_be_removed_after_the_last_stop(self, place: Path) -> None:
-        one, other = EmbeddedServer(place / "data"), EmbeddedServer(place / "data")
-        one.start()
-        other.start()
-        one.stop()
-        other.stop()  # it joined, so the watchdog is not its child
-        shutil.rmtree(place / "data")
-
     def test_with_files_of_others_is_fine_and_they_stay(self, place: Path) -> None:
         (place / "thesis.txt").write_text("mine")
         place.chmod(0o755)
@@ -359,20 +328,17 @@ class TestADirectory:
         assert not elsewhere.exists()
         assert (place / "thesis.txt").read_text() == "mine"
 
-    @pytest.mark.parametrize(
-        "name",
-        [
+    def test_may_have_any_name(self, place: Path) -> None:
+        for name in (
             *("a space", 'it\'s "quoted"', "\u65e5\u672c-\u00fc", "100%25?#&;", "new\nline"),
             *("--port", os.fsdecode(b"\xff")),
-        ],
-    )
-    def test_may_have_any_name(self, place: Path, name: str) -> None:
-        with (
-            EmbeddedServer(place / name) as server,
-            redis.Redis.from_url(server.url, socket_timeout=60) as client,
         ):
-            assert client.set("a", "1")
-        assert (place / name / "appendonlydir").is_dir()
+            with (
+                EmbeddedServer(place / name) as server,
+                redis.Redis.from_url(server.url, socket_timeout=60) as client,
+            ):
+                assert client.set("a", "1")
+            assert (place / name / "appendonlydir").is_dir()
 
     def test_may_have_a_path_too_long_for_a_socket(self, place: Path) -> None:
         data = place / ("x" * 120) / "data"
@@ -414,20 +380,20 @@ class TestADirectory:
 
 
 class TestAServerThatDoesNotStart:
-    @pytest.mark.parametrize("kept", [True, False])
     def test_is_given_up_at_once_and_its_last_words_are_told(
-        self, monkeypatch: pytest.MonkeyPatch, place: Path, kept: bool
+        self, monkeypatch: pytest.MonkeyPatch, place: Path
     ) -> None:
         bad = program(place / "bad", "echo 'the disk is on fire' >&2; exit 1")
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", bad)
         monkeypatch.setattr(tempfile, "tempdir", str(place))
-        monkeypatch.setattr(embedded, "START_TIMEOUT", 4 * PATIENCE)
-        began = time.monotonic()
-        with pytest.raises(EmbeddedServerError, match="the disk is on fire"):
-            EmbeddedServer(place / "data" if kept else None).start()
-        assert time.monotonic() - began < PATIENCE
-        assert files(place) == (["bad", "data"] if kept else ["bad"])
+        # Longer than a test may take.
+        monkeypatch.setattr(embedded, "START_TIMEOUT", 3600)
+        for directory, left in ((None, ["bad"]), (place / "data", ["bad", "data"])):
+            with pytest.raises(EmbeddedServerError, match="the disk is on fire"):
+                EmbeddedServer(directory).start()
+            assert files(place) == left
 
+    @pytest.mark.gate
     def test_is_not_waited_for_forever(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         words = f"echo $$ > {place}/pid; echo 'still thinking'; exec sleep 60"
         monkeypatch.setenv("DELAYQ_SERVER_BINARY", program(place / "mute", words))
@@ -444,6 +410,7 @@ class TestAServerThatDoesNotStart:
         with pytest.raises(EmbeddedServerError, match="Bad file format"):
             EmbeddedServer(place).start()
 
+    @pytest.mark.gate
     def test_but_loads_data_gets_time(self, monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
         with EmbeddedServer(place) as server:
             call(server, "EVAL", "for i = 1, 6000 do redis.call('SET', i, 'x') end", "0")
@@ -458,8 +425,13 @@ class TestAServerThatDoesNotStart:
 
 
 class TestNoOrphanRemains:
-    @pytest.mark.parametrize("kept", [True, False])
-    @pytest.mark.parametrize("how", ["exit", "SIGTERM", "SIGKILL"])
+    @pytest.mark.parametrize(
+        ("how", "kept"),
+        [
+            ("SIGKILL", True),
+            *(in_gate(*case) for case in (("exit", True), ("SIGTERM", False), ("SIGKILL", False))),
+        ],
+    )
     def test_after_the_owner(self, place: Path, user: UserFactory, how: str, kept: bool) -> None:
         owner = user(place / "data" if kept else None)
         call(owner, "SET", "a", "kept")
@@ -473,7 +445,7 @@ class TestNoOrphanRemains:
                 assert call(server, "GET", "a") == b"kept"
 
     @linux_only
-    @pytest.mark.parametrize("kept", [True, False])
+    @pytest.mark.parametrize("kept", [True, in_gate(False)])
     def test_when_the_watchdog_is_killed(self, place: Path, user: UserFactory, kept: bool) -> None:
         stop = "sys.stdin.readline(); server.stop(); print('stopped', flush=True)"
         owner = user(place if kept else None, then=stop)
@@ -497,6 +469,7 @@ class TestNoOrphanRemains:
         files = Path(f"/proc/{owner.server}/fd").iterdir()
         assert "server.fifo" not in {file.readlink().name for file in files}
 
+    @pytest.mark.gate
     def test_when_a_service_is_asked_to_end(self, place: Path, user: UserFactory) -> None:
         then = """
 signal.signal(signal.SIGTERM, lambda *_: None)
@@ -553,6 +526,7 @@ class TestAServerThatIsKilled:
         assert len(pids) == 4
         assert parent(server_pid(owner)) == owner.watchdog
 
+    @pytest.mark.gate
     def test_comes_back_empty_if_temporary(self, user: UserFactory) -> None:
         owner = user(None)
         call(owner, "SET", "a", "1")
@@ -571,15 +545,14 @@ class TestAServerThatIsKilled:
         assert pause_before_restart(1, 2, lasted=0.1) is not None
 
     def test_does_not_disturb_stop(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60)
+        # Longer than a test may take.
+        monkeypatch.setattr(embedded, "STOP_TIMEOUT", 3600)
         server = EmbeddedServer(None)
         server.start()
         pid = server_pid(server)
         os.kill(parent(pid), signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)
-        began = time.monotonic()
         server.stop()
-        assert time.monotonic() - began < embedded.STOP_TIMEOUT / 2
 
 
 class TestAClient:
@@ -628,25 +601,21 @@ class TestAClient:
         async with delayq.connect(f"embedded:{place}") as client:
             assert await client.delayed_queue("orders").drain() == [*range(1, 150)]
 
-    async def test_that_is_closing_starts_no_server_again(self, place: Path) -> None:
-        with EmbeddedServer(place) as server:
-            socket = server.socket_path
-        server.restart_if_gone()
-        assert not socket.exists()
-
 
 class TestASocketThatIsRemoved:
-    @pytest.mark.parametrize("private", [True, False])
-    def test_comes_back_with_its_server_and_data(self, place: Path, private: bool) -> None:
-        place.chmod(0o700 if private else 0o755)
-        with EmbeddedServer(place) as server:
-            pid = server_pid(server)
-            eventually(lambda: server.socket_path.stat().st_nlink == 2, "the second name")
-            server.socket_path.unlink()
-            with EmbeddedServer(place) as joined:
-                assert server_pid(joined) == pid
-        assert files(place) == ["appendonlydir", "server.lock", "server.log"]
+    def test_comes_back_with_its_server_and_data(self, place: Path) -> None:
+        # In the directory, and elsewhere.
+        for mode in (0o700, 0o755):
+            place.chmod(mode)
+            with EmbeddedServer(place) as server:
+                pid = server_pid(server)
+                eventually(lambda: server.socket_path.stat().st_nlink == 2, "the second name")
+                server.socket_path.unlink()
+                with EmbeddedServer(place) as joined:
+                    assert server_pid(joined) == pid
+            assert files(place) == ["appendonlydir", "server.lock", "server.log"]
 
+    @pytest.mark.gate
     @pytest.mark.parametrize("mode", [0o700, 0o755], ids=["in the directory", "elsewhere"])
     def test_as_soon_as_the_server_answers_comes_back_too(self, place: Path, mode: int) -> None:
         place.chmod(mode)
@@ -677,6 +646,7 @@ class TestASocketThatIsRemoved:
 
 
 class TestSharing:
+    @pytest.mark.gate
     def test_all_processes_have_one_server(self, place: Path, user: UserFactory) -> None:
         with ThreadPoolExecutor(4) as pool:
             users = list(pool.map(user, [place] * 4))
@@ -692,15 +662,17 @@ class TestSharing:
     def test_stop_waits_for_nobody_while_others_use_it(
         self, monkeypatch: pytest.MonkeyPatch, place: Path
     ) -> None:
-        monkeypatch.setattr(embedded, "STOP_TIMEOUT", 60)
-        with EmbeddedServer(place) as server:
-            other = EmbeddedServer(place)
-            other.start()
-            began = time.monotonic()
-            other.stop()
-            assert time.monotonic() - began < embedded.STOP_TIMEOUT / 2
-            assert answers(server)
+        # Longer than a test may take.
+        monkeypatch.setattr(embedded, "STOP_TIMEOUT", 3600)
+        one, other = EmbeddedServer(place / "data"), EmbeddedServer(place / "data")
+        one.start()
+        other.start()
+        one.stop()
+        assert answers(other)
+        other.stop()  # it joined, so the watchdog is not its child
+        shutil.rmtree(place / "data")
 
+    @pytest.mark.gate
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}
 import os, random
@@ -764,14 +736,16 @@ CHILDREN["multiprocessing"] = BY_MULTIPROCESSING
 
 
 class TestForkedChildren:
-    @pytest.mark.parametrize("kept", [True, False])
-    @pytest.mark.parametrize("then", CHILDREN.values(), ids=[*CHILDREN])
-    def test_leave_the_server(self, place: Path, user: UserFactory, then: str, kept: bool) -> None:
-        owner = user(place if kept else None, then)
+    @pytest.mark.parametrize(
+        "then", ["sys.exit(0)", *(in_gate(name) for name in [*CHILDREN] if name != "sys.exit(0)")]
+    )
+    def test_leave_the_server(self, place: Path, user: UserFactory, then: str) -> None:
+        owner = user(place, CHILDREN[then])
         assert owner.read() == b"0"
         assert call(owner, "GET", "a") == b"1"
         assert server_pid(owner) == owner.server
 
+    @pytest.mark.gate
     def test_that_live_on_do_not_keep_it(self, place: Path, user: UserFactory) -> None:
         then = """
 child = os.fork()
@@ -790,6 +764,7 @@ sys.stdin.read()
         finally:
             os.kill(child, signal.SIGKILL)
 
+    @pytest.mark.gate
     def test_can_open_it_themselves(self, place: Path, user: UserFactory) -> None:
         then = """
 if os.fork() == 0:
