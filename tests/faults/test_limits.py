@@ -11,8 +11,8 @@ import pytest
 from tests.faults import report
 from tests.faults.checker import Rules, summary
 from tests.faults.history import Delivered, End, History, Offered, Told
-from tests.faults.limits import QUEUE, Bound, Log, judge, judge_share, shares
-from tests.faults.limits_storm import LEASE_US, Plan, blow, describe
+from tests.faults.limits import Bound, Log, judge
+from tests.faults.limits_storm import Plan, blow
 from tests.support.depth import nightly
 
 if TYPE_CHECKING:
@@ -131,42 +131,6 @@ def test_the_judge_names_what_breaks_a_limit_and_nothing_else() -> None:
     assert [each.kind for each in judge(full, RULES)] == ["too fast"] * 4
 
 
-@pytest.mark.nightly
-def test_the_share_of_a_group_is_what_it_could_have_started() -> None:
-    by_slots, by_tokens = Bound(concurrency=1, rate=500), Bound(concurrency=5, rate=5)
-    died = [ran(0, 0, 0, **KILLED), ran(1, 2500, 100), ran(0, 2600, 100, **AGAIN)]
-    renewed = [ran(0, 0, 0, **KILLED), ran(1, 3000, 100), ran(0, 3100, 100, **AGAIN)]
-    unnoted = [ran(1, 0, 500), ran(2, 2500, 100), ran(0, 2600, 100, **AGAIN)]
-    two = [ran(0, 0, 200), ran(1, 0, 100), ran(2, 120, 300), ran(3, 200, 100), ran(4, 300, 9)]
-    tokens = [ran(key, 1020 * (key > 4), 1) for key in range(10)]
-    cases = [
-        (log(ran(0, 0, 100), ran(1, 100, 100), ran(2, 200, 100)), 1.0),
-        (log(ran(0, 0, 100), ran(1, 120, 100), ran(2, 240, 100)), 1 - 40 / 240),
-        (log(*two, bound=TWO), 1 - 20 / 300 / 2),
-        (log(*tokens, bound=FIVE_A_SECOND), 1 - 20 / 1020),
-        (log(*(ran(key, 110 * key, 100) for key in range(4)), bound=by_slots), 1 - 30 / 330),
-        # Until a killed process has lost its leases, its slots are no loss.
-        (log(*died, kills=DEAD), 1.0),
-        (log(*renewed, kills=DEAD), 1 - 500 / 3000),
-        (log(*unnoted, leases={(0, T0 + 2500 * MS)}), 1.0),
-    ]
-    for number, (planted, share) in enumerate(cases):
-        assert shares(planted, LEASE)["a"] == pytest.approx(share), number
-    slow = log(*(ran(key, 220 * key, 10) for key in range(10)), bound=by_tokens)
-    assert shares(slow, LEASE)["a"] < 0.8
-    later = log(ran(0, 0, 100), ran(1, 500, 100))
-    later.history.offered[1].due_us = T0 + 500 * MS
-    assert shares(later, LEASE)["a"] == 1.0
-    groups = {0: "a", 1: "b", 2: "b", 3: "a"}
-    some = [ran(0, 0, 100), ran(3, 200, 10), ran(1, 0, 100), ran(2, 100, 10)]
-    planted = log(*some, groups=groups)
-    assert shares(planted, LEASE)[QUEUE] == pytest.approx(1 - 100 / 300)
-    assert [each.kind for each in judge_share(planted, LEASE)] == ["idle"]
-    assert (
-        judge_share(planted, LEASE, 0.6) == judge_share(replace(planted, spare=0.05), LEASE) == []
-    )
-
-
 # Storms
 
 SMALL = Plan(processes=3, groups=10, messages=40, seconds=3, stops=1)
@@ -196,13 +160,10 @@ async def test_a_storm_without_limits_breaks_them(
 
 @pytest.mark.storm
 @pytest.mark.every_server
-async def test_limits_are_exact_and_used_in_a_storm(
-    own_server: PrivateServer, tmp_path: Path
-) -> None:
+async def test_limits_are_exact_in_a_storm(own_server: PrivateServer, tmp_path: Path) -> None:
     plan = Plan()
     log = await blow(own_server, plan, tmp_path)
-    print(describe(log))
-    violations = judge(log, plan.rules) + judge_share(log, LEASE_US)
+    violations = judge(log, plan.rules)
     assert not violations, summary(violations, show=20)
     faults = Counter({"worker killed": len(log.kills), "worker stopped": len(log.paused)})
     report.tell(len(log.history.offered), len(log.history.delivered), faults)
