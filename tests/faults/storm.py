@@ -38,7 +38,7 @@ import delayq
 from delayq import Offer
 from delayq._redis.client import RETRY_FOR
 from tests.faults import consumers
-from tests.faults.checker import Rules, check, summary
+from tests.faults.checker import Rules, Violation, check, summary
 from tests.faults.consumers import (
     IDS,
     KINDS,
@@ -67,7 +67,7 @@ from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.support.forks import FORKS
 from tests.support.links import Direction, Links, detour
-from tests.support.servers import PrivateServer, find_kinds, first_kind, memory_disk
+from tests.support.servers import PrivateServer, first_kind, memory_disk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from typing import Self
 
     from delayq._reliable.offering import OnDuplicate
-    from tests.faults.checker import Violation
     from tests.faults.replicated import Replicated
 
 WITHIN = 30.0
@@ -749,20 +748,17 @@ def main() -> None:
     parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
     parser.add_argument("--workers", action="store_true", help="consume by workers, if reliable")
-    parser.add_argument("--keep", action="store_true", help="keep results, if reliable")
-    parser.add_argument("--rate", type=int, default=200, help="messages for each fault")
-    parser.add_argument("--server", help="one of those that the tests find; or the first one")
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    kind = find_kinds()[0][options.server] if options.server else first_kind()
+    kind = first_kind()
     shorten_deadlines()
     logging.getLogger("delayq").setLevel(logging.WARNING)
     logging.lastResort = None
     faults = 30
     plan = Plan(
         options.kind,
-        messages=faults * options.rate,
+        messages=faults * 200,
         faults=faults,
         seed=options.seed,
         # A message that a killed process has taken for good is gone by contract, so plain queues
@@ -771,7 +767,7 @@ def main() -> None:
         round_trip=options.round_trip,
         mbit=options.mbit,
         workers=options.workers,
-        keeps=options.keep,
+        keeps=options.kind == "reliable",
     )
     servers: PrivateServer | Replicated
     match options.servers:
@@ -790,26 +786,18 @@ async def _for_minutes(
     servers: PrivateServer | Replicated, plan: Plan, folder: Path, minutes: float
 ) -> list[Violation]:
     """Run storms, each with its own seed, until the time is over or one finds a violation."""
-    started, messages, deliveries, injected = time.monotonic(), 0, 0, Counter[str]()
-    violations: list[Violation] = []
+    started, violations = time.monotonic(), list[Violation]()
     while time.monotonic() - started < minutes * 60 and not violations:
-        async with Storm(servers, plan, folder) as storm:
-            await storm.blow()
-            history = await storm.end()
-            for server in await storm.masters():
-                await asyncio.to_thread(server.flush)
+        storm, history = await ride_out(servers, plan, folder)
+        for server in await storm.masters():
+            await asyncio.to_thread(server.flush)
         violations = check(history, plan.rules)
-        messages, deliveries = messages + len(history.offered), deliveries + len(history.delivered)
-        injected += storm.injected
-        ago = time.monotonic() - started
-        so_many = f"{messages:,} messages ({deliveries:,} deliveries), {injected.total()} faults"
         print(
-            f"{ago:5.0f} s  {plan.kind}, seed {plan.seed}: {so_many}; violations:"
-            f" {summary(violations)}",
+            f"seed {plan.seed}: {len(history.offered):,} messages ({len(history.delivered):,}"
+            f" deliveries), {dict(storm.injected)}; violations: {summary(violations)}",
             flush=True,
         )
         plan = replace(plan, seed=plan.seed + 1)
-    print(dict(injected))
     return violations
 
 
