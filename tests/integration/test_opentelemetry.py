@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 from opentelemetry import trace
@@ -79,9 +80,17 @@ def span_id(span: ReadableSpan) -> int:
     return int(span.context.span_id)
 
 
-def attributes(span: ReadableSpan) -> dict[str, Any]:
+def attributes(span: Any) -> dict[str, Any]:
     """Return the attributes without the prefix ``messaging.``."""
     return {key.removeprefix("messaging."): value for key, value in (span.attributes or {}).items()}
+
+
+def about(client: Client) -> dict[str, Any]:
+    """Return the attributes that tell of the server and the queue."""
+    assert client.endpoint is not None
+    address, port = client.endpoint
+    shared = {"system": "delayq", "destination.name": "jobs", "server.address": address}
+    return shared if port is None else shared | {"server.port": port}
 
 
 async def test_request_offer_handler_are_linked(client: Client, traces: Traces, jobs: Jobs) -> None:
@@ -104,11 +113,8 @@ async def test_request_offer_handler_are_linked(client: Client, traces: Traces, 
     assert send.parent is not None
     assert send.parent.span_id == request.get_span_context().span_id
     assert send.kind is SpanKind.PRODUCER
-    shared: dict[str, Any] = {"system": "delayq", "destination.name": "jobs", "message.id": id_}
+    shared = about(client) | {"message.id": id_}
     assert all(each in CONVENTIONAL or "delayq" in each for each in send.attributes or {})
-    assert client.endpoint is not None
-    shared |= {"server.address": client.endpoint[0], "server.port": client.endpoint[1]}
-    shared = {key: value for key, value in shared.items() if value is not None}
     scope = send.instrumentation_scope
     assert scope is not None
     assert scope.schema_url == Schemas.V1_44_0.value
@@ -280,21 +286,15 @@ Points = dict[str, list[tuple[dict[str, Any], float]]]
 def measured(reader: InMemoryMetricReader) -> Points:
     """Return by metric the attributes, and the number of messages or calls."""
     data = reader.get_metrics_data()
-    if data is None:
-        return {}
+    scopes = [
+        scope for each in (data.resource_metrics if data else ()) for scope in each.scope_metrics
+    ]
     return {
         metric.name: [
-            (
-                {
-                    key.removeprefix("messaging."): value
-                    for key, value in (point.attributes or {}).items()
-                },
-                point.value if isinstance(point, NumberDataPoint) else point.count,
-            )
+            (attributes(point), point.value if isinstance(point, NumberDataPoint) else point.count)
             for point in metric.data.data_points
         ]
-        for resource in data.resource_metrics
-        for scope in resource.scope_metrics
+        for scope in scopes
         for metric in scope.metrics
     }
 
@@ -322,10 +322,7 @@ async def test_metrics_follow_the_conventions_and_are_off_unless_asked_for(
     seen = measured(reader)
     known = {value for name, value in vars(messaging_metrics).items() if name.isupper()}
     assert set(seen) <= known
-    assert client.endpoint is not None
-    shared: dict[str, Any] = {"system": "delayq", "destination.name": "jobs"}
-    shared |= {"server.address": client.endpoint[0], "server.port": client.endpoint[1]}
-    shared = {key: value for key, value in shared.items() if value is not None}
+    shared = about(client)
     send = shared | {"operation.name": "send"}
     refused = {"error.type": "delayq.errors.BadInput"}
     process = shared | {"operation.name": "process"}
@@ -347,11 +344,8 @@ async def test_a_call_that_is_cancelled_has_not_failed(
 ) -> None:
     reader = InMemoryMetricReader()
     instrument_metrics(client, MeterProvider([reader]))
-
-    async def cancelled(*_: object) -> str:
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(type(jobs._sender), "send", cancelled)
+    sending = AsyncMock(side_effect=asyncio.CancelledError)
+    monkeypatch.setattr(type(jobs._sender), "send", sending)
     with pytest.raises(asyncio.CancelledError):
         await jobs.offer(1)
     assert "error.type" not in (traces.one("send jobs").attributes or {})

@@ -14,8 +14,6 @@ import delayq
 
 seen: list[Any] = []
 """What tasks have noted in this process."""
-release = threading.Event()
-"""Set when :func:`wait` may end."""
 
 
 @task  # type: ignore[untyped-decorator]
@@ -117,11 +115,6 @@ def write_late(path: str, until: str, text: str) -> None:
 
 def plain() -> None:
     """Do nothing. This function is not a task."""
-
-
-@task  # type: ignore[untyped-decorator]
-def untouched() -> None:
-    """Do nothing."""
 
 
 renamed = task(plain)
