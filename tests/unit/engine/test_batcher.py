@@ -131,12 +131,19 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes(store: Store) -> None:
-    store.reply(5)
-    assert await store.batcher.submit_many([*range(7)], (1, 1, 1, 1, 99, 500, 1)) == [
-        *range(0, 70, 10)
-    ]
+async def test_batches_are_bounded_in_items_and_bytes_and_shared(store: Store) -> None:
+    store.reply(7)
+    sizes = (1, 1, 1, 1, 99, 500, 1)
+    results = await store.batcher.submit_many([*range(7)], sizes)
+    assert results == [*range(0, 70, 10)]
     assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
+    first = store.batcher.submit(11, 1)
+    together = store.batcher.submit_many([12, 13, 14, 15], [1] * 4)
+    last = store.batcher.submit(16, 1)
+    assert await together == [120, 130, 140, 150]
+    assert [await first, await last] == [110, 160]
+    assert store.batches[4:] == [[11], [12, 13, 14], [15, 16]]
+    assert await store.batcher.submit_many([], []) == []
 
 
 async def test_an_uncancellable_item_leaves_without_its_caller_others_do_not(store: Store) -> None:
@@ -163,18 +170,6 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store) -> N
     assert len({id(result) for result in results}) == 3
     assert [await lone, await fine] == [0, 90]
     assert store.repeated == [], "a refused call is not repeated"
-
-
-async def test_a_failed_batch_is_repeated_and_the_next_ones_wait_for_that(store: Store) -> None:
-    first = store.batcher.submit(1, 1)
-    later = store.batcher.submit(2, 1)
-    store.answer.put_nowait(ServerUnavailable("restarting"))
-    await until(lambda: store.repeated == [([1], None)])
-    assert store.batches == [[1]]
-    store.reply()
-    assert await first == 100
-    store.reply()
-    assert await later == 20
 
 
 async def test_a_repetition_learns_if_the_batch_may_have_been_carried_out(store: Store) -> None:
@@ -217,8 +212,8 @@ async def test_a_caller_that_is_cancelled_too_late_harms_no_other(store: Store) 
 async def test_callers_that_share_a_batch_are_resumed_each_in_its_own_context(store: Store) -> None:
     place: ContextVar[int] = ContextVar("place")
     told: list[tuple[str, int]] = []
-    # The fourth one has no callback, and the others have one, two, or a task.
-    futures = [store.batcher.submit(item, 1) for item in range(4)]
+    # The first one has no callback, and the others have one, two, or a task.
+    futures = [store.batcher.submit(item, 1) for item in range(3)]
 
     async def caller(item: int) -> int:
         place.set(item)
@@ -229,20 +224,15 @@ async def test_callers_that_share_a_batch_are_resumed_each_in_its_own_context(st
     def tell(what: str, future: asyncio.Future[int]) -> None:
         told.append((what, future.result()))
 
-    for at, count in ((1, 1), (2, 2)):
-        for number in range(count):
-            futures[at].add_done_callback(partial(tell, f"callback {number}"))
+    futures[1].add_done_callback(partial(tell, "first"))
+    for name in ("first", "second"):
+        futures[2].add_done_callback(partial(tell, name))
     tasks = [asyncio.create_task(caller(item)) for item in (4, 5, 6)]
     await turns()
     store.reply(3)
-    assert await asyncio.gather(*tasks) == [40, 50, 60]
-    assert [await future for future in futures] == [0, 10, 20, 30]
-    assert sorted(told) == [
-        ("callback 0", 10),
-        ("callback 0", 20),
-        ("callback 1", 20),
-        *(("task", item) for item in (4, 5, 6)),
-    ]
+    assert await asyncio.gather(*futures, *tasks) == [0, 10, 20, 40, 50, 60]
+    expected = [("first", 10), ("first", 20), ("second", 20), *(("task", n) for n in (4, 5, 6))]
+    assert sorted(told) == expected
 
 
 async def test_an_error_in_a_callback_harms_no_other(store: Store) -> None:
@@ -261,18 +251,6 @@ async def test_an_error_in_a_callback_harms_no_other(store: Store) -> None:
     assert await first == 0
     await until(lambda: told == [20, 30])
     assert [type(error) for error in reported] == [ZeroDivisionError]
-
-
-async def test_items_submitted_together_share_batches_with_others(store: Store) -> None:
-    first = store.batcher.submit(1, 1)
-    before = store.batcher.submit(2, 1)
-    together = store.batcher.submit_many([3, 4, 5, 6], [1] * 4)
-    after = store.batcher.submit(7, 1)
-    store.reply(3)
-    assert await together == [30, 40, 50, 60]
-    assert [await first, await before, await after] == [10, 20, 70]
-    assert store.batches == [[1], [2, 3, 4], [5, 6, 7]]
-    assert await store.batcher.submit_many([], []) == []
 
 
 async def test_items_submitted_together_are_withdrawn_together(store: Store) -> None:
@@ -294,12 +272,9 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
     for answer in (None, ServerRefused("full"), None):
         store.answer.put_nowait(answer)
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", *["full"] * 3, "60"]
-
-
-async def test_recalled_items_fail_before_those_in_flight_are_done(store: Store) -> None:
     together = store.batcher.submit_many([*range(4)], [1] * 4)
     store.batcher.recall(ServerRefused("recalled"))
-    assert not together.done()
+    assert not together.done(), "some of them are in flight"
     store.reply()
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
@@ -334,30 +309,6 @@ async def test_items_without_a_caller_leave_together_and_report_outcomes(
     assert [(item, str(outcome)) for item, outcome in reported[2:]] == [
         (n, "no") for n in (3, 4, 5)
     ]
-
-
-async def test_an_awaited_item_does_not_overtake_items_without_a_caller(store: Store) -> None:
-    in_flight, *waiting = [store.batcher.submit(item, 1) for item in range(3)]
-    assert store.batcher.fire_and_forget(3, MOST)
-    last = store.batcher.submit(4, 1)
-    store.reply(3)
-    assert await last == 40
-    assert store.batches == [[0], [1, 2, 3], [4]]
-    assert store.batcher.unanswered == 0
-    await asyncio.gather(in_flight, *waiting)
-
-
-async def test_items_that_succeed_without_a_caller_are_not_reported(store: Store) -> None:
-    reported: list[int] = []
-    batcher = store.make(
-        results=lambda items, _: [item != 2 for item in items],
-        on_outcome=lambda item, _: reported.append(item),
-    )
-    for item in (1, 2, 3):
-        batcher.fire_and_forget(item, MOST)
-    store.reply(3)
-    await batcher.flush()
-    assert reported == [2]
 
 
 async def test_items_without_a_caller_are_bounded(store: Store) -> None:
@@ -489,17 +440,6 @@ async def test_callers_are_held_up_while_too_much_waits(store: Store) -> None:
     assert not store.batcher.is_full
 
 
-async def test_closing_lets_in_callers_that_are_held_up(store: Store) -> None:
-    store.limit(MOST_WAITING=0)
-    with suppress(Closed, OutcomeUnknown):
-        first, second = store.batcher.submit(1, 1), store.batcher.submit(2, 1)
-        held_up = [asyncio.create_task(store.batcher.wait_for_capacity()) for _ in range(3)]
-        await turns()
-        await store.batcher.aclose(0.01)
-        await asyncio.wait_for(asyncio.gather(*held_up), 10)
-        await asyncio.gather(first, second)
-
-
 async def test_closing_tells_unsent_items_from_unknown_ones(store: Store) -> None:
     await store.make().aclose(5)  # it is idle
     store.limit(ENOUGH=1)
@@ -629,19 +569,6 @@ async def test_callers_that_are_held_up_fail_in_their_own_time_too(
     )
     assert {type(outcome) for outcome in outcomes} == {ServerUnavailable}
     assert loop.time() - began < 2
-
-
-async def test_batches_of_one_call_do_not_leave_side_by_side(store: Store) -> None:
-    """A server that is ready only for the second would store them in the wrong order."""
-    store.limit(ENOUGH=1)
-    batcher = store.make()
-    together = batcher.submit_many([*range(6)], [1] * 6)
-    assert store.batches == [[0, 1, 2]]
-    store.answer.put_nowait(ServerUnavailable("BUSY"))
-    await until(lambda: store.repeated == [([0, 1, 2], None)])
-    assert store.batches == [[0, 1, 2]]
-    store.reply(2)
-    assert await together == [0, 100, 200, 30, 40, 50]
 
 
 async def test_a_request_that_cannot_be_built_fails_its_items_alone(store: Store) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-
 from delayq._engine.prefetch import MOST, begun_soon, moving_mean, next_batch
 
 
@@ -34,8 +31,3 @@ def test_it_follows_the_pace() -> None:
         (4, 1, 0.0, 4),  # a trickle does not grow
     ):
         assert next_batch(batch, got, took) == following, (batch, got, took)
-
-
-@given(st.integers(1, MOST), st.integers(1, MOST), st.floats(0, 1e6))
-def test_it_stays_in_bounds(batch: int, got: int, took: float) -> None:
-    assert 1 <= next_batch(batch, min(got, batch), took) <= MOST

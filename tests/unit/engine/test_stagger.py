@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import pytest
@@ -30,21 +29,6 @@ def not_first(place: float = 0.5, *, after: float = 0.0) -> Stagger:
     stagger = Stagger("us", lambda: place)
     stagger.on_notice(FROM_A_CONSUMER, after, demand=True)
     return stagger
-
-
-def test_few_of_many_clients_wake_before_the_first_ones_notice_has_reached_them() -> None:
-    """The notice takes 4 ms. The earliest wakes no later than it would among ten."""
-    chance = random.Random(1)
-    notice = TransferNotice(next_us=-1, through_us=0, client="first", demand=True, listeners=1000)
-    delays = []
-    for _ in range(1000):
-        stagger = Stagger("us", chance.random)
-        stagger.on_notice(notice, 0.0, demand=True)
-        delays.append(stagger.delay(demand=True))
-    earliest = min(delays)
-    assert earliest < 2 * LEAST
-    assert sum(delay < earliest + 0.004 for delay in delays) < 40
-    assert max(delays) <= 0.25
 
 
 def test_a_notice_says_how_many_clients_heard_the_last_one() -> None:
@@ -104,16 +88,15 @@ class TestStagger:
         assert last.delay(demand=True) == pytest.approx(2 * LEAST)
         assert first.delay(demand=False) > last.delay(demand=True)
 
-    def test_a_place_is_kept_until_it_is_lost_or_won(self) -> None:
+    def test_a_place_is_kept_until_it_is_won(self) -> None:
         chances = iter((0.25, 0.75))
         stagger = Stagger("us", lambda: next(chances))
-        for _ in range(3):
-            hear(stagger)
-            stagger.found_nothing()
-            assert stagger.delay(demand=True) == pytest.approx(LEAST * 1.25)
-        stagger.transferred()
-        hear(stagger)
-        assert stagger.delay(demand=True) == pytest.approx(LEAST * 1.75)
+        for place in (1.25, 1.75):
+            for _ in range(3):
+                hear(stagger)
+                stagger.found_nothing()
+                assert stagger.delay(demand=True) == pytest.approx(LEAST * place)
+            stagger.transferred()
 
     def test_a_consumer_does_not_step_back_for_the_producer_that_came_before_it(self) -> None:
         stagger = not_first()
@@ -122,11 +105,6 @@ class TestStagger:
         assert stagger.delay(demand=True) == 0
         stagger.found_nothing()
         assert stagger.delay(demand=True) > 0, "it was another consumer"
-
-    def test_a_producer_yields_to_a_producer(self) -> None:
-        stagger = Stagger("us", lambda: 0.5)
-        stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=False)
-        assert stagger.delay(demand=False) > 0
 
     def test_of_two_that_go_first_one_that_wants_messages_is_before_one_that_does_not(self) -> None:
         stagger = Stagger("abc", lambda: 0.5)
@@ -204,15 +182,6 @@ class TestCrowd:
             hear(stagger)
         return stagger
 
-    def test_enough_of_a_crowd_go_on_listening(self) -> None:
-        """Even if all of them look at the same moment."""
-        chance, resting = random.Random(1), 0
-        for _ in range(2000):
-            stagger = Stagger("us", chance.random, resync_interval=5.0)
-            stagger.on_recheck(2000, 0, demand=True)
-            resting += stagger.resting
-        assert ENOUGH / 2 < 2000 - resting < ENOUGH * 2
-
     def test_clients_rest_if_their_re_checks_are_close_together(self) -> None:
         for listeners, servers, resync, rests in (
             (132, 1, 5.0, False),  # too few
@@ -283,15 +252,6 @@ class TestCrowd:
             stagger.on_recheck(20, 100, demand=True)
         assert second.left_to_listeners(0.0) is None
         assert resting.left_to_listeners(0.0) == 0, "the listeners have left something"
-
-    def test_a_few_more_answer_a_summons_than_are_needed(self) -> None:
-        chance, answers = random.Random(1), 0
-        for _ in range(2000):
-            stagger = Stagger("us", chance.random, resync_interval=5.0)
-            stagger.on_recheck(20_000, 0, demand=True)
-            stagger.on_recheck(32, 2000, demand=True)
-            answers += stagger.answers(500)
-        assert 650 < answers < 850
 
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,7 +18,7 @@ from delayq.errors import ServerUnavailable, TimerFull
 from delayq.testing import ManualLoop
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator
 
     from delayq._engine.context import Channels
 
@@ -151,14 +150,6 @@ async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCapt
     assert "broken" in caplog.text
 
 
-async def test_a_refused_notice_is_one_line(desk: Desk, caplog: pytest.LogCaptureFixture) -> None:
-    desk.loop.transferred(1)
-    assert not caplog.text
-    for _ in range(2):
-        desk.loop.transferred(-1)
-    assert caplog.text.count("PUBLISH") == 1
-
-
 async def test_a_client_rests_and_listens_again(desk: Desk) -> None:
     desk.loop.plan.stagger._chance = lambda: 0.5
     desk.loop.on_due(desk.us(10))
@@ -185,37 +176,21 @@ async def test_others_are_summoned_if_some_rest(desk: Desk) -> None:
     assert summoned == 1
 
 
-async def test_each_client_has_a_name_of_its_own(desk: Desk) -> None:
-    assert desk.loop.plan.stagger.client != Desk().loop.plan.stagger.client
-    assert desk.loop.plan.stagger.client in desk.loop.signature()
-
-
-@contextmanager
-def without_room(desk: Desk) -> Iterator[None]:
-    """Let the timer refuse."""
-
+async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(*_: object) -> None:
         raise TimerFull("no more timers")
 
-    with pytest.MonkeyPatch.context() as broken:
-        broken.setattr(desk.timer, "new_timeout", refuse)
-        yield
-
-
-async def test_a_timer_that_could_not_be_set_does_not_stand_in_for_a_later_one(desk: Desk) -> None:
-    with without_room(desk), pytest.raises(TimerFull):
-        desk.loop.on_due(desk.us(10))
-    desk.loop.on_due(desk.us(20))
-    assert desk.timer.pending_timeouts == 1
-
-
-async def test_callers_ask_again_after_a_timer_could_not_be_set(
-    desk: Desk, caplog: pytest.LogCaptureFixture
-) -> None:
-    desk.loop.demand()
-    with without_room(desk):
+    with monkeypatch.context() as without_room:
+        without_room.setattr(desk.timer, "new_timeout", refuse)
+        with pytest.raises(TimerFull):
+            desk.loop.on_due(desk.us(10))
+        desk.loop.demand()
         await desk.reply(desk.us(10))
     assert "no more timers" in caplog.text
+    desk.loop.on_due(desk.us(20))
+    assert desk.timer.pending_timeouts == 1
     desk.loop.demand()
     await desk.reply(desk.us(10))
-    assert (desk.calls, desk.timer.pending_timeouts) == (2, 1)
+    assert (desk.calls, desk.timer.pending_timeouts) == (2, 1), "callers ask again"

@@ -32,17 +32,15 @@ def added(free: FreeConnections, count: int) -> list[Any]:
     return connections
 
 
-def test_the_one_added_last_is_taken_first(free: FreeConnections) -> None:
-    first, second = added(free, 2)
-    assert [free.take(), free.take(), free.take()] == [second, first, None]
-
-
-def test_one_that_was_lost_is_closed_and_the_next_one_taken(free: FreeConnections) -> None:
-    good, lost = added(free, 2)
+def test_the_one_added_last_is_taken_first_unless_it_was_lost(free: FreeConnections) -> None:
+    first, second, lost = added(free, 3)
     lost.is_clean = False
-    assert [free.take()] == [good]
+    assert [free.take(), free.take(), free.take()] == [second, first, None]
     assert lost.closed
-    assert not good.closed
+    assert not second.closed
+    again = added(free, 2)
+    assert free.take_all() == again
+    assert len(free) == 0
 
 
 def test_what_was_not_taken_since_the_last_look_was_not_needed(free: FreeConnections) -> None:
@@ -65,11 +63,3 @@ def test_one_that_is_taken_by_itself_was_needed() -> None:
         assert free.remove(connections[place])
         assert not free.remove(connections[place])
         assert len(free.take_unneeded()) == 2, place
-
-
-def test_all_can_be_taken_at_once(free: FreeConnections) -> None:
-    connections = added(free, 3)
-    free.take_unneeded()
-    assert free.take_all() == connections
-    added(free, 1)
-    assert free.take_unneeded() == []

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, assert_type
 
-import pytest
-
 import delayq
 from delayq import DeadLetter, DeadLetters, Message, Offer, ReliableQueue
 
@@ -63,12 +61,3 @@ async def test_the_type_of_a_value_reaches_every_corner(server: PrivateServer) -
         assert_type(await queue.cancel("one"), bool)
         assert_type(await queue.reschedule("one", 1), bool)
         assert_type(await queue.stats(), delayq.QueueDepth)
-
-
-async def test_what_does_not_fit_is_no_order(server: PrivateServer) -> None:
-    async with delayq.connect(server.url) as client:
-        queue = client.reliable_queue("orders", codec=OrderCodec())
-        with pytest.raises(AttributeError):
-            await queue.offer("no order")  # type: ignore[arg-type]
-        with pytest.raises(AttributeError):
-            await queue.offer_many([Offer(value=7)])  # type: ignore[list-item,arg-type,unused-ignore]

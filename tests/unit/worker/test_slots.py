@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from delayq.worker._slots import Feed, SlotPlan
 
 UNUSED: Any = None
@@ -34,14 +32,6 @@ def test_a_feed_claims_as_many_messages_as_there_are_free_slots() -> None:
     assert plan.room(feed) == 3
     assert fill(plan, feed, 5) == 2
     assert not plan.has_room(feed)
-
-
-def test_quick_handling_claims_ahead() -> None:
-    plan, (feed,) = plan_of(1, slots=1)
-    fill(plan, feed, 1)
-    plan.end(begin(plan), 0.005)
-    assert plan.room(feed) == 1 + 10
-    assert plan.has_room(feed)
 
 
 def test_feeds_take_turns() -> None:
@@ -74,14 +64,19 @@ def test_a_slot_goes_on_to_the_next_message_of_its_feed() -> None:
     assert (feed.running, plan.running, plan.finished) == (0, 0, 3)
 
 
-def test_a_slot_does_not_go_on_if_another_feed_has_a_message() -> None:
-    plan, (flood, rare) = plan_of(1, 1, slots=1)
-    fill(plan, flood, 2)
-    begin(plan)
-    fill(plan, rare, 1)
-    assert plan.go_on(flood, 0.001) is None
-    plan.end(flood, 0.001)
-    assert [begin(plan), flood.running] == [rare, 0]
+def test_a_slot_does_not_go_on_if_another_feed_has_a_message_or_a_reservation() -> None:
+    for reserved in (False, True):
+        plan, (flood, rare) = plan_of(1, 1, slots=1)
+        fill(plan, flood, 2)
+        begin(plan)
+        fill(plan, rare, 1)
+        if reserved:
+            plan.take_back(rare)
+            plan.park(rare)
+        assert plan.go_on(flood, 0.001) is None
+        if not reserved:
+            plan.end(flood, 0.001)
+            assert [begin(plan), flood.running] == [rare, 0]
 
 
 def test_a_slot_does_not_go_on_beyond_the_places_of_its_feed() -> None:
@@ -97,37 +92,26 @@ def test_a_slot_does_not_go_on_beyond_the_places_of_its_feed() -> None:
     assert plan.next() is None
 
 
-def test_a_slot_does_not_go_on_if_it_is_reserved_for_another_feed() -> None:
-    plan, (flood, rare) = plan_of(1, 1, slots=1)
-    fill(plan, flood, 2)
-    fill(plan, rare, 1)
-    running = begin(plan)
-    plan.take_back(rare)
-    plan.park(rare)
-    assert plan.go_on(running, 1.0) is None
-
-
-@pytest.mark.parametrize("comes", [True, False])
-def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long(comes: bool) -> None:
-    plan, (flood, rare) = plan_of(1, 1, slots=1)
-    fill(plan, flood, 2)
-    fill(plan, rare, 1)
-    running = begin(plan)
-    assert len(plan.take_back(rare)) == 1
-    plan.park(rare)
-    assert plan.room(rare) == 0
-    assert fill(plan, flood, 1) == 1
-    plan.end(running, 1.0)
-    assert plan.next() is None, "the flood has a message, but the slot is kept"
-    assert plan.room(rare) > 0
-    if comes:
+def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long() -> None:
+    for comes in (True, False):
+        plan, (flood, rare) = plan_of(1, 1, slots=1)
+        fill(plan, flood, 2)
         fill(plan, rare, 1)
-        assert begin(plan) is rare
+        running = begin(plan)
+        assert len(plan.take_back(rare)) == 1
+        plan.park(rare)
+        assert plan.room(rare) == 0
+        assert fill(plan, flood, 1) == 1
+        plan.end(running, 1.0)
+        assert plan.next() is None, "the flood has a message, but the slot is kept"
+        assert plan.room(rare) > 0
+        if comes:
+            fill(plan, rare, 1)
+        else:
+            plan.unreserve(rare)
+            plan.line_up(flood)
+        assert begin(plan) is (rare if comes else flood)
         assert not plan.reserved
-    else:
-        plan.unreserve(rare)
-        plan.line_up(flood)
-        assert begin(plan) is flood
 
 
 def test_a_feed_with_slots_of_its_own_takes_none_of_the_others() -> None:
@@ -146,10 +130,11 @@ def test_a_feed_with_slots_of_its_own_takes_none_of_the_others() -> None:
     assert begin(plan) is own
 
 
-def test_what_was_claimed_for_quick_handling_is_too_much_for_slow_handling() -> None:
+def test_quick_handling_claims_ahead_which_is_too_much_for_slow_handling() -> None:
     plan, (feed,) = plan_of(1, slots=1)
     fill(plan, feed, 1)
     plan.end(begin(plan), 0.001)
+    assert plan.has_room(feed)
     assert fill(plan, feed, 40) == 0
     begin(plan)
     assert plan.take_excess(feed) == []
