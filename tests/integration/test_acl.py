@@ -95,8 +95,7 @@ async def place_of(
     server: PrivateServer,
     rules: Sequence[str],
     monkeypatch: pytest.MonkeyPatch,
-    within: float = 5.0,
-    resync_interval: float = 5.0,
+    within: float = 60.0,
 ) -> AsyncIterator[Place]:
     with Warned() as warned, monkeypatch.context() as patch:
         faults = Faults(patch)
@@ -108,9 +107,10 @@ async def place_of(
         async with (
             granted(server, rules) as url,
             Redis.from_url(server.url, socket_timeout=60) as raw,
-            # Notifications alone must reach it in time.
+            # Notifications alone must reach them in time: a re-check would make up for a missing
+            # rule.
             delayq.connect(server.url, resync_interval=300) as helper,
-            delayq.connect(url, resync_interval=resync_interval) as client,
+            delayq.connect(url, resync_interval=300) as client,
         ):
             yield Place(client, helper, raw, warned, lose, within)
 
@@ -133,8 +133,7 @@ async def test_no_rule_is_superfluous(
 
     async def suffice(some_rules: Sequence[str], within: float) -> bool:
         some_server.flush()
-        # A re-check would make up for a missing rule.
-        async with place_of(some_server, some_rules, monkeypatch, within, 300) as place:
+        async with place_of(some_server, some_rules, monkeypatch, within) as place:
             await JOBS[kind, role](place)
             return not place.warned.lines
 

@@ -67,7 +67,7 @@ class Place:
     warned: Warned
     lose: Callable[[str], None]
     """Drops the reply to the next call of the named script."""
-    within: float = 5.0
+    within: float = 60.0
     """How long any single step may take, seconds."""
 
     def theirs(self, **options: Any) -> ReliableQueue[Any]:
