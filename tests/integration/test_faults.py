@@ -411,5 +411,5 @@ async def test_random_faults_everywhere_lose_and_double_nothing(
         async with running(*(consume() for _ in range(5))):
             for base in range(0, 600, 20):
                 await queue.offer_many([(base + i, chance.random() * 0.05) for i in range(20)])
-            await until(lambda: len(got) >= 600)
+            await until(lambda: len(got) >= 600, within=60)
     assert sorted(got) == list(range(600))

@@ -386,27 +386,6 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
         await one_of_many(lambda: not_summoned(next(rounds)), 0, 5)
 
 
-async def published(crowd: Crowd, raw: Any, delays: dict[int, float]) -> tuple[int, float]:
-    """Offer messages, and return how many notices were given meanwhile, and the seconds."""
-    await crowd.subscribed(raw)
-    await crowd.offer(delays)
-    # Announcements of the offer are published too, so count only from here.
-    await raw.config_resetstat()
-    start = asyncio.get_running_loop().time()
-    await crowd.complete()
-    took = asyncio.get_running_loop().time() - start
-    crowd.check()
-    return (await raw.info("commandstats")).get("cmdstat_publish", {"calls": 0})["calls"], took
-
-
-@pytest.mark.every_server
-@mostly_reliable
-async def test_a_lone_client_gives_few_notices(server: PrivateServer, kind: Kind, raw: Any) -> None:
-    async with Crowd(kind, server.url).of(1) as crowd:
-        notices, took = await published(crowd, raw, {n: 0.2 + n * 0.01 for n in range(60)})
-        assert notices <= took + 2
-
-
 @mostly_delayed
 async def test_a_client_that_comes_back_to_wait_makes_one_call_for_each_message(
     server: PrivateServer, kind: Kind, calls: Counter[RedisClient]

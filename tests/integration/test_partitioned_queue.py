@@ -627,21 +627,6 @@ async def test_a_claim_that_does_not_wait_finds_what_is_due_although_others_clai
                 await message.ack()
 
 
-@pytest.mark.usefixtures("_full_batches")
-async def test_a_slow_loop_costs_a_few_round_trips_for_each_message(client: Client) -> None:
-    queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=12)
-    await queue.offer_many([Offer(n) for n in range(200)])
-    before, handled = client.statistics().round_trips, 0
-    async for message in queue:
-        async with message:
-            await asyncio.sleep(0.3)
-        handled += 1
-        if handled == 4:
-            break
-    # A look, a claim, an acknowledgement, and occasionally a re-check.
-    assert client.statistics().round_trips - before <= 4 * 5
-
-
 class TestTheServerKeepsTheNumber:
     async def test_a_handle_that_names_only_the_queue_finds_all_partitions(
         self, server: PrivateServer, jobs: ReliableQueue[int]
@@ -666,21 +651,6 @@ class TestTheServerKeepsTheNumber:
 
             with pytest.raises(delayq.ConfigurationError, match=r"partitions is 5 .* 8 here"):
                 await worker.run(burst=True)
-
-    async def test_a_look_that_fails_unforeseen_leaves_nothing_pending(
-        self, client: Client, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=4)
-        await queue.offer(1)
-
-        async def fail(*_: object) -> None:
-            raise RuntimeError("unforeseen")
-
-        with monkeypatch.context() as broken:
-            broken.setattr(client._open_session().scheduler, "look", fail)
-            with pytest.raises(delayq.ServerUnavailable, match="a look failed: RuntimeError"):
-                await queue.claim(1)
-        assert await handled(queue, 1) == [1]
 
 
 class TestHandles:
