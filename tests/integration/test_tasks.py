@@ -133,34 +133,6 @@ async def test_options_apply_to_the_message(tasks: Tasks, client: Client) -> Non
     assert await tasks.queue.cancel("mail-7")
 
 
-async def test_other_handles_show_calls_as_json(tasks: Tasks, client: Client) -> None:
-    @tasks.task
-    async def send_mail(to: str) -> None: ...
-
-    await send_mail.options(id="a").offer("ada")
-    message = await client.reliable_queue("mails").get("a")
-    assert message is not None
-    assert message.value == {"task": "send_mail", "args": {"to": "ada"}}
-
-
-async def test_many_calls_of_several_tasks_go_at_once(
-    tasks: Tasks, worker: Worker, done: Log
-) -> None:
-    @tasks.task
-    async def add(a: int, b: int) -> None:
-        done(a + b)
-
-    @tasks.task
-    async def say(word: str) -> None:
-        done(word)
-
-    offers = [say.options(id="w").to_offer("hello"), add.to_offer(1, b=2)]
-    first, _ = await tasks.offer_many(offers, durability="memory")
-    assert first == "w"
-    await work_off(worker, tasks)
-    assert done == ["hello", 3]
-
-
 async def test_nothing_is_stored_of_calls_that_do_not_fit(tasks: Tasks, client: Client) -> None:
     @tasks.task
     async def add(a: int, b: int) -> None: ...
@@ -168,14 +140,10 @@ async def test_nothing_is_stored_of_calls_that_do_not_fit(tasks: Tasks, client: 
     wrong: Any = "two"
     with pytest.raises(BadArguments, match="missing a required argument: 'b'"):
         await add.offer(1)  # type: ignore[call-arg]
-    with pytest.raises(BadArguments, match=r"add\(\), 'b': it is str, not int"):
-        await add.offer(1, wrong)
     with pytest.raises(BadArguments):
         await tasks.offer_many([add.to_offer(1, 2), add.to_offer(1, wrong)])
     with pytest.raises(EncodeError, match=r"add\(\), 'b'"):
         await add.offer(1, object())  # type: ignore[arg-type]
-    with pytest.raises(delayq.BadDelay):
-        await add.options(delay=-1).offer(1, 2)
     with pytest.raises(BadInput, match="takes calls of tasks, not dict"):
         await tasks.queue.offer({"task": "add"})  # type: ignore[arg-type]
     assert await depths(tasks.queue) == NONE
@@ -225,23 +193,16 @@ async def test_a_task_is_given_what_it_asks_for(tasks: Tasks, client: Client, do
     def store_in_thread(db: Db = INJECTED, worker: Worker = INJECTED) -> None:
         done(db, worker)
 
-    await store.options(headers={"k": "v"}).offer("a")
-    await store_in_thread.offer()
-    await work_off(worker, tasks)
-    assert ("a", {"k": "v"}, 1, db, client) in done
-    assert (db, worker) in done
-
-
-async def test_what_is_injected_may_have_any_name(
-    client: Client, tasks: Tasks, worker: Worker, done: Log
-) -> None:
     @tasks.task
     async def note(task: Message[Call] = INJECTED, call: Client = INJECTED) -> None:
         done(task.attempt, call)
 
-    await note.offer()
+    await store.options(headers={"k": "v"}).offer("a")
+    await tasks.offer_many([store_in_thread.to_offer(), note.to_offer()], durability="memory")
     await work_off(worker, tasks)
-    assert done == [(1, client)]
+    assert ("a", {"k": "v"}, 1, db, client) in done
+    assert (db, worker) in done
+    assert (1, client) in done
 
 
 async def test_what_nothing_fills_is_told_when_tasks_are_included(
@@ -252,13 +213,8 @@ async def test_what_nothing_fills_is_told_when_tasks_are_included(
 
     with pytest.raises(ConfigurationError, match="nothing fills the parameter 'db', which is a Db"):
         worker.include(tasks)
-
-
-async def test_a_listener_can_mark_what_is_injected_too(worker: Worker) -> None:
     with pytest.raises(ConfigurationError, match="nothing fills the parameter 'db'"):
-
-        @worker.listener("jobs")
-        async def store(key: str, db: Db = INJECTED) -> None: ...
+        worker.listener("jobs")(store.function)
 
 
 async def test_middleware_wraps_tasks(tasks: Tasks, worker: Worker, done: Log) -> None:
@@ -298,49 +254,32 @@ async def test_sync_tasks_run_in_threads_and_may_offer_more(
         second.offer_sync(1)
 
 
-async def test_an_unknown_task_is_a_dead_letter_at_once(
-    tasks: Tasks, client: Client, worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    @tasks.task
-    async def known() -> None: ...
-
-    await client.reliable_queue("mails").offer({"task": "gone", "args": {}})
-    await work_off(worker, tasks)
-    ((reason, error, attempt),) = await letters(tasks)
-    assert (reason, attempt) == ("unknown task", 1)
-    assert error.startswith("no task is registered as 'gone'")
-    assert "no task is registered as 'gone'" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("value", "reason", "error"),
-    [
-        (
-            {"task": "add", "args": {"a": "x", "b": 1}},
-            "bad arguments",
-            "add(), 'a': it is str, not int",
-        ),
-        (
-            {"task": "add", "args": {"a": 1}},
-            "bad arguments",
-            "add(): missing a required argument: 'b'",
-        ),
-        ({"task": "add", "args": {"c": 1}}, "bad arguments", "add() has no argument 'c'"),
-        ({"a": 1}, "undecodable", "TaskCodec cannot decode"),
-    ],
-    ids=str,
-)
 async def test_what_does_not_fit_is_a_dead_letter_at_once(
-    tasks: Tasks, client: Client, worker: Worker, value: Any, reason: str, error: str
+    tasks: Tasks, client: Client, worker: Worker, caplog: pytest.LogCaptureFixture
 ) -> None:
     @tasks.task
     async def add(a: int, b: int) -> None: ...
 
-    await client.reliable_queue("mails").offer(value)
+    fates: dict[str, tuple[Any, str, str]] = {
+        "type": ({"a": "x", "b": 1}, "bad arguments", "add(), 'a': it is str, not int"),
+        "missing": ({"a": 1}, "bad arguments", "add(): missing a required argument: 'b'"),
+        "more": ({"c": 1}, "bad arguments", "add() has no argument 'c'"),
+    }
+    queue = client.reliable_queue("mails")
+    for id_, (arguments, _, _) in fates.items():
+        await queue.offer({"task": "add", "args": arguments}, id=id_)
+    fates["unknown"] = {}, "unknown task", "no task is registered as 'gone'"
+    await queue.offer({"task": "gone", "args": {}}, id="unknown")
+    fates["no call"] = {}, "undecodable", "TaskCodec cannot decode"
+    await queue.offer({"a": 1}, id="no call")
     await work_off(worker, tasks)
-    ((found, text, attempt),) = await letters(tasks)
-    assert (found, attempt) == (reason, 1)
-    assert text.startswith(error) or f".{error}" in text
+    letters = {letter.id: letter for letter in await queue.dead.list()}
+    assert letters.keys() == fates.keys()
+    for id_, (_, reason, error) in fates.items():
+        letter = letters[id_]
+        assert (letter.reason, letter.attempt) == (reason, 1), id_
+        assert error in (letter.error or ""), id_
+    assert "no task is registered as 'gone'" in caplog.text
 
 
 async def test_a_renamed_task_still_does_what_waits(
@@ -392,7 +331,9 @@ async def test_each_task_has_its_own_attempts(tasks: Tasks, client: Client, work
     assert [message.id for message in await tasks.queue.peek()] == ["for_ever"]
 
 
-async def test_each_task_has_its_own_backoff(tasks: Tasks, client: Client, worker: Worker) -> None:
+async def test_each_task_has_its_own_backoff_or_that_of_its_group(
+    tasks: Tasks, client: Client, worker: Worker
+) -> None:
     @tasks.task(backoff=Backoff.fixed(3600))
     async def slow() -> None:
         raise KeyError
@@ -401,31 +342,21 @@ async def test_each_task_has_its_own_backoff(tasks: Tasks, client: Client, worke
     async def usual() -> None:
         raise KeyError
 
+    hasty, patient = Tasks("hasty", max_attempts=1), Tasks("patient", backoff=Backoff.fixed(3600))
+    for group in (hasty, patient):
+        group.bind(client)
+        await group.task(name="usual")(usual.function).options(id="of its group").offer()
     for task in (slow, usual):
         await task.options(id=task.name).offer()
-    await work_off(worker, tasks)
+    await work_off(worker, tasks, hasty, patient)
     now = await client.server_time()
-    waiting = {each.id: each.due_at - now for each in await tasks.queue.list("delayed")}
+    waiting = {message.id: message.due_at - now for message in await tasks.queue.list("delayed")}
     assert timedelta(minutes=50) < waiting["slow"] <= HOUR
     assert timedelta(seconds=50) < waiting["usual"] <= timedelta(minutes=1)
-
-
-async def test_tasks_without_retries_of_their_own_have_those_of_their_group(
-    client: Client, worker: Worker
-) -> None:
-    hasty, patient = Tasks("mails", max_attempts=1), Tasks("mails", backoff=Backoff.fixed(3600))
-
-    def fails() -> None:
-        raise KeyError
-
-    for name, group in (("hasty", hasty), ("patient", patient)):
-        group.bind(client)
-        await group.task(name=name)(fails).options(id=name).offer()
-    await work_off(worker, hasty, patient)
-    assert [each.id for each in await hasty.queue.dead.list()] == ["hasty"]
-    (waiting,) = await hasty.queue.list("delayed")
-    assert waiting.id == "patient"
-    assert waiting.due_at - await client.server_time() > timedelta(minutes=50)
+    # Without retries of its own, a task has those of its group.
+    assert [letter.id for letter in await hasty.queue.dead.list()] == ["of its group"]
+    (message,) = await patient.queue.list("delayed")
+    assert message.due_at - now > timedelta(minutes=50)
 
 
 async def test_a_call_may_have_limits_of_its_own(
@@ -443,18 +374,6 @@ async def test_a_call_may_have_limits_of_its_own(
         await advance(client, 2)
     dead = {each.id: (each.reason, each.attempt) for each in await tasks.queue.dead.list()}
     assert dead == {"one": ("attempts", 1), "three": ("attempts", 3)}
-
-
-async def test_a_task_can_be_snoozed(tasks: Tasks, worker: Worker, done: Log) -> None:
-    @tasks.task(max_attempts=1)
-    async def wait(message: Message[Call] = INJECTED) -> None:
-        done(message.attempt)
-        raise delayq.Snooze(3600)
-
-    await wait.offer()
-    await work_off(worker, tasks)
-    assert done == [1]
-    assert await depths(tasks.queue) == (1, 0, 0, 0)
 
 
 async def test_a_message_that_its_handler_settles_obeys_the_task(
@@ -530,15 +449,10 @@ async def test_each_task_answers_errors_in_its_own_way(
     (message,) = await tasks.queue.list("delayed")
     assert message.due_at - await client.server_time() > timedelta(minutes=49)
 
-
-async def test_answers_to_errors_are_checked_when_tasks_are_included(
-    tasks: Tasks, worker: Worker
-) -> None:
-    @tasks.task(on_error={KeyError: "later"})  # type: ignore[dict-item]
-    async def close() -> None: ...
-
+    wrong = Tasks("wrong")
+    wrong.task(name="close", on_error={KeyError: "later"})(lambda: None)  # type: ignore[dict-item]
     with pytest.raises(BadInput, match="on_error must map KeyError"):
-        worker.include(tasks)
+        worker.include(wrong)
 
 
 async def test_logs_name_the_task(
@@ -574,8 +488,16 @@ async def test_tasks_of_one_queue_may_come_from_several_modules(
     others.bind(client)
     await first.offer()
     await second.offer()
-    await work_off(worker, tasks, others)
-    assert done == ["first", "second"]
+    for group in (tasks, others):
+        worker.include(group)
+
+    @tasks.task
+    async def late() -> None:
+        done("registered after the inclusion")
+
+    await late.offer()
+    await work_off(worker)
+    assert done == ["first", "second", "registered after the inclusion"]
 
 
 async def test_tasks_that_contradict_each_other_are_refused(worker: Worker, tasks: Tasks) -> None:
@@ -607,20 +529,6 @@ async def test_a_worker_without_any_task_says_so(worker: Worker, tasks: Tasks) -
     assert repr(worker) == "<Worker of 'mails'>"
     with pytest.raises(ConfigurationError, match="'mails' is included, but has no task"):
         await worker.run(burst=True)
-
-
-async def test_tasks_registered_after_the_inclusion_are_called_too(
-    worker: Worker, tasks: Tasks, done: Log
-) -> None:
-    worker.include(tasks)
-
-    @tasks.task
-    async def late() -> None:
-        done("late")
-
-    await late.offer()
-    await worker.run(burst=True)
-    assert done == ["late"]
 
 
 async def test_tasks_of_a_queue_run_as_many_at_a_time_as_the_inclusion_says(
@@ -682,7 +590,7 @@ async def test_the_client_bound_last_is_used_until_it_closes(
 
 
 async def test_a_client_that_is_not_open_cannot_be_used(server: PrivateServer) -> None:
-    tasks = Tasks("mails")
+    tasks = Tasks("mails", max_size=2)
     send = tasks.task(name="send")(lambda: None)
     client = delayq.connect(server.url)
     tasks.bind(client)
@@ -693,6 +601,9 @@ async def test_a_client_that_is_not_open_cannot_be_used(server: PrivateServer) -
         await tasks.queue.aclose()
         await send.offer()
         assert (await tasks.queue.stats()).ready == 2
+        # The settings of the queue are declared.
+        with pytest.raises(delayq.QueueFull):
+            await send.offer()
     with pytest.raises(Closed, match="the client is closed"):
         await send.offer()
     tasks.unbind(client)
@@ -740,13 +651,3 @@ async def test_a_sync_client_can_be_bound(server: PrivateServer, done: Log) -> N
         assert message.value == {"task": "send", "args": {"to": "ada"}}
         with pytest.raises(ConfigurationError, match="not bound to a client"):
             await send.offer("ada")
-
-
-async def test_the_settings_of_the_queue_are_declared(server: PrivateServer) -> None:
-    tasks = Tasks("mails", max_size=1)
-    send = tasks.task(name="send")(lambda: None)
-    async with delayq.connect(server.url, tasks=[tasks]):
-        await send.offer()
-        with pytest.raises(delayq.QueueFull):
-            await send.offer()
-        assert (await tasks.queue.settings()).max_size == 1

@@ -84,6 +84,7 @@ def loaded_by(statement):
 told = {"alone": loaded_by("import delayq")}
 import delayq
 told["shown"] = dir(delayq)
+told["with tasks"] = loaded_by("from delayq import Tasks; Tasks('mails').task(exit, name='a')")
 import asyncio
 told["with a client"] = loaded_by("from delayq import connect")
 for name in %s:
@@ -109,6 +110,7 @@ def test_a_new_interpreter_loads_only_what_is_asked_for_and_in_any_order(
     own = {name for name in told["alone"] if name.startswith("delayq")}
     assert own == {"delayq", "delayq._on_demand", "delayq.errors"}
     assert not {*told["alone"]} & (HEAVY | {"ssl"})
+    assert not {*told["with tasks"]} & (EXTRAS | {"anyio", "asyncio", "logging", "ssl"})
     assert not {*told["with a client"]} & (EXTRAS | SELDOM_NEEDED)
     assert {*delayq.__all__, *MODULES} <= {*told["shown"]}
     assert delayq.__version__ == metadata.version("delayq")

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Iterator  # noqa: TC003 - tasks read annotations
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,10 +15,7 @@ from delayq import BadArguments, BadInput, BadName, ConfigurationError, Tasks
 from delayq._reliable.offering import OfferOptions
 from delayq._reliable.settings import Settings, SettingsOptions
 from delayq.tasks import INJECTED
-from tests.support.programs import output_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from tests.support.cases import naming
 
 
 class Db:
@@ -46,9 +43,6 @@ async def test_a_task_looks_like_its_function(tasks: Tasks) -> None:
     assert (task.__name__, task.__doc__) == ("send_mail", "Send a mail.")  # type: ignore[attr-defined]
     assert inspect.signature(task) == inspect.signature(send_mail)
     assert task.function is send_mail
-    assert repr(task) == "<Task 'send_mail' of queue 'mails'>"
-    assert repr(tasks) == "<Tasks of queue 'mails': send_mail>"
-    assert repr(Tasks("empty")) == "<Tasks of queue 'empty': none>"
 
 
 def test_a_task_has_the_name_of_its_function_or_the_given_one(tasks: Tasks) -> None:
@@ -68,20 +62,14 @@ def test_two_tasks_cannot_have_one_name(tasks: Tasks) -> None:
     Tasks("others").task(name="send")(send_mail)
 
 
-@pytest.mark.parametrize("name", ["", "two\nlines", 7, None])
-def test_a_name_is_text(tasks: Tasks, name: Any) -> None:
-    with pytest.raises(BadInput, match="a task needs a name"):
-        tasks.task(aliases=[name])(send_mail)
+def test_a_name_is_text(tasks: Tasks) -> None:
+    names: list[Any] = ["", "two\nlines", 7, None]
+    for name in names:
+        with naming(name), pytest.raises(BadInput, match="a task needs a name"):
+            tasks.task(aliases=[name])(send_mail)
 
 
-def test_a_partial_function_needs_a_name(tasks: Tasks) -> None:
-    to_ada = functools.partial(send_mail, "ada")
-    with pytest.raises(BadInput, match="a task needs a name"):
-        tasks.task(to_ada)
-    assert tasks.task(name="to_ada")(to_ada).name == "to_ada"
-
-
-def test_a_generator_is_no_task(tasks: Tasks) -> None:
+def test_only_a_function_is_a_task(tasks: Tasks) -> None:
     def many() -> Iterator[int]:
         yield 1
 
@@ -89,16 +77,24 @@ def test_a_generator_is_no_task(tasks: Tasks) -> None:
         tasks.task(many)
     with pytest.raises(ConfigurationError, match="must be a function"):
         tasks.task(name="five")(5)  # type: ignore[arg-type]
+    # A partial function is one, and has no name.
+    to_ada = functools.partial(send_mail, "ada")
+    with pytest.raises(BadInput, match="a task needs a name"):
+        tasks.task(to_ada)
+    assert tasks.task(name="to_ada")(to_ada).name == "to_ada"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [{"max_attempts": 0}, {"max_attempts": True}, {"timeout": 0}, {"timeout": -1}, {"backoff": 5}],
-    ids=str,
-)
-def test_settings_are_checked_at_once(tasks: Tasks, settings: dict[str, Any]) -> None:
-    with pytest.raises(BadInput):
-        tasks.task(**settings)
+def test_settings_are_checked_at_once(tasks: Tasks) -> None:
+    cases: list[dict[str, Any]] = [
+        {"max_attempts": 0},
+        {"max_attempts": True},
+        {"timeout": 0},
+        {"timeout": -1},
+        {"backoff": 5},
+    ]
+    for settings in cases:
+        with naming(settings), pytest.raises(BadInput):
+            tasks.task(**settings)
 
 
 def test_the_queue_is_checked_at_once() -> None:
@@ -123,20 +119,18 @@ def test_an_unknown_option_is_refused_at_once(tasks: Tasks) -> None:
         tasks.task(send_mail).options(dely=3)  # type: ignore[call-arg]
 
 
-@pytest.mark.parametrize(
-    ("call", "reason"),
-    [
+def test_a_call_that_does_not_fit_is_refused(tasks: Tasks) -> None:
+    cases: list[Any] = [
         (lambda task: task.to_offer(), r"send_mail\(\): missing a required argument: 'to'"),
         (lambda task: task.to_offer("a", "b", "c"), "too many positional arguments"),
         (lambda task: task.to_offer("a", title="b"), "unexpected keyword argument 'title'"),
-    ],
-)
-def test_a_call_that_does_not_fit_is_refused(
-    tasks: Tasks, call: Callable[[Any], Any], reason: str
-) -> None:
-    with pytest.raises(BadArguments, match=reason) as caught:
-        call(tasks.task(send_mail))
-    assert isinstance(caught.value, TypeError), "as when the function is called"
+    ]
+    task = tasks.task(send_mail)
+    for call, reason in cases:
+        with naming(call, reason):
+            with pytest.raises(BadArguments, match=reason) as caught:
+                call(task)
+            assert isinstance(caught.value, TypeError), "as when the function is called"
 
 
 def test_only_a_worker_fills_what_is_injected(tasks: Tasks) -> None:
@@ -153,12 +147,10 @@ def test_only_a_worker_fills_what_is_injected(tasks: Tasks) -> None:
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         store()  # type: ignore[call-arg]
 
-
-def test_what_is_injected_has_a_name(tasks: Tasks) -> None:
-    def store(db: Db = INJECTED, /) -> None: ...
+    def nameless(db: Db = INJECTED, /) -> None: ...
 
     with pytest.raises(ConfigurationError, match="positional-only"):
-        tasks.task(store)
+        tasks.task(nameless)
 
 
 async def test_tasks_without_a_client_say_how_to_bind_them(tasks: Tasks) -> None:
@@ -178,16 +170,3 @@ def test_options_add_up(tasks: Tasks) -> None:
     assert task.to_offer("ada").delay is None
     with pytest.raises(BadInput, match="durability is not an option of a single call"):
         task.options(durability="fsync").to_offer("ada")
-
-
-def test_registering_tasks_loads_next_to_nothing() -> None:
-    """A web application starts as quickly as before."""
-    program = """
-import sys
-from delayq import Tasks
-@Tasks("mails").task(max_attempts=5, timeout=30)
-async def send_mail(to: str) -> None: ...
-print(*sorted({name.partition(".")[0] for name in sys.modules} & {
-    "anyio", "asyncio", "redis", "msgspec", "pydantic", "ssl", "logging"}))
-"""
-    assert output_of("-c", program) == ""
