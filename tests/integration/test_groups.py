@@ -143,15 +143,6 @@ async def test_no_more_messages_start_than_the_rate_allows(client: Client) -> No
     assert len(await one_by_one(jobs)) == 5
 
 
-async def test_a_backlog_delays_no_other_group(client: Client) -> None:
-    jobs = client.reliable_queue("jobs")
-    for _ in range(10):
-        await jobs.offer_many(of_group("big", *range(1000)))
-    await jobs.offer(1, group="small")
-    found = [(await claim_one(jobs)).group for _ in range(2)]
-    assert sorted(map(str, found)) == ["big", "small"]
-
-
 @pytest.mark.every_server
 async def test_a_lost_lease_frees_its_slot(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))

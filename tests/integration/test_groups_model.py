@@ -29,7 +29,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Limit
-from tests.support.depth import examples
+from tests.support.reliable import tries
 from tests.support.reliable_store import HOUR, Store, Stored, hours
 
 if TYPE_CHECKING:
@@ -636,7 +636,7 @@ def test_a_queue_with_groups_behaves_like_its_model(machine: type[GroupsMachine]
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples(1_000),
+            max_examples=tries(1_000, usually=40),
             stateful_step_count=25,
             suppress_health_check=list(HealthCheck),
         ),

@@ -341,43 +341,6 @@ async def test_offer_many_names_the_stored_messages_when_it_fails_half_way(
     assert set(caught.value.stored) <= set((await store.look()).bodies)
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_offers_without_ids_are_stored_once(server: PrivateServer, faults: Faults) -> None:
-    chance = random.Random(3)
-    faults.plan = lambda name, _n: (
-        chance.choice(["lost", "unsent", None]) if name in OFFERS else None
-    )
-    sure: list[int] = []
-    unsure: list[int] = []
-    got: list[int] = []
-    async with delayq.connect(server.url) as client, delayq.connect(server.url) as other:
-        queue, jobs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
-
-        async def consume() -> None:
-            async for message in jobs:
-                async with message:
-                    got.append(message.value)
-
-        async def offer(value: int) -> None:
-            try:
-                await queue.offer(value)
-                sure.append(value)
-            except delayq.OutcomeUnknown:
-                unsure.append(value)
-            except delayq.ServerUnavailable:
-                pass
-
-        consumer = asyncio.create_task(consume())
-        for start in range(0, 600, 20):
-            await asyncio.gather(*(offer(n) for n in range(start, start + 20)))
-        await until(lambda: set(sure) <= set(got))
-        stats = await jobs.stats()
-        await until(lambda: not stats.ready or len(got) >= len(sure))
-        await end(consumer)
-    assert len(got) == len(set(got))
-    assert set(got) <= {*sure, *unsure}
-
-
 # Claims
 
 

@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 import delayq
-from tests.support.depth import examples
+from tests.support.reliable import tries
 from tests.support.reliable_store import HOUR, Store, Stored, hours
 
 if TYPE_CHECKING:
@@ -1130,7 +1130,7 @@ def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine])
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=examples(2_000),
+            max_examples=tries(2_000, usually=60),
             stateful_step_count=20,
             suppress_health_check=list(HealthCheck),
         ),

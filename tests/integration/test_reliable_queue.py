@@ -19,7 +19,6 @@ from delayq import Backoff, Offer
 from tests.support.depth import examples
 from tests.support.reliable import (
     all_values,
-    bodies,
     bury_all,
     claim_all,
     claim_one,
@@ -186,15 +185,6 @@ async def test_a_replacement_brings_all_its_own_settings(jobs: Jobs, store: Stor
     assert (message.value, message.headers) == (2, {})
 
 
-async def test_a_leased_message_is_not_replaced(jobs: Jobs) -> None:
-    message = await leased(jobs, id="a")
-    with pytest.raises(delayq.DuplicateMessage):
-        await jobs.offer(2, id="a", on_duplicate="replace")
-    await message.ack()
-    await jobs.offer(2, id="a", on_duplicate="replace")
-    assert await values(jobs) == [2]
-
-
 @pytest.mark.every_server
 async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, raw: Any) -> None:
     queue, store = client.reliable_queue("window", dedup_window=2 * HOUR), Store(raw, "window")
@@ -218,48 +208,6 @@ async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, 
     await store.let_pass(3 * HOUR)
     with pytest.raises(delayq.DuplicateMessage):
         await queue.offer(7, id="b")
-
-
-@pytest.mark.every_server
-async def test_an_id_may_be_unique_for_some_time_whatever_becomes_of_its_message(
-    jobs: Jobs, store: Store
-) -> None:
-    async def is_taken(name: str) -> bool:
-        try:
-            await jobs.offer(0, id=name)
-        except delayq.DuplicateMessage:
-            return True
-        assert await jobs.cancel(name)
-        return False
-
-    for name in ("handled", "cancelled", "expired", "dead"):
-        await jobs.offer(1, id=name, unique_for=3 * HOUR, ttl=HOUR if name == "expired" else None)
-    await jobs.cancel("cancelled")
-    for message in await jobs.claim(10):
-        match message.id:
-            case "handled":
-                await message.ack()
-            case "dead":
-                await message.bury("no good")
-            case _:
-                await message.release()
-    await store.let_pass(2 * HOUR)
-    assert await jobs.claim() == []
-    assert [await is_taken(name) for name in ("handled", "cancelled", "expired", "dead")] == [
-        True
-    ] * 4
-    assert await jobs.offer(2, id="handled", on_duplicate="ignore") == "handled"
-    assert await jobs.claim() == []
-    # The newer message counts from its own offer.
-    await jobs.offer(3, id="cancelled", on_duplicate="replace", unique_for=2 * HOUR)
-    assert await values(jobs) == [3]
-    await store.let_pass(1.5 * HOUR)
-    assert [await is_taken(name) for name in ("handled", "cancelled", "expired", "dead")] == [
-        False,
-        True,
-        False,
-        False,
-    ]
 
 
 async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> None:
@@ -293,16 +241,6 @@ async def test_a_full_queue_refuses(client: Client) -> None:
     await queue.offer(8, id="1", on_duplicate="replace")
     await held.ack()
     await queue.offer(9)
-
-
-async def test_an_id_refused_for_both_reasons_is_a_duplicate(client: Client) -> None:
-    queue = client.reliable_queue("small", max_size=1)
-    held = await leased(queue, id="again", unique_for=60)
-    await held.ack()
-    await queue.offer(2)
-    with pytest.raises(delayq.DuplicateMessage) as caught:
-        await queue.offer_many([Offer(3, id="again"), Offer(4, id="again", on_duplicate="replace")])
-    assert (caught.value.ids, caught.value.stored) == (("again",), ())
 
 
 async def test_an_offer_to_a_full_queue_may_wait_for_room(client: Client) -> None:
@@ -361,18 +299,6 @@ async def test_expired_messages_do_not_come(client: Client, store: Store, expire
     )
 
 
-async def test_a_message_under_a_lease_does_not_expire(jobs: Jobs, store: Store) -> None:
-    message = await leased(jobs, ttl=HOUR / 2)
-    await store.let_pass(HOUR * 3 / 4)
-    await message.ack()
-    message = await leased(jobs, ttl=HOUR / 2)
-    await store.let_pass(HOUR * 3 / 4)
-    # The message expires only at the point where it would be retried.
-    await message.nack(0)
-    assert await jobs.claim() == []
-    assert await bodies(store) == 0
-
-
 # Order
 
 
@@ -386,23 +312,6 @@ async def test_one_call_keeps_its_order(jobs: Jobs) -> None:
 async def test_concurrent_offers_keep_their_order(jobs: Jobs) -> None:
     await asyncio.gather(*(jobs.offer(n, id=str(n * 7919 % 100)) for n in range(100)))
     assert await all_values(jobs) == list(range(100))
-
-
-@pytest.mark.every_server
-async def test_priority_goes_before_due_time_among_due_messages(jobs: Jobs, store: Store) -> None:
-    for value, due_in, priority in (
-        ("low, first", 1, 0),
-        ("high, last", 3, 9),
-        ("middle", 2, 5),
-        ("high, not due", 5, 9),
-        ("low, last", 3, 0),
-    ):
-        await jobs.offer(value, due_in * HOUR, priority=priority)
-    await store.let_pass(3 * HOUR)
-    due = ["high, last", "middle", "low, first", "low, last"]
-    assert [message.value for message in await jobs.peek(9)] == [*due, "high, not due"]
-    assert await values(jobs, 2) == due[:2]
-    assert await values(jobs) == due[2:]
 
 
 @given(
@@ -499,6 +408,9 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert letter.error == "ValueError: no such order"
     assert letter.traceback.startswith("Traceback")
     assert before <= letter.enqueued_at <= letter.died_at <= await client.server_time()
+    assert await queue.dead.redrive() == 1
+    message = await claim_one(queue)
+    assert (message.id, message.attempt, message.headers) == ("a", 1, {"h": "1"})
 
 
 @pytest.mark.every_server
@@ -595,21 +507,6 @@ async def test_dead_letters_keep_errors(client: Client, store: Store, how: str) 
 # Dead letters
 
 
-@pytest.mark.every_server
-async def test_redriven_letters_have_all_their_attempts_again(client: Client, store: Store) -> None:
-    queue = client.reliable_queue("jobs", max_attempts=1)
-    message = await leased(queue, id="a", priority=3, headers={"h": "1"}, ttl=HOUR)
-    await message.nack(error="it broke")
-    assert await queue.dead.redrive() == 1
-    stored = await store.look()
-    stored.demand_no_orphans()
-    # It no longer has a time to live, which has most likely passed.
-    assert (stored.expiries, stored.errors, stored.dead) == ({}, {}, [])
-    message = await claim_one(queue)
-    assert (message.id, message.value, message.attempt) == ("a", 1, 1)
-    assert (message.priority, message.headers) == (3, {"h": "1"})
-
-
 async def test_redriving_many_reports_progress_and_keeps_their_order(jobs: Jobs) -> None:
     await jobs.offer_many([Offer(value=n, id=f"{n:03}") for n in range(250)])
     await bury_all(jobs)
@@ -621,33 +518,7 @@ async def test_redriving_many_reports_progress_and_keeps_their_order(jobs: Jobs)
     assert await all_values(jobs) == [n for n in range(250) if n != 7]
 
 
-async def test_chosen_letters_are_redriven_or_dropped(jobs: Jobs, store: Store) -> None:
-    await jobs.offer_many(offers(5, ids=True))
-    await bury_all(jobs)
-    assert await jobs.dead.redrive(["3", "1", "3", "none"]) == 2
-    assert await values(jobs) == [3, 1]
-    assert await jobs.dead.purge(["4", "none", "4"]) == 1
-    assert [letter.id for letter in await jobs.dead.list()] == ["0", "2"]
-    assert await jobs.dead.redrive([]) == await jobs.dead.purge([]) == 0
-    assert await jobs.dead.purge() == 2
-    assert (await store.look()).dead_messages == {}
-
-
 # By id
-
-
-@pytest.mark.every_server
-async def test_cancelling_removes_a_message_that_no_worker_has(jobs: Jobs, store: Store) -> None:
-    await jobs.offer(1, id="due", priority=2, ttl=HOUR)
-    await jobs.offer(2, HOUR, id="later")
-    assert await jobs.cancel("due")
-    assert await jobs.cancel("later")
-    assert not await jobs.cancel("later")
-    assert not await jobs.cancel("never")
-    held = await leased(jobs, 3, id="held")
-    assert not await jobs.cancel("held")
-    await held.ack()
-    assert await bodies(store) == 0
 
 
 @pytest.mark.every_server
@@ -760,16 +631,6 @@ async def test_stats_are_exact_with_any_number_of_leases(jobs: Jobs, store: Stor
         assert await depths(jobs) == (10, 2_200 - claimed, claimed, 0)
         assert len(await jobs.claim(100)) == 100
     assert await depths(jobs) == (10, 1_100, 1_100, 0)
-
-
-async def test_stats_say_how_long_the_oldest_has_been_due(jobs: Jobs, store: Store) -> None:
-    assert (await jobs.stats()).oldest_due_age == 0
-    await jobs.offer(1, HOUR, priority=1)
-    await jobs.offer(2, 3 * HOUR)
-    await store.let_pass(2 * HOUR)
-    stats = await jobs.stats()
-    assert (stats.delayed, stats.ready) == (1, 1)
-    assert HOUR <= stats.oldest_due_age < HOUR + 60
 
 
 @pytest.mark.every_server

@@ -136,22 +136,6 @@ async def test_a_message_that_dies_has_no_result(jobs: ReliableQueue[Any], other
 
 
 @pytest.mark.every_server
-async def test_a_message_that_dies_when_it_is_claimed_has_no_result(
-    jobs: ReliableQueue[Any], other: Client, raw: Any
-) -> None:
-    theirs = other.reliable_queue("jobs")
-    await jobs.configure(expired="dead")
-    id = await theirs.offer(1, 3600, ttl=7200)  # noqa: A001
-    result = asyncio.create_task(theirs.result(id, timeout=WITHIN))
-    await waiting(other)
-    await raw.hset(KEYS.expiries, id, "1.00")
-    await raw.zadd(KEYS.ids, {id: 1})
-    assert await jobs.claim() == []
-    with pytest.raises(MessageFailed, match=r"failed \(expired\)$"):
-        await result
-
-
-@pytest.mark.every_server
 @pytest.mark.parametrize("how", ["cancelled", "ready", "delayed", "all"])
 async def test_a_message_that_is_dropped_has_no_result(
     jobs: ReliableQueue[Any], other: Client, how: Any
@@ -241,28 +225,17 @@ async def test_a_new_message_with_the_same_id_has_its_own_result(
     jobs: ReliableQueue[Any], other: Client
 ) -> None:
     theirs = other.reliable_queue("jobs")
+    await jobs.configure(dedup_window=3600)
     await jobs.offer(1, id="a")
     await handle(jobs, "first")
-    await theirs.offer(2, id="a")
+    # While the id is remembered, the result is kept.
+    assert await jobs.offer(1, id="a", on_duplicate="ignore") == "a"
+    assert await theirs.result("a") == "first"
+    await theirs.offer(2, id="a", on_duplicate="replace")
     result = asyncio.create_task(theirs.result("a", timeout=WITHIN))
     await waiting(other)
     await handle(jobs, "second")
     assert await result == "second"
-    # The last of several letters counts.
-    for n in range(2):
-        await jobs.offer(3, id="a", max_attempts=1)
-        await fail(jobs, f"error {n}")
-        with pytest.raises(MessageFailed, match=f"error {n}"):
-            await theirs.result("a")
-    # The letters of earlier ones do not count.
-    await jobs.configure(dedup_window=3600)
-    await jobs.offer(4, id="a")
-    await handle(jobs, "third")
-    assert await theirs.result("a") == "third"
-    assert await theirs.dead.size() == 2
-    # The id is remembered, and the result kept.
-    assert await jobs.offer(1, id="a", on_duplicate="ignore") == "a"
-    assert await theirs.result("a") == "third"
 
 
 @pytest.mark.every_server
@@ -276,37 +249,6 @@ async def test_of_letters_that_died_in_one_call_the_last_counts(client: Client) 
     history = await jobs.history("a")
     assert history is not None
     assert history.offered_at == max(letter.enqueued_at for letter in await jobs.dead.list())
-
-
-async def test_the_last_letter_counts_after_an_earlier_one_was_redriven(
-    jobs: ReliableQueue[Any],
-) -> None:
-    for n in range(2):
-        await jobs.offer(n, id="a", max_attempts=1)
-        await fail(jobs, f"error {n}")
-    assert await jobs.dead.redrive(["a"]) == 1
-    await fail(jobs, "error 2")
-    with pytest.raises(MessageFailed, match="error 2"):
-        await jobs.result("a")
-    history = await jobs.history("a")
-    assert history is not None
-    assert history.error == "error 2"
-
-
-async def test_a_redriven_message_may_have_a_result_after_all(
-    jobs: ReliableQueue[Any], other: Client
-) -> None:
-    theirs = other.reliable_queue("jobs")
-    await jobs.offer(1, id="a", max_attempts=1)
-    await fail(jobs)
-    assert await theirs.dead.redrive() == 1
-    result = asyncio.create_task(theirs.result("a", timeout=WITHIN))
-    await waiting(other)
-    await handle(jobs, "well")
-    assert await result == "well"
-    history = await theirs.history("a")
-    assert history is not None
-    assert [(each.number, each.error) for each in history.attempts] == [(1, "an error"), (1, "")]
 
 
 async def test_results_in_partitions(client: Client, faults: Faults) -> None:
@@ -430,24 +372,6 @@ async def test_a_damaged_record_is_none(jobs: ReliableQueue[Any], raw: Any) -> N
 
 
 @pytest.mark.every_server
-async def test_results_are_dropped_when_their_time_is_over(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    await jobs.offer(1, id="a")
-    await handle(jobs, 1)
-    assert DAY / timedelta(milliseconds=1) >= await raw.pttl(KEYS.records) > 80_000_000
-    assert await raw.pttl(KEYS.recorded) > 80_000_000
-    await raw.zincrby(KEYS.recorded, -DAY / timedelta(microseconds=1), "a")
-    with pytest.raises(NoResult):
-        await jobs.result("a")
-    assert await jobs.history("a") is None
-    await jobs.offer(1, id="b")
-    await handle(jobs, 2)
-    assert await raw.hkeys(KEYS.records) == [b"b"]
-    assert await raw.zrange(KEYS.recorded, 0, -1) == [b"b"]
-
-
-@pytest.mark.every_server
 async def test_the_oldest_results_make_room(jobs: ReliableQueue[Any], raw: Any) -> None:
     # A limit that cannot be read is the default.
     await raw.hset(KEYS.settings, "max_kept", "junk")
@@ -510,61 +434,6 @@ async def test_a_history_tells_the_attempts(jobs: ReliableQueue[Any]) -> None:
     known = [moment for moment in moments if moment is not None]
     assert len(known) == 5
     assert before < known[0] <= known[1] <= known[2] <= known[3] <= known[4]
-
-
-async def test_a_history_tells_how_a_message_ended(jobs: ReliableQueue[Any]) -> None:
-    # It has no attempts of an earlier message.
-    for error in ("one", "two"):
-        await jobs.offer(1, id="a")
-        await fail(jobs, error)
-        assert await jobs.cancel("a")
-        history = await jobs.history("a")
-        assert history is not None
-        assert (history.state, history.finished_at) == ("dropped", None)
-        assert [each.error for each in history.attempts] == [error]
-    await jobs.offer(1, id="a", max_attempts=2)
-    await fail(jobs, "three")
-    await fail(jobs, "four")
-    history = await jobs.history("a")
-    assert history is not None
-    assert (history.state, history.error) == ("dead", "four")
-    assert [each.error for each in history.attempts] == ["three", "four"]
-    assert history.offered_at is not None
-    assert history.finished_at is not None
-
-
-async def test_a_snoozed_or_returned_message_has_no_attempt(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
-    await message.snooze(0)
-    (message,) = await jobs.claim()
-    await message.release()
-    assert not await raw.exists(KEYS.recorded, KEYS.records)
-    await handle(jobs)
-    history = await jobs.history("a")
-    assert history is not None
-    assert [each.number for each in history.attempts] == [1]
-
-
-async def test_a_lost_attempt_is_one_of_which_nothing_is_known(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    await jobs.offer(1, id="a")
-    await fail(jobs, "one")
-    (lost,) = await jobs.claim()
-    # Its worker dies.
-    await raw.zadd(KEYS.leased, {"a": 2})
-    (message,) = await jobs.claim()
-    with pytest.raises(delayq.LeaseLost):
-        await lost.ack("wrong")
-    await message.ack("right")
-    assert await jobs.result("a") == "right"
-    history = await jobs.history("a")
-    assert history is not None
-    numbers = [(each.number, each.error, each.started_at is None) for each in history.attempts]
-    assert numbers == [(1, "one", False), (2, "", True), (3, "", False)]
 
 
 @pytest.mark.every_server

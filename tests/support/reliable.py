@@ -5,14 +5,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
+from hypothesis import settings
+
 from delayq import Offer, ReliableQueue
 from delayq.admin import inspect as inspection
+from tests.support.depth import examples
 
 if TYPE_CHECKING:
     from delayq import Client, Message
     from tests.support.reliable_store import Store
 
 Jobs = ReliableQueue[Any]
+
+
+def tries(number: int, *, usually: int) -> int:
+    """Return how many examples of a model to try: ``usually`` in ``make test``, and ``number`` with
+    the hypothesis profile ``full``.
+    """
+    return usually if settings.get_current_profile_name() == "quick" else examples(number)
 
 
 def offers(count: int, *, ids: bool = False, **fields: Any) -> list[Offer[int]]:
