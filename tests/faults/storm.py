@@ -330,7 +330,9 @@ class Storm:
             except (delayq.NoResult, delayq.ResultTimeout, delayq.MessageFailed) as error:
                 history.results[id] = type(error)
 
-        await asyncio.gather(*map(look, self._chance.sample(ids, min(RESULTS, len(ids)))))
+        looked_at = self._chance.sample(ids, min(RESULTS, len(ids)))
+        for start in range(0, len(looked_at), 100):
+            await asyncio.gather(*map(look, looked_at[start : start + 100]))
 
     async def start_consuming(self) -> None:
         """Start a client that consumes in several loops."""
@@ -767,7 +769,6 @@ def main() -> None:
         round_trip=options.round_trip,
         mbit=options.mbit,
         workers=options.workers,
-        keeps=options.kind == "reliable",
     )
     servers: PrivateServer | Replicated
     match options.servers:
