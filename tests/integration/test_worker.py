@@ -71,6 +71,10 @@ class Shelf:
     every: timedelta
 
 
+class Licence:
+    pass
+
+
 class Db:
     def __init__(self, name: str = "db") -> None:
         self.name = name
@@ -306,11 +310,19 @@ async def test_parameters_are_filled_by_type(client: Client, worker: Worker, job
     assert seen == [(Order(1), "a", Order(1), client, "db of a", worker, 5), (Order(2), 1)]
 
 
-async def test_a_dependency_is_made_once_for_each_message(worker: Worker, jobs: Jobs) -> None:
+async def test_a_dependency_is_made_once_for_each_message_or_once_for_the_run(
+    worker: Worker, jobs: Jobs
+) -> None:
     events: list[str] = []
 
+    @worker.dependency(once=True)
+    async def licence(client: Client) -> AsyncIterator[Licence]:
+        events.append("licence up")
+        yield Licence()
+        events.append("licence down")
+
     @worker.dependency
-    async def db() -> AsyncIterator[Db]:
+    async def db(licence: Licence) -> AsyncIterator[Db]:
         events.append("db up")
         yield Db()
         events.append("db down")
@@ -326,31 +338,12 @@ async def test_a_dependency_is_made_once_for_each_message(worker: Worker, jobs: 
         assert cache.db is db
         events.append(f"handle {value}")
 
-    await work_off(worker, jobs, 1, 2)
-    expected = ["db up", "cache up", "handle {}", "cache down", "db down"]
-    assert events == [event.format(value) for value in (1, 2) for event in expected]
-
-
-async def test_one_that_is_made_once_lives_as_long_as_the_run(worker: Worker, jobs: Jobs) -> None:
-    events: list[Any] = []
-
-    @worker.dependency(once=True)
-    async def db() -> AsyncIterator[Db]:
-        events.append("up")
-        yield Db()
-        events.append("down")
-
-    @worker.dependency(once=True)
-    def cache(db: Db, client: Client) -> Cache:
-        return Cache(db)
-
-    @on_jobs(worker, concurrency=1)
-    async def handle(value: int, cache: Cache) -> None:
-        events.append(value)
-
+    around = ["db up", "cache up", "handle {}", "cache down", "db down"]
     for turn in (1, 3):
         await work_off(worker, jobs, turn, turn + 1)
-    assert events == ["up", 1, 2, "down", "up", 3, 4, "down"]
+        expected = [event.format(value) for value in (turn, turn + 1) for event in around]
+        assert events == ["licence up", *expected, "licence down"]
+        events.clear()
 
 
 async def test_a_dependency_sees_how_its_handler_failed_and_may_fail_itself(
@@ -653,24 +646,6 @@ async def test_cancelling_what_runs_ends_its_handler_at_once(
     assert [record.levelname for record in caplog.records if "cancelled" in record.message] == [
         "INFO"
     ]
-
-
-async def test_a_late_end_of_a_sync_handler_changes_nothing(worker: Worker, jobs: Jobs) -> None:
-    release, ended = threading.Event(), threading.Event()
-
-    @on_jobs(worker, timeout=0.2)
-    def handle(value: int) -> None:
-        release.wait(20)
-        ended.set()
-
-    try:
-        message = await failed(worker, jobs)
-        assert (message.attempt, message.state, ended.is_set()) == (1, "delayed", False)
-        assert "timed out after 0.2 s" in (message.last_error or "")
-    finally:
-        release.set()
-    await until(ended.is_set)
-    assert await depths(jobs) == (1, 0, 0, 0)
 
 
 async def test_losing_a_lease_cancels_the_handler_and_not_the_worker(
