@@ -19,6 +19,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.store import TRANSFER
 from delayq._redis import hand_back
 from delayq._redis.rights import Rights
+from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.tasks import end, running
 from tests.support.waiting import fetch_ahead, until
@@ -71,7 +72,7 @@ async def handled(queue: Orders, seen: list[int]) -> None:
             await asyncio.sleep(3600)
 
 
-@pytest.mark.parametrize(("queues", "round_trip"), [(1, 250), (20, 100), (50, 20)])
+@pytest.mark.parametrize(("queues", "round_trip"), [(1, 100), in_gate(20, 100), in_gate(50, 20)])
 async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetched_ahead(
     own_server: PrivateServer, raw: Any, queues: int, round_trip: int
 ) -> None:
@@ -107,8 +108,7 @@ async def test_closing_beside_a_busy_server(own_server: PrivateServer, raw: Any)
     assert await raw.lrange("orders", 0, -1) == [b"1"]
 
 
-@pytest.mark.parametrize("times", [1, 2])
-async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any, times: int) -> None:
+async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any) -> None:
     async with Links(own_server, round_trip=40) as links:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -123,7 +123,7 @@ async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any, tim
         task = asyncio.create_task(work())
         queue = await opened
         await until(lambda: queue._open.transfer.hand_outs._under_way)
-        for _ in range(times):
+        for _ in range(2):
             task.cancel()
             await asyncio.sleep(0.001)
         with suppress(asyncio.CancelledError):
@@ -147,8 +147,9 @@ async def by_loop(queue: Orders) -> list[int]:
     return []
 
 
-@pytest.mark.parametrize("then", ["cut", "silence"])
-@pytest.mark.parametrize("way", [by_take, by_drain, by_loop])
+@pytest.mark.parametrize(
+    ("way", "then"), [(by_take, "cut"), (by_drain, "silence"), (by_loop, "cut")]
+)
 async def test_lost_answers_come_once(linked: Linked, raw: Any, way: Any, then: Any) -> None:
     links, _, queue = linked
     # Make sure that the server knows the scripts.
@@ -159,7 +160,7 @@ async def test_lost_answers_come_once(linked: Linked, raw: Any, way: Any, then: 
     got: list[int] = []
     while len(got) < 3:
         with suppress(delayq.ServerError):
-            got += await asyncio.wait_for(way(queue), 30)
+            got += await asyncio.wait_for(way(queue), 60)
     assert sorted(got) == [0, 1, 2]
     assert await queue.poll() is None
 
@@ -175,19 +176,15 @@ async def test_an_unanswered_poll_of_pending_takes_nothing(linked: Linked, raw: 
     with pytest.raises(delayq.ServerError):
         await queue.pending.poll_many(200)
     await until(stored, equals=before[1:])
-    assert await queue.pending.poll_many(1000) == list(range(1, 250))
-    assert not await queue.pending.size()
-
-
-async def test_a_cancelled_poll_of_what_is_pending_takes_nothing(linked: Linked) -> None:
-    links, _, queue = linked
-    await queue.offer_many([(number, 3600) for number in range(1000)])
-    links.delay(15)
+    # Nor does one that is cancelled on the way.
+    links.delay(300)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await queue.pending.poll_many(1000)
-    await until(queue.pending.size, equals=1000)
-    assert await queue.pending.read_all() == list(range(1000))
+            await queue.pending.poll_many(200)
+    links.delay(0)
+    await until(stored, equals=before[1:])
+    assert await queue.pending.poll_many(1000) == list(range(1, 250))
+    assert not await queue.pending.size()
 
 
 async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
@@ -210,7 +207,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
     await client.aclose()
     async with delayq.connect(own_server.url, resync_interval=0.1) as other:
         theirs: Orders = other.delayed_queue("orders")
-        assert [await asyncio.wait_for(theirs.take(), 20) for _ in range(2)] == [0, 1]
+        assert [await asyncio.wait_for(theirs.take(), 60) for _ in range(2)] == [0, 1]
 
 
 async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
@@ -228,9 +225,8 @@ async def test_a_confirmation_that_is_lost_is_repeated_and_doubles_nothing(
         assert await other.delayed_queue("orders").poll(1.5) is None
 
 
-@pytest.mark.parametrize("refused", ["hdel", "zrem"])
 async def test_half_a_confirmation_is_repeated(
-    raw: Any, linked: Linked, refused: str, monkeypatch: pytest.MonkeyPatch
+    raw: Any, linked: Linked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right was there when it was checked, some seconds ago."""
     *_, queue = linked
@@ -242,18 +238,19 @@ async def test_half_a_confirmation_is_repeated(
             script if script is TRANSFER else checked(rights, wire, script, key)
         ),
     )
-    await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
-    await filled(raw, "orders", 1)
-    assert await queue.poll(5) == 0
-    await until(lambda: raw.exists(LEASED, LEASES), equals=1)
-    await raw.execute_command("ACL", "SETUSER", "default", "+@all")
-    await confirmed(raw)
+    for refused in ("hdel", "zrem"):
+        await raw.execute_command("ACL", "SETUSER", "default", f"-{refused}")
+        await filled(raw, "orders", 1)
+        assert await queue.poll(60) == 0, refused
+        await until(lambda: raw.exists(LEASED, LEASES), equals=1)
+        await raw.execute_command("ACL", "SETUSER", "default", "+@all")
+        await confirmed(raw)
 
 
 async def test_a_confirmation_that_a_new_master_lacks_is_repeated(raw: Any, linked: Linked) -> None:
     *_, queue = linked
     await filled(raw, "orders", 1)
-    assert await queue.poll(5) == 0
+    assert await queue.poll(60) == 0
     kept = queue._open.transfer.hand_outs._confirmed
     await until(lambda: kept._tokens and kept._path)
     (_, token), *_ = kept._tokens
@@ -349,7 +346,7 @@ async def test_many_messages_go_back_in_short_scripts(
     assert max(sum(len(str(arg)) for arg in call.request.args) for call in sent) < 300_000
 
 
-@pytest.mark.parametrize("payload", [100_000, 400_000])
+@pytest.mark.parametrize("payload", [100_000, in_gate(400_000)])
 async def test_large_pages_cross_a_slow_link(own_server: PrivateServer, payload: int) -> None:
     async with delayq.connect(own_server.url) as near:
         queue: DelayedQueue[str] = near.delayed_queue("orders")

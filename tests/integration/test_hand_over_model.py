@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
 
-pytestmark = pytest.mark.every_server
-
 KEYS = DelayedKeys.of("orders")
 HOUR_US = 3_600_000_000
 FAR_MS = 4e12
@@ -140,7 +138,8 @@ def raw(server: PrivateServer) -> Iterator[Any]:
         yield raw
 
 
-@settings(max_examples=examples(500), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@pytest.mark.every_server
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.lists(STEPS, min_size=8, max_size=30))
 def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any]) -> None:
     raw.flushall()
@@ -170,8 +169,8 @@ def test_every_message_is_in_one_place_after_any_calls(raw: Any, steps: list[Any
         desk.check()
 
 
+@pytest.mark.every_server
 def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
-    raw.flushall()
     desk = Desk(raw)
     desk.offer(10, ready=True)
     desk.transfer("a", 3)
@@ -187,8 +186,8 @@ def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
     assert desk.pending() == [b"%d" % number for number in range(10, 16)]
 
 
+@pytest.mark.every_server
 def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
-    raw.flushall()
     desk = Desk(raw)
     raw.rpush(KEYS.ready, *[b"x" * 400] * 5)
     assert [len(desk.move(f"n{number}", take=100)[-1]) for number in range(3)] == [2, 2, 1]

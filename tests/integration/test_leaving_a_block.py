@@ -68,49 +68,42 @@ async def test_an_error_goes_on_though_the_lease_or_the_server_is_gone(
     assert re.search(said, caplog.text)
 
 
+@pytest.mark.parametrize("settling", [False, True], ids=["in the block", "while it settles"])
 async def test_a_cancellation_goes_on_without_a_server(
-    held: Held, own_server: PrivateServer
+    held: Held, client: Client, own_server: PrivateServer, settling: bool
 ) -> None:
-    inside = asyncio.Event()
+    inside, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle() -> None:
         async with held:
             inside.set()
-            await asyncio.Event().wait()
+            await go_on.wait()
+            raise ZeroDivisionError
 
     task = asyncio.create_task(handle())
     await inside.wait()
-    own_server.kill()
+    if settling:
+        own_server.pause()
+        go_on.set()
+        await until(lambda: client.statistics().connections > 0)
+    else:
+        own_server.kill()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+    if settling:
+        own_server.resume()
 
 
-async def test_a_cancellation_while_an_error_is_settled_goes_on(
+async def test_a_lost_lease_is_raised_where_it_hides_no_other_error(
     held: Held, client: Client, own_server: PrivateServer
 ) -> None:
-    async def handle() -> None:
+    with pytest.raises(delayq.LeaseLost):
         async with held:
-            raise ZeroDivisionError
-
-    with own_server.paused():
-        task = asyncio.create_task(handle())
-        await until(lambda: client.statistics().connections > 0)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
-async def test_a_failed_instruction_is_told(client: Client, own_server: PrivateServer) -> None:
-    # The error hides none of the block's own; without it, the block would end as if all were well.
+            own_server.flush()
+    # A message that cannot be retried as it was told would end as if all were well.
     message = await of_a_reliable_queue(client)
     with pytest.raises(delayq.LeaseLost):  # noqa: PT012
         async with message:
             own_server.flush()
             raise delayq.RetryAfter(5)
-
-
-async def test_the_loss_of_the_lease_is_raised(held: Held, own_server: PrivateServer) -> None:
-    with pytest.raises(delayq.LeaseLost):
-        async with held:
-            own_server.flush()

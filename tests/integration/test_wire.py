@@ -87,25 +87,18 @@ async def test_answers_come_in_the_order_of_the_questions(wire: Connection) -> N
     assert answers == [b"%d" % n for n in range(100)]
 
 
-async def test_an_error_reaches_the_one_who_asked(wire: Connection) -> None:
+async def test_each_answer_reaches_the_one_who_still_wants_it(wire: Connection) -> None:
     good, bad, after = wire.ask("PING"), wire.ask("NONSENSE"), wire.ask("PING")
     assert await good == b"PONG"
     with pytest.raises(ReplyError, match=r"^unknown command"):
         await bad
     assert await after == b"PONG"
-
-
-async def test_what_interests_nobody_is_dropped_when_it_comes(wire: Connection) -> None:
+    # Nobody waits for these.
+    wire.ask("ECHO", "first").cancel()
     wire.tell("ECHO", "nobody")
     wire.tell("NONSENSE")
     assert await wire.ask("ECHO", "somebody") == b"somebody"
     assert wire.is_clean
-
-
-async def test_a_question_may_be_given_up(wire: Connection) -> None:
-    first, second = wire.ask("ECHO", "first"), wire.ask("ECHO", "second")
-    first.cancel()
-    assert await second == b"second"
 
 
 async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Connection) -> None:
@@ -118,7 +111,10 @@ async def test_what_nobody_has_asked_for_is_kept_for_whoever_reads(wire: Connect
 
 async def test_a_large_command_and_a_large_answer_pass(wire: Connection) -> None:
     text = b"x" * 20_000_000
-    assert await wire.ask("ECHO", text) == text
+    answer = wire.ask("ECHO", text)
+    await wire.drain()
+    assert await answer == text
+    await wire.drain()
 
 
 async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> None:
@@ -126,9 +122,9 @@ async def test_an_answer_may_come_in_pieces(peer: Peer, to_peer: Connection) -> 
     for byte in b"$3\r\none\r\n$3\r\nt":
         peer.say(bytes([byte]))
         await asyncio.sleep(0)
-    assert await asyncio.wait_for(first, 10) == b"one"
+    assert await asyncio.wait_for(first, 60) == b"one"
     peer.say(b"wo\r\n")
-    assert await asyncio.wait_for(second, 10) == b"two"
+    assert await asyncio.wait_for(second, 60) == b"two"
 
 
 @pytest.mark.parametrize("how", ["closed", "reset", "nonsense", "by us"])
@@ -145,21 +141,13 @@ async def test_a_break_fails_the_waiting_calls(peer: Peer, to_peer: Connection, 
     else:
         to_peer.close()
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(waiting, 10)
+        await asyncio.wait_for(waiting, 60)
     assert not to_peer.is_open
     for send in (to_peer.ask, to_peer.tell, to_peer.write):
         with pytest.raises(NotSent):
             send("PING")
     with pytest.raises(NotSent):
         await to_peer.read()
-
-
-async def test_a_reader_is_told_when_it_breaks(peer: Peer, to_peer: Connection) -> None:
-    reading = asyncio.create_task(to_peer.read())
-    await asyncio.sleep(0)
-    peer.writer.close()
-    with pytest.raises(ConnectionError):
-        await asyncio.wait_for(reading, 10)
 
 
 async def test_an_answer_that_takes_too_long_ends_it(
@@ -171,7 +159,7 @@ async def test_an_answer_that_takes_too_long_ends_it(
     first = to_peer.ask("GET", "a")
     await asyncio.sleep(3.2)
     peer.say(b"$3\r\none\r\n")
-    assert await asyncio.wait_for(first, 10) == b"one"
+    assert await asyncio.wait_for(first, 60) == b"one"
     # Its timeout starts with its own question.
     second = to_peer.ask("GET", "b")
     await asyncio.sleep(3.2)
@@ -188,7 +176,13 @@ async def test_a_reader_may_wait_for_ever(
     reading = asyncio.create_task(to_peer.read())
     await asyncio.sleep(0.1)
     peer.say(b"+at last\r\n")
-    assert await asyncio.wait_for(reading, 10) == b"at last"
+    assert await asyncio.wait_for(reading, 60) == b"at last"
+    # It is told when the connection breaks.
+    reading = asyncio.create_task(to_peer.read())
+    await asyncio.sleep(0)
+    peer.writer.close()
+    with pytest.raises(ConnectionError):
+        await asyncio.wait_for(reading, 60)
 
 
 async def test_a_command_before_the_close_arrives(wire: Connection, server: PrivateServer) -> None:
@@ -196,13 +190,6 @@ async def test_a_command_before_the_close_arrives(wire: Connection, server: Priv
     wire.close()
     await until(lambda: server.call("STRLEN", "told") == b":5000000")
     server.call("DEL", "told")
-
-
-async def test_what_is_not_taken_yet_can_be_waited_for(wire: Connection) -> None:
-    answer = wire.ask("ECHO", b"x" * 10_000_000)
-    await wire.drain()
-    assert len(await answer) == 10_000_000
-    await wire.drain()
 
 
 async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection) -> None:
@@ -214,9 +201,9 @@ async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection)
     await asyncio.wait(waiting[:1])
     assert not waiting[1].done()
     to_peer.close()
-    await asyncio.wait_for(waiting[1], 10)
+    await asyncio.wait_for(waiting[1], 60)
     with pytest.raises(ConnectionError):
-        await asyncio.wait_for(question, 10)
+        await asyncio.wait_for(question, 60)
 
 
 async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
@@ -233,9 +220,9 @@ async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
     await until(lambda: len(peer.heard) > 5_000_000)
     await asyncio.sleep(0.3)
     peer.say(b"+done\r\n")
-    assert await asyncio.wait_for(large, 10) == b"done"
+    assert await asyncio.wait_for(large, 60) == b"done"
     with pytest.raises(TimeoutError, match="no answer within"):
-        await asyncio.wait_for(to_peer.ask("PING"), 10)
+        await asyncio.wait_for(to_peer.ask("PING"), 60)
 
 
 class Level(IntEnum):
@@ -274,7 +261,8 @@ async def test_a_connection_forgets_in_which_context_it_was_opened(server: Priva
         return pool, weakref.ref(variable)
 
     pool, variable = await asyncio.create_task(opened())
-    await until(lambda: gc.collect() >= 0 and variable() is None)
+    # A full collection takes a second in a long run, and this is young.
+    await until(lambda: gc.collect(1) >= 0 and variable() is None)
     assert pool.open == 1
     await pool.aclose()
 
@@ -285,6 +273,6 @@ async def test_a_server_that_hangs_up_may_have_said_why(peer: Peer, to_peer: Con
     greeting = asyncio.create_task(handshake._ask(to_peer, ("HELLO", 2)))
     await until(lambda: b"HELLO" in peer.heard)
     peer.writer.close()
-    (answer,) = await asyncio.wait_for(greeting, 10)
+    (answer,) = await asyncio.wait_for(greeting, 60)
     assert isinstance(answer, ReplyError)
     assert "protected mode" in str(answer)
