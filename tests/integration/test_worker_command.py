@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -18,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import delayq
 from delayq.cli.app import run
+from delayq.cli.errors import CommandFailed
+from delayq.cli.worker.child import _metrics, find
 from delayq.cli.worker.supervisor import send
 from tests.integration.test_demo import alive, descendants, linux_only
 from tests.support.reliable import depths
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 PATIENCE = 60.0
+WORKER = "shop.jobs:worker"
 
 # Each process notes on a list what it has begun and ended.
 APP = """
@@ -42,7 +46,6 @@ import redis
 timeout = float(os.environ.get("SHUTDOWN_TIMEOUT", "30"))
 worker = delayq.Worker(os.environ["SERVER"], shutdown_timeout=timeout)
 log = redis.Redis.from_url(os.environ["SERVER"], socket_timeout=60)
-not_a_worker = "text"
 
 @worker.listener("jobs")
 async def handle(value: str) -> None:
@@ -128,7 +131,6 @@ def app(tmp_path: Path) -> Path:
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "__init__.py").touch()
     (tmp_path / "shop" / "jobs.py").write_text(APP)
-    (tmp_path / "redis_of_ours.py").write_text("raise SystemExit('imported by nobody')")
     (tmp_path / "broken.py").write_text("import no_such_library")
     (tmp_path / "failing.py").write_text("1 / 0")
     return tmp_path
@@ -164,6 +166,14 @@ async def command(
         await process.communicate()
 
 
+def two_free_ports() -> int:
+    """Return the first of two consecutive free ports."""
+    while True:
+        port = free_port()
+        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
+            return port
+
+
 async def offer(server: PrivateServer, *values: Any) -> None:
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer_many(delayq.Offer(value) for value in values)
@@ -174,182 +184,21 @@ async def stats(server: PrivateServer) -> tuple[int, int, int, int]:
         return await depths(client.reliable_queue("jobs"))
 
 
-async def ended(
-    server: PrivateServer, app: Path, *arguments: str, **variables: str
-) -> tuple[int, str]:
-    """Run the command until it ends, and return its status and its output."""
-    async with command(server, app, *arguments, **variables) as it:
-        return await it.end()
-
-
-async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, app: Path) -> None:
-    await offer(own_server, *(f"value-{number}" for number in range(50)))
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2", "--burst") as it:
-        status, errors = await it.end()
-        assert status == 0, errors
-        assert "delayq: " not in errors
-        ended = [line[2] for line in await it.log() if line[1] == "end"]
-        assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
-    assert await stats(own_server) == (0, 0, 0, 0)
-
-
 @linux_only
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_signal_stops_every_process_gracefully(
-    own_server: PrivateServer, app: Path, number: signal.Signals
+    own_server: PrivateServer, app: Path
 ) -> None:
-    await offer(own_server, "wait-1", "wait-2")
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
-        await it.has_said("begin", "wait-1")
-        await it.has_said("begin", "wait-2")
-        await it.has_children(2)
-        if number == signal.SIGINT:
-            # On Ctrl-C, a terminal sends the signal to all processes in the foreground.
-            os.killpg(it.process.pid, number)
-        else:
-            it.process.send_signal(number)
-        await asyncio.sleep(0.2)
-        assert it.process.returncode is None
-        own_server.call("SET", "go", "1")
-        status, errors = await it.end()
-        assert status == 0, errors
-        assert len([line for line in await it.log() if line[1] == "end"]) == 2
-        await it.nobody_is_left()
-    assert await stats(own_server) == (0, 0, 0, 0)
-
-
-@linux_only
-async def test_a_second_signal_kills_at_once(own_server: PrivateServer, app: Path) -> None:
-    await offer(own_server, "block-1")
-    async with command(own_server, app, "shop.jobs:worker", "--processes", "2") as it:
-        await it.has_said("begin", "block-1")
-        await it.has_children(2)
-        it.process.send_signal(signal.SIGTERM)
-        # The one that is idle ends at the first signal.
-        await until(lambda: sum(map(alive, it.children)) == 1, PATIENCE)
-        it.process.send_signal(signal.SIGINT)
-        status, _ = await it.end()
-        assert status == 128 + signal.SIGINT
-        await it.nobody_is_left()
-
-
-@linux_only
-async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: Path) -> None:
-    await offer(own_server, "crash")
-    async with command(own_server, app, "shop.jobs:worker") as it:
-        await it.has_said("begin", "crash")
-        await offer(own_server, "after")
-        await it.has_said("end", "after")
-        log = await it.log()
-        assert log[0][0] != log[-1][0]
-        status, errors = await it.stop()
-        assert status == 0
-        assert re.search(
-            r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$",
-            errors,
-            re.MULTILINE,
-        )
-
-
-async def test_a_burst_ends_with_a_process_that_dies(own_server: PrivateServer, app: Path) -> None:
-    await offer(own_server, "crash")
-    status, errors = await ended(own_server, app, "shop.jobs:worker", "--burst")
-    assert status == 1
-    assert "delayq: process 1 exited with status 9\n" in errors
-
-
-@linux_only
-async def test_no_process_survives_a_killed_parent(own_server: PrivateServer, app: Path) -> None:
-    await offer(own_server, "wait-1")
-    async with command(
-        own_server, app, "shop.jobs:worker", "--processes", "2", SHUTDOWN_TIMEOUT="0.1"
-    ) as it:
-        await it.has_said("begin", "wait-1")
-        await it.has_children(2)
-        it.process.kill()
-        await it.nobody_is_left()
-    # Its message was handed back, so other workers can have it at once.
-    assert await stats(own_server) == (0, 1, 0, 0)
-
-
-WORKER = "shop.jobs:worker"
-
-
-@pytest.mark.parametrize(
-    ("where", "options", "words"),
-    [
-        ("nonsense", (), "'nonsense' is not of the form module:attribute"),
-        ("no_such_module:worker", (), "there is no module 'no_such_module'"),
-        ("shop.nothing:worker", (), "there is no module 'shop.nothing'"),
-        ("shop.jobs:nobody", (), "module 'shop.jobs' has no attribute 'nobody'"),
-        ("shop.jobs:not_a_worker", (), "shop.jobs:not_a_worker is a str, not a delayq.Worker"),
-        (WORKER, ("--processes", "0"), "--processes"),
-        (
-            WORKER,
-            ("--metrics-port", "65535"),
-            "2 processes need as many ports, but there are not enough from 65535 on\n",
-        ),
-    ],
-)
-async def test_a_mistake_is_an_error_in_one_line(
-    server: PrivateServer, app: Path, where: str, options: tuple[str, ...], words: str
-) -> None:
-    status, errors = await ended(server, app, where, "--processes", "2", *options)
-    assert (status, errors.count("\n")) == (2, 1)
-    assert errors.startswith("delayq: ")
-    assert words in errors
-
-
-async def test_a_missing_server_is_an_error_in_one_line(server: PrivateServer, app: Path) -> None:
-    status, errors = await ended(server, app, WORKER, SERVER="redis://127.0.0.1:1/0")
-    assert (status, errors.count("\n")) == (2, 1)
-    assert "127.0.0.1:1" in errors
-
-
-async def test_a_taken_port_is_an_error_in_one_line(server: PrivateServer, app: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        found = await ended(server, app, WORKER, "--metrics-port", str(port))
-    words = f"delayq: cannot serve metrics at 127.0.0.1:{port}: Address already in use\n"
-    assert found == (2, words)
-
-
-async def test_a_signal_leaves_the_exit_status_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Otherwise, processes that fail together may add a second line on the terminal.
-    process = await asyncio.create_subprocess_exec("sleep", "60")
-    monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("collects it"))
-    send(process, signal.SIGTERM)
-    assert await process.wait() == -signal.SIGTERM
-    send(process, signal.SIGTERM)
-
-
-@pytest.mark.parametrize(
-    ("module", "words"),
-    [("broken", "No module named 'no_such_library'"), ("failing", "Zero")],
-)
-async def test_a_module_that_fails_is_shown_with_its_trace(
-    server: PrivateServer, app: Path, module: str, words: str
-) -> None:
-    status, errors = await ended(server, app, f"{module}:worker")
-    assert status == 2
-    assert f"delayq: importing '{module}' failed: {words}" in errors
-    assert f'{module}.py", line 1' in errors
-
-
-def two_free_ports() -> int:
-    """Return the first of two consecutive free ports."""
-    while True:
-        port = free_port()
-        with suppress(OSError), socket.create_server(("127.0.0.1", port + 1)):
-            return port
-
-
-async def test_each_process_serves_its_own_metrics(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "wait-1", "wait-2", *map(str, range(100)))
     port = two_free_ports()
-    async with command(
-        own_server, app, "shop.jobs:worker", "--processes", "2", "--metrics-port", str(port)
-    ) as it:
-        await offer(own_server, *map(str, range(100)))
+    url = own_server.url.replace("unix://", "unix://default:geheim@")
+    options = ("--processes", "2", "--metrics-port", str(port))
+    async with command(own_server, app, WORKER, *options, SERVER=url) as it:
+        said = await it.reads(f"{WORKER} handles")
+        assert said == (
+            f"{WORKER} handles queue jobs of {own_server.url}, up to 100 messages at a time in each"
+            " of 2 processes\n"
+        )
+        await it.has_children(2)
         served: list[dict[str, float]] = []
 
         async def tell_of_all() -> bool:
@@ -360,41 +209,99 @@ async def test_each_process_serves_its_own_metrics(own_server: PrivateServer, ap
         await until(tell_of_all, PATIENCE)
         # The interpreter's own metrics, as in every program that uses prometheus_client.
         assert all("python_info" in each for each in served)
-        assert (await it.stop())[0] == 0
+        it.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(0.2)
+        assert it.process.returncode is None
+        own_server.call("SET", "go", "1")
+        status, errors = await it.end()
+        assert status == 0, errors
+        assert f"{WORKER} handles" not in errors
+        assert len([line for line in await it.log() if line[1] == "end"]) == 102
+        await it.nobody_is_left()
+    assert await stats(own_server) == (0, 0, 0, 0)
 
 
-async def test_the_first_line_says_what_the_worker_does(
+@pytest.mark.gate
+@linux_only
+async def test_ctrl_c_is_graceful_and_a_second_signal_kills_at_once(
     own_server: PrivateServer, app: Path
 ) -> None:
-    url = own_server.url.replace("unix://", "unix://default:geheim@")
-    async with command(own_server, app, WORKER, "--processes", "2", SERVER=url) as it:
-        said = await it.reads(f"{WORKER} handles")
+    await offer(own_server, "block-1")
+    async with command(own_server, app, WORKER, "--processes", "2") as it:
+        await it.has_said("begin", "block-1")
+        await it.has_children(2)
+        # On Ctrl-C, a terminal sends the signal to all processes in the foreground.
+        os.killpg(it.process.pid, signal.SIGINT)
+        # The one that is idle ends at the first signal.
+        await until(lambda: sum(map(alive, it.children)) == 1, PATIENCE)
+        it.process.send_signal(signal.SIGINT)
+        status, _ = await it.end()
+        assert status == 128 + signal.SIGINT
+        await it.nobody_is_left()
+
+
+@pytest.mark.gate
+@linux_only
+async def test_a_process_that_dies_is_replaced(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "crash")
+    async with command(own_server, app, WORKER) as it:
+        await it.has_said("begin", "crash")
+        await offer(own_server, "after")
+        await it.has_said("end", "after")
+        log = await it.log()
+        assert log[0][0] != log[-1][0]
         status, errors = await it.stop()
-    assert status == 0
-    assert said == (
-        f"{WORKER} handles queue jobs of {own_server.url}, up to 100 messages at a time in each of"
-        " 2 processes\n"
-    )
-    assert f"{WORKER} handles" not in errors
+        assert status == 0
+        told = r"^delayq: process 1 exited with status 9; restarting it in 0\.\d s$"
+        assert re.search(told, errors, re.MULTILINE)
 
 
-async def test_the_address_may_be_an_option(own_server: PrivateServer, app: Path) -> None:
+@pytest.mark.gate
+async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, app: Path) -> None:
     source = APP.replace('os.environ["SERVER"], shutdown', "shutdown")
     (app / "shop" / "jobs.py").write_text(source)
-    await offer(own_server, "value")
-    async with command(own_server, app, WORKER, "--burst", "--url", own_server.url) as it:
-        assert (await it.end())[0] == 0
-        await it.has_said("end", "value")
+    await offer(own_server, *(f"value-{number}" for number in range(50)))
+    options = ("--processes", "2", "--burst", "--url", own_server.url)
+    async with command(own_server, app, WORKER, *options) as it:
+        status, errors = await it.end()
+        assert status == 0, errors
+        assert "delayq: " not in errors
+        ended = [line[2] for line in await it.log() if line[1] == "end"]
+        assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
+    assert await stats(own_server) == (0, 0, 0, 0)
 
 
-async def test_an_address_that_would_be_ignored_is_refused(
-    server: PrivateServer, app: Path
-) -> None:
-    status, errors = await ended(server, app, WORKER, "--url", "redis://127.0.0.1:1")
-    assert (status, errors.count("\n")) == (2, 1)
-    assert f"delayq: --url has no effect on {WORKER}, which names its server itself" in errors
+@pytest.mark.nightly
+async def test_a_burst_ends_with_a_process_that_dies(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "crash")
+    async with command(own_server, app, WORKER, "--burst") as it:
+        status, errors = await it.end()
+    assert status == 1
+    assert "delayq: process 1 exited with status 9\n" in errors
 
 
+@pytest.mark.gate
+@linux_only
+async def test_no_process_survives_a_killed_parent(own_server: PrivateServer, app: Path) -> None:
+    await offer(own_server, "wait-1")
+    options = ("--processes", "2")
+    async with command(own_server, app, WORKER, *options, SHUTDOWN_TIMEOUT="0.1") as it:
+        await it.has_said("begin", "wait-1")
+        await it.has_children(2)
+        it.process.kill()
+        await it.nobody_is_left()
+    # Its message was handed back, so other workers can have it at once.
+    assert await stats(own_server) == (0, 1, 0, 0)
+
+
+@pytest.mark.gate
+async def test_a_mistake_is_one_line_of_all_processes(server: PrivateServer, app: Path) -> None:
+    async with command(server, app, "shop.jobs:nobody", "--processes", "2") as it:
+        status, errors = await it.end()
+    assert (status, errors) == (2, "delayq: module 'shop.jobs' has no attribute 'nobody'\n")
+
+
+@pytest.mark.gate
 @linux_only
 async def test_changed_code_restarts_the_worker(own_server: PrivateServer, app: Path) -> None:
     source = app / "shop" / "jobs.py"
@@ -424,22 +331,73 @@ async def test_changed_code_restarts_the_worker(own_server: PrivateServer, app: 
     assert await stats(own_server) == (0, 0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (("--reload", "--burst"), "--reload and --burst cannot be combined"),
-        (("--reload",), "watchfiles is missing: pip install 'delayq[reload]'"),
-        (("--reload-dir", "nowhere"), "'nowhere' does not exist"),
-    ],
-)
-def test_reloading_has_conditions(
-    options: tuple[str, ...],
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+# In this process
+
+
+def test_a_worker_that_is_not_found_says_why(
+    app: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("delayq.cli.worker.command.find_spec", lambda _: None)
-    assert run(["worker", WORKER, *options]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert words in error
+    # A name of its own, because modules stay.
+    (app / "shop").rename(app / "market")
+    (app / "market" / "jobs.py").write_text(
+        "import delayq\ntext = 'text'\nworker = delayq.Worker('redis://127.0.0.1:1')\n"
+    )
+    monkeypatch.syspath_prepend(app)
+    for where, words in {
+        "nonsense": "'nonsense' is not of the form module:attribute",
+        "no_such_module:worker": "there is no module 'no_such_module'",
+        "market.nothing:worker": "there is no module 'market.nothing'",
+        "market.jobs:nobody": "module 'market.jobs' has no attribute 'nobody'",
+        "market.jobs:text": "market.jobs:text is a str, not a delayq.Worker",
+    }.items():
+        with pytest.raises(CommandFailed, match=words):
+            find(where)
+    for module, words in (("broken", "No module named 'no_such_library'"), ("failing", "Zero")):
+        with pytest.raises(CommandFailed, match=f"importing '{module}' failed: {words}"):
+            find(f"{module}:worker")
+        # With its trace.
+        assert f'{module}.py", line 1' in capsys.readouterr().err
+    assert find("market.jobs:worker").queues == []
+    with pytest.raises(CommandFailed, match=r"--url has no effect on market\.jobs:worker, which"):
+        find("market.jobs:worker", url=True)
+
+
+async def test_a_taken_port_is_named(server: PrivateServer) -> None:
+    worker = delayq.Worker(server.url)
+    worker.listener("jobs")(_nothing)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = f"cannot serve metrics at 127.0.0.1:{port}: Address already in use"
+        with pytest.raises(CommandFailed, match=words):
+            await worker.run(lifespan=partial(_metrics, "127.0.0.1", str(port)))
+
+
+async def _nothing(value: str) -> None: ...
+
+
+async def test_a_signal_leaves_the_exit_status_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Otherwise, processes that fail together may add a second line on the terminal.
+    process = await asyncio.create_subprocess_exec("sleep", "60")
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("collects it"))
+    send(process, signal.SIGTERM)
+    assert await process.wait() == -signal.SIGTERM
+    send(process, signal.SIGTERM)
+
+
+def test_options_have_conditions(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for line, words in (
+        ("--processes 0", "--processes"),
+        ("--processes 2 --metrics-port 65535", "2 processes need as many ports, but there are not"),
+        ("--reload --burst", "--reload and --burst cannot be combined"),
+        ("--reload", "watchfiles is missing: pip install 'delayq[reload]'"),
+        ("--metrics-port 1", "prometheus_client is missing: pip install 'delayq[prometheus]'"),
+        ("--reload-dir nowhere", "'nowhere' does not exist"),
+    ):
+        if "missing" in words:
+            monkeypatch.setattr("delayq.cli.worker.command.find_spec", lambda _: None)
+        assert run(["worker", WORKER, *line.split()]) == 2
+        error = capsys.readouterr().err
+        assert (error.startswith("delayq: "), error.count("\n")) == (True, 1)
+        assert words in error
