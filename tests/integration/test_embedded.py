@@ -461,14 +461,6 @@ class TestNoOrphanRemains:
         assert owner.read() == b"stopped"
         assert owner.socket_path.parent.exists() == kept
 
-    @linux_only
-    def test_and_only_the_watchdog_holds_the_pipe_it_reads(self, user: UserFactory) -> None:
-        # Otherwise a server whose watchdog was killed would look watched.
-        owner = user(None)
-        assert Path(f"/proc/{owner.watchdog}/fd/0").readlink().name == "server.fifo"
-        files = Path(f"/proc/{owner.server}/fd").iterdir()
-        assert "server.fifo" not in {file.readlink().name for file in files}
-
     @pytest.mark.gate
     def test_when_a_service_is_asked_to_end(self, place: Path, user: UserFactory) -> None:
         then = """
@@ -723,63 +715,41 @@ if child == 0:
 print(os.waitpid(child, 0)[1], flush=True)
 sys.stdin.read()
 """
-BY_MULTIPROCESSING = """
-import multiprocessing
-call = (server.socket_path, "SET", "a", "1")
-child = multiprocessing.get_context("fork").Process(target=raw_call, args=call)
-child.start(); child.join(); print(child.exitcode, flush=True)
-sys.stdin.read()
-"""
-LEAVING = ("sys.exit(0)", "os._exit(0)", "server.stop(); sys.exit(0)")
-CHILDREN = {each: FORKED.format(each) for each in LEAVING}
-CHILDREN["multiprocessing"] = BY_MULTIPROCESSING
 
 
 class TestForkedChildren:
-    @pytest.mark.parametrize(
-        "then", ["sys.exit(0)", *(in_gate(name) for name in [*CHILDREN] if name != "sys.exit(0)")]
-    )
+    @pytest.mark.parametrize("then", ["sys.exit(0)", in_gate("server.stop(); sys.exit(0)")])
     def test_leave_the_server(self, place: Path, user: UserFactory, then: str) -> None:
-        owner = user(place, CHILDREN[then])
+        owner = user(place, FORKED.format(then))
         assert owner.read() == b"0"
         assert call(owner, "GET", "a") == b"1"
         assert server_pid(owner) == owner.server
 
     @pytest.mark.gate
-    def test_that_live_on_do_not_keep_it(self, place: Path, user: UserFactory) -> None:
-        then = """
+    @pytest.mark.parametrize("opens", [False, True])
+    def test_that_live_on_keep_it_only_if_they_open_it(
+        self, place: Path, user: UserFactory, opens: bool
+    ) -> None:
+        then = f"""
 child = os.fork()
 if child == 0:
-    time.sleep(60)
-    os._exit(0)
-print(child, flush=True)
-sys.stdin.read()
-"""
-        owner = user(place, then=then)
-        child = int(owner.read())
-        try:
-            owner.end("SIGKILL")
-            wait_for_end(owner.server)
-            assert not has_ended(child)
-        finally:
-            os.kill(child, signal.SIGKILL)
-
-    @pytest.mark.gate
-    def test_can_open_it_themselves(self, place: Path, user: UserFactory) -> None:
-        then = """
-if os.fork() == 0:
-    server.start()
-    print("joined", flush=True)
+    if {opens}: server.start()
+    print(os.getpid(), flush=True)
     sys.stdin.read()
     os._exit(0)
 signal.pause()
 """
         owner = user(place, then=then)
-        assert owner.read() == b"joined"
+        child = int(owner.read())
         owner.end("SIGKILL")
-        assert server_pid(owner) == owner.server
+        if opens:
+            assert server_pid(owner) == owner.server
+        else:
+            wait_for_end(owner.server)
+        assert not has_ended(child)
         owner.stdin.close()
         wait_for_end(owner.server)
+        wait_for_end(child)
 
 
 def test_ctrl_c_leaves_the_server_to_an_unfinished_application(user: UserFactory) -> None:

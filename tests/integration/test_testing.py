@@ -157,33 +157,27 @@ async def test_leases_end_and_attempts_count_on(client: Client) -> None:
     assert (third.attempt, third.due_at) == (2, second.due_at)
 
 
-async def test_a_retry_is_due_after_its_backoff(client: Client, jobs: Jobs) -> None:
-    with pytest.raises(RuntimeError):
-        async with await leased(jobs):
-            raise RuntimeError("not yet")
-    await advance(client, 3540)
-    assert await jobs.claim() == []
-    await advance(client, 61)
-    assert (await claim_one(jobs)).attempt == 2
-
-
-async def test_times_to_live_pass(client: Client, jobs: Jobs) -> None:
-    await jobs.offer("short", 10, ttl=60)
-    await jobs.offer("long", 10, ttl=120)
-    await advance(client, 61)
-    assert await values(jobs) == ["long"]
-
-
 @pytest.mark.every_server
-async def test_ids_are_forgotten_when_their_window_closes(client: Client, jobs: Jobs) -> None:
+async def test_windows_backoffs_and_times_to_live_pass(client: Client, jobs: Jobs) -> None:
     await jobs.offer("a", id="one")
     assert await values(jobs) == ["a"]
+    await jobs.offer("short", 3, ttl=60)
+    await jobs.offer("long", 2, ttl=9000)
     await advance(client, 3540)
     with pytest.raises(delayq.DuplicateMessage):
         await jobs.offer("b", id="one")
+    long = await claim_one(jobs)
+    assert long.value == "long"
+    with pytest.raises(RuntimeError):
+        async with long:
+            raise RuntimeError("not yet")
     await advance(client, 60)
     await jobs.offer("c", id="one")
     assert await values(jobs) == ["c"]
+    await advance(client, 3480)
+    assert await jobs.claim() == []
+    await advance(client, 61)
+    assert (await claim_one(jobs)).attempt == 2
 
 
 @pytest.mark.every_server

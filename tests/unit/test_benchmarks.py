@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import floor
-from benchmarks._profile import KERNEL, REST, Share, client_us, server_us, shares, undisturbed
+from benchmarks._profile import KERNEL, REST, Share, client_us, server_us, shares
 from tests.support.programs import output_of
 
 ROOT = Path(__file__).parents[2]
@@ -98,20 +98,6 @@ def test_the_time_of_the_profiler_is_subtracted_by_the_number_of_calls() -> None
     profiled = {"client_us": 20.0, "kernel_us": 2.0}
     found = client_us(profile, profiled, plain_us=11, kernel_us=1)
     assert found == {"delayq.client": 4, "asyncio": 6, KERNEL: 1}
-
-
-def test_the_causes_add_up_to_the_time_without_a_profiler() -> None:
-    # Elapsed time is more than processor time if the machine is busy.
-    profile = {"delayq.client": Share(30.0, 4), "asyncio": Share(6.0, 100)}
-    profiled = {"client_us": 20.0, "kernel_us": 2.0}
-    found = client_us(profile, profiled, plain_us=12, kernel_us=3)
-    assert sum(found.values()) == pytest.approx(12)
-    assert min(found.values()) >= 0
-
-
-def test_of_several_profiles_each_cause_has_its_least_share() -> None:
-    profiles = [{"asyncio": [3.0, 4], REST: [9.0, 0]}, {"asyncio": [2.0, 5]}]
-    assert undisturbed(profiles) == {"asyncio": Share(2.0, 5), REST: Share(9.0, 0)}
 
 
 def test_the_rest_of_a_script_is_lua() -> None:
