@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from delayq import BadName
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin.catalog import QUEUE_KEYS, queue_of
+from delayq.admin.catalog import QUEUE_KEYS, known_queue, queue_of
 from tests.support.names import names
 
 
@@ -29,7 +29,7 @@ def test_each_key_of_a_reliable_queue_names_it(name: str, partition: int) -> Non
     assume("}:" not in name and not name.startswith(("part:", "}")))
     others = (keys.done, keys.dead, keys.dead_messages, keys.paused, keys.schedules)
     for key in (*keys.messages, *others):
-        assert queue_of(key) == ("reliable", name, partition)
+        assert queue_of(key) == known_queue(key) == ("reliable", name, partition)
         assert matches(key)
 
 
@@ -43,6 +43,7 @@ def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
     for key in (keys.timeout, keys.ordered, keys.quarantine, keys.leases):
         found = queue_of(key)
         assert found is not None
+        assert found == known_queue(key)
         kind, told, partition = found
         assert (kind, partition) == ("delayed", 0)
         # "a" and "{a}" have the same keys.
@@ -54,3 +55,9 @@ def test_each_key_of_a_delayed_queue_names_it(name: str) -> None:
 def test_any_other_key_is_nobodys_or_whole(key: str) -> None:
     queue = queue_of(key)
     assert queue is None or queue[1]
+
+
+def test_keys_that_no_queue_has_tell_of_none() -> None:
+    others = ("", "orders", "delayq:{x}", "delayq:{}:waiting", "redis", "delayq:part:{x}:waiting")
+    for key in (*others, "delayq:part:{1:000:x}:waiting", DelayedKeys.of("orders").ready):
+        assert known_queue(key) is None, key
