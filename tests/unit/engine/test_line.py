@@ -112,17 +112,6 @@ class TestOneSource:
         callers.end(0)
         assert callers.served() == [second]
 
-    def test_an_error_reaches_callers_that_do_not_wait(self) -> None:
-        callers = Callers(1)
-        callers.join()
-        once = callers.join(once=True)
-        callers.begin(0)
-        error = ValueError("no")
-        callers.line.over(callers.sources[0])
-        callers.line.fail(callers.sources[0], error)
-        assert callers.served() == [once]
-        assert once.error is error
-
 
 class TestPolicies:
     def test_an_attempt_serves_the_policy_of_the_first_in_line(self) -> None:
@@ -275,40 +264,18 @@ class TestSeveralSources:
         assert callers.served() == [place]
 
     def test_an_error_counts_only_if_nothing_came(self) -> None:
-        callers = Callers(2)
-        place = callers.join(3, once=True)
-        callers.begin(0, most=1)
-        callers.begin(1)
-        callers.line.over(callers.sources[0])
-        callers.line.fail(callers.sources[0], ValueError())
-        assert callers.served() == []
-        assert callers.asked() == [], "the line does not ask it again"
-        callers.end(1, "a")
-        assert callers.served() == [place]
-        assert of(place) == ["a"]
-
-    def test_nobody_is_asked_while_nothing_is_wanted(self) -> None:
-        callers = Callers()
-        place = callers.join(1)
-        callers.look(s0=True, s1=True, s2=True)
-        callers.line.leave(place)
-        assert callers.asked() == []
-        callers.join(1)
-        assert callers.asked() == [0]
-
-    def test_a_source_with_a_backlog_is_asked_for_several_times_as_much(self) -> None:
-        callers = Callers()
-        callers.join(3)
-        callers.look(s0=True, s1=True, s2=True)
-        assert callers.asked() == [0, 1, 2]
-        for source in range(3):
-            assert callers.begin(source).take == 1
-            callers.end(source, "a", more=source < 2)
-        callers.served()
-        callers.join(4)
-        assert callers.asked() == [0]
-        assert callers.begin(0).take == 4
-        assert callers.asked() == []
+        for items in (["a"], []):
+            callers = Callers(2)
+            place, error = callers.join(3, once=True), ValueError("no")
+            callers.begin(0, most=1)
+            callers.begin(1)
+            callers.line.over(callers.sources[0])
+            callers.line.fail(callers.sources[0], error)
+            assert callers.served() == []
+            assert callers.asked() == [], "the line does not ask it again"
+            callers.end(1, *items)
+            assert callers.served() == [place]
+            assert (of(place), place.error) == (items, error)
 
     def test_sources_with_a_backlog_take_turns(self) -> None:
         callers = Callers()

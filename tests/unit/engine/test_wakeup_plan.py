@@ -14,7 +14,6 @@ from delayq._engine.stagger import Stagger, TransferNotice, parse
 from delayq._engine.wakeup_plan import (
     IN_TURN,
     NOT_ASKED,
-    Action,
     Actions,
     Arm,
     Armed,
@@ -312,30 +311,24 @@ class TestWakeups:
         assert desk.at(19.9) == 0
         assert desk.at(20.1) == 1
 
-    def test_while_more_is_due_calls_follow_one_another(self, desk: Desk) -> None:
-        desk.replies.extend((0, 0, -1))
-        assert desk.wake() == 3
-        assert desk.plan.up_to_date
-
     def test_no_notice_cancels_the_repetition_of_a_failed_call(self, desk: Desk) -> None:
         desk.replies.append(None)
         assert desk.wake() == 1
         desk.notice(1, None)
         assert desk.at(100) == 2
         # Nor does one after an earlier wake-up has taken its place.
+        desk.due(100.1)
         desk.replies.append(None)
         desk.retry_in = 500
         assert desk.wake() == 3
-        desk.due(100.1)
+        assert desk.at(100.05) == 3
         desk.notice(100.1, None)
         assert desk.at(1000) == 4
-
-    def test_a_failed_call_cancels_no_earlier_wake_up(self, desk: Desk) -> None:
-        desk.due(1)
+        # And the repetition does not cancel an earlier one.
+        desk.due(1001)
         desk.replies.append(None)
-        desk.retry_in = 500
-        assert desk.wake() == 1
-        assert desk.at(1.1) == 2
+        assert desk.wake() == 5
+        assert desk.at(1001.1) == 6
 
     def test_after_the_servers_clock_was_set_back_wake_ups_count_again(self, desk: Desk) -> None:
         desk.handed_out(3600)
@@ -614,13 +607,16 @@ class Shop(Driver):
             else:
                 getattr(self, event)(*facts)
 
-    def hear_all(self) -> None:
-        """Let everything arrive that is on its way."""
-        while self.channel:
-            self.hear()
-        while self.own_offers:
-            self.remember()
-        self.answer()
+    def empty(self) -> None:
+        """Let everything arrive that is on its way. No other client is left."""
+        for _ in range(60):
+            while self.channel:
+                self.hear()
+            while self.own_offers:
+                self.remember()
+            self.answer()
+            self.pass_by(5)
+        assert self.dues == []
 
 
 _EVENTS = st.lists(
@@ -642,11 +638,7 @@ def test_no_due_message_waits_for_the_re_check_whatever_the_order_of_events(
 ) -> None:
     shop = Shop(chance)
     shop.pass_events(events, first=first)
-    # In the end everything arrives, and no other client is left.
-    for _ in range(60):
-        shop.hear_all()
-        shop.pass_by(5)
-    assert shop.dues == []
+    shop.empty()
 
 
 @given(events=_IN_A_CROWD, chance=st.floats(0, 1), first=st.booleans())
@@ -657,48 +649,4 @@ def test_in_a_crowd_a_message_that_others_leave_lying_waits_for_one_re_check(
     shop.pass_events(events, first=first)
     shop.pass_by(100)
     shop.re_check(CROWD)
-    for _ in range(60):
-        shop.hear_all()
-        shop.pass_by(5)
-    assert shop.dues == []
-
-
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("due"), st.integers(0, 100)),
-            st.tuples(st.just("notice"), st.integers(0, 100), st.integers(0, 100)),
-            st.tuples(st.sampled_from(["wake", "reply", "failure", "timer", "close"])),
-        ),
-        max_size=40,
-    )
-)
-def test_the_timer_that_is_set_is_the_one_the_plan_holds(events: list[tuple[Any, ...]]) -> None:
-    """The driver checks that timers give way to earlier ones, and that one to cancel is set."""
-    desk, closed = Desk(), False
-
-    def perform(event: str, *facts: int) -> Actions:
-        plan = desk.plan
-        if event == "due":
-            return plan.on_due(us(facts[0]), 0.0)
-        if event == "notice":
-            return plan.on_notice(
-                TransferNotice(us(facts[1]), us(facts[0] / 20), "other", demand=True), 0.0
-            )
-        if event == "timer" and desk.timer is not None:
-            fired, desk.timer = desk.timer, None
-            return plan.on_timer(fired)
-        results: dict[str, Any] = {"wake": plan.wake, "close": plan.close}
-        results |= {
-            "reply": lambda: plan.on_reply(us(50), 0.0),
-            "failure": lambda: plan.on_failure(0.0),
-        }
-        return cast("Actions", results.get(event, tuple[Action, ...])())
-
-    for event, *facts in events:
-        closed |= event == "close"
-        actions = perform(event, *facts)
-        desk.act(actions)
-        assert not (closed and Call() in actions)
-        assert not (closed and desk.timer)
-    assert (desk.plan.close() == (Cancel(),)) == (desk.timer is not None)
+    shop.empty()

@@ -72,17 +72,6 @@ def test_at_each_next_tick_a_timer_takes_three_looks_and_is_a_tick_late_at_most(
         assert len(looks) <= 3, deadline
 
 
-def test_timers_expire_in_the_order_of_their_ticks_and_then_of_adding(wheel: Wheel) -> None:
-    deadlines = list(range(0, 2000, 7))
-    random.Random(1).shuffle(deadlines)
-    fill(wheel, deadlines)
-    assert [timeout.deadline for timeout in expire(wheel, 3000)] == sorted(deadlines)
-    added = fill(wheel, [3005.9, 3005.1, 3005.5, 3005.0], 3000)
-    added += fill(wheel, [3030, 3300, 6000], 3000)
-    # Many revolutions late.
-    assert expire(wheel, 1e12) == added
-
-
 def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets() -> None:
     # Timers are added on every level that the tick passes through as it comes nearer, and between
     # slices of spreading.
@@ -126,21 +115,6 @@ def test_a_stall_of_years_costs_no_step_per_tick() -> None:
     (after,) = fill(wheel, [century + 0.01], century)
     # Placed directly on the near level again.
     assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1
-
-
-def test_a_huge_deadline_is_merely_very_far(wheel: Wheel) -> None:
-    added = fill(wheel, [math.inf, 1e300, 2.0**63, 2.0**62])
-    assert expire(wheel, 1e15) == []
-    assert not any(timeout.expired for timeout in added)
-
-
-def test_a_timeout_is_cancelled_once_or_expires(wheel: Wheel) -> None:
-    first, cancelled, last, pending = fill(wheel, [5, 5, 5, 500])
-    assert [cancelled.cancel(), wheel.pending, cancelled.cancel()] == [True, 3, False]
-    assert expire(wheel, 6) == [first, last]
-    assert [first.cancel(), wheel.pending] == [False, 1]
-    states = [(timeout.cancelled, timeout.expired) for timeout in (pending, cancelled, first)]
-    assert states == [(False, False), (True, False), (False, True)]
 
 
 def test_cancelled_timers_before_the_first_do_not_count(wheel: Wheel) -> None:
