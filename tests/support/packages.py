@@ -4,6 +4,7 @@ Wheel and sdist are built and compared with the source. For each interpreter fou
 imported in an environment that contains nothing else. The README and the tutorial are followed as a
 newcomer follows them: ``--first-steps`` does only that. The wheel passes the tests from the sdist,
 unless the interpreter is the one that runs this, which ``make test`` covers, and there are others.
+``--brief`` does that on one interpreter, and runs no tests.
 """
 
 from __future__ import annotations
@@ -318,15 +319,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0] if __doc__ else None)
     parser.add_argument("--python", action="append", metavar="P", help="all that are found if none")
     parser.add_argument(
+        "--brief",
+        action="store_true",
+        help="on one interpreter, the one that runs this if none is named, and without the tests",
+    )
+    parser.add_argument(
         "--first-steps", action="store_true", help="only follow the README and the tutorial"
     )
     parser.add_argument("tests", nargs="*", default=TESTS, help=f"default: {' '.join(TESTS)}")
     options = parser.parse_args()
-    found = (
-        {name: Path(shutil.which(name) or name) for name in options.python}
-        if options.python
-        else interpreters()
-    )
+    own = f"python3.{sys.version_info.minor}"
+    if options.python:
+        found = {name: Path(shutil.which(name) or name) for name in options.python}
+    else:
+        found = interpreters()
+    if options.brief:
+        # Without one in its own right, the one that this environment was made with.
+        chosen = next(iter(options.python or [own]))
+        found = {chosen: found.get(chosen, Path(sys.executable).resolve())}
     if not found:
         sys.exit("no interpreter was found")
     with tempfile.TemporaryDirectory(prefix="delayq-packages-") as name:
@@ -335,8 +345,7 @@ def main() -> None:
             wheel, sdist = build(directory / "dist")
             compare(wheel, sdist)
             tell(f"built {wheel.name} and {sdist.name}")
-            own = "" if options.python else f"python3.{sys.version_info.minor}"
-            tested = [version for version in found if version != own] or [*found]
+            tested = [version for version in found if options.python or version != own] or [*found]
             for number, (version, interpreter) in enumerate(found.items()):
                 mine = directory / str(number)
                 try_first_steps(interpreter, wheel, mine / "first-steps")
@@ -344,17 +353,18 @@ def main() -> None:
                 if options.first_steps:
                     continue
                 try_alone(interpreter, wheel, mine / "alone")
+                tell(f"{version}: the wheel is as it should be")
+                if options.brief:
+                    continue
                 try_sdist(interpreter, sdist, wheel, mine / "sdist")
-                tell(f"{version}: wheel and sdist are as they should be")
+                tell(f"{version}: pip makes the same wheel of the sdist")
                 if version not in tested:
                     continue
+                last = version == tested[-1]
                 result = try_tests(
-                    interpreter,
-                    wheel,
-                    sdist,
-                    mine / "tests",
+                    *(interpreter, wheel, sdist, mine / "tests"),
                     options.tests,
-                    on_other_loops=version == tested[-1],
+                    on_other_loops=last,
                 )
                 tell(f"{version}: {result}")
         except Wrong as error:
