@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator  # noqa: TC003 - the worker reads annotations
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -21,17 +21,8 @@ from tests.support.reliable import Jobs, claim_one, depths, get, listed, offers
 from tests.support.waiting import until
 from tests.support.workers import Seen, Settling, buried, raising, work_off
 
-if TYPE_CHECKING:
-    from tests.support.servers import PrivateServer
-
 NOWHERE = "redis://127.0.0.1:1"
 AT_ONCE: dict[str, Any] = {"max_attempts": 2, "backoff": Backoff.fixed(0)}
-
-
-@pytest.fixture
-async def client(own_server: PrivateServer) -> AsyncIterator[Client]:
-    async with delayq.connect(own_server.url) as client:
-        yield client
 
 
 @pytest.fixture
