@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -53,20 +53,6 @@ async def by_take(client: Client) -> Any:
     return await client.delayed_queue("orders").take()
 
 
-async def by_poll(client: Client) -> Any:
-    while (value := await client.delayed_queue("orders").poll(1.0)) is None:
-        pass
-    return value
-
-
-async def by_poll_without_waiting(client: Client) -> Any:
-    while True:
-        with suppress(delayq.ServerError):
-            if (value := await client.delayed_queue("orders").poll()) is not None:
-                return value
-        await asyncio.sleep(0.05)
-
-
 async def by_loop(client: Client) -> Any:
     async with aclosing(aiter(client.delayed_queue("orders"))) as values:  # type: ignore[type-var]
         return await anext(values)
@@ -91,8 +77,7 @@ async def by_reliable_loop(client: Client) -> Any:
 
 
 Way = Callable[["Client"], Awaitable[Any]]
-WAYS: list[Way] = [by_take, by_poll, by_poll_without_waiting, by_loop, by_deliveries, by_claim]
-WAYS.append(by_reliable_loop)
+WAYS: list[Way] = [by_take, by_loop, by_deliveries, by_claim, by_reliable_loop]
 
 
 @pytest.mark.timing

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from queue import Queue
@@ -504,32 +504,6 @@ async def test_a_loop_blocked_beyond_its_lease_keeps_what_is_untaken(server: Pri
 # Many clients
 
 
-@pytest.mark.nightly
-async def test_a_thousand_clients_connect_at_once(
-    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # They all share one event loop here, which on a busy machine takes longer than a server may.
-    monkeypatch.setattr("delayq._redis.client.ANSWER_WITHIN", 60.0)
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 60.0)
-    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 60.0)
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 60.0)
-    url = start("--maxclients", "4000").url + "?socket_connect_timeout=60"
-    async with AsyncExitStack() as stack, asyncio.timeout(120):
-        clients = await asyncio.gather(
-            *(stack.enter_async_context(delayq.connect(url)) for _ in range(1000))
-        )
-        queues = [client.reliable_queue("jobs") for client in clients]
-        await asyncio.gather(*(queue.offer(n) for n, queue in enumerate(queues)))
-        claimed = [
-            message
-            for batch in await asyncio.gather(*(queue.claim() for queue in queues))
-            for message in batch
-        ]
-        while len(claimed) < 1000:
-            claimed += await queues[0].claim(100, wait=5)
-        assert sorted(message.value for message in claimed) == list(range(1000))
-
-
 @pytest.mark.every_server
 async def test_a_server_that_has_no_room_for_more_clients_says_so_to_the_others(
     start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
@@ -560,26 +534,6 @@ async def test_a_server_that_has_no_room_for_more_clients_says_so_to_the_others(
 
 
 # A network that is slow or mute
-
-
-async def test_a_link_that_is_mute_costs_a_deadline_and_no_message(
-    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
-    async with Links(server) as links, delayq.connect(links.url, resync_interval=0.2) as client:
-        jobs = client.reliable_queue("jobs")
-        handled: list[int] = []
-        consumer = asyncio.create_task(consume(jobs, handled))
-        await jobs.offer(1)
-        await until(lambda: handled == [1])
-        links.half_open()
-        offer = asyncio.create_task(jobs.offer(2))
-        await asyncio.sleep(0.1)
-        links.heal()
-        await offer
-        await until(lambda: handled == [1, 2])
-        await cancelled(consumer)
-    assert links.count == 0
 
 
 async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives_late(
