@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -100,32 +99,6 @@ async def test_a_reliable_queue(client: Client) -> None:
     await jobs.pause()
     await jobs.resume()
     await jobs.purge()
-
-
-async def test_a_worker(client: Client) -> None:
-    worker, handled = delayq.Worker(client, concurrency=100), list[str]()
-
-    @worker.listener("orders")
-    async def close_order(order: str) -> None:
-        handled.append(order)
-        worker.stop()
-
-    await client.reliable_queue("orders").offer("order-42", delay=0.02)
-    await worker.run()
-    assert handled == ["order-42"]
-
-
-async def test_a_timer() -> None:
-    timer = delayq.HashedWheelTimer(
-        tick_duration=0.001, ticks_per_wheel=512, max_pending_timeouts=0
-    )
-    fired = asyncio.Event()
-    timeout, far = timer.new_timeout(lambda _: fired.set(), 0.01), timer.new_timeout(print, 3600)
-    await asyncio.wait_for(fired.wait(), 60)
-    assert (timeout.expired, timeout.cancelled, timeout.cancel()) == (True, False, False)
-    assert timeout.deadline < far.deadline
-    assert timer.pending_timeouts == 1
-    assert timer.stop() == [far]
 
 
 async def test_codecs_statistics_and_the_virtual_clock(client: Client) -> None:

@@ -464,11 +464,6 @@ class TestClients:
             client.statistics()
         await client.aclose()
 
-    async def test_another_loop_is_told_so(self, client: Client, queue: Orders) -> None:
-        for call in (queue.take, queue.poll, queue.drain, lambda: queue.offer(1)):
-            with pytest.raises(delayq.ConfigurationError, match="another event loop"):
-                await asyncio.to_thread(lambda call=call: asyncio.run(call()))  # type: ignore[misc]
-
     async def test_queues_of_one_name_are_one(self, client: Client) -> None:
         one, two = client.delayed_queue("orders"), client.delayed_queue("orders")
         await one.offer(1)

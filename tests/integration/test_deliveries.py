@@ -250,28 +250,6 @@ async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: Orders) ->
     assert leased
 
 
-async def test_of_single_messages_both_kinds_of_takers_get_some(queue: Orders) -> None:
-    got: asyncio.Queue[str] = asyncio.Queue()
-
-    async def take() -> None:
-        while True:
-            await queue.take()
-            got.put_nowait("for good")
-
-    async def lease() -> None:
-        async for delivery in queue.deliveries():
-            async with delivery:
-                got.put_nowait("leased")
-
-    kinds = set()
-    async with running(take(), lease()):
-        for n in range(40):
-            await queue.offer(n)
-            kinds.add(await asyncio.wait_for(got.get(), 60))
-            await asyncio.sleep(0.002)  # until both wait again, mostly
-    assert kinds == {"for good", "leased"}
-
-
 async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
@@ -300,37 +278,6 @@ async def test_a_block_that_ends_acknowledges_and_the_loop_ends_when_the_queue_c
 
 
 # Faults
-
-CONSUMER = """
-import asyncio, sys
-import delayq
-
-async def main():
-    async with delayq.connect(sys.argv[1]) as client:
-        async for delivery in client.delayed_queue("orders").deliveries(float(sys.argv[2])):
-            print(delivery.value, flush=True)
-            await asyncio.sleep(3600)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.gate
-async def test_what_a_killed_process_held_comes_back(server: PrivateServer, raw: Any) -> None:
-    async with delayq.connect(server.url, resync_interval=0.2) as client:
-        queue: Orders = client.delayed_queue("orders")
-        await queue.offer(1)
-        consumer = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CONSUMER, server.url, "60", stdout=asyncio.subprocess.PIPE
-        )
-        assert consumer.stdout
-        assert await asyncio.wait_for(consumer.stdout.readline(), 60) == b"1\n"
-        os.kill(consumer.pid, signal.SIGKILL)
-        await consumer.wait()
-        assert await queue.poll() is None
-        await let_leases_pass(raw, 60)
-        assert await asyncio.wait_for(queue.take(), 60) == 1
-        assert client.statistics().returned == 1
 
 
 @pytest.mark.every_server

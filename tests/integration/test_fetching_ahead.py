@@ -5,22 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 from contextlib import aclosing
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
 from delayq import Offer
-from delayq._background import Background
-from delayq._engine.waiters import Supply, Waiters
 from tests.support.depth import nightly
 from tests.support.reliable_fixtures import LEASE
 from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable
 
     from delayq import Client
     from tests.support.servers import PrivateServer
@@ -261,71 +258,3 @@ async def test_what_a_loop_returns_reaches_the_other(client: Client, way: Way, e
         await until(lambda: len(one) + len(two) >= COUNT)
     assert sorted(one + two) == list(range(COUNT))
     assert await way.rest(queue, 0) == []
-
-
-class Callers:
-    """The callers of a queue, with the test playing the server."""
-
-    def __init__(self) -> None:
-        self.background = Background()
-        self.back: list[int] = []
-
-        class Services:
-            background = self.background
-            server = None
-            timer = SimpleNamespace(new_timeout=lambda *_: SimpleNamespace(cancel=lambda: None))
-
-        services: Any = Services()
-        self.waiters: Waiters[int] = Waiters(services, ask=lambda _insist: None)
-        self.supply: Supply[int] = self.waiters.add_source(
-            "jobs", lambda: None, hand_back=self._hand_back
-        )
-
-    def answer(self, items: Sequence[int], *, left: bool = False) -> None:
-        self.supply.begin(100)
-        self.supply.end(items, more=left)
-        self.supply.over()
-
-    def _hand_back(self, items: Sequence[int]) -> Any:
-        self.back += items
-        return SimpleNamespace(is_done=True)
-
-    def close(self) -> None:
-        """Close with calls that the server answers at once."""
-        last: Any = SimpleNamespace(send=lambda _queue, calls: list(calls))
-        self.waiters.close(last)
-
-
-@pytest.fixture
-async def callers() -> AsyncIterator[Callers]:
-    callers = Callers()
-    yield callers
-    await callers.background.aclose()
-
-
-async def test_the_next_batch_is_fetched_if_some_were_left(callers: Callers) -> None:
-    for left in (False, True):
-        batches = callers.waiters.batches()
-        for size in (1, 4, 16, 64):
-            batch = asyncio.ensure_future(anext(batches))
-            await turns(3)
-            assert callers.waiters.wanted == size
-            callers.answer(range(size), left=left)
-            (await batch).clear()
-        assert callers.waiters.wanted == (64 if left else 0)
-        await batches.aclose()
-
-
-@pytest.mark.parametrize("goes_on", [False, True], ids=["and is left", "and goes on"])
-async def test_what_came_as_the_queue_closed_goes_back(callers: Callers, goes_on: bool) -> None:
-    batches = callers.waiters.batches()
-    batch = asyncio.ensure_future(anext(batches, None))
-    await turns(3)
-    callers.answer([1])
-    # The loop's task has not run since.
-    callers.close()
-    got = await batch
-    if goes_on:
-        assert got is None, "a loop ends when its queue closes"
-    await batches.aclose()
-    assert callers.back == [1]

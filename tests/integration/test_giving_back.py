@@ -151,7 +151,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
         try:
             assert server.call("SET", "another", "one").startswith(b"-OOM")
             links.lose_replies(b"EVALSHA")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert await queue.take() == value
             assert links.lost_replies == 1
             async for _ in queue:
@@ -198,15 +198,6 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
     assert 1 <= len(looks) < 100
 
 
-async def test_a_listening_connection_is_not_shared(own_server: PrivateServer) -> None:
-    pool = ConnectionPool(one_server(own_server.unix_url), 8)
-    wire = await pool.acquire()
-    pool.release(wire)
-    assert await pool.open_own() is wire
-    assert pool.acquire_any(wire) is None
-    await pool.aclose()
-
-
 async def test_a_connection_that_proves_another_dead_is_its_own(own_server: PrivateServer) -> None:
     async with Links(own_server) as links:
         pool = ConnectionPool(one_server(links.url), 8)
@@ -248,28 +239,7 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
             await queue.pending.poll_many(150)
         await until(lambda: not hand_outs._lost)
         assert await queue.pending.read_all() == [*range(150)]
-        monkeypatch.undo()
-        monkeypatch.setattr("delayq._delayed.hand_outs._LATE", 0.0)
         assert await queue.pending.poll_many(150) == [*range(150)]
-
-
-@pytest.mark.every_server
-async def test_claims_are_counted_as_returned_once(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.unix_url) as client:
-        jobs = client.reliable_queue("jobs")
-        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
-        claims = jobs._open.partitions[0].claims
-        taken = await jobs._open.waiters.get(3, None, jobs._policy)
-        assert claims.has_some_out
-        # The server refuses the call, so it is repeated until the server accepts it.
-        own_server.call("ACL", "SETUSER", "default", "-eval", "-evalsha")
-        jobs._open.waiters.give_back(taken)
-        await until(lambda: client.statistics().errors > 3)
-        assert claims._claimed == 3
-        assert claims.has_some_out
-        own_server.call("ACL", "SETUSER", "default", "+eval", "+evalsha")
-        await until(lambda: jobs._open.waiters.is_idle)
-        assert claims._claimed == 0
 
 
 async def test_a_call_that_cannot_be_written_is_not_counted(server: PrivateServer) -> None:

@@ -29,7 +29,6 @@ from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
 from tests.support.depth import examples
 from tests.support.terminal import at_terminal
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -248,29 +247,6 @@ async def test_a_half_migrated_list_follows_its_set(client: delayq.Client, raw: 
     assert raw.dues() == {current(a): 1.9e12, current(b): 1.9e12 + 1}
 
 
-async def test_every_message_comes_once_afterwards(client: delayq.Client, raw: Raw) -> None:
-    chance = random.Random(4)
-    forms = [chance.choice(READABLE) for _ in range(300)]
-    raw.put(
-        *(packed(form, chance.randbytes(8), b"%d" % n) for n, form in enumerate(forms)), due=1000
-    )
-    await done(client)
-    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    await until(queue.pending.size, equals=0)
-    assert await queue.drain() == list(range(300))
-    assert raw.redis.keys() == []
-
-
-async def test_receipts_stay_valid(client: delayq.Client, raw: Raw) -> None:
-    queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-    raw.put(*some_records(5, (OLD,)))
-    receipt = await queue.offer(7, 3600)
-    await done(client)
-    assert await receipt.reschedule(60)
-    assert await receipt.cancel()
-    assert await queue.pending.size() == 5
-
-
 async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: Raw) -> None:
     mapped = DelayedKeys.of("prod:orders")
     # A ready list holds bare payloads, so one that looks like a record is not a record.
@@ -343,37 +319,6 @@ async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw) -> N
 
 
 # Concurrent changes
-
-
-@pytest.mark.parametrize("how", ["head", "tail", "anywhere"])
-async def test_removals_hide_no_record(
-    client: delayq.Client, raw: Raw, how: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Steps never shrink, so the walk is over before everything is removed.
-    monkeypatch.setattr(migration, "_SLOW", math.inf)
-    chance = random.Random(how)
-    records = some_records(400, (OLD, OLD_4))
-    raw.put(*records)
-    in_second_half = False
-
-    def act(step: Migration) -> None:
-        nonlocal in_second_half
-        listed = raw.ordered()
-        if not in_second_half and step.phase.startswith("sorted set"):
-            in_second_half = True
-            # One walk is enough: every record that was there from the start is current.
-            assert listed
-            assert all_current(listed)
-            assert set(raw.dues()) == set(listed)
-        for _ in range(min(3, len(listed))):
-            at = {"head": 0, "tail": len(listed) - 1}.get(how, chance.randrange(len(listed)))
-            raw.move(listed.pop(at))
-
-    await followed(client, act, batch=7)
-    assert in_second_half
-    left = raw.ordered()
-    kept = set(left)
-    assert left == [current(record) for record in records if current(record) in kept]
 
 
 async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client, raw: Raw) -> None:
