@@ -61,27 +61,26 @@ def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"{metadata.version('delayq')}\n"
 
 
-def test_queues_are_found_with_their_counts(cli: Cli) -> None:
+def test_queues_are_found_with_their_counts(cli: Cli, server: PrivateServer) -> None:
+    for foreign in ("delayq:{x}", "delayq:part:{1:01:x}:waiting", "delayq:{}:waiting", "dela"):
+        server.call("SET", foreign, "1")
+    assert cli("queues") == (1, [])
+    assert cli.plain("queues") == (1, "no queues\n")
     seed(cli.url)
     status, (closing, mails, orders) = cli("queues")
     assert status == 0
-    assert fields(closing, "kind queue") == ("delayed", "closing")
-    assert fields(closing, "delayed ready leased quarantined") == (2, 0, 0, 0)
+    assert fields(closing, "kind queue delayed ready quarantined") == (
+        "delayed",
+        "closing",
+        2,
+        0,
+        0,
+    )
     assert closing["next_due_at"].endswith("Z")
     assert fields(mails, "kind queue partitions") == ("reliable", "mails", 1)
     assert fields(mails, "delayed ready leased dead paused") == (3, 1, 1, 1, False)
     assert mails["oldest_due_age"] >= 0
-    assert fields(orders, "kind queue partitions") == ("reliable", "orders", 4)
-    assert fields(orders, "delayed ready") == (40, 0)
-
-
-def test_no_queue_at_all_is_a_one(cli: Cli, server: PrivateServer) -> None:
-    for foreign in ("delayq:{x}", "redisson_delay_queue_timeout:", "dela"):
-        server.call("SET", foreign, "1")
-    for foreign in ("delayq:part:{1:01:x}:waiting", "delayq:{}:waiting"):
-        server.call("SET", foreign, "1")
-    assert cli("queues") == (1, [])
-    assert cli.plain("queues") == (1, "no queues\n")
+    assert fields(orders, "kind queue partitions delayed ready") == ("reliable", "orders", 4, 40, 0)
 
 
 def test_a_queue_with_foreign_keys_hides_no_other(cli: Cli, server: PrivateServer) -> None:
@@ -128,12 +127,6 @@ def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     cli("doctor")
     assert sync_raw.zcard(CLOSING.timeout) == 1
     assert sync_raw.llen(CLOSING.ready) == 0
-
-
-def test_pause_and_resume(cli: Cli) -> None:
-    assert cli.plain("pause mails")[0] == 0
-    assert cli("stats mails")[1][0]["paused"] is True
-    assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
 
 
 def test_configure(cli: Cli) -> None:
@@ -239,14 +232,14 @@ async def test_a_purge_counts_what_is_offered_meanwhile(client: Client) -> None:
     await orders.offer(0, 3600)
 
     async def offer() -> None:
-        for number in range(500):
+        for number in range(300):
             await orders.offer(number, 3600)
 
     offering = asyncio.create_task(offer())
     dropped = 0
     while not offering.done():
         dropped += await inspection.purge(client, "closing")
-    assert dropped + await inspection.purge(client, "closing", "delayed") == 501
+    assert dropped + await inspection.purge(client, "closing", "delayed") == 301
 
 
 # Messages
@@ -256,18 +249,27 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     options = "--delay 1h30m --id a --header k=v=w --priority 3 --ttl 2d"
     status, (offered,) = cli(f"offer mails '{{\"to\": 1}}' {options}")
     assert (status, offered["queue"], offered["id"]) == (0, "mails", "a")
-    (status, (found,)), got, peeked = (
-        cli(command) for command in ("list mails", "get mails a", "peek mails")
-    )
-    assert [found] == got[1] == peeked[1]
+    _, (found,) = cli("list mails")
+    assert [found] == cli("get mails a")[1] == cli("peek mails")[1]
     seen = ("delayed", {"to": 1}, {"k": "v=w"}, 3, offered["due_at"])
-    assert (status, *fields(found, "state value headers priority due_at")) == (0, *seen)
+    assert fields(found, "state value headers priority due_at") == seen
     assert cli("take mails") == (1, [])
-    status, (moved,) = cli("reschedule mails a --delay 0")
-    assert (status, moved["id"]) == (0, "a")
+    assert cli("reschedule mails a --delay 0")[1][0]["id"] == "a"
     status, (taken,) = cli("take mails")
     assert (status, *fields(taken, "id value attempt")) == (0, "a", {"to": 1}, 1)
     assert cli("get mails a") == (1, [])
+
+
+def test_pause_and_cancel(cli: Cli) -> None:
+    assert cli.plain("pause mails")[0] == 0
+    assert cli("stats mails")[1][0]["paused"] is True
+    assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
+    for queue in BOTH_KINDS:
+        _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
+        status, (told,) = cli(f"cancel {queue} {offered['id']}")
+        assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
+        assert cli(f"cancel {queue} {offered['id']}") == (1, [])
+        assert cli(f"list {queue}") == (1, [])
 
 
 def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
@@ -282,18 +284,9 @@ def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
     assert cli(f"get delayed:closing {name}")[1] == [found]
     assert cli("take delayed:closing") == (1, [])
     assert cli(f"reschedule delayed:closing {name} --delay 0.01")[0] == 0
-    taken = cli("take delayed:closing --wait 5s")
+    taken = cli("take delayed:closing --wait 1m")
     assert taken == (0, [{"queue": "closing", "value": "hello"}])
     assert cli(f"cancel delayed:closing {name}") == (1, [])
-
-
-def test_cancel(cli: Cli) -> None:
-    for queue in BOTH_KINDS:
-        _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
-        status, (told,) = cli(f"cancel {queue} {offered['id']}")
-        assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
-        assert cli(f"cancel {queue} {offered['id']}") == (1, [])
-        assert cli(f"list {queue}") == (1, [])
 
 
 def test_an_offer_may_have_an_id_and_limits_of_its_own(
@@ -367,7 +360,7 @@ def test_what_cannot_be_decoded_is_shown_as_bytes(cli: Cli, server: PrivateServe
         assert fields(found, "value hex") == (None, "ff00")
         assert "JsonCodec" in found["error"]
     for queue, payload in (("mails", b"\xff\x00"), ("delayed:due", b"no json")):
-        status, (taken,) = cli(f"take {queue} --wait 5")
+        status, (taken,) = cli(f"take {queue} --wait 60")
         assert (status, taken["hex"]) == (0, payload.hex())
     assert server.call("LLEN", DelayedKeys.of("due").quarantine) == b":0"
 
@@ -630,7 +623,6 @@ def test_a_doctor_finds_nothing_wrong(cli: Cli) -> None:
     checks = {one["check"]: one for one in found}
     assert {"version", "role", "persistence", "memory", "clock", "queues", "rights"} <= set(checks)
     assert checks["version"]["level"] == "ok"
-    assert all({"level", "check", "text", "advice"} == set(one) for one in found)
 
 
 @pytest.mark.every_server

@@ -350,8 +350,7 @@ def test_the_working_directory_is_used_but_its_modules_are_not(tmp_path: Path) -
     (tmp_path / "redis.py").write_text("raise SystemExit('the wrong redis')")
     demo = "demo --messages 20 --max-delay 0 --url embedded:./data"
     # A variable that makes rich write as if to a terminal must not turn on the live table.
-    variables = {"FORCE_COLOR": "1", "TERM": "xterm"}
-    done = run_python(str(script), *demo.split(), cwd=tmp_path, **variables)
+    done = run_python(str(script), *demo.split(), cwd=tmp_path, FORCE_COLOR="1", TERM="xterm")
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "data").is_dir()
     lines = done.stdout.splitlines()

@@ -29,7 +29,6 @@ from delayq._embedded.server import (
     find_server,
     parse_embedded_url,
     place_socket,
-    wheel_platform,
 )
 from delayq._embedded.watchdog import pause_before_restart
 from delayq.errors import ConfigurationError, EmbeddedServerError
@@ -247,10 +246,6 @@ class TestTheBinary:
             with pytest.raises(EmbeddedServerError, match=words):
                 EmbeddedServer(None).start()
 
-    def test_platforms_are_named_as_in_the_wheel(self) -> None:
-        for platform, machine in (("linux", "x86_64"), ("linux", "aarch64"), ("darwin", "arm64")):
-            assert wheel_platform(platform, machine) == f"{platform}-{machine}"
-
 
 class TestATemporaryServer:
     def test_answers_on_a_private_socket_and_leaves_no_directory_and_no_process(self) -> None:
@@ -350,14 +345,9 @@ class TestADirectory:
                 assert mode(elsewhere) == 0o700
             assert not elsewhere.exists()
 
-    def test_too_long_is_refused(self, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tempfile, "tempdir", str(place / ("t" * 100)))
-        with pytest.raises(EmbeddedServerError, match="too long"):
-            EmbeddedServer(place / ("x" * 120)).start()
-        with pytest.raises(EmbeddedServerError, match="too long"):
-            place_socket(Path("/d" * 60), private=True, temp=Path("/t" * 60), user=1)
-
-    def test_whose_private_place_is_taken_by_a_stranger_is_refused(self, place: Path) -> None:
+    def test_too_long_is_refused_and_so_is_a_strangers(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         data = (place / ("x" * 120)).resolve()
         temp = Path(tempfile.gettempdir()).resolve()
         taken = place_socket(data, private=True, temp=temp, user=os.geteuid()).parent
@@ -368,6 +358,9 @@ class TestADirectory:
                 EmbeddedServer(data).start()
         finally:
             taken.rmdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(place / ("t" * 100)))
+        with pytest.raises(EmbeddedServerError, match="too long"):
+            EmbeddedServer(data).start()
 
     def test_that_is_a_file_or_cannot_be_written_is_refused(self, place: Path) -> None:
         (place / "file").touch()

@@ -207,18 +207,6 @@ async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
 
 
 @pytest.mark.gate
-async def test_a_handler_ends_before_its_application(own_server: PrivateServer) -> None:
-    serve = serving(own_server, EXAMPLES / "web", "starlette_app:app", MAIL_SECONDS="1")
-    async with serve as (app, browser):
-        await browser.post("/mails", params={"to": "ada"})
-        await app.line_with("sending to ada")
-        assert "sent to ada" in await app.stop()
-    async with delayq.connect(own_server.url) as client:
-        stats = await client.reliable_queue("mails").stats()
-    assert stats == delayq.QueueDepth(0, 0, 0, 0, 0.0)
-
-
-@pytest.mark.gate
 async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path: Path) -> None:
     text = (EXAMPLES / "web" / "starlette_app.py").read_text()
     hasty = text.replace("shutdown_timeout=20", "shutdown_timeout=0.2")

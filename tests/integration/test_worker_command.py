@@ -269,12 +269,9 @@ async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, a
         ended = [line[2] for line in await it.log() if line[1] == "end"]
         assert sorted(ended) == sorted(f"value-{number}" for number in range(50))
     assert await stats(own_server) == (0, 0, 0, 0)
-
-
-@pytest.mark.nightly
-async def test_a_burst_ends_with_a_process_that_dies(own_server: PrivateServer, app: Path) -> None:
+    # It does not replace a process that dies.
     await offer(own_server, "crash")
-    async with command(own_server, app, WORKER, "--burst") as it:
+    async with command(own_server, app, WORKER, "--burst", "--url", own_server.url) as it:
         status, errors = await it.end()
     assert status == 1
     assert "delayq: process 1 exited with status 9\n" in errors
