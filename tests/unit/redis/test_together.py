@@ -66,16 +66,10 @@ async def run(calls: Together, *keys: str) -> list[Any]:
 async def test_calls_share_a_round_trip_to_each_server(servers: Servers, calls: Together) -> None:
     assert await run(calls, "a1", "b1", "a2", "?") == ["A1", "B1", "A2", "?"]
     assert servers.trips == [["a1", "a2"], ["b1"], ["?"]]
-    assert await run(calls, "a3") == ["A3"]
-
-
-async def test_each_call_gets_its_own_error(calls: Together) -> None:
     refused, done = await run(calls, "a!", "a1")
     assert isinstance(refused, ServerRefused)
     assert done == "A1"
-
-
-async def test_an_unexpected_error_reaches_every_caller(servers: Servers, calls: Together) -> None:
+    # An error that nobody expects reaches each of them.
     servers.error = RuntimeError("a bug")
     assert [str(error) for error in await run(calls, "a1", "a2")] == ["a bug", "a bug"]
     servers.error = None
