@@ -293,6 +293,14 @@ def test_a_traceback_shows_no_values(
     assert SECRET not in shown
 
 
+def test_output_that_is_lost_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    seed(cli.url)
+    # Written only at the end.
+    with monkeypatch.context() as patch, Path("/dev/full").open("w") as full:
+        patch.setattr(sys, "stdout", full)
+        assert run(["queues", "--url", cli.url]) == 2
+
+
 @pytest.mark.parametrize(
     ("closed", "error"),
     [
