@@ -474,7 +474,7 @@ async def test_options_that_cannot_be_are_refused(
             delayq.dashboard(client, **options)
     for queues in ("reliable:jobs", ["jobs"], ["a:jobs"], ["reliable:"], ["delayed:delayq:{x"]):
         with pytest.raises(ValueError, match=r"."):
-            delayq.dashboard(client, queues=queues)  # type: ignore[arg-type]
+            delayq.dashboard(client, queues=queues)
     monkeypatch.setattr("delayq._dashboard.find_spec", lambda name: None)
     with pytest.raises(delayq.ConfigurationError, match=r"pip install 'delayq\[dashboard\]'"):
         delayq.dashboard(client)
@@ -1111,9 +1111,12 @@ async def test_what_nobody_views_any_more_is_not_kept(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[live.Live] = []
-    monkeypatch.setattr(
-        "delayq._dashboard.board.Live", lambda render: made.append(live.Live(render)) or made[-1]
-    )
+
+    def make(render: Any) -> live.Live:
+        made.append(live.Live(render))
+        return made[-1]
+
+    monkeypatch.setattr("delayq._dashboard.board.Live", make)
     app = delayq.dashboard(client)
     viewers = [Viewer(app, f"{JOBS[6:]}&x={i // 2}".encode()) for i in range(6)]
     for viewer in viewers:
