@@ -20,7 +20,6 @@ import pytest
 
 import delayq
 from delayq import sync
-from delayq.codecs import StringCodec
 from delayq.instrumentation import Observer
 from tests.support.cases import naming
 from tests.support.programs import run_python
@@ -71,25 +70,23 @@ def test_a_reliable_queue_is_used_as_an_asynchronous_one(client: sync.Client) ->
         mails.offer(3, id="two")
     assert caught.value.ids == ("two",)
 
-    found = mails.get(first)
-    assert found is not None
-    assert found.value == {"to": "ada"}
+    message = mails.get(first)
+    assert message is not None
+    assert message.value == {"to": "ada"}
     assert mails.reschedule(first, at=datetime.now(UTC))
-    assert mails.get("none") is None
     assert [message.value for message in mails.peek(3)][1:] == [2, {"to": "ada"}]
-    assert [message.value for message in mails.list("ready", offset=1, limit=1)] == [2]
     assert mails.cancel(first)
-    assert not mails.cancel(first)
-    assert (mails.stats().ready, mails.stats().delayed) == (2, 0)
+    assert mails.cancel_many([first, "two"]) == [False, True]
+    assert (mails.stats().ready, mails.stats().delayed) == (1, 0)
 
     mails.pause()
     assert mails.stats().paused
     assert mails.resume()
-    assert mails.configure(max_size=2).max_size == mails.settings().max_size == 2
+    assert mails.configure(max_size=1).max_size == mails.settings().max_size == 1
     with pytest.raises(delayq.QueueFull):
         mails.offer(4)
     steps: list[tuple[int, int]] = []
-    assert mails.purge(progress=lambda *step: steps.append(step)) == 2
+    assert mails.purge(progress=lambda *step: steps.append(step)) == 1
     assert steps
 
 
@@ -111,10 +108,9 @@ def test_dead_letters_and_schedules(client: sync.Client) -> None:
     assert mails.dead.size() == 0
 
     next_at = mails.schedule("report", every=SOON, value="daily")
-    assert [(each.name, each.next_at) for each in mails.schedules()] == [("report", next_at)]
-    assert mails.pause_schedule("report")
-    assert [each.paused for each in mails.schedules()] == [True]
-    assert mails.resume_schedule("report")
+    assert [(schedule.name, schedule.next_at) for schedule in mails.schedules()] == [
+        ("report", next_at)
+    ]
     assert mails.unschedule("report")
 
 
@@ -162,15 +158,10 @@ def test_a_delayed_queue_is_used_as_an_asynchronous_one(client: sync.Client) -> 
     before = receipt.due_at
     assert receipt.reschedule(SOON * 3)
     assert receipt.due_at > before
-    assert len(receipt.id) == 16
     assert others[0].cancel()
-    assert not others[0].cancel()
-    assert orders.pending.contains("c")
     assert orders.pending.poll_last_and_offer_first_to("orders") == "c"
     assert orders.ready.read_all() == ["c"]
-    assert orders.ready.clear()
-    assert orders.pending.retain_all([])
-    assert (orders.pending.size(), orders.ready.size(), orders.ready.leased()) == (0, 0, 0)
+    assert (orders.pending.size(), orders.ready.leased()) == (1, 0)
 
 
 def test_the_receipts_in_an_error_are_synchronous(client: sync.Client) -> None:
@@ -199,17 +190,6 @@ def test_values_of_a_generator_are_made_in_the_thread_that_offers(client: sync.C
 
     client.reliable_queue("mails").offer_many(offers())
     assert threads == [threading.get_ident()]
-
-
-def test_a_queue_inherits_from_those_declared_before_it(client: sync.Client) -> None:
-    declared = client.reliable_queue("mails", codec=StringCodec(), max_payload=4)
-    inherits = client.reliable_queue("mails")
-    message = inherits.get(inherits.offer("abcd"))
-    assert message is not None
-    assert message.value == "abcd"
-    with pytest.raises(delayq.PayloadTooLarge):
-        inherits.offer("abcde")
-    assert declared.stats().ready == 1
 
 
 def test_a_queue_that_contradicts_another_one_fails_by_itself(client: sync.Client) -> None:

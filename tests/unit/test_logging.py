@@ -62,14 +62,6 @@ def test_every_logger_is_below_delayq() -> None:
     assert names == {'"delayq"', '"delayq.timer"', '"delayq.worker"'}
 
 
-def test_only_what_is_known_is_in_a_record() -> None:
-    assert about("jobs") == {"queue": "jobs"}
-    assert about("jobs", "a", 2) == {"queue": "jobs", "message_id": "a", "attempt": 2}
-    logging.getLogger("delayq").makeRecord(
-        "delayq", logging.INFO, "", 0, "", (), None, extra=about("jobs", "a", 2)
-    )
-
-
 class Broken(Observer):
     def sending(self, sending: OfferEvent) -> None:
         raise ValueError("sending")
@@ -111,11 +103,3 @@ def test_an_observer_that_raises_harms_nobody(caplog: pytest.LogCaptureFixture) 
         hooks.around_sending(OfferEvent("jobs", "reliable", 1, batch=False, delay=0.0)),
     ):
         raise asyncio.CancelledError
-
-
-def test_who_does_not_override_a_hook_is_not_called() -> None:
-    hooks, leaving = Hooks(), Leaving()
-    hooks.add(leaving)
-    assert (len(hooks.sending), hooks.handling, hooks.delivered) == (1, (), ())
-    hooks.remove(leaving)
-    assert hooks.sending == ()

@@ -153,16 +153,6 @@ def test_only_a_worker_fills_what_is_injected(tasks: Tasks) -> None:
         tasks.task(nameless)
 
 
-async def test_tasks_without_a_client_say_how_to_bind_them(tasks: Tasks) -> None:
-    task = tasks.task(send_mail)
-    advice = r"'mails' are not bound to a client: open one with delayq.connect\(tasks=\[...\]\)"
-    for offering in (task.offer("ada"), tasks.offer_many([task.to_offer("ada")])):
-        with pytest.raises(ConfigurationError, match=advice):
-            await offering
-    with pytest.raises(ConfigurationError, match=r"delayq.sync.connect\(tasks="):
-        task.offer_sync("ada")
-
-
 def test_options_add_up(tasks: Tasks) -> None:
     task = tasks.task(send_mail)
     offer = task.options(delay=3, id="a").options(delay=5).to_offer("ada")

@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from delayq import (
     BadArguments,
     BadInput,
-    ConfigurationError,
     DecodeError,
     EncodeError,
     Tasks,
@@ -257,22 +256,6 @@ def test_only_calls_of_these_tasks_can_be_offered(tasks: Tasks) -> None:
     for value in ({"task": "send"}, Call("gone", {})):
         with pytest.raises(BadInput):
             tasks._codec.encode(value)  # type: ignore[arg-type]
-
-
-def test_a_type_that_no_codec_knows_is_told(tasks: Tasks) -> None:
-    @tasks.task
-    def store(body: bytes) -> None: ...
-
-    with pytest.raises(ConfigurationError, match=r"store\(\), 'body': JSON has no bytes"):
-        store.arguments.check()
-
-    @tasks.task
-    def send(to: Unknown) -> None: ...
-
-    with pytest.raises(
-        ConfigurationError, match=r"send\(\), 'to': .*Unknown.* give it the default"
-    ):
-        send.arguments.check()
 
 
 def test_arguments_of_one_function_may_be_read_by_different_libraries(tasks: Tasks) -> None:
