@@ -189,8 +189,11 @@ def test_what_comes_back_comes_first_and_in_order(raw: Any) -> None:
 @pytest.mark.every_server
 def test_an_answer_is_bounded_by_bytes_but_never_empty(raw: Any) -> None:
     desk = Desk(raw)
-    raw.rpush(KEYS.ready, *[b"x" * 400] * 5)
-    assert [len(desk.move(f"n{number}", take=100)[-1]) for number in range(3)] == [2, 2, 1]
+    payloads = [b"%d" % number * 400 for number in range(5)]
+    raw.rpush(KEYS.ready, *payloads)
+    handed = [desk.move(f"n{number}", take=100)[-1] for number in range(3)]
+    # What did not fit went back in order.
+    assert handed == [payloads[:2], payloads[2:4], payloads[4:]]
     raw.rpush(KEYS.ready, b"x" * 5000, b"y")
     assert desk.move("large", take=100)[-1] == [b"x" * 5000]
     assert desk.ready() == [b"y"]
