@@ -561,12 +561,13 @@ async def test_errors_have_answers_and_the_most_specific_one_counts(
         assert (letter.reason, letter.attempt) == (reason, 1), error
     assert letters[str(len(errors) - 1)].error == "TimeoutError: of the bank"
     passed = 0.0
-    for number, (_, after) in enumerate(AFTER):
+    for number, (error, after) in enumerate(AFTER):
         await advance(jobs, after - 5 - passed)
         assert (await get(jobs, str(number))).state == "delayed", after
         await advance(jobs, 5)
         message = await get(jobs, str(number))
         assert (message.state, message.attempt) == ("ready", 1), after
+        assert str(error) in (message.last_error or ""), after
         passed = after
 
 
@@ -615,7 +616,8 @@ async def test_a_slow_handler_is_cancelled_and_its_message_may_have_its_own_time
         worker.listener(name, **SETTINGS | of_listener)(gate)
         queue = client.reliable_queue(name, **SETTINGS)
         await queue.offer(1, id=name, headers={"h": "x"}, **of_message)
-    await worker.run(burst=True)
+    async with asyncio.timeout(60):
+        await worker.run(burst=True)
     assert (gate.seen, gate.inside) == ([1] * 4, [])
     for name, (_, of_message) in cases.items():
         message = await get(client.reliable_queue(name, **SETTINGS), name)
