@@ -20,14 +20,12 @@ import delayq
 from delayq import Client, Offer, Worker
 from delayq._redis import hand_back
 from delayq._reliable.keys import ReliableKeys
-from delayq.worker._handling import Handling
 from delayq.worker._signals import signals_handled
-from delayq.worker._threads import Threads
 from tests.support.depth import nightly
 from tests.support.reliable import Jobs, claim_one, depths, offers
 from tests.support.timing import Control
 from tests.support.waiting import until
-from tests.support.workers import SETTINGS, Gate, Seen, on_jobs, raising, running, work_off
+from tests.support.workers import SETTINGS, Gate, Seen, on_jobs, running, work_off
 
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
@@ -684,17 +682,6 @@ async def test_a_server_that_refuses_is_asked_again(
         server.call("DEL", leased)
         await until(lambda: seen == [1])
     assert caplog.text.count("claiming messages failed") == 1
-
-
-async def test_keyboard_interrupt_goes_through(client: Client, jobs: Jobs) -> None:
-    # Raised in a task, it would end the event loop, so the deciding part is tested alone.
-    worker = Worker(client)
-    on_jobs(worker)(raising(KeyboardInterrupt()))
-    handling = Handling(worker._listeners["jobs"], (), {}, {}, Threads("jobs", 1), lambda: False)
-    await jobs.offer(1, id="a")
-    with pytest.raises(KeyboardInterrupt):
-        await handling.handle(await claim_one(jobs))
-    assert await attempts(jobs, "a") == {"a": READY}
 
 
 def test_outside_the_main_thread_it_runs_without_signals(server: PrivateServer) -> None:
