@@ -290,8 +290,8 @@ def process_of(pids: dict[int, str], word: str) -> int:
 def test_ctrl_c_leaves_no_process_behind() -> None:
     with running("--messages", "20000") as process:
         others = descendants(process.pid)
-        children = ("children producer", "children consumer")
-        for word in (*children, "watchdog", "valkey-server unixsocket:"):
+        # The producer may already have finished.
+        for word in ("children consumer", "watchdog", "valkey-server unixsocket:"):
             assert process_of(others, word)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal would
         _, errors = process.communicate(timeout=PATIENCE)

@@ -206,21 +206,6 @@ async def test_metrics_are_scraped(own_server: PrivateServer) -> None:
         await app.stop()
 
 
-@pytest.mark.gate
-async def test_slow_handlers_return_messages(own_server: PrivateServer, tmp_path: Path) -> None:
-    text = (EXAMPLES / "web" / "starlette_app.py").read_text()
-    hasty = text.replace("shutdown_timeout=20", "shutdown_timeout=0.2")
-    (tmp_path / "hasty_app.py").write_text(hasty)
-    serve = serving(own_server, tmp_path, "hasty_app:app", MAIL_SECONDS="3600")
-    async with serve as (app, browser):
-        await browser.post("/mails", params={"to": "ada"})
-        await app.line_with("sending to ada")
-        assert "sent to ada" not in await app.stop()
-    async with delayq.connect(own_server.url) as client:
-        (message,) = await client.reliable_queue("mails").claim(wait=60)
-        assert (message.value, message.attempt) == ("ada", 1)
-
-
 @pytest.mark.nightly
 async def test_an_incident_is_found_and_fixed_as_the_page_tells(
     own_server: PrivateServer, tmp_path: Path
