@@ -54,16 +54,13 @@ def descriptors() -> int:
 
 
 async def test_it_calls_once_and_not_before_the_moment(wakeup: Any) -> None:
-    rings, when = list[float](), time.monotonic() + 0.02
-    wakeup.set(when, lambda: rings.append(time.monotonic()))
-    await until(lambda: rings)
-    assert rings[0] >= when
-    for passed in (time.monotonic() - 5, 0.0, -1.0):
-        before = len(rings)
-        wakeup.set(passed, lambda: rings.append(0.0))
-        await until(lambda before=before: len(rings) > before)
+    rings, moments = list[float](), [time.monotonic() + 0.02, time.monotonic() - 5, 0.0, -1.0]
+    for number, moment in enumerate(moments, 1):
+        wakeup.set(moment, lambda: rings.append(time.monotonic()))
+        await until(partial(lambda count: len(rings) == count, number))
     await asyncio.sleep(0.02)
-    assert len(rings) == 4
+    assert len(rings) == len(moments)
+    assert rings[0] >= moments[0]
 
 
 async def test_only_what_was_set_last_rings(wakeup: Any) -> None:
@@ -105,7 +102,7 @@ async def test_callbacks_run_in_the_context_of_the_timers_maker() -> None:
         # A timerfd knows one clock only.
         kind = "timerfd" if maker == "a" and sys.platform == "linux" else "loop"
         assert timer.statistics().alarm == kind
-        await until(lambda maker=maker: seen[-1:] == [maker])
+        await until(partial(seen.__contains__, maker))
         timer.stop()
 
 
