@@ -63,35 +63,13 @@ async def test_it_is_neither_seen_nor_counted_nor_changed(
         await jobs.offer("too many")
 
 
-async def test_a_dead_letter_of_its_id_lives_again(jobs: ReliableQueue[Any], store: Store) -> None:
-    await jobs.offer("first", id="a")
-    await (await jobs.claim())[0].bury("no good")
-    await jobs.offer("second", id="a", ttl=HOUR)
-    await store.let_pass(2 * HOUR)
-    assert await jobs.dead.redrive(["a"]) == 1
-    assert [message.value for message in await jobs.claim(10)] == ["first"]
-
-
-async def test_what_a_worker_has_is_there_although_expired(
-    jobs: ReliableQueue[Any], store: Store
-) -> None:
-    await jobs.offer("old", id="a", ttl=HOUR / 2)
-    (message,) = await jobs.claim()
-    await message.extend(3 * HOUR)
-    await store.let_pass(HOUR)
-    assert (await jobs.stats()).leased == 1
-    with pytest.raises(delayq.DuplicateMessage):
-        await jobs.offer("new", id="a")
-    await message.ack()
-
-
 async def test_many_expired_messages_in_front_hold_up_nothing(
     client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    queue, store = client.reliable_queue("many", lease=HOUR), Store(raw, "many")
+    queue, expiries = client.reliable_queue("many", lease=HOUR), ReliableKeys.of("many").expiries
     for _ in range(20):
         await queue.offer_many([Offer(0, ttl=HOUR) for _ in range(1_000)])
-    await store.let_pass(2 * HOUR)
+    await raw.hset(expiries, mapping=dict.fromkeys(await raw.hkeys(expiries), 1))
     await queue.offer("alive")
     depths: list[int] = []
     call = Claims._call

@@ -59,28 +59,6 @@ async def test_old_letters_are_dropped_when_the_next_one_is_added(
     await nothing_else_is_left(raw, jobs)
 
 
-async def test_old_letters_are_dropped_when_letters_are_looked_at(
-    jobs: ReliableQueue[int], raw: Any
-) -> None:
-    await jobs.configure(keep_dead=DAY / 2)
-    await die(jobs, "a", "b")
-    await grow_old(raw, "a", by=DAY)
-    assert await jobs.dead.size() == 1
-    await grow_old(raw, "b", by=DAY)
-    assert await jobs.dead.redrive() == 0
-
-
-@pytest.mark.every_server
-async def test_the_oldest_letters_make_room(jobs: ReliableQueue[int], raw: Any) -> None:
-    await jobs.configure(max_dead=3)
-    await die(jobs, *"abcde")
-    assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d", b"e"]
-    await nothing_else_is_left(raw, jobs)
-    await jobs.configure(max_dead=None)
-    await die(jobs, *"fg")
-    assert await ids(jobs) == [*"cdefg"]
-
-
 @pytest.mark.every_server
 async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
     jobs: ReliableQueue[int], raw: Any
@@ -94,18 +72,6 @@ async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
         assert await jobs.claim() == []
         expected = ["b", "c"] if names == "c" else ["0", "1", "2"]
         assert [name.decode() for name in await raw.zrange(KEYS.dead, 0, -1)] == expected
-    await nothing_else_is_left(raw, jobs)
-
-
-async def test_letters_of_one_id_go_one_by_one(jobs: ReliableQueue[int], raw: Any) -> None:
-    await die(jobs, "a", "a", "a")
-    await jobs.configure(max_dead=2)
-    assert await ids(jobs) == ["a", "a"]
-    assert await jobs.dead.redrive(["a"]) == 1
-    assert await jobs.cancel("a")
-    await jobs.configure(max_dead=1)
-    await die(jobs, "b")
-    assert await ids(jobs) == ["b"]
     await nothing_else_is_left(raw, jobs)
 
 

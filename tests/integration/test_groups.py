@@ -95,16 +95,6 @@ async def test_groups_take_turns(client: Client) -> None:
 
 
 @pytest.mark.every_server
-async def test_a_group_keeps_the_order_of_priorities_then_due_times(client: Client) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer_many([*of_group("a", 1, 2), *of_group("a", 3, priority=9)])
-    await jobs.offer(4, 3600, group="a", priority=5)
-    assert await one_by_one(jobs) == [3, 1, 2]
-    stats = await jobs.stats()
-    assert (stats.delayed, stats.ready, stats.leased) == (1, 0, 0)
-
-
-@pytest.mark.every_server
 async def test_no_more_messages_run_than_the_limits_allow(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue(
         "jobs", lease=7200, limit=Limit(concurrency=4), group_limit=Limit(concurrency=2)
@@ -141,25 +131,6 @@ async def test_no_more_messages_start_than_the_rate_allows(client: Client) -> No
     for group in "abc":
         await jobs.offer_many(of_group(group, 1, 2, 3))
     assert len(await one_by_one(jobs)) == 5
-
-
-@pytest.mark.every_server
-async def test_a_lost_lease_frees_its_slot(client: Client, raw: Any) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
-    await jobs.offer_many(of_group("a", 1, 2))
-    lost = await claim_one(jobs)
-    assert await jobs.claim() == []
-    await Store(raw, "jobs").let_pass(3601)
-    again = await claim_one(jobs)
-    assert (again.value, again.attempt) == (1, 2)
-    # The slot is that of the second attempt now.
-    assert await jobs.claim() == []
-    with pytest.raises(LeaseLost):
-        await lost.ack()
-    with pytest.raises(LeaseLost):
-        await lost.extend(60)
-    await again.ack()
-    assert await one_by_one(jobs) == [2]
 
 
 async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, raw: Any) -> None:
@@ -201,18 +172,6 @@ async def test_what_was_handed_out_holds_an_ordered_group_up(
     elif how == "lose":
         await Store(raw, "jobs").let_pass(3601)
     assert [each for each in await one_by_one(jobs) if each != 9] == [1, 3, 2]
-
-
-async def test_a_dead_message_frees_its_ordered_group_and_comes_back_to_it(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", group_limit=Limit(ordered=True))
-    await jobs.offer_many(of_group("a", 1, 2))
-    await (await claim_one(jobs)).bury("why")
-    second = await claim_one(jobs)
-    assert second.value == 2
-    assert await jobs.dead.redrive() == 1
-    assert await jobs.claim() == []
-    await second.ack()
-    assert (await claim_one(jobs)).group == "a"
 
 
 @pytest.mark.parametrize(

@@ -636,7 +636,7 @@ def test_a_queue_with_groups_behaves_like_its_model(machine: type[GroupsMachine]
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=tries(1_000, usually=40),
+            max_examples=tries(1_000, usually=60),
             stateful_step_count=25,
             suppress_health_check=list(HealthCheck),
         ),

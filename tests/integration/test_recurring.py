@@ -135,17 +135,6 @@ async def test_another_value_replaces_one_that_has_been_due_for_a_while(jobs: Jo
     assert (again.value, again.due_at) == ("new", message.due_at)
 
 
-async def test_another_timing_starts_anew(jobs: Jobs, client: Client) -> None:
-    await schedule(jobs, "old")
-    due = await schedule(jobs, "new", every=3600)
-    assert due - await client.server_time() > timedelta(minutes=59)
-    assert await waiting(jobs) == ["new"]
-    (known,) = await jobs.schedules()
-    assert (known.every, known.cron, known.timezone, known.next_at) == (HOUR, None, None, due)
-    assert await schedule(jobs, "old") < due
-    assert await waiting(jobs) == ["old"]
-
-
 @pytest.mark.every_server
 async def test_the_highest_version_wins_in_any_order(jobs: Jobs) -> None:
     await schedule(jobs, "v1", version=1)
@@ -347,21 +336,6 @@ async def test_unscheduling_leaves_the_occurrence_at_work(jobs: Jobs) -> None:
     await advance(jobs, 3600)
     assert await jobs.claim() == []
     assert (await jobs.stats()).leased == 0
-
-
-async def test_no_client_brings_an_unscheduled_occurrence_back(server: PrivateServer) -> None:
-    async with (
-        delayq.connect(server.url, resync_interval=0.05) as one,
-        delayq.connect(server.url, resync_interval=0.05) as other,
-    ):
-        queues = [client.reliable_queue("jobs") for client in (one, other)]
-        for queue in queues:
-            await schedule(queue)
-        assert await queues[0].unschedule("tick")
-        await asyncio.sleep(0.3)
-        # No client looks at it any more.
-        await until(lambda: [each.statistics().timers for each in (one, other)], equals=[0, 0])
-        assert await waiting(queues[1]) == []
 
 
 # Pauses

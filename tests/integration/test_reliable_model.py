@@ -1130,7 +1130,7 @@ def test_a_reliable_queue_behaves_like_its_model(machine: type[ReliableMachine])
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=tries(2_000, usually=60),
+            max_examples=tries(2_000, usually=120),
             stateful_step_count=20,
             suppress_health_check=list(HealthCheck),
         ),
