@@ -6,25 +6,32 @@ import asyncio
 import random
 import time
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
-from tests.interop.pairs import TEXT, Pair
+from tests.interop.pairs import PAIRS, TEXT, Pair
+from tests.support.cases import naming
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     import delayq
     from tests.interop.redisson import JavaQueue, Redisson
     from tests.support.servers import PrivateServer
 
-MESSAGES = 10_000
+MESSAGES = 1_000
+"""How many messages a scenario has in each codec. Moving ignores their content."""
+AT_NIGHT = 5_000
+AT_ONCE = 3
+"""How many scenarios play at once. With all of them, Java's client waits for connections."""
 MAX_DELAY_MS = 600
-DEADLINE = 60.0
+DEADLINE = 120.0
 """The time limit for a step, seconds. A step takes two."""
+SPREAD = 9_973
+"""A prime below the number of a pair's values: few messages have values from all of them."""
 
 Messages = list[tuple[Any, int]]
 """Values, with their delays or the times of their arrival, ms."""
@@ -51,12 +58,13 @@ class Live:
         return Redis.from_url(self.server.url, socket_timeout=60)
 
     async def drained(self) -> None:
-        """Wait until every key with messages is gone."""
+        """Wait until every key with messages of this queue is gone."""
         async with self.raw() as redis:
 
             async def empty() -> bool:
                 # A fence is an empty mark of a call that was given up. It disappears in a minute.
-                return all(key.startswith(b"delayq_fence:") for key in await redis.keys())
+                keys = await redis.keys(f"*{self.name}*")
+                return all(key.startswith(b"delayq_fence:") for key in keys)
 
             await until(empty, DEADLINE)
 
@@ -74,7 +82,7 @@ class Log:
             self.due[self.pair.codec.encode(value)] = left + delay
 
     async def offer_by_python(
-        self, queue: delayq.DelayedQueue[Any], messages: Messages, *, at_once: int = MESSAGES
+        self, queue: delayq.DelayedQueue[Any], messages: Messages, *, at_once: int = AT_NIGHT
     ) -> None:
         for at in range(0, len(messages), at_once):
             part = messages[at : at + at_once]
@@ -132,7 +140,22 @@ def random_messages(
     pair: Pair, count: int = MESSAGES, first: int = 0, most: int = MAX_DELAY_MS
 ) -> Messages:
     chance = random.Random(first)
-    return [(pair.value(n), chance.randint(0, most)) for n in range(first, first + count)]
+    numbers = (n * 7_919 % SPREAD for n in range(first, first + count))
+    return [(pair.value(number), chance.randint(0, most)) for number in numbers]
+
+
+async def in_each_codec(live: Live, play: Callable[[Live, Pair], Awaitable[None]]) -> None:
+    """Play a scenario with each codec on a queue of its own, a few of them at once."""
+    turn = asyncio.Semaphore(AT_ONCE)
+
+    async def play_one(pair: Pair, number: int) -> None:
+        async with turn:
+            with naming(str(pair)):
+                await play(replace(live, name=f"{live.name}-{number}"), pair)
+
+    async with asyncio.TaskGroup() as group:
+        for number, pair in enumerate(PAIRS):
+            group.create_task(play_one(pair, number))
 
 
 def for_python(messages: Messages) -> list[tuple[Any, float]]:

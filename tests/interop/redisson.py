@@ -60,7 +60,7 @@ _HERE = Path(__file__).parent
 _SOURCES = (_HERE / "pom.xml", *sorted((_HERE / "src").rglob("*.java")))
 # The first build downloads Redisson and its dependencies.
 _BUILD_TIMEOUT = 300.0
-_START_TIMEOUT = 60.0
+_START_TIMEOUT = 180.0
 _END_TIMEOUT = 5.0
 
 

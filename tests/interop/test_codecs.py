@@ -28,6 +28,7 @@ from delayq.codecs import (
 from tests.interop import report
 from tests.interop.conftest import built
 from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Release
+from tests.support.depth import nightly
 from tests.support.vectors import CODECS, DATA, check, parse
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.java
 
 SEED = 20_260_801
-COUNT = 3_000
+amounts = pytest.mark.parametrize("count", [300, nightly(3_000)])
 
 
 @pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
@@ -165,25 +166,27 @@ VALUES: dict[str, Callable[[random.Random], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
+@amounts
 def test_what_we_write_java_reads_and_writes_again_in_the_same_bytes(
-    java: Callable[..., list[str]], name: str
+    java: Callable[..., list[str]], count: int
 ) -> None:
-    rng = random.Random(f"{SEED} {name}")
-    payloads = [CODECS[name].encode(VALUES[name](rng)) for _ in range(COUNT)]
-    answers = java("Codecs", lines=[f"{name} {payload.hex()}" for payload in payloads])
-    assert len(answers) == COUNT
-    for payload, answer in zip(payloads, answers, strict=True):
-        assert not answer.startswith("!"), (payload, answer)
+    payloads = list[tuple[str, bytes]]()
+    for name, make in VALUES.items():
+        rng = random.Random(f"{SEED} {name}")
+        payloads += [(name, CODECS[name].encode(make(rng))) for _ in range(count)]
+    answers = java("Codecs", lines=[f"{name} {payload.hex()}" for name, payload in payloads])
+    for (name, payload), answer in zip(payloads, answers, strict=True):
+        assert not answer.startswith("!"), (name, payload, answer)
         again = bytes.fromhex(answer.rpartition(" ")[2])
-        assert again == payload, answer
+        assert again == payload, (name, answer)
         assert CODECS[name].encode(CODECS[name].decode(payload)) == payload
 
 
-def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> None:
+@amounts
+def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]], count: int) -> None:
     """Java prints random scalars, each with its class and text."""
-    vectors = parse(java("Vectors", str(SEED), str(COUNT)))
-    assert len(vectors) > 2 * COUNT
+    vectors = parse(java("Vectors", str(SEED), str(count)))
+    assert len(vectors) > 2 * count
     for vector in vectors:
         if (
             vector.kind == "UUID"
@@ -206,7 +209,7 @@ def test_what_java_writes_we_read_and_write(java: Callable[..., list[str]]) -> N
             assert CODECS[vector.codec].encode(value) == vector.payload
         else:
             check(vector)
-    ours = f"{COUNT:,} random values of ours for each of {len(VALUES)}"
+    ours = f"{count:,} random values of ours for each of {len(VALUES)}"
     report.NOTES.append(
         f"Redisson {java.__name__}'s codecs: {ours}, {len(vectors):,} payloads of theirs"
     )

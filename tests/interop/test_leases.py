@@ -9,17 +9,17 @@ import pytest
 
 from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
-from tests.interop.settings import with_current
+from tests.interop.settings import newest_current_first
 
 if TYPE_CHECKING:
     import delayq
 
 pytestmark = pytest.mark.java
 
-MESSAGES = 2000
+MESSAGES = 1_000
 
 
-@with_current
+@newest_current_first
 async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Live) -> None:
     """Every third delivery is refused: it waits in a record that Java moves and takes."""
     log, messages = Log(), random_messages(TEXT, MESSAGES)
@@ -51,7 +51,7 @@ async def test_what_java_offers_is_leased_and_what_fails_comes_to_java(live: Liv
     await java.detach()
 
 
-@with_current
+@newest_current_first
 async def test_java_delivers_what_python_offered_without_an_ordered_list(live: Live) -> None:
     log, messages = Log(), random_messages(TEXT, MESSAGES)
     java = await live.open()

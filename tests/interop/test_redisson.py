@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import pytest
@@ -13,6 +16,7 @@ import pytest
 import delayq
 from tests.interop import redis32, report
 from tests.interop.live import (
+    AT_NIGHT,
     DEADLINE,
     MAX_DELAY_MS,
     MESSAGES,
@@ -20,18 +24,21 @@ from tests.interop.live import (
     Log,
     encoded,
     for_python,
+    in_each_codec,
     random_messages,
 )
 from tests.interop.movers import MovedByJava
-from tests.interop.pairs import PAIRS, TEXT, Pair
+from tests.interop.pairs import KRYO, PAIRS, TEXT, Pair
 from tests.interop.redisson import JavaQueue, Redisson
 from tests.interop.settings import (
+    newest_current_first,
+    newest_first,
     with_all_readers,
     with_current,
-    with_movers,
     with_newest,
     with_old,
 )
+from tests.support.depth import nightly
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.java
@@ -43,96 +50,85 @@ HOUR_MS = 3_600_000
 # costs less.
 WOKEN_MS = 10_000
 
-JAVA_TO_PYTHON = "from Java to Python"
-PYTHON_TO_JAVA = "from Python to Java"
-MIXED = "between all"
+
+amounts = pytest.mark.parametrize("count", [MESSAGES, nightly(AT_NIGHT)])
 
 
-@pytest.fixture(params=PAIRS, ids=str)
-def pair(request: pytest.FixtureRequest) -> Pair:
-    found: Pair = request.param
-    return found
+def test_the_log_notices_what_is() -> None:
+    for what, arrivals in {
+        "all": [(0, 100), (1, 200)],
+        "lost": [(0, 100)],
+        "doubled": [(0, 100), (1, 200), (1, 201)],
+        "early": [(0, 99), (1, 200)],
+        "offered by nobody": [(0, 100), (1, 200), (2, 200)],
+    }.items():
+        log = Log(TEXT, due={TEXT.codec.encode(TEXT.value(n)): 100.0 + n * 100 for n in range(2)})
+        log.came_to_java([(TEXT.value(n), at) for n, at in arrivals])
+        with nullcontext() if what == "all" else pytest.raises(AssertionError):
+            log.check()
 
 
-must_fail = pytest.mark.xfail(raises=AssertionError, strict=True)
+# A thousand messages each way in each codec
 
 
-@pytest.mark.parametrize(
-    "arrivals",
-    [
-        [(0, 100), (1, 200)],
-        pytest.param([(0, 100)], id="lost", marks=must_fail),
-        pytest.param([(0, 100), (1, 200), (1, 201)], id="doubled", marks=must_fail),
-        pytest.param([(0, 99), (1, 200)], id="early", marks=must_fail),
-        pytest.param([(0, 100), (1, 200), (2, 200)], id="offered by nobody", marks=must_fail),
-    ],
-)
-def test_the_log_notices_what_is(arrivals: list[tuple[int, int]]) -> None:
-    log = Log(TEXT, due={TEXT.codec.encode(TEXT.value(n)): 100.0 + n * 100 for n in range(2)})
-    log.came_to_java([(TEXT.value(n), at) for n, at in arrivals])
-    log.check()
+@amounts
+async def test_what_java_offers_comes_to_python_once_and_not_early(live: Live, count: int) -> None:
+    async def play(live: Live, pair: Pair) -> None:
+        log, messages = Log(pair), random_messages(pair, count)
+        java = await live.open(pair)
+        async with log.consuming(live.queue(pair)):
+            await log.offer_by_java(java, messages)
+            # From here on, only we move them.
+            await java.detach()
+            await until(lambda: len(log.arrived) >= count, DEADLINE)
+            await live.drained()
+        log.check()
 
-
-# Ten thousand messages each way
-
-
-async def test_what_java_offers_comes_to_python_once_and_not_early(live: Live, pair: Pair) -> None:
-    log, messages = Log(pair), random_messages(pair)
-    java = await live.open(pair)
-    async with log.consuming(live.queue(pair)):
-        await log.offer_by_java(java, messages)
-        # From here on, only we move them.
-        await java.detach()
-        await until(lambda: len(log.arrived) >= MESSAGES, DEADLINE)
-        await live.drained()
-    log.check()
+    await in_each_codec(live, play)
     assert live.client.statistics().quarantined == 0
-    report.MESSAGES[str(live.redisson)][JAVA_TO_PYTHON, str(pair)] += MESSAGES
 
 
 @with_all_readers
-async def test_what_python_offers_comes_to_java_once_and_not_early(live: Live, pair: Pair) -> None:
-    log, messages = Log(pair), random_messages(pair)
-    java = await live.open(pair, attached=not live.redisson.release.writes_old_records)
-    takes = [asyncio.create_task(java.take(MESSAGES // TAKERS)) for _ in range(TAKERS)]
-    queue = live.queue(pair)
-    await log.offer_by_python(queue, messages)
-    if not live.redisson.release.writes_old_records:
-        # From here on, only Java moves them. An old client cannot read them, so there we have to.
-        await queue.aclose()
-    async with asyncio.timeout(DEADLINE):
-        log.came_to_java(*await asyncio.gather(*takes))
-    await live.drained()
-    log.check()
-    await java.detach()
-    report.MESSAGES[str(live.redisson)][PYTHON_TO_JAVA, str(pair)] += MESSAGES
+@amounts
+async def test_what_python_offers_comes_to_java_once_and_not_early(live: Live, count: int) -> None:
+    async def play(live: Live, pair: Pair) -> None:
+        log, messages = Log(pair), random_messages(pair, count)
+        java = await live.open(pair, attached=not live.redisson.release.writes_old_records)
+        takes = [asyncio.create_task(java.take(count // TAKERS)) for _ in range(TAKERS)]
+        queue = live.queue(pair)
+        await log.offer_by_python(queue, messages)
+        if not live.redisson.release.writes_old_records:
+            # From here on, only Java moves them. An old client cannot read them: there we have to.
+            await queue.aclose()
+        async with asyncio.timeout(DEADLINE):
+            log.came_to_java(*await asyncio.gather(*takes))
+        await live.drained()
+        log.check()
+        await java.detach()
+
+    await in_each_codec(live, play)
 
 
-@with_movers
-async def test_both_kinds_offer_move_and_take_on_one_queue(live: Live, pair: Pair) -> None:
+@with_current
+@amounts
+async def test_both_kinds_offer_move_and_take_on_one_queue(live: Live, count: int) -> None:
     """Three clients offer, move and take at once; one of them is Java."""
-    half = MESSAGES // 2
-    moved_by_java = await share(live, pair, for_both=(half, half))
-    assert 0 < moved_by_java < MESSAGES
-    report.MESSAGES[str(live.redisson)][MIXED, str(pair)] += MESSAGES
-    report.MOVED_BY_JAVA[str(live.redisson)].append(moved_by_java / MESSAGES)
+    for pair in (KRYO,) if count == MESSAGES else PAIRS:
+        await share(replace(live, name=f"{live.name}-{pair}"), pair, count // 2, count // 2)
 
 
 @with_old
 async def test_both_kinds_move_and_take_what_an_old_java_client_offers(live: Live) -> None:
     """An old client repeats its own messages when it meets a current record: here are none."""
-    moved_by_java = await share(live, TEXT, for_both=(MESSAGES, 0))
-    assert 0 < moved_by_java < MESSAGES
-    report.MESSAGES[str(live.redisson)][MIXED, str(TEXT)] += MESSAGES
-    report.MOVED_BY_JAVA[str(live.redisson)].append(moved_by_java / MESSAGES)
+    await share(live, TEXT, MESSAGES, 0)
 
 
-async def share(live: Live, pair: Pair, *, for_both: tuple[int, int]) -> int:
-    """Let Java and two of our clients offer and take all. Return how many Java moved."""
-    log = Log(pair)
+async def share(live: Live, pair: Pair, by_java: int, by_python: int) -> None:
+    """Let Java and two of our clients offer, move and take so many messages."""
+    log, count = Log(pair), by_java + by_python
     from_java, from_python = (
-        random_messages(pair, for_both[0]),
-        random_messages(pair, for_both[1], for_both[0]),
+        random_messages(pair, by_java),
+        random_messages(pair, by_python, by_java),
     )
     java = await live.open(pair)
     with MovedByJava(live.server, live.name) as moved:
@@ -154,8 +150,9 @@ async def share(live: Live, pair: Pair, *, for_both: tuple[int, int]) -> int:
                 log.came_to_java(*await asyncio.gather(*takes))
     await java.detach()
     log.check()
-    assert 0 < to_python < MESSAGES
-    return moved.count
+    assert 0 < to_python < count
+    assert 0 < moved.count < count
+    report.NOTES.append(f"{live.redisson}: Java moved {moved.count / count:.0%} between all")
 
 
 @with_old
@@ -188,25 +185,10 @@ async def test_beside_an_old_java_client_messages_may_come_twice_but_none_early(
 
 
 @with_newest
-async def test_the_count_of_what_java_moved_leaves_out_what_we_moved(live: Live) -> None:
-    java = await live.open()
-    with MovedByJava(live.server, live.name) as moved:
-        await java.offer([(TEXT.value(n), n) for n in range(100)])
-        await java.take(100)
-    assert moved.count == 100
-    await java.detach()
-    queue = live.queue()
-    with MovedByJava(live.server, live.name) as moved:
-        await queue.offer_many([(TEXT.value(n), n / 1000) for n in range(100)])
-        await java.take(100)
-    assert moved.count == 0
-
-
-@with_newest
 async def test_a_java_client_that_is_killed_takes_only_what_it_had_in_hand(live: Live) -> None:
     """At most one message is lost for each of its takers."""
     log, taken = Log(), list[tuple[Any, int]]()
-    half = MESSAGES // 2
+    count, half = 4_000, 2_000
     from_java = random_messages(TEXT, half, most=2 * MAX_DELAY_MS)
     from_python = random_messages(TEXT, half, half, most=2 * MAX_DELAY_MS)
     victim = Redisson(live.redisson.release, live.server)
@@ -229,21 +211,21 @@ async def test_a_java_client_that_is_killed_takes_only_what_it_had_in_hand(live:
         await offering
         # However slow the machine is, the queue continues without the victim.
         await log.offer_by_python(queue, afterwards, at_once=100)
-        await until(lambda: len(log.arrived) + len(taken) >= MESSAGES - TAKERS, DEADLINE)
+        await until(lambda: len(log.arrived) + len(taken) >= count - TAKERS, DEADLINE)
         await live.drained()
     victim.close()
     log.came_to_java(taken)
     log.check(lost=TAKERS)
     lost = len(log.missing())
     report.NOTES.append(
-        f"{live.redisson}, killed after taking {len(taken):,} of {MESSAGES:,}: {lost} gone"
+        f"{live.redisson}, killed after taking {len(taken):,} of {count:,}: {lost} gone"
     )
 
 
 # Waking each other
 
 
-@with_current
+@newest_current_first
 async def test_java_is_woken_by_a_python_offer(live: Live) -> None:
     """Java sleeps until a far message. Each offer is due sooner; then only Java remains."""
     log = Log()
@@ -273,29 +255,10 @@ async def test_java_is_woken_by_a_python_offer(live: Live) -> None:
     log.check()
     # Normally under 200 ms, as Java's timer ticks at least every 100 ms.
     assert max(log.lateness()) < WOKEN_MS
-    report.LATENESS_MS[str(live.redisson)]["Java woken by Python, and alone,"] += log.lateness()
+    tell_lateness(live, "Java, woken by Python and alone", log.lateness())
 
 
-@with_current
-async def test_java_hears_of_an_offer_over_the_channel_and_in_no_other_way(live: Live) -> None:
-    """Without our announcement, the test above would fail."""
-    java = await live.open()
-    taken = asyncio.create_task(java.take(1))
-    async with delayq.connect(live.server.url) as client:
-        receipt = await client.delayed_queue(f"{live.name}-silent", codec=TEXT.codec).offer(
-            TEXT.value(0), 3
-        )
-    announced = round(receipt.due_at.timestamp() * 1000) + 600
-    async with live.raw() as redis:
-        for key in ("redisson_delay_queue", "redisson_delay_queue_timeout"):
-            await redis.rename(f"{key}:{{{live.name}-silent}}", f"{key}:{{{live.name}}}")
-        assert await redis.publish(f"redisson_delay_queue_channel:{{{live.name}}}", announced) == 1
-    ((value, at),) = await asyncio.wait_for(taken, DEADLINE)
-    assert value == TEXT.value(0)
-    assert at >= announced
-    await java.detach()
-
-
+@newest_first
 async def test_python_is_woken_by_a_java_offer(live: Live) -> None:
     """The reverse: Java leaves, and only we remain, without a re-check."""
     log, far = Log(), [TEXT.value(99), TEXT.value(98)]
@@ -317,7 +280,7 @@ async def test_python_is_woken_by_a_java_offer(live: Live) -> None:
     log.check()
     # Under 20 ms on a quiet machine.
     assert max(log.lateness()) < WOKEN_MS
-    report.LATENESS_MS[str(live.redisson)]["Python woken by Java, and alone,"] += log.lateness()
+    tell_lateness(live, "Python, woken by Java and alone", log.lateness())
 
 
 async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(live: Live) -> None:
@@ -341,21 +304,25 @@ async def test_an_offer_without_delay_reaches_a_waiting_take_of_the_other_side(l
         to_python.append(time.time() * 1000 - left)
     await java.detach()
     assert max(to_java + to_python) < WOKEN_MS
-    report.LATENESS_MS[str(live.redisson)]["Python's offer without delay in Java's hands"] += (
-        to_java
-    )
-    report.LATENESS_MS[str(live.redisson)]["Java's offer without delay in Python's hands"] += (
-        to_python
+    tell_lateness(live, "Python's offer without delay in Java's hands", to_java)
+    tell_lateness(live, "Java's offer without delay in Python's hands", to_python)
+
+
+def tell_lateness(live: Live, what: str, late: list[float]) -> None:
+    report.NOTES.append(
+        f"{live.redisson}: {what}: after {median(late):.1f} ms (median of {len(late)};"
+        f" at most {max(late):.1f})"
     )
 
 
 # Cancelling
 
 
+@newest_first
 async def test_what_python_cancels_does_not_come_to_java(live: Live) -> None:
-    # Far enough ahead for a machine that starts several Java processes to cancel 500 of them in
-    # time.
-    log, messages = Log(), [(TEXT.value(n), 5000 + n) for n in range(1000)]
+    log = Log()
+    # However slow the machine, none is due before it is cancelled.
+    messages = [(TEXT.value(n), 500 + n if n % 2 else HOUR_MS) for n in range(1000)]
     java = await live.open()
     queue = live.queue()
     receipts = await queue.offer_many(for_python(messages))
@@ -369,6 +336,7 @@ async def test_what_python_cancels_does_not_come_to_java(live: Live) -> None:
     await java.detach()
 
 
+@newest_first
 async def test_a_cancel_at_the_due_time_says_truly_whether_the_message_comes(live: Live) -> None:
     log, messages = Log(), [(TEXT.value(n), 300 + n) for n in range(1000)]
     java = await live.open()
@@ -405,31 +373,40 @@ def payload(live: Live, record: bytes, *, old: bool) -> bytes:
     return found
 
 
-async def test_both_sides_write_the_same_payload_bytes(live: Live, pair: Pair) -> None:
-    values = [pair.value(n) for n in range(200)]
-    java = await live.redisson.open(f"{live.name}-java", pair.java)
-    await java.offer([(pair.to_java(value), FAR_MS) for value in values])
-    await live.client.delayed_queue(f"{live.name}-python", codec=pair.codec).offer_many(
-        [(value, 60) for value in values]
-    )
-    async with live.raw() as redis:
-        by_java = await redis.zrange(f"redisson_delay_queue_timeout:{{{live.name}-java}}", 0, -1)
-        by_python = await redis.lrange(f"redisson_delay_queue:{{{live.name}-python}}", 0, -1)
-        assert sorted(by_java) == sorted(
-            await redis.lrange(f"redisson_delay_queue:{{{live.name}-java}}", 0, -1)
+async def test_both_sides_write_the_same_payload_bytes(live: Live) -> None:
+    async def play(live: Live, pair: Pair) -> None:
+        values = [pair.value(n) for n in range(200)]
+        java = await live.redisson.open(f"{live.name}-java", pair.java)
+        await java.offer([(pair.to_java(value), FAR_MS) for value in values])
+        await live.client.delayed_queue(f"{live.name}-python", codec=pair.codec).offer_many(
+            [(value, 60) for value in values]
         )
-    await java.detach()
-    old = live.redisson.release.writes_old_records
-    java_payloads = [payload(live, record, old=old) for record in by_java]
-    python_payloads = [payload(live, record, old=False) for record in by_python]
-    assert python_payloads == [pair.codec.encode(value) for value in values]
-    assert Counter(java_payloads) == Counter(python_payloads)
-    # Java's payloads stay the same when we decode and encode them again.
-    assert [pair.codec.encode(pair.codec.decode(found)) for found in java_payloads] == java_payloads
+        ordered, timeout = "redisson_delay_queue:{%s}", "redisson_delay_queue_timeout:{%s}"
+        async with live.raw() as redis:
+            by_java = await redis.zrange(timeout % f"{live.name}-java", 0, -1)
+            by_python = await redis.lrange(ordered % f"{live.name}-python", 0, -1)
+            assert sorted(by_java) == sorted(
+                await redis.lrange(ordered % f"{live.name}-java", 0, -1)
+            )
+        await java.detach()
+        old = live.redisson.release.writes_old_records
+        java_payloads = [payload(live, record, old=old) for record in by_java]
+        python_payloads = [payload(live, record, old=False) for record in by_python]
+        assert python_payloads == [pair.codec.encode(value) for value in values]
+        assert Counter(java_payloads) == Counter(python_payloads)
+        # Java's payloads stay the same when we decode and encode them again.
+        again = [pair.codec.encode(pair.codec.decode(theirs)) for theirs in java_payloads]
+        assert again == java_payloads
+
+    await in_each_codec(live, play)
 
 
 @with_current
-async def test_java_sees_and_removes_what_python_wrote(live: Live, pair: Pair) -> None:
+async def test_java_sees_and_removes_what_python_wrote(live: Live) -> None:
+    await in_each_codec(live, java_sees_and_removes)
+
+
+async def java_sees_and_removes(live: Live, pair: Pair) -> None:
     values = [pair.value(n) for n in range(100)]
     java = await live.open(pair)
     queue = live.queue(pair)
@@ -452,16 +429,11 @@ async def test_java_sees_and_removes_what_python_wrote(live: Live, pair: Pair) -
     await java.detach()
 
 
-@with_old
-async def test_an_old_java_client_can_count_what_python_wrote(live: Live) -> None:
-    """An old client can do no more than that: it reads only its own records."""
-    java = await live.open()
-    await live.queue().offer_many([(TEXT.value(n), 60) for n in range(10)])
-    assert await java.ask("size") == 10
-    await java.detach()
+async def test_python_sees_and_removes_what_java_wrote(live: Live) -> None:
+    await in_each_codec(live, python_sees_and_removes)
 
 
-async def test_python_sees_and_removes_what_java_wrote(live: Live, pair: Pair) -> None:
+async def python_sees_and_removes(live: Live, pair: Pair) -> None:
     values = [pair.value(n) for n in range(20)]
     java = await live.open(pair)
     pending = live.queue(pair).pending
@@ -531,6 +503,7 @@ async def all_moved(java: JavaQueue, count: int) -> bool:
     return bool(await java.ask("ready.size") == count)
 
 
+@newest_first
 async def test_python_goes_on_when_java_deletes_the_queue_or_lets_it_expire(
     live: Live,
     caplog: pytest.LogCaptureFixture,

@@ -13,6 +13,7 @@ from tests.interop import report
 from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
+from tests.support.depth import nightly
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -51,7 +52,11 @@ async def take_what_it_may(log: Log, url: str, name: str) -> int:
 
 @with_newest
 @pytest.mark.parametrize(
-    "rights", ["as delayq acl says", "by hand", "no channels", "no channel of notices"]
+    "rights",
+    [
+        *("as delayq acl says", "no channel of notices"),
+        *map(nightly, ("by hand", "no channels")),
+    ],
 )
 async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: str) -> None:
     channel = f"&redisson_delay_queue_channel:{{{live.name}}}"

@@ -14,7 +14,7 @@ from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.java
+pytestmark = [pytest.mark.java, pytest.mark.nightly]
 
 MOST_MS = 2000
 KILLS = 40

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.java
 
-MESSAGES = 4000
+MESSAGES = 2_000
 MOST_MS = 4000
 MOVES = 3
 
