@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     Jobs = delayq.ReliableQueue[Any]
 
 __all__ = ["_templates_are_compiled_once", "one"]
+pytestmark = pytest.mark.usefixtures("_full_batches")
 
 DEAD = "dead?kind=reliable&name=jobs"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -818,7 +819,6 @@ async def test_redrive_and_purge(client: Client, admin: Browser) -> None:
     assert (await jobs.stats()).ready == 3
 
 
-@pytest.mark.usefixtures("_full_batches")
 @pytest.mark.parametrize(("do", "partitions"), [("redrive", None), ("purge", 3)])
 async def test_letters_not_shown_are_left_alone(
     client: Client, admin: Browser, do: str, partitions: int | None

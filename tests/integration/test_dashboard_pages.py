@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 
 __all__ = ["_templates_are_compiled_once", "one"]
+pytestmark = pytest.mark.usefixtures("_full_batches")
 
 
 def names(shown: str) -> list[str]:
@@ -551,7 +552,6 @@ async def test_a_page_looks_at_a_bounded_number_of_expired_messages(
     assert 'rel="next"' not in shown
 
 
-@pytest.mark.usefixtures("_full_batches")
 async def test_pages_end_where_their_rows_would_repeat(
     client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
