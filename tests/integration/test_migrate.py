@@ -11,6 +11,7 @@ import random
 import re
 import struct
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -260,19 +261,20 @@ async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: 
     assert before.keys() == after.keys()
 
 
-def narrow() -> Script:
-    script = Script(MIGRATE.name)
-    text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
-    assert text != MIGRATE.text
-    # cached_property keeps the text here.
-    script.__dict__["text"] = text
-    return script
+class Narrow(Script):
+    """A script that takes the server for one of 32 bits. It equals none that has its name."""
+
+    @cached_property
+    def text(self) -> str:
+        text = MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
+        assert text != MIGRATE.text
+        return text
 
 
 async def test_a_32_bit_server_gets_its_own_form(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(delayed_store, "MIGRATE", narrow())
+    monkeypatch.setattr(delayed_store, "MIGRATE", Narrow(MIGRATE.name))
     records = some_records(100)
     raw.put(*records[:60])
     raw.put(*records[60:], where="set")
