@@ -433,6 +433,21 @@ async def test_the_timeout_of_a_message_begins_with_its_batch_and_concerns_no_ot
     assert "batch of" not in caplog.text
 
 
+async def test_a_burst_ends_although_threads_hang(worker: Worker, jobs: Jobs) -> None:
+    go_on = threading.Event()
+
+    @batches(worker, batch=2, timeout=0.5)
+    def handle(values: list[int]) -> None:
+        go_on.wait(60)
+
+    await offer(jobs, 6)
+    try:
+        await worker.run(burst=True)
+        assert await depths(jobs) == (2, 4, 0, 0)
+    finally:
+        go_on.set()
+
+
 async def test_batches_wait_for_threads_that_hang(worker: Worker, jobs: Jobs) -> None:
     threads: list[threading.Thread] = []
     go_on = threading.Event()
