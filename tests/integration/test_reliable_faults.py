@@ -43,11 +43,6 @@ def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
 
 
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    be_impatient(monkeypatch)
-
-
 def working(_name: str, _n: int) -> str | None:
     """Plan no fault."""
     return None
