@@ -82,12 +82,12 @@ async def bury(queue: Jobs, count: int = 1) -> None:
 async def test_the_overview_shows_queues_of_every_kind(client: Client, reader: Browser) -> None:
     await client.delayed_queue("orders").offer_many([(i, 60) for i in range(3)])
     jobs = client.reliable_queue("jobs", lease=60)
-    await jobs.offer(1, 60)
+    await jobs.offer(1, 3600)
     await jobs.offer_many([Offer(i) for i in range(3)])
     await jobs.claim()
     await jobs.pause()
     parts = client.reliable_queue("parts", partitions=4)
-    await parts.offer_many([Offer(i, delay=60) for i in range(40)])
+    await parts.offer_many([Offer(i, delay=3600) for i in range(40)])
     shown = texts(await page(reader, "/"))
     assert "Queues 3" in shown
     assert re.search(r"jobs reliable paused 1 2 1 0 \S+ m?s ago", shown), shown
@@ -110,9 +110,9 @@ def queues_of(shown: str) -> list[str]:
 
 async def test_trouble_comes_first(server: PrivateServer, client: Client, reader: Browser) -> None:
     await client.reliable_queue("a-working-one").offer(1)
-    await client.reliable_queue("b-waiting-one").offer(1, 60)
+    await client.reliable_queue("b-waiting-one").offer(1, 3600)
     paused = client.reliable_queue("c-paused-one")
-    await paused.offer(1, 60)
+    await paused.offer(1, 3600)
     await paused.pause()
     await bury(client.reliable_queue("d-dead-letters"), 2)
     slow = client.reliable_queue("e-late-one", lease=60)
@@ -132,7 +132,7 @@ async def test_trouble_comes_first(server: PrivateServer, client: Client, reader
 
 async def test_columns_are_sorted_by_the_server(client: Client, reader: Browser) -> None:
     for name, count in (("few", 1), ("many", 30), ("some", 7)):
-        await client.reliable_queue(name).offer_many([Offer(i, delay=60) for i in range(count)])
+        await client.reliable_queue(name).offer_many([Offer(i, delay=3600) for i in range(count)])
     shown = await page(reader, "/")
     (address,) = (each for each in links(shown, "./?sort=") if "sort=delayed" in each)
     shown = await page(reader, address)
@@ -210,7 +210,7 @@ async def test_a_reliable_queue_shows_its_settings(client: Client, reader: Brows
     shown = await page(reader, SETTINGS)
     for setting in ("<dd>none<", "<dd>are dropped<", "<dd>10 min", "<dd>77<", "up to 99<"):
         assert setting in shown
-    await client.delayed_queue("orders").offer(1, 60)
+    await client.delayed_queue("orders").offer(1, 3600)
     assert "Settings" not in await page(reader, ORDERS)
     await page(reader, "settings?kind=delayed&name=orders", 404)
 
@@ -273,11 +273,11 @@ async def test_a_message_has_all_details(client: Client, reader: Browser) -> Non
 
 async def test_all_is_escaped(server: PrivateServer, client: Client, reader: Browser) -> None:
     jobs = client.reliable_queue(HOSTILE)
-    await jobs.offer(HOSTILE, 60, id=HOSTILE, headers={HOSTILE: HOSTILE})
+    await jobs.offer(HOSTILE, 3600, id=HOSTILE, headers={HOSTILE: HOSTILE})
     await jobs.offer(HOSTILE, id="dies")
     await (await jobs.claim())[0].bury(HOSTILE, HOSTILE)
     orders = client.delayed_queue(HOSTILE)
-    await orders.offer(HOSTILE, 60)
+    await orders.offer(HOSTILE, 3600)
     await orders.aclose()
     server.call("RPUSH", DelayedKeys.of(HOSTILE).quarantine, HOSTILE)
     seen: set[str] = set()
@@ -500,7 +500,7 @@ PAGES = (
 
 
 async def test_with_a_read_token_others_do_not_read(client: Client, private: Browser) -> None:
-    await client.reliable_queue("jobs").offer("a payload", 60, id="one")
+    await client.reliable_queue("jobs").offer("a payload", 3600, id="one")
     for address in PAGES:
         answer = await private.get(address)
         assert (answer.status_code, answer.text) == (303, "")
@@ -690,7 +690,7 @@ async def test_every_answer_has_the_headers(reader: Browser) -> None:
 
 async def test_cancel_and_reschedule_of_a_delayed_queue(client: Client, admin: Browser) -> None:
     orders = client.delayed_queue("orders")
-    await orders.offer(7, 60)
+    await orders.offer(7, 3600)
     (at,) = links(await page(admin, ORDERS), "message?")
     assert "Due in 2 h" in texts(await act(admin, at, "reschedule", delay="2.5", unit="hours"))
     (at,) = links(await page(admin, ORDERS), "message?")
@@ -782,14 +782,14 @@ async def test_settings_that_cannot_be_are_refused(client: Client, admin: Browse
 
 async def test_partitions_are_changed_once_confirmed(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer(1, 60)
+    await jobs.offer(1, 3600)
     fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "3"}
     assert "Nothing changed: confirm" in await send(admin, fields)
     assert (await jobs.settings()).partitions == 1
     shown = texts(await send(admin, fields | {"sure": "1"}))
     assert "jobs reliable, 3 partitions" in shown
     assert "Settings changed." in shown
-    await jobs.offer_many([Offer(i, delay=60, id=str(i)) for i in range(30)])
+    await jobs.offer_many([Offer(i, delay=3600, id=str(i)) for i in range(30)])
     fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "1", "sure": "1"}
     shown = await send(admin, fields, 400)
     assert "is not empty, and would lose messages" in texts(shown)
@@ -838,7 +838,7 @@ async def test_letters_not_shown_are_left_alone(
 
 async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> None:
     await client.reliable_queue("jobs").offer(1)
-    await client.delayed_queue("orders").offer(1, 60)
+    await client.delayed_queue("orders").offer(1, 3600)
     said = {"word": word(await page(admin, "/"))}
     jobs = {"kind": "reliable", "name": "jobs"} | said
     orders = {"kind": "delayed", "name": "orders"} | said
@@ -1225,7 +1225,7 @@ async def test_a_live_view_ends_so_that_a_server_can_stop(
 @pytest.mark.gate
 async def test_the_command_serves_localhost_and_ends_with_views(own_server: PrivateServer) -> None:
     async with serving(own_server) as (client, address):
-        await client.reliable_queue("jobs").offer(1, 60)
+        await client.reliable_queue("jobs").offer(1, 3600)
         port = int(address.rstrip("/").rsplit(":", 1)[1])
         async with httpx.AsyncClient() as browser:
             for host, status in (("127.0.0.1", 200), ("localhost", 200), ("evil.test", 400)):

@@ -61,9 +61,9 @@ async def test_the_highest_bar_fills_its_chart(client: Client, reader: Browser, 
 
 
 async def test_a_queue_without_history_says_so(client: Client, reader: Browser) -> None:
-    await client.reliable_queue("jobs").offer(1, 60)
+    await client.reliable_queue("jobs").offer(1, 3600)
     assert "Nothing happened in this period" in await page(reader, f"{HISTORY}&span=nonsense")
-    await client.delayed_queue("orders").offer(1, 60)
+    await client.delayed_queue("orders").offer(1, 3600)
     await page(reader, "history?kind=delayed&name=orders", 404)
 
 
@@ -74,7 +74,7 @@ async def test_workers_are_listed_with_their_messages(
     async with delayq.connect(server.url, resync_interval=0.05) as theirs:
         queue = theirs.reliable_queue("jobs", partitions=2)
         await queue.offer("a payload", id=HOSTILE)
-        await theirs.reliable_queue("idle").offer(1, 60)
+        await theirs.reliable_queue("idle").offer(1, 3600)
         (message,) = await queue.claim()
         async with message:
             await until(partial(lists_work, client, "jobs"))
@@ -112,7 +112,7 @@ async def test_a_queue_whose_workers_cannot_be_read_hides_no_other(
     server: PrivateServer, client: Client, reader: Browser
 ) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as theirs:
-        await theirs.reliable_queue("bad").offer(1, 60)
+        await theirs.reliable_queue("bad").offer(1, 3600)
         server.call("SET", ReliableKeys.of("bad").workers, "x")
         taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
 
@@ -132,7 +132,7 @@ async def test_of_many_workers_the_first_are_shown(
     client: Client, reader: Browser, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._dashboard.pages.workers._MOST_SHOWN", 3)
-    await client.reliable_queue("jobs").offer(1, 60)
+    await client.reliable_queue("jobs").offer(1, 3600)
     now = (await client.server_time()).timestamp()
     for n in range(5):
         facts = facts_of(Work(1, 0, []), 100.0, 50.0, 60_000_000)

@@ -132,7 +132,7 @@ async def test_a_search_over_all_queues_is_by_name(
             [Offer(f"x{i}", id=f"{name}{i}") for i in "12"]
         )
     orders = client.delayed_queue("b")
-    receipt = await orders.offer("x3", 60)
+    receipt = await orders.offer("x3", 3600)
     await orders.aclose()
     server.call("SET", ReliableKeys.of("bad").dead, "x")
     shown = await page(reader, "search?q=x")
@@ -600,7 +600,7 @@ async def fill_with_letters(raw: Any, partitions: int, each: int) -> None:
 
 async def test_a_message_selected_twice_is_one(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer_many([Offer(each, delay=60, id=each) for each in ("m1", "m2")])
+    await jobs.offer_many([Offer(each, delay=3600, id=each) for each in ("m1", "m2")])
     before = await known(jobs)
     shown = await select(admin, JOBS, "reschedule_many", 0, 0, 1, delay="2", unit="days")
     assert "2 messages rescheduled." in texts(shown)
@@ -770,7 +770,7 @@ async def test_an_action_on_a_state_is_bounded(
 
 async def test_an_action_on_nothing_changes_nothing(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer("x", 60, id="m1")
+    await jobs.offer("x", 3600, id="m1")
     for do in ("cancel_many", "run_now", "reschedule_many"):
         shown = texts(await select(admin, JOBS, do, delay="1", unit="hours"))
         assert "Nothing changed: select messages first." in shown
@@ -783,7 +783,7 @@ async def test_an_action_on_nothing_changes_nothing(client: Client, admin: Brows
 
 async def test_a_wrong_delay_is_told_beside_the_field(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer("x", 60, id="m1")
+    await jobs.offer("x", 3600, id="m1")
     shown = await page(admin, JOBS)
     fields = form(shown) | {"do": "reschedule_many", "state": "delayed", "at": places(shown)}
     for delay in ("soon", "-1", "1e300"):
@@ -952,7 +952,7 @@ async def test_a_schedule_is_run_now_and_set_back(
 
 async def test_a_schedule_is_paused_resumed_and_removed(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer("another", 60)
+    await jobs.offer("another", 3600)
     await jobs.schedule("often", every=3600, value=1)
     fields = schedule_form(await page(admin, SCHEDULES), "often")
     shown = await send(admin, fields | {"do": "pause_schedule"})
@@ -1016,7 +1016,7 @@ async def test_a_timeline_has_no_earlier_attempts(client: Client, reader: Browse
     await jobs.offer("x", id="one")
     await (await jobs.claim())[0].nack(0, error="ValueError: of the first")
     await jobs.cancel("one")
-    await jobs.offer("y", 60, id="one")
+    await jobs.offer("y", 3600, id="one")
     found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one"))
     assert [each.split()[0] for each in found] == ["Offered", "Due"]
 
@@ -1034,7 +1034,7 @@ ENQUEUE = "enqueue?kind=reliable&name=jobs"
 
 async def test_a_message_is_added_with_all_options(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", partitions=3)
-    await jobs.offer(0, 60)
+    await jobs.offer(0, 3600)
     fields = new_message(
         await page(admin, ENQUEUE),
         payload='{"to":\r\n "é"}',
@@ -1065,7 +1065,7 @@ async def test_a_message_is_added_with_all_options(client: Client, admin: Browse
 
 async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer(0, 60)
+    await jobs.offer(0, 3600)
     for typed, due in (
         ("2099-01-31T12:30", "2099-01-31 12:30:00"),
         ("2099-01-31T12:00+05:00", "2099-01-31 07:00:00"),
@@ -1092,7 +1092,7 @@ async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Brow
 
 async def test_a_wrong_message_is_told_beside_the_field(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", max_size=1)
-    await jobs.offer(0, 60)
+    await jobs.offer(0, 3600)
     fields = new_message(await page(admin, ENQUEUE), payload="[1]", unit="seconds")
     cases: tuple[tuple[dict[str, str], str, str], ...] = (
         ({"payload": "{"}, "payload", "The payload must be JSON"),
@@ -1123,7 +1123,7 @@ async def test_a_wrong_message_is_told_beside_the_field(client: Client, admin: B
 
 async def test_a_payload_may_be_as_large_as_other_offers(one: Jobs, admin: Browser) -> None:
     shown = await page(admin, ENQUEUE)
-    fields = new_message(shown, format="text", delay="60", unit="seconds")
+    fields = new_message(shown, format="text", delay="3600", unit="seconds")
     # The longest when encoded.
     answer = await admin.post("act", data=fields | {"payload": "\r\n" * MAX_PAYLOAD})
     assert answer.status_code == 303
@@ -1140,7 +1140,9 @@ async def test_a_payload_may_be_as_large_as_other_offers(one: Jobs, admin: Brows
 @pytest.mark.parametrize("kind", ["reliable", "delayed"])
 async def test_a_queue_is_purged_by_its_name(client: Client, admin: Browser, kind: str) -> None:
     queue: Any = getattr(client, f"{kind}_queue")("jobs")
-    await queue.offer_many([(1, 60), (2, 60)] if kind == "delayed" else [Offer(1, delay=60)] * 2)
+    await queue.offer_many(
+        [(1, 3600), (2, 3600)] if kind == "delayed" else [Offer(1, delay=3600)] * 2
+    )
     address = f"purge?kind={kind}&name=jobs"
     fields = form(await page(admin, address)) | {"do": "purge_queue"}
     for wrong in ({"typed": "job", "state": "all"}, {"typed": "jobs", "state": ""}, {}):
@@ -1157,7 +1159,7 @@ async def test_a_queue_is_purged_by_its_name(client: Client, admin: Browser, kin
 
 async def test_readers_are_offered_no_action(client: Client, reader: Browser) -> None:
     jobs = await dead_of_all_kinds(client)
-    await jobs.offer("x", 60, id="one", group="g")
+    await jobs.offer("x", 3600, id="one", group="g")
     await jobs.schedule("often", every=3600, value=1)
     for address in (
         *("/", JOBS, ONE, f"dead?{JOBS[6:]}", LETTERS, f"{LETTERS}&error=timeout"),
@@ -1178,5 +1180,5 @@ async def test_readers_are_offered_no_action(client: Client, reader: Browser) ->
     assert (await reader.post("login", data={"token": ""})).status_code == 403
     stats = await jobs.stats()
     assert (stats.delayed, stats.dead, stats.paused) == (2, 6, False)
-    await client.delayed_queue("orders").offer(1, 60)
+    await client.delayed_queue("orders").offer(1, 3600)
     await page(reader, "groups?kind=delayed&name=orders", 404)

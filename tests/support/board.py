@@ -36,9 +36,9 @@ def _templates_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def one(client: Client) -> ReliableQueue[Any]:
-    """Return a queue with one message, which is due in a minute."""
+    """Return a queue with one message, which is due in an hour."""
     jobs = client.reliable_queue("jobs")
-    await jobs.offer("a payload", 60, id="one")
+    await jobs.offer("a payload", 3600, id="one")
     return jobs
 
 
