@@ -218,7 +218,7 @@ def test_a_purge_asks(cli: Cli) -> None:
     cli.assert_refused("purge mails", words="--yes")
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 def test_ctrl_c_ends_a_question(server: PrivateServer) -> None:
     typed: list[str] = []
 

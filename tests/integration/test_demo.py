@@ -24,7 +24,7 @@ from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import live, print_summary
 from delayq.cli.running import public_part
-from tests.support.depth import in_gate, nightly
+from tests.support.depth import nightly
 from tests.support.fields import fields
 from tests.support.programs import run_python
 from tests.support.terminal import PATIENCE, ROOT
@@ -301,7 +301,7 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
 
 @linux_only
 @pytest.mark.parametrize(
-    ("number", "status"), [in_gate(signal.SIGTERM, 143), nightly(signal.SIGHUP, 129)]
+    ("number", "status"), [nightly(signal.SIGTERM, 143), nightly(signal.SIGHUP, 129)]
 )
 def test_a_signal_leaves_nothing_on_the_server(
     own_server: PrivateServer, number: signal.Signals, status: int
@@ -315,7 +315,7 @@ def test_a_signal_leaves_nothing_on_the_server(
     assert own_server.call("DBSIZE") == b":0"
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 @linux_only
 def test_the_others_end_when_it_is_killed() -> None:
     with running("--messages", "20000") as process:

@@ -291,7 +291,7 @@ async def test_no_process_survives_a_killed_parent(own_server: PrivateServer, ap
     assert await stats(own_server) == (0, 1, 0, 0)
 
 
-@pytest.mark.gate
+@pytest.mark.nightly
 async def test_a_mistake_is_one_line_of_all_processes(server: PrivateServer, app: Path) -> None:
     async with command(server, app, "shop.jobs:nobody", "--processes", "2") as it:
         status, errors = await it.end()
