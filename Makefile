@@ -82,7 +82,7 @@ fuzz: $(VENV)/dev.stamp
 
 package: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group packages
-	@$(BIN)/python -m tests.support.packages --quick $(ARGS)
+	@$(BIN)/python -m tests.support.packages --brief $(ARGS)
 
 packages: $(VENV)/dev.stamp
 	@$(BIN)/python -m pip install --quiet --group packages
