@@ -27,7 +27,7 @@ CHROMIUM = (
     shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 )
 DRIVER = shutil.which("chromedriver")
-WITHIN = 30.0
+WITHIN = 120.0
 _GONE = "Node with given id does not belong to the document"
 MAILS = "kind=reliable&name=mails"
 PAGES = {
