@@ -167,20 +167,6 @@ class TestSeveralSources:
         callers.end(0)
         assert callers.served() == [place]
 
-    def test_no_more_sources_are_asked_than_items_are_wanted(self) -> None:
-        callers = Callers()
-        place = callers.join(1)
-        callers.look(s0=True, s1=True, s2=True)
-        assert callers.asked() == [0]
-        callers.begin(0)
-        callers.end(0)
-        assert callers.served() == []
-        assert callers.asked() == [1]
-        callers.begin(1)
-        callers.end(1, "a")
-        assert callers.served() == [place]
-        assert callers.asked() == []
-
     def test_a_server_that_does_not_answer_keeps_nothing_reserved_for_long(self) -> None:
         callers = Callers()
         place = callers.join(1)
@@ -195,18 +181,6 @@ class TestSeveralSources:
         assert callers.served() == [place]
         # The items that the slow one brings then go back.
         assert callers.end(0, "b") == ["b"]
-
-    def test_items_of_several_sources_are_gathered_and_wait_for_none_asked_later(self) -> None:
-        callers = Callers()
-        place = callers.join(10)
-        callers.begin(0, most=3)
-        callers.begin(1, most=3)
-        callers.end(0, "a")
-        assert callers.served() == []
-        callers.begin(2)
-        callers.end(1, "b")
-        assert callers.served() == [place]
-        assert of(place) == ["a", "b"]
 
     def test_items_wait_for_no_server_that_has_not_answered_for_a_moment(self) -> None:
         for hangs_in in ("attempt", "look"):
@@ -224,32 +198,6 @@ class TestSeveralSources:
             callers.begin(1)
             callers.end(1, "a")
             assert callers.served() == [place], hangs_in
-
-    def test_items_wait_for_the_rest_of_the_moment_that_a_server_has(self) -> None:
-        callers = Callers(2)
-        place = callers.join(10)
-        callers.begin(0, most=5)
-        callers.now = MOMENT * 0.6
-        callers.begin(1)
-        callers.end(1, "a")
-        assert callers.served() == []
-        assert callers.line.deadline(callers.now) == MOMENT
-        callers.now = MOMENT
-        assert callers.served() == [place]
-
-    def test_a_new_source_has_to_answer_callers_that_take_once(self) -> None:
-        callers = Callers(1)
-        place = callers.join(once=True)
-        callers.begin(0)
-        callers.sources.append(Source())
-        callers.line.add(callers.sources[1])
-        callers.end(0)
-        assert callers.served() == []
-        callers.look(s1=True)
-        assert callers.asked() == [1]
-        callers.begin(1)
-        callers.end(1, "a")
-        assert callers.served() == [place]
 
     def test_there_is_nothing_only_when_every_source_has_said_so(self) -> None:
         callers = Callers()
@@ -289,19 +237,6 @@ class TestSeveralSources:
             callers.end(source, "a", more=True)
             callers.served()
         assert asked == [0, 1, 2, 0, 1, 2]
-
-    def test_a_source_that_had_nothing_left_is_expected_to_bring_little(self) -> None:
-        callers = Callers(2)
-        for more in (True, False):
-            callers.join(1)
-            callers.look(s0=True)
-            assert callers.asked() == [0]
-            callers.begin(0)
-            callers.end(0, "a", more=more)
-            callers.served()
-        callers.join(4)
-        callers.look(s0=True, s1=True)
-        assert callers.asked() == [0, 1]
 
     def test_who_takes_once_makes_others_be_looked_at_if_a_backlog_is_not_enough(self) -> None:
         callers = Callers()

@@ -64,18 +64,13 @@ class Server:
         self.ahead = ahead
         self.clock = ServerClock(lambda: self.now)
 
-    def call(self, there: float, back: float) -> float:
-        """Make a call, and return the time by the server's clock at which it arrived, seconds."""
-        return self._call(there, back, None)
+    def call(self, there: float, back: float, lag: float | None = None) -> float:
+        """Make a call, ``lag`` seconds after the moment of its timer if it has one.
 
-    def call_after_timer(self, lag: float, there: float, back: float) -> float:
-        """Make a call ``lag`` seconds after the moment for which a timer is set."""
-        timer_at = self.now
-        self.now += lag
-        return self._call(there, back, timer_at)
-
-    def _call(self, there: float, back: float, timer_at: float | None) -> float:
-        asked = self.now
+        Return the time by the server's clock at which it arrived, seconds.
+        """
+        timer_at = None if lag is None else self.now
+        asked = self.now = self.now + (lag or 0)
         arrived_us = math.floor((self.now + there + self.ahead) * 1e6)
         self.now += there + back
         self.clock.observe(arrived_us, asked, timer_at)
@@ -133,17 +128,10 @@ def test_the_time_from_a_timer_to_its_call_counts_like_the_way_to_the_server(
 ) -> None:
     server = Server()
     for lag in lags:
-        server.call_after_timer(lag, 0.003, 0.001)
+        server.call(0.003, 0.001, lag)
     # A call without a timer has no such time.
     server.call(0.003, 0.001)
     due = server.now + 5
     server.now += server.clock.seconds_until_timer(server.now, round(due * 1e6))
-    came = server.call_after_timer(min(lags) + slower, 0.003, 0)
+    came = server.call(0.003, 0, min(lags) + slower)
     assert -3e-6 <= came - due <= slower + 3e-6
-
-
-def test_without_calls_after_timers_a_timer_fires_when_the_call_shall_leave() -> None:
-    server = Server()
-    server.call(0.002, 0.001)
-    due_us = round((server.now + 5) * 1e6)
-    assert server.clock.seconds_until_timer(server.now, due_us) == server.wait_for(due_us / 1e6)

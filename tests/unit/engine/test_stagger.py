@@ -173,19 +173,6 @@ class TestCrowd:
             first.on_recheck(2000, 0, demand=demand)
             assert first.resting == (not demand)
 
-    def test_clients_without_demand_make_way_for_those_that_rest(self) -> None:
-        """Otherwise none of the listeners might want messages."""
-        producer = self.client()
-        producer.on_recheck(ENOUGH, 0, demand=False)
-        rests = [producer.resting]
-        producer.on_recheck(ENOUGH, 100, demand=False)
-        assert [*rests, producer.resting] == [False, True]
-        consumer = self.client()
-        consumer.on_recheck(2000, 0, demand=True)
-        producer.on_recheck(ENOUGH // 4, 100, demand=False)
-        consumer.on_recheck(ENOUGH // 4, 100, demand=True)
-        assert (producer.resting, consumer.resting) == (True, False)
-
     def test_a_client_listens_again_once_others_have_gone(self) -> None:
         for listeners, resters, rests in (
             (32, 100, True),
@@ -209,14 +196,6 @@ class TestCrowd:
         assert first.left_to_listeners(0.049) is None
         assert first.left_to_listeners(0.051) == 32
 
-    def test_only_those_who_go_first_or_rest_summon_others(self) -> None:
-        second, resting = self.client(), self.client()
-        resting.on_recheck(2000, 0, demand=True)
-        for stagger in (second, resting):
-            stagger.on_recheck(20, 100, demand=True)
-        assert second.left_to_listeners(0.0) is None
-        assert resting.left_to_listeners(0.0) == 0, "the listeners have left something"
-
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):
             stagger = Stagger("us", lambda: 0.5)
@@ -225,18 +204,3 @@ class TestCrowd:
             stagger.transferred()
             stagger.on_recheck(listeners, 0, demand=True)
             assert stagger.delay(demand=True) == 0
-
-    def test_a_server_of_several_on_which_nobody_listens_tells_that_the_crowd_has_gone(
-        self,
-    ) -> None:
-        stagger = self.client(chance=0.0, servers=3)
-        stagger.on_recheck(50, 0, demand=True)
-        assert not stagger.resting
-        assert not stagger.has_room(demand=True)
-        stagger.on_recheck(1, 0, demand=True)
-        assert stagger.has_room(demand=True)
-
-    def test_one_server_of_several_cannot_tell_that_a_client_is_alone(self) -> None:
-        stagger = self.client(servers=3)
-        stagger.on_recheck(1, 0, demand=True)
-        assert stagger.signature(0.0, demand=True) == "us.2 1"

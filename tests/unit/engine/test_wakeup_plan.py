@@ -173,30 +173,12 @@ class TestActions:
         assert plan.close() == (Cancel(),)
         assert plan.close() == ()
 
-    def test_a_message_that_is_due_when_a_call_arrives_needs_no_timer(self, desk: Desk) -> None:
-        desk.wake()
-        desk.replies.extend([us(0), us(1)])
-        assert desk.wake() == 3
-        assert desk.timer is not None
-        assert desk.timer.wake_at == pytest.approx(1)
-
     def test_a_timer_that_was_replaced_leaves_the_newer_one_armed(self, desk: Desk) -> None:
         """The timer's callback may be on its way when another one takes its place."""
         (action,) = desk.plan.on_due(us(10), 0.0)
         desk.due(5)
         assert desk.plan.on_timer(cast("Arm", action).wakeup) == (Call(),)
         assert desk.plan.on_due(us(6), 0.0) == (), "the one for 5 s is still held"
-
-    def test_a_call_begins_once_for_each_request_also_for_one_during_a_call(
-        self, desk: Desk
-    ) -> None:
-        assert not desk.plan.begin_call()
-        desk.plan.wake()
-        assert desk.plan.begin_call()
-        assert not desk.plan.begin_call()
-        assert desk.plan.wake() == (Call(),)
-        desk.plan.on_reply(-1, 0.0)
-        assert desk.plan.begin_call()
 
 
 class TestWakeups:
@@ -437,21 +419,6 @@ class TestResting:
         assert (desk.demand(), desk.demand()) == (2, 3)
         assert desk.listens_to == "summons"
 
-    def test_a_client_that_rests_without_demand_gets_some(self) -> None:
-        for others, listens_to in ((100, "notices"), (CROWD, "summons")):
-            desk = Desk()
-            desk.has_demand = False
-            desk.re_check(-1, listeners=others)
-            heard = [desk.listens_to]
-            desk.has_demand = True
-            assert desk.demand() == 1
-            heard.append(desk.listens_to)
-            assert heard == ["nothing", listens_to]
-        # Its re-check corrects to what it listens.
-        desk.has_demand = False
-        desk.re_check(-1, listeners=32, resters=1000)
-        assert desk.listens_to == "nothing"
-
     def test_its_re_check_finds_what_others_have_left(self) -> None:
         for due, late, calls in (
             (0, 0.019, 0),  # others have a moment
@@ -466,35 +433,6 @@ class TestResting:
         desk = Desk()
         desk.step_back()
         assert desk.re_check(0, listeners=2) == 1, "a client that listens calls at once"
-
-    def test_a_client_that_finds_messages_listens_again(self, desk: Desk) -> None:
-        self.rest(desk)
-        desk.finds = True
-        desk.replies.append(us(20))
-        assert desk.wake() == 1
-        assert desk.listens_to == "notices"
-        assert desk.goes_first
-        assert desk.at(20.1) == 2
-
-    def test_a_client_without_demand_can_rest_until_it_has_some(self, desk: Desk) -> None:
-        desk.has_demand = False
-        desk.due(10)
-        desk.act(desk.plan.rest())
-        heard = [desk.listens_to]
-        assert desk.at(11) == 0
-        desk.has_demand = True
-        desk.act(desk.plan.listen())
-        assert [*heard, desk.listens_to] == ["nothing", "notices"]
-        assert desk.demand() == 1
-        assert desk.plan.listen() == ()
-
-    def test_a_client_listens_if_the_crowd_has_gone_or_it_may_not_know(self) -> None:
-        for listeners in (1, -1):
-            desk = Desk()
-            self.rest(desk)
-            desk.re_check(us(10), listeners=listeners)
-            assert desk.listens_to == "notices"
-            assert desk.at(11) == 1
 
     def test_of_those_who_are_summoned_some_come(self) -> None:
         for number, comes in ((1500, True), (1000, False)):

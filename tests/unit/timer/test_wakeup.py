@@ -79,18 +79,6 @@ async def test_only_what_was_set_last_rings(wakeup: Any) -> None:
     assert rings == ["second"]
 
 
-async def test_it_can_be_set_anew_while_it_rings(wakeup: Any) -> None:
-    rings = list[float]()
-
-    def ring() -> None:
-        rings.append(time.monotonic())
-        if len(rings) < 5:
-            wakeup.set(time.monotonic() + 0.001, ring)
-
-    wakeup.set(time.monotonic(), ring)
-    await until(lambda: len(rings) == 5)
-
-
 async def test_callbacks_run_in_the_context_of_the_timers_maker() -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="none")
     seen = list[str]()

@@ -83,12 +83,6 @@ def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets() -> None:
         assert expire(wheel, deadline + 1) == added
 
 
-def test_past_deadlines_queue_up_behind_those_due_in_the_tick(wheel: Wheel) -> None:
-    added = [*fill(wheel, [50.5], now=50.0), *fill(wheel, [-5.0, -math.inf], now=50.6)]
-    assert expire(wheel, 50.6) == []
-    assert expire(wheel, 51.0) == added
-
-
 def test_rounding_makes_nobody_early_at_any_length_of_tick() -> None:
     for length in (0.00025, 0.1, 1 / 3, 7e-5, 1e-9):
         chance = random.Random(2)
@@ -115,14 +109,6 @@ def test_a_stall_of_years_costs_no_step_per_tick() -> None:
     (after,) = fill(wheel, [century + 0.01], century)
     # Placed directly on the near level again.
     assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1
-
-
-def test_cancelled_timers_before_the_first_do_not_count(wheel: Wheel) -> None:
-    early, late = fill(wheel, [2, 5])
-    early.cancel()
-    assert wheel.next_tick() == wheel.tick_of(late.deadline) + 1
-    late.cancel()
-    assert wheel.next_tick() is None
 
 
 def test_memory_is_free_as_soon_as_timers_are_cancelled() -> None:
@@ -155,18 +141,6 @@ def test_empty_buckets_do_not_pile_up_and_live_timers_survive_their_sweeping() -
         buckets = len(wheel.near.buckets) + len(wheel.far.buckets) + len(wheel.very_far.buckets)
         assert buckets <= 1000, spacing
         assert expire(wheel, 1e9) == kept, spacing
-
-
-def test_a_sibling_in_the_same_bucket_can_be_cancelled_while_timers_expire(wheel: Wheel) -> None:
-    first, second, third = fill(wheel, [5, 5, 5])
-    seen = []
-    for timeout in wheel.expire(6):
-        seen.append(timeout)
-        assert second.cancel() == (timeout is first)
-        for number in range(1000):
-            fill(wheel, [9 + number * WHEELS], 8)[0].cancel()  # enough to trigger sweeps
-        check(wheel)
-    assert seen == [first, third]
 
 
 def test_clearing_ends_the_expiry_and_abandoning_it_loses_nothing(wheel: Wheel) -> None:
