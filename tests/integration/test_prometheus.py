@@ -102,7 +102,7 @@ async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metri
     jobs = client.reliable_queue("parts", partitions=4)
     await jobs.offer_many([Offer(number, delay=3600 * (number % 2)) for number in range(16)])
     await (await claim_one(jobs, wait=20)).ack()
-    await jobs._open.partitions[2].store.pause()
+    await jobs.pause()
     seen, stats = await samples(metrics), await jobs.stats()
     assert depths(seen, "parts") == {"delayed": 8, "ready": 7, "leased": 0, "dead": 0}
     assert totals(seen, "parts", "offered", "acked") == {"offered": 16, "acked": 1}
@@ -202,77 +202,58 @@ def failures(seen: Samples, queue: str) -> dict[str, float]:
     return {key[2]: value for key, value in seen.items() if key[:2] == (FAILURES, queue)}
 
 
-async def test_queues_of_a_full_worker_have_no_free_slots(client: Client, metrics: Metrics) -> None:
+async def test_a_worker_tells_its_slots_and_what_fails(client: Client, metrics: Metrics) -> None:
     worker = delayq.Worker(client, concurrency=2)
     running, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def handle(value: int) -> None:
         running.release()
         await go_on.wait()
-
-    worker.listener("batches", batch=3, **SETTINGS)(lambda values: None)
-    for queue in ("a", "b"):
-        worker.listener(queue, **SETTINGS)(handle)
-        await client.reliable_queue(queue).offer(1)
-    async with worker:
-        for _ in range(2):
-            await running.acquire()
-        full = await samples(metrics)
-        go_on.set()
-    free = [full["delayq_queue_free_slots", name, "reliable"] for name in ("a", "b", "batches")]
-    assert free[:2] == [0, 0]
-    assert free[2] > 0
-
-
-async def test_a_worker_reports_what_fails_inside_it(client: Client, metrics: Metrics) -> None:
-    worker = delayq.Worker(client, concurrency=7)
-    seen_within: list[Samples] = []
-
-    @worker.listener("jobs", **SETTINGS)
-    async def handle(value: int) -> None:
-        seen_within.append(await samples(metrics))
         raise CardDeclined
 
-    await client.reliable_queue("jobs").offer(1)
-    await worker.run(burst=True)
-    (within,) = seen_within
-    assert within["delayq_queue_in_flight", "jobs", "reliable"] == 1
-    assert within["delayq_queue_slots", "jobs", "reliable"] == 7
-    assert within["delayq_queue_free_slots", "jobs", "reliable"] == 6
-    seen = await samples(metrics)
-    assert seen["delayq_queue_in_flight", "jobs", "reliable"] == 0
-    assert seen["delayq_queue_slots", "jobs", "reliable"] == 0
-    assert seen["delayq_queue_free_slots", "jobs", "reliable"] == 0
-    assert failures(seen, "jobs") == {f"{__name__}.CardDeclined": 1, "other": 0}
-    assert seen["delayq_handling_seconds_count", "jobs"] == 1
+    def slots(seen: Samples, queue: str) -> list[float]:
+        kinds = ("in_flight", "slots", "free_slots")
+        return [seen[f"delayq_queue_{kind}", queue, "reliable"] for kind in kinds]
+
+    worker.listener("batches", batch=3, **SETTINGS)(lambda values: None)
+    seen = []
+    for queue in ("a", "b"):
+        worker.listener(queue, **SETTINGS)(handle)
+    async with worker:
+        for queue in ("a", "b"):
+            await client.reliable_queue(queue).offer(1)
+            await running.acquire()
+            seen.append(await samples(metrics))
+        go_on.set()
+    one, full, after = *seen, await samples(metrics)
+    assert slots(one, "a") == [1, 2, 1]
+    assert [slots(full, queue)[2] for queue in ("a", "b")] == [0, 0]
+    assert slots(full, "batches")[2] > 0
+    assert slots(after, "a") == [0, 0, 0]
+    assert failures(after, "a") == {f"{__name__}.CardDeclined": 1, "other": 0}
+    assert after["delayq_handling_seconds_count", "a"] == 1
 
 
 async def test_reporting_a_failure_to_the_server_is_no_part_of_the_time_it_took(
-    client: Client, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+    jobs: Jobs, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1.0
     monkeypatch.setattr("delayq.instrumentation.time.perf_counter", lambda: now)
     nack = delayq.Message.nack
 
-    async def nack_slowly(*arguments: Any) -> None:
+    async def nack_slowly(*arguments: Any, **more: Any) -> None:
         nonlocal now
         now += 100
-        await nack(*arguments)
+        await nack(*arguments, **more)
 
     monkeypatch.setattr(delayq.Message, "nack", nack_slowly)
-    worker = delayq.Worker(client)
-
-    @worker.listener("jobs", **SETTINGS)
-    async def handle(value: int) -> None:
-        nonlocal now
-        now += 1
-        raise CardDeclined
-
-    await client.reliable_queue("jobs").offer(1)
-    await worker.run(burst=True)
-    seen = await samples(metrics)
+    await jobs.offer(1)
+    with suppress(CardDeclined):
+        async with await claim_one(jobs):
+            now += 1
+            raise CardDeclined
     assert now == 102
-    assert seen["delayq_handling_seconds_sum", "jobs"] == 1
+    assert (await samples(metrics))["delayq_handling_seconds_sum", "jobs"] == 1
 
 
 async def test_many_kinds_of_errors_do_not_make_many_series(metrics: Metrics, jobs: Jobs) -> None:
@@ -296,15 +277,6 @@ async def test_every_metric_is_there_before_anything_happens(
     assert names() <= {key[0] for key in seen}
     assert seen["delayq_handling_seconds_count", "jobs"] == 0
     assert (failures(seen, "jobs"), failures(seen, "orders")) == ({"other": 0}, {})
-
-
-async def test_the_versions_in_use_are_told(
-    metrics: Metrics, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Reading the version takes a millisecond, which would block the event loop.
-    monkeypatch.delattr("importlib.metadata.version")
-    text = (await metrics.render())[0].decode()
-    assert f'delayq_build_info{{python="{platform.python_version()}",version="' in text
 
 
 async def test_the_client_reports_its_own_figures(
@@ -396,6 +368,8 @@ async def test_it_is_an_asgi_application(metrics: Metrics, jobs: Jobs) -> None:
     ) as browser:
         reply = await browser.get("/metrics")
         assert reply.headers["content-type"].startswith("text/plain")
+        build = f'delayq_build_info{{python="{platform.python_version()}",version="'
+        assert build in reply.text
         assert 'delayq_offered_total{kind="reliable",queue="jobs"} 1.0' in reply.text
         other = await browser.get("/metrics", headers={"accept": "application/openmetrics-text"})
         assert other.headers["content-type"].startswith("application/openmetrics-text")
@@ -423,46 +397,41 @@ def families() -> list[Any]:
 
 def names() -> set[str]:
     """Return the names of all series."""
-    suffixes = {
-        "counter": ("_total",),
-        "histogram": ("_bucket", "_count", "_sum"),
-        "summary": ("_count", "_sum"),
-    }
+    of_histograms = ("_bucket", "_count", "_sum")
+    suffixes = {"counter": ("_total",), "histogram": of_histograms, "summary": of_histograms[1:]}
     return {
         family.name + suffix for family in families() for suffix in suffixes.get(family.type, ("",))
     }
 
 
-def test_the_dashboard_shows_metrics_that_exist() -> None:
+def test_dashboard_alerts_and_documentation_name_the_metrics_that_exist() -> None:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
-    queries = dashboard_queries()
-    variables = dashboard["templating"]["list"]
-    queries += [each["query"] for each in variables if each["type"] == "query"]
+    variables = [each for each in dashboard["templating"]["list"] if each["type"] == "query"]
+    queries = [*dashboard_queries(), *(each["query"] for each in variables)]
     used = {name for query in queries for name in re.findall(r"\bdelayq_\w+", query)}
-    assert used
-    assert used <= names()
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert set() < used <= names()
     ids = [panel["id"] for panel in dashboard["panels"]]
-    assert len(set(places)) == len(places) == len(set(ids))
+    assert len(set(ids)) == len(ids)
+
+    rules = (MONITORING / "alerts.yml").read_text()
+    used = set(re.findall(r"\bdelayq_\w+", rules))
+    # A text may name a histogram as a whole.
+    assert set() < used <= names() | {family.name for family in families()} | {FAILURES}
+    alerts = set(re.findall(r"alert: (\w+)", rules))
+    tests = (MONITORING / "alerts_test.yml").read_text()
+    assert alerts == set(re.findall(r"Delayq[A-Z]\w+", tests))
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert alerts == set(re.findall(r"^\| `(Delayq\w+)`", page, re.MULTILINE))
+
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    assert set(re.findall(r"^\| `(delayq_\w+)`", page, re.MULTILINE)) == {
+        family.name + ("_total" if family.type == "counter" else "") for family in families()
+    }
 
 
 def dashboard_queries() -> list[str]:
     dashboard = json.loads((MONITORING / "dashboard.json").read_text())
     return [query["expr"] for panel in dashboard["panels"] for query in panel.get("targets", ())]
-
-
-def test_the_alerts_ask_for_metrics_that_exist() -> None:
-    rules = (MONITORING / "alerts.yml").read_text()
-    used = set(re.findall(r"\bdelayq_\w+", rules))
-    assert used
-    # A text may name a histogram as a whole.
-    assert used <= names() | {family.name for family in families()} | {FAILURES}
-    alerts = set(re.findall(r"alert: (\w+)", rules))
-    assert alerts == set(
-        re.findall(r"Delayq[A-Z]\w+", (MONITORING / "alerts_test.yml").read_text())
-    )
-    page = (ROOT / "docs" / "operations.md").read_text()
-    assert alerts == set(re.findall(r"^\| `(Delayq\w+)`", page, re.MULTILINE))
 
 
 @pytest.mark.skipif(
@@ -481,12 +450,10 @@ async def test_prometheus_itself_accepts_rules_queries_and_metrics(
     check("check", "rules", "alerts.yml")
     check("test", "rules", "alerts_test.yml")
     check("check", "config", "prometheus.yml")
+    queries = [query.replace("$queue", ".*") for query in dashboard_queries()]
     rules = [
-        {
-            "record": f"query_{n}",
-            "expr": query.replace("$queue", ".*").replace("$__rate_interval", "5m"),
-        }
-        for n, query in enumerate(dashboard_queries())
+        {"record": f"query_{n}", "expr": query.replace("$__rate_interval", "5m")}
+        for n, query in enumerate(queries)
     ]
     # JSON is YAML, too.
     path = tmp_path / "rules.yml"
@@ -494,14 +461,6 @@ async def test_prometheus_itself_accepts_rules_queries_and_metrics(
     assert f"{len(rules)} rules found" in check("check", "rules", str(path))
     await jobs.stats()
     check("check", "metrics", text=(await metrics.render())[0])
-
-
-def test_the_documentation_lists_every_metric_and_no_other() -> None:
-    page = (ROOT / "docs" / "monitoring.md").read_text()
-    listed = set(re.findall(r"^\| `(delayq_\w+)`", page, re.MULTILINE))
-    assert listed == {
-        family.name + ("_total" if family.type == "counter" else "") for family in families()
-    }
 
 
 async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_registered(
