@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import uuid
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -10,10 +11,9 @@ import pytest
 
 import delayq
 from tests.conftest import _USED, FOUND
-from tests.interop import redis32, report
+from tests.interop import report
 from tests.interop.live import Live
-from tests.interop.redisson import Redisson, Release, build, missing_tools
-from tests.interop.settings import CURRENT, OLDER, Setting
+from tests.interop.redisson import NEWEST_3, NEWEST_4, OLD, Redisson, Release, build
 from tests.support.clusters import TestCluster
 from tests.support.servers import Kind, PrivateServer
 
@@ -29,25 +29,14 @@ def _never_in_haste(_patient: None) -> None:
     """Let a pause of the machine fail no test. One that is about giving up sets its own limits."""
 
 
-def _skip(reason: str) -> NoReturn:
+def _unavailable(reason: str) -> NoReturn:
     report.NOT_RUN.add(reason)
+    if os.environ.get(REQUIRED) == "1":
+        pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
     pytest.skip(f"not run against Redisson: {reason}")
 
 
-def _unavailable(reason: str) -> NoReturn:
-    if os.environ.get(REQUIRED) == "1":
-        report.NOT_RUN.add(reason)
-        pytest.fail(f"{REQUIRED}=1, but: {reason}", pytrace=False)
-    _skip(reason)
-
-
-def _kind(bits: int) -> Kind:
-    if bits == 32:
-        try:
-            return redis32.fetch()
-        except RuntimeError as error:
-            # Never required, because few machines can have it.
-            _skip(f"no server of 32 bits, whose records are shorter: {error}")
+def _kind() -> Kind:
     if not FOUND:
         _unavailable("no server found on this machine")
     name = next(iter(FOUND))
@@ -57,11 +46,9 @@ def _kind(bits: int) -> Kind:
 
 def built(release: Release) -> list[Path]:
     """Build a release, and return its class path. If that is impossible, skip or fail."""
-    if reason := missing_tools():
-        _unavailable(reason)
     try:
         return build(release)
-    except RuntimeError as error:
+    except (RuntimeError, subprocess.TimeoutExpired) as error:
         _unavailable(str(error))
 
 
@@ -73,13 +60,12 @@ def _start(release: Release, server: PrivateServer, **options: Any) -> Redisson:
         _unavailable(str(error))
 
 
-@pytest.fixture(scope="session", params=[*CURRENT, *OLDER], ids=str)
+@pytest.fixture(scope="session", params=[NEWEST_4, NEWEST_3, OLD], ids=str)
 def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
     """Return a Redisson with its server. pytest groups the tests that use the same one."""
-    setting: Setting = request.param
-    with PrivateServer(_kind(setting.bits), tcp=True) as server:
-        redisson = _start(setting.release, server)
-        report.RAN[str(redisson)] = None
+    with PrivateServer(_kind(), tcp=True) as server:
+        redisson = _start(request.param, server)
+        report.LINES[str(redisson)] = None
         yield redisson
         redisson.close()
 
@@ -87,14 +73,14 @@ def redisson(request: pytest.FixtureRequest) -> Iterator[Redisson]:
 @pytest.fixture
 def cluster() -> Iterator[TestCluster]:
     """Return a cluster of three masters that share the slots."""
-    with TestCluster(_kind(64)) as cluster:
+    with TestCluster(_kind()) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def redisson_of_cluster(cluster: TestCluster) -> Iterator[Redisson]:
     """Return a Redisson in cluster mode."""
-    redisson = _start(CURRENT[0].release, cluster.nodes[0], nodes=cluster.nodes)
+    redisson = _start(NEWEST_4, cluster.nodes[0], nodes=cluster.nodes)
     yield redisson
     redisson.close()
 

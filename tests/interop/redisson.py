@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import hashlib
 import itertools
 import json
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.interop.lock import locked
 from tests.interop.values import from_java
 
 if TYPE_CHECKING:
@@ -64,20 +64,20 @@ _START_TIMEOUT = 180.0
 _END_TIMEOUT = 5.0
 
 
-def missing_tools() -> str:
-    """Return which tools for building and running Java this machine lacks; empty if none."""
-    absent = [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
-    return f"no {' and no '.join(absent)} on the PATH" if absent else ""
-
-
 def build(release: Release) -> list[Path]:
     """Build the program with that Redisson, once, and return its class path.
 
     Raises:
-        RuntimeError: Maven failed.
+        RuntimeError: Java or Maven is missing, or failed.
     """
-    with locked(_HERE / "build"):
-        return _build(release, _HERE / "build" / release.version)
+    if absent := [tool for tool in ("java", "mvn") if shutil.which(tool) is None]:
+        raise RuntimeError(f"no {' and no '.join(absent)} on the PATH")
+    folder = _HERE / "build"
+    folder.mkdir(exist_ok=True)
+    # One of the test processes builds, and the others wait.
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _build(release, folder / release.version)
 
 
 def _build(release: Release, target: Path) -> list[Path]:
@@ -92,31 +92,24 @@ def _build(release: Release, target: Path) -> list[Path]:
     # Try offline first: once everything is downloaded, asking the network again would only make the
     # build depend on it.
     for options in (["--offline"], []):
-        try:
-            result = subprocess.run(
-                [*command, *options],
-                cwd=_HERE,
-                capture_output=True,
-                text=True,
-                timeout=_BUILD_TIMEOUT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RuntimeError(
-                f"Maven did not build it with Redisson {release} within {_BUILD_TIMEOUT:.0f} s"
-            ) from error
+        result = subprocess.run(
+            [*command, *options],
+            cwd=_HERE,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_TIMEOUT,
+            check=False,
+        )
         if result.returncode == 0:
             stamp.write_text(digest)
             return class_path
-    reason = next((line for line in result.stdout.splitlines() if "[ERROR]" in line), result.stderr)
-    raise RuntimeError(f"Maven cannot build it with Redisson {release}: {reason}")
+    raise RuntimeError(f"Maven cannot build it with {release}: {result.stdout}{result.stderr}")
 
 
 class Redisson:
     """One Java process with one Redisson client, which outlives the event loops of the tests.
 
-    It connects by TCP, to ``nodes`` if the server belongs to a cluster, and as ``user`` with a
-    password.
+    It connects by TCP, to ``nodes`` if the server belongs to a cluster.
 
     Raises:
         RuntimeError: It did not start.
@@ -126,9 +119,7 @@ class Redisson:
         self,
         release: Release,
         server: PrivateServer,
-        *,
         nodes: Sequence[PrivateServer] = (),
-        user: tuple[str, str] | None = None,
     ) -> None:
         self.release = release
         self.server = server
@@ -151,7 +142,6 @@ class Redisson:
                     "-cp",
                     os.pathsep.join(map(str, build(release))),
                     "delayq.interop.Peer",
-                    *(user or ()),
                     *(node.url.removesuffix("/0") for node in nodes or (server,)),
                 ],
                 stdin=subprocess.PIPE,

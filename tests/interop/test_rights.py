@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 import pytest
 
 import delayq
 from delayq.admin.acl import acl_rules
-from tests.interop import report
 from tests.interop.live import DEADLINE, Live, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.interop.settings import with_newest
 from tests.support.depth import nightly
 from tests.support.waiting import until
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.support.servers import PrivateServer
-
 pytestmark = pytest.mark.java
 
 USER, PASSWORD = "limited", "its-password"
 MESSAGES = 400
-
-
-def grant(server: PrivateServer, rules: Sequence[str]) -> str:
-    """Create a user with these rules. Return the address with its name and password."""
-    reply = server.call("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", *rules)
-    assert reply == b"+OK", reply
-    return server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
 
 
 async def take_what_it_may(log: Log, url: str, name: str) -> int:
@@ -73,7 +59,9 @@ async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: st
         "no channels": ["~*", "+@all"],
         "no channel of notices": ["~*", channel, "+@all"],
     }[rights]
-    url = grant(live.server, rules)
+    reply = live.server.call("ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", *rules)
+    assert reply == b"+OK", reply
+    url = live.server.url.replace("redis://", f"redis://{USER}:{PASSWORD}@")
     log, half = Log(), MESSAGES // 2
     from_java, from_python = random_messages(TEXT, half), random_messages(TEXT, half, half)
     java = await live.open()
@@ -95,6 +83,3 @@ async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: st
     log.check()
     if rights in {"as delayq acl says", "by hand"}:
         assert (refused, to_python > 0) == (0, True)
-    report.NOTES.append(
-        f"{live.redisson}, Python with rights: {rights}: {to_python} of {MESSAGES} came to Python"
-    )

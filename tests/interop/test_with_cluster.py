@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 import delayq
-from tests.interop import report
 from tests.interop.live import DEADLINE, Log, random_messages
 from tests.interop.pairs import TEXT
 from tests.support.waiting import until
@@ -60,7 +59,3 @@ async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
     await java.detach()
     log.check()
     assert 0 < by_java < MESSAGES
-    report.NOTES.append(
-        f"{redisson_of_cluster}, a cluster: {MESSAGES:,} messages while their slot moved {MOVES}"
-        f" times, {by_java:,} to Java"
-    )
