@@ -21,7 +21,7 @@ from tests.support.lua import SCRIPTS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from delayq import Client, Receipt
+    from delayq import Client, Receipt, ReliableQueue
     from delayq._redis.scripts import Script
 
 NAME = "orders"
@@ -66,16 +66,23 @@ async def receipts(at: Prepared, *delays: float) -> list[Receipt[Any]]:
     return found
 
 
-def offer(*args: Any) -> Any:
+def given(state: Any, *args: Any) -> Any:
+    """Return a case with this state; arguments that are functions get what ``state`` returns."""
+
     async def prepare(at: Prepared) -> Any:
-        await receipts(at, 60)
-        return [1, *args]
+        result = await state(at)
+        return [arg(result) if callable(arg) else arg for arg in args]
 
     return prepare
 
 
-async def offer_unlisted(at: Prepared) -> Any:
-    return [0, SECOND_US, b"new"]
+def after(*delays: float) -> Any:
+    """Return a state with pending messages of these delays."""
+    return lambda at: receipts(at, *delays)
+
+
+async def nothing(at: Prepared) -> None:
+    """Prepare nothing."""
 
 
 async def what_is_due(at: Prepared) -> None:
@@ -89,17 +96,8 @@ async def what_is_due(at: Prepared) -> None:
     await at.raw.hset(DELAYED.leased, b"old:001", b"leased")
 
 
-def transfer(take: int, each: int) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await what_is_due(at)
-        return [100, take, 100_000, HOUR_US, each, TOKEN, "client 1"]
-
-    return prepare
-
-
-async def transfer_the_only_one(at: Prepared) -> Any:
-    await receipts(at, 0)
-    return [100, 1, 100_000, HOUR_US, 0, TOKEN, "client 1"]
+def transfer(take: int, each: int, state: Any = what_is_due) -> Any:
+    return given(state, 100, take, 100_000, HOUR_US, each, TOKEN, "client 1")
 
 
 async def cancel_three(at: Prepared) -> Any:
@@ -107,42 +105,18 @@ async def cancel_three(at: Prepared) -> Any:
     return [1, *(found[place]._record() for place in (0, 5, 11))]
 
 
-def reschedule(delay_us: int) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        found = await receipts(at, 60, 120)
-        return [found[1]._record(), delay_us]
-
-    return prepare
-
-
-def pending(*args: Any) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await receipts(at, 60, 61, 62, 63)
-        await at.raw.zadd(DELAYED.timeout, {b"junk": 1e15})
-        await at.raw.lpush(DELAYED.ordered, b"junk")
-        await at.raw.rpush(DELAYED.ready, b"ready")
-        return [*args]
-
-    return prepare
+async def unusual(at: Prepared) -> None:
+    await receipts(at, 60, 61, 62, 63)
+    await at.raw.zadd(DELAYED.timeout, {b"junk": 1e15})
+    await at.raw.lpush(DELAYED.ordered, b"junk")
+    await at.raw.rpush(DELAYED.ready, b"ready")
 
 
-def last(listed: int) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await receipts(at, 60, 61, 62, 63)
-        return [listed, 10]
-
-    return prepare
-
-
-def leased(*args: Any) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await receipts(at, 60)
-        await at.raw.zadd(DELAYED.leases, {b"a:001": 1e14, b"a:002": 1e14})
-        await at.raw.hset(DELAYED.leased, mapping={b"a:001": b"1", b"a:002": b"2"})
-        await at.raw.rpush(DELAYED.ready, b"ready")
-        return [*args]
-
-    return prepare
+async def leased(at: Prepared) -> None:
+    await receipts(at, 60)
+    await at.raw.zadd(DELAYED.leases, {b"a:001": 1e14, b"a:002": 1e14})
+    await at.raw.hset(DELAYED.leased, mapping={b"a:001": b"1", b"a:002": b"2"})
+    await at.raw.rpush(DELAYED.ready, b"ready")
 
 
 async def polled(at: Prepared) -> Any:
@@ -188,14 +162,6 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
     await at.raw.hset(RELIABLE.settings, mapping=settings)
     ends = await at.raw.zrange(RELIABLE.leased, 0, -1, withscores=True)
     return {name.decode(): (name.decode(), f"{end:.0f}") for name, end in ends}
-
-
-def some(*args: Any) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await messages(at)
-        return [*args]
-
-    return prepare
 
 
 # The ids that messages() prepares, by state.
@@ -303,16 +269,6 @@ def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
     return [(script, str(call), prepared(call)) for call in range(count)]
 
 
-def ack(*, remembers: bool) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        held = await messages(at)
-        if not remembers:
-            await at.raw.hdel(RELIABLE.settings, "dedup_window")
-        return calls(reliable.ACK, [about(id, held[id][1]) for id in TAKEN])[0]  # noqa: A001
-
-    return prepare
-
-
 async def limits_changed(at: Prepared) -> Any:
     """Return a claim that gives groups their turns anew: a limit has kept them from running."""
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
@@ -323,11 +279,15 @@ async def limits_changed(at: Prepared) -> Any:
 
 
 def with_settings(prepare: Any, **settings: Any) -> Any:
-    """Return a case in a queue with these settings."""
+    """Return a case in a queue with these settings, or without those that are None."""
 
     async def prepared(at: Prepared) -> Any:
         made = await prepare(at)
-        await at.raw.hset(RELIABLE.settings, mapping=settings)
+        for name, value in settings.items():
+            if value is None:
+                await at.raw.hdel(RELIABLE.settings, name)
+            else:
+                await at.raw.hset(RELIABLE.settings, name, value)
         return made
 
     return prepared
@@ -344,15 +304,10 @@ def taken(script: Script) -> Any:
     return prepare
 
 
-def one(script: Script) -> Any:
-    """Return a case about one message that waits."""
-
-    async def prepare(at: Prepared) -> Any:
-        await messages(at)
-        await at.raw.zadd(RELIABLE.awaited, {b"long ago": 1})
-        return calls(script, [about(WAITING[0], "")])[0]
-
-    return prepare
+async def long_ago(at: Prepared) -> None:
+    await messages(at)
+    await at.raw.zadd(RELIABLE.awaited, {b"long ago": 1})
+    await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
 
 
 async def configure(at: Prepared) -> Any:
@@ -361,70 +316,38 @@ async def configure(at: Prepared) -> Any:
 
 
 async def full_offer(at: Prepared) -> Any:
-    await messages(at)
-    await at.raw.zadd(RELIABLE.done, {b"long ago": 1})
+    await long_ago(at)
     await at.raw.hset(RELIABLE.settings, "max_size", 1000)
+    offers = (("new", "raise"), ("later1", "replace"), ("handled0", "ignore"), ("later0", "ignore"))
     made: list[Any] = [7, EPOCH]
-    for id, on_duplicate in (  # noqa: A001
-        ("new", "raise"),
-        ("later1", "replace"),
-        ("handled0", "ignore"),
-        ("later0", "ignore"),
-    ):
+    for id, on_duplicate in offers:  # noqa: A001
         made += [id, 4, SECOND_US, HOUR_US, HOUR_US, on_duplicate, b"\nvalue"]
     return made
 
 
-async def offer_one(at: Prepared) -> Any:
-    return [7, "0", "new", 0, 0, 0, 0, "raise", b"\nvalue"]
+async def scheduled(at: Prepared) -> ReliableQueue[Any]:
+    queue: ReliableQueue[Any] = at.client.reliable_queue(NAME, lease=3600)
+    await queue.schedule("often", every=3600, value=1, priority=2, ttl=3600)
+    return queue
 
 
-async def offer_new(at: Prepared) -> Any:
-    await messages(at)
-    return [7, EPOCH, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"]
+DEFINITION = ("0", "often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, b"\n2")
 
 
-async def scheduled(at: Prepared, every: float = 0.001) -> None:
-    queue = at.client.reliable_queue(NAME, lease=3600)
-    await queue.schedule("often", every=every, value=1, priority=2, ttl=3600)
-
-
-def definition(value: bytes = b"\n2") -> list[Any]:
-    return ["0", "often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, value]
-
-
-async def schedule_anew(at: Prepared) -> Any:
-    return definition()
-
-
-async def schedule_otherwise(at: Prepared) -> Any:
-    await scheduled(at, 3600)
-    return definition()
-
-
-async def unschedule(at: Prepared) -> Any:
-    await scheduled(at, 3600)
-    return ["often"]
-
-
-async def schedule_paused(at: Prepared) -> Any:
-    await scheduled(at, 3600)
-    await at.client.reliable_queue(NAME, lease=3600).pause_schedule("often")
-    return ["often"]
+async def schedule_paused(at: Prepared) -> None:
+    await (await scheduled(at)).pause_schedule("often")
 
 
 async def occur(at: Prepared) -> Any:
-    await scheduled(at, 3600)
+    await scheduled(at)
     (id,) = await at.raw.zrange(RELIABLE.waiting[2], 0, -1)  # noqa: A001
     await at.raw.zrem(RELIABLE.waiting[2], id)
     await at.raw.zadd(RELIABLE.leased, {id: "3000000000000002"})
     return [id, "3000000000000002"]
 
 
-async def recur(at: Prepared) -> Any:
-    await scheduled(at, 3600)
-    await at.client.reliable_queue(NAME, lease=3600).purge()
-    return ["often"]
+async def without_the_next(at: Prepared) -> None:
+    await (await scheduled(at)).purge()
 
 
 async def refill(at: Prepared) -> Any:
@@ -441,77 +364,73 @@ async def refill(at: Prepared) -> Any:
     return ["cron", facts["timing"], *moments]
 
 
-def group_settings(what: str, limit: str = "") -> Any:
-    async def prepare(at: Prepared) -> Any:
-        queue = at.client.reliable_queue(NAME)
-        await queue.offer(1, group="tenant")
-        if what == "resume":
-            await queue.groups.pause("tenant")
-        return ["", "tenant", what, limit]
-
-    return prepare
+async def grouped(at: Prepared) -> None:
+    queue = at.client.reliable_queue(NAME)
+    await queue.offer(1, group="tenant")
+    await queue.groups.pause("tenant")
 
 
-def register(counts_us: int) -> Any:
-    async def prepare(at: Prepared) -> Any:
-        await at.raw.zadd(RELIABLE.workers, {"here": 4e15, "long ago": 1})
-        await at.raw.hset(RELIABLE.worker_facts, mapping={"here": "{}", "long ago": "{}"})
-        return ["here", counts_us, '{"pid":1}']
-
-    return prepare
+async def registered(at: Prepared) -> None:
+    await at.raw.zadd(RELIABLE.workers, {"here": 4e15, "long ago": 1})
+    await at.raw.hset(RELIABLE.worker_facts, mapping={"here": "{}", "long ago": "{}"})
 
 
-async def paused(at: Prepared) -> Any:
+async def paused(at: Prepared) -> None:
     await at.raw.set(RELIABLE.paused, 1)
-    return []
 
 
+CLAIM = (EPOCH, 1, 100, HOUR_US)
+REST = ("client 1", 1, "", "", 0)
 _CASES: list[tuple[Script, str, Any]] = [
-    (delayed.OFFER, "head", offer(SECOND_US, b"new")),
-    (delayed.OFFER, "behind", offer(HOUR_US, b"new")),
-    (delayed.OFFER, "several", offer(HOUR_US, b"a", SECOND_US, b"b", 2 * SECOND_US, b"c")),
-    (delayed.OFFER, "unlisted", offer_unlisted),
+    (delayed.OFFER, "head", given(after(60), 1, SECOND_US, b"new")),
+    (
+        *(delayed.OFFER, "several"),
+        given(after(60), 1, HOUR_US, b"a", SECOND_US, b"b", 2 * SECOND_US, b"c"),
+    ),
+    (delayed.OFFER, "unlisted", given(nothing, 0, SECOND_US, b"new")),
     (delayed.TRANSFER, "take", transfer(2, 0)),
     (delayed.TRANSFER, "take all", transfer(100, 0)),
     (delayed.TRANSFER, "move", transfer(0, 0)),
     (delayed.TRANSFER, "lease", transfer(2, 1)),
-    (delayed.TRANSFER, "only one", transfer_the_only_one),
+    (delayed.TRANSFER, "only one", transfer(1, 0, after(0))),
     (delayed.CANCEL, "three", cancel_three),
-    (delayed.RESCHEDULE, "to the head", reschedule(SECOND_US)),
-    (delayed.RESCHEDULE, "behind", reschedule(HOUR_US)),
-    (delayed.PURGE, "all", pending("all")),
-    (delayed.PURGE, "delayed", pending("delayed")),
-    (delayed.PURGE, "ready", pending("ready")),
-    (delayed.POLL_PENDING, "listed", pending(3, 100_000, 1, HOUR_US, f"{TOKEN}:pending")),
-    (delayed.POLL_PENDING, "unlisted", pending(9, 100_000, 0, HOUR_US, f"{TOKEN}:pending")),
-    (delayed.POLL_LAST, "listed", last(1)),
-    (delayed.POLL_LAST, "unlisted", last(0)),
-    (delayed.EXPIRE, "", pending(3_600_000)),
-    (delayed.ACK, "", leased("a:001", "a:002")),
-    (delayed.NACK, "head", leased("a:001", SECOND_US, 1)),
-    (delayed.NACK, "behind", leased("a:001", HOUR_US, 1)),
-    (delayed.EXTEND, "", leased(HOUR_US, "a:001")),
-    (delayed.RELEASE, "", leased("a:001", "a:002")),
-    (delayed.SUMMON, "", leased(1, 0)),
-    (delayed.GIVE_BACK, "by value", leased(60_000, "none", 0, b"x", b"y")),
-    (delayed.GIVE_BACK, "by name", leased(60_000, "a", 2)),
+    *(
+        (
+            *(delayed.RESCHEDULE, where),
+            given(after(60, 120), lambda pending: pending[1]._record(), delay_us),
+        )
+        for where, delay_us in (("to the head", SECOND_US), ("behind", HOUR_US))
+    ),
+    *((delayed.PURGE, what, given(unusual, what)) for what in ("all", "delayed", "ready")),
+    (delayed.POLL_PENDING, "listed", given(unusual, 3, 100_000, 1, HOUR_US, f"{TOKEN}:pending")),
+    (delayed.POLL_PENDING, "unlisted", given(unusual, 9, 100_000, 0, HOUR_US, f"{TOKEN}:pending")),
+    (delayed.POLL_LAST, "listed", given(after(60, 61), 1, 10)),
+    (delayed.POLL_LAST, "unlisted", given(after(60, 61), 0, 10)),
+    (delayed.EXPIRE, "", given(unusual, 3_600_000)),
+    (delayed.ACK, "", given(leased, "a:001", "a:002")),
+    (delayed.NACK, "head", given(leased, "a:001", SECOND_US, 1)),
+    (delayed.NACK, "behind", given(leased, "a:001", HOUR_US, 1)),
+    (delayed.EXTEND, "", given(leased, HOUR_US, "a:001")),
+    (delayed.RELEASE, "", given(leased, "a:001", "a:002")),
+    (delayed.SUMMON, "", given(leased, 1, 0)),
+    (delayed.GIVE_BACK, "by value", given(leased, 60_000, "none", 0, b"x", b"y")),
+    (delayed.GIVE_BACK, "by name", given(leased, 60_000, "a", 2)),
     (delayed.GIVE_BACK, "pending", polled),
-    (delayed.SET_ASIDE, "", leased(60_000, "", b"x")),
-    (delayed.SET_ASIDE, "leased", leased(60_000, "a:001", b"1")),
-    (RESYNC, "", leased("delayed")),
-    (DUE_COUNTS, "", leased("0", "1e15")),
+    (delayed.SET_ASIDE, "", given(leased, 60_000, "", b"x")),
+    (delayed.SET_ASIDE, "leased", given(leased, 60_000, "a:001", b"1")),
+    (RESYNC, "", given(leased, "delayed")),
+    (DUE_COUNTS, "", given(leased, "0", "1e15")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
-    (reliable.OFFER, "one", offer_one),
-    (reliable.OFFER_NEW, "", offer_new),
-    (reliable.CLAIM, "hand out", some(EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0)),
-    (reliable.CLAIM, "new limits", limits_changed),
-    (reliable.CLAIM, "die", some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0)),
+    (reliable.OFFER, "one", given(nothing, 7, "0", "new", 0, 0, 0, 0, "raise", b"\nvalue")),
     (
-        reliable.CLAIM,
-        "trim",
-        with_settings(some(EPOCH, 1, 100, HOUR_US, 1, "client 1", 1, "", "", 0), max_dead=1),
+        *(reliable.OFFER_NEW, ""),
+        given(messages, 7, EPOCH, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"),
     ),
+    (reliable.CLAIM, "hand out", given(messages, *CLAIM, 0, *REST)),
+    (reliable.CLAIM, "new limits", limits_changed),
+    (reliable.CLAIM, "die", given(messages, *CLAIM, 1, *REST)),
+    (reliable.CLAIM, "trim", with_settings(given(messages, *CLAIM, 1, *REST), max_dead=1)),
     (reliable.BURY, "", taken(reliable.BURY)),
     (reliable.BURY, "keep", with_settings(taken(reliable.BURY), keep=HOUR_US, max_kept=1)),
     (reliable.BURY, "trim", with_settings(taken(reliable.BURY), keep_dead=HOUR_US, max_dead=2)),
@@ -519,27 +438,28 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.NACK, "keep", with_settings(taken(reliable.NACK), keep=HOUR_US, max_kept=1)),
     (reliable.FINISH, "", taken(reliable.FINISH)),
     (reliable.FINISH, "keep", with_settings(taken(reliable.FINISH), keep=HOUR_US, max_kept=1)),
-    (reliable.AWAIT, "", with_settings(one(reliable.AWAIT), keep=HOUR_US)),
-    (reliable.OUTCOME, "", one(reliable.OUTCOME)),
-    (reliable.TRIM_DEAD, "", with_settings(some(), keep_dead=HOUR_US, max_dead=1)),
-    (reliable.ACK, "forget", ack(remembers=False)),
-    (reliable.ACK, "remember", ack(remembers=True)),
-    (reliable.RESUME, "", paused),
-    (reliable.SCHEDULE, "anew", schedule_anew),
-    (reliable.SCHEDULE, "otherwise", schedule_otherwise),
-    (reliable.UNSCHEDULE, "", unschedule),
-    (reliable.PAUSE_SCHEDULE, "", unschedule),
-    (reliable.RESUME_SCHEDULE, "", schedule_paused),
+    (reliable.AWAIT, "", with_settings(given(long_ago, WAITING[0], HOUR_US), keep=HOUR_US)),
+    (reliable.OUTCOME, "", given(long_ago, WAITING[0])),
+    (reliable.TRIM_DEAD, "", with_settings(given(messages), keep_dead=HOUR_US, max_dead=1)),
+    (reliable.ACK, "forget", with_settings(taken(reliable.ACK), dedup_window=None)),
+    (reliable.ACK, "remember", taken(reliable.ACK)),
+    (reliable.RESUME, "", given(paused)),
+    (reliable.SCHEDULE, "anew", given(nothing, *DEFINITION)),
+    (reliable.SCHEDULE, "otherwise", given(scheduled, *DEFINITION)),
+    (reliable.UNSCHEDULE, "", given(scheduled, "often")),
+    (reliable.PAUSE_SCHEDULE, "", given(scheduled, "often")),
+    (reliable.RESUME_SCHEDULE, "", given(schedule_paused, "often")),
     (reliable.OCCUR, "", occur),
-    (reliable.RECUR, "", recur),
+    (reliable.RECUR, "", given(without_the_next, "often")),
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
-    (reliable.REGISTER, "stay", register(HOUR_US)),
-    (reliable.REGISTER, "leave", register(0)),
-    (reliable.SET_GROUP, "pause", group_settings("pause")),
-    (reliable.SET_GROUP, "limit", group_settings("limit", "c1")),
-    (reliable.SET_GROUP, "resume", group_settings("resume")),
-    (reliable.SET_GROUP, "own", group_settings("own", "z=c1")),
+    (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
+    (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),
+    *(
+        (reliable.SET_GROUP, what, given(grouped, "", "tenant", what, limit))
+        for what, limit in (("limit", "c1"), ("resume", ""), ("own", "z=c1"))
+    ),
+    (reliable.SET_GROUP, "pause", given(nothing, "", "tenant", "pause", "")),
 ]
 _WITH_CASES = {script for script, _, _ in _CASES}
 CASES = [
