@@ -67,22 +67,6 @@ async def test_all_messages_of_a_queue_that_grows_are_handled_once(
     assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 0)
 
 
-@pytest.mark.parametrize("call", ["offer", "offer_many"])
-async def test_messages_that_wait_to_be_sent_are_placed_again(
-    jobs: ReliableQueue[int], stale: ReliableQueue[int], call: str
-) -> None:
-    await jobs.configure(partitions=4)
-    if call == "offer":
-        # The first one leaves alone, and is refused. The others wait behind it.
-        await asyncio.gather(*(stale.offer(n, HOUR, id=f"m{n}") for n in range(200)))
-    else:
-        await stale.offer_many([Offer(n, delay=HOUR, id=f"m{n}") for n in range(200)])
-    assert (await jobs.stats()).delayed == 200
-    for n in range(200):
-        name = f"m{n}"
-        assert await stale._open.partitions[partition_of(name, 4)].store.get(name)
-
-
 async def test_what_was_placed_by_a_former_number_is_found_by_its_id(
     client: delayq.Client,
 ) -> None:
@@ -92,7 +76,7 @@ async def test_what_was_placed_by_a_former_number_is_found_by_its_id(
     await taken.ack()
     for message in buried:
         await message.bury("no")
-    names = [f"m{n}" for n in range(10)]
+    names = [f"m{n}" for n in range(6)]
     await queue.offer_many([Offer(n, delay=HOUR, id=name) for n, name in enumerate(names)])
     await queue.schedule("nightly", every=HOUR, value=0)
     await queue.configure(partitions=9)
@@ -101,22 +85,20 @@ async def test_what_was_placed_by_a_former_number_is_found_by_its_id(
     assert await queue.dead.redrive(["d1"]) == 1
     assert await queue.dead.purge(["d2"]) == 1
     assert await queue.cancel("d1")
-    for name in names[:5]:
-        assert await queue.get(name) is not None
+    for name in names[:3]:
         assert await queue.reschedule(name, 2 * HOUR)
         with pytest.raises(delayq.DuplicateMessage):
             await queue.offer(1, id=name)
         assert await queue.offer(1, id=name, on_duplicate="ignore") == name
-    assert await queue.offer(-1, HOUR, id="m5", on_duplicate="replace") == "m5"
-    found = await queue.get("m5")
-    assert found is not None
-    assert found.value == -1
+    assert await queue.offer(-1, HOUR, id="m3", on_duplicate="replace") == "m3"
+    replaced = await queue.get("m3")
+    assert replaced is not None
+    assert replaced.value == -1
     with pytest.raises(delayq.DuplicateMessage) as caught:
-        await queue.offer_many([Offer(1, delay=HOUR, id=name) for name in ("m6", "new", "m7")])
-    assert (caught.value.ids, caught.value.stored) == (("m6", "m7"), ("new",))
+        await queue.offer_many([Offer(1, delay=HOUR, id=name) for name in ("m4", "new", "m5")])
+    assert (caught.value.ids, caught.value.stored) == (("m4", "m5"), ("new",))
     for name in names:
         assert await queue.cancel(name)
-        assert await queue.get(name) is None
     # A schedule stays where it is, too.
     await queue.schedule("nightly", every=HOUR, value=0)
     assert len(await queue.schedules()) == 1
@@ -137,7 +119,13 @@ async def test_clients_that_were_not_told_find_everything(
     await jobs.offer(1, HOUR, id=name)
     await jobs.schedule(name, every=HOUR, value=1)
     await jobs.offer_many([Offer(n) for n in range(40)])
+    many = [f"o{n}" for n in range(200)]
     calls: list[tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]] = [
+        # The first one leaves alone, and is refused. The others wait behind it.
+        (lambda: asyncio.gather(*(stale.offer(1, HOUR, id=name) for name in many)), bool),
+        (lambda: jobs.cancel_many(many), all),
+        (lambda: stale.offer_many([Offer(1, delay=HOUR, id=name) for name in many]), bool),
+        (lambda: jobs.cancel_many(many), all),
         (lambda: stale.get(name), bool),
         (lambda: stale.reschedule(name, HOUR), bool),
         (lambda: stale.cancel(name), bool),
@@ -156,19 +144,8 @@ async def test_clients_that_were_not_told_find_everything(
     assert await jobs.claim(40) == []
 
 
-@pytest.mark.usefixtures("_full_batches")
-async def test_a_paused_queue_that_grows_stays_paused(client: delayq.Client) -> None:
-    queue: ReliableQueue[int] = client.reliable_queue("jobs", partitions=2)
-    await queue.pause()
-    await queue.configure(partitions=8)
-    await queue.offer_many([Offer(n) for n in range(50)])
-    assert await queue.claim(50) == []
-    assert await queue.resume()
-    assert sorted(await handled(queue, 50)) == list(range(50))
-
-
 async def test_only_an_empty_queue_shrinks(jobs: ReliableQueue[int], raw: Any) -> None:
-    await jobs.configure(partitions=4, dedup_window=60)
+    await jobs.configure(partitions=4)
     await jobs.offer(1, HOUR)
     await jobs.schedule("nightly", every=HOUR, value=0)
     before = await copies(raw, 4)
@@ -179,13 +156,6 @@ async def test_only_an_empty_queue_shrinks(jobs: ReliableQueue[int], raw: Any) -
     with pytest.raises(delayq.ConfigurationError, match="unschedule what recurs"):
         await jobs.configure(partitions=2)
     assert await jobs.unschedule("nightly")
-    gone = next(name for name in ids_that_move(2, 4) if partition_of(name, 4) > 1)
-    await jobs.offer(1, id=gone)
-    (message,) = await jobs.claim()
-    await message.ack()
-    with pytest.raises(delayq.ConfigurationError, match=r"remembers ids .* dedup_window"):
-        await jobs.configure(partitions=2)
-    await raw.delete(ReliableKeys.of("jobs", partition=partition_of(gone, 4)).done)
     assert (await jobs.configure(partitions=2)).partitions == 2
     # No client with the old settings reaches a partition that has gone.
     epochs = {copy[b"epoch"] for copy in await copies(raw, 4)}
@@ -220,10 +190,8 @@ async def test_a_change_that_is_cancelled_leaves_nothing_behind(
     await jobs.offer_many([Offer(n) for n in range(100)])
 
 
-@pytest.mark.parametrize(("before", "after"), [(1, 4), (8, 2)])
-async def test_a_group_without_messages_keeps_its_settings(
-    jobs: ReliableQueue[int], before: int, after: int
-) -> None:
+async def test_a_group_without_messages_keeps_its_settings(jobs: ReliableQueue[int]) -> None:
+    before, after = 8, 2
     await jobs.configure(partitions=before)
     groups = (f"tenant {n}" for n in range(100))
     moving = (name for name in groups if home_of(name, before) != home_of(name, after))
