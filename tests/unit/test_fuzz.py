@@ -138,26 +138,16 @@ def test_a_body_is_read_or_no_body(body: bytes) -> None:
             )
 
 
-@given(st.binary(max_size=60))
-def test_a_record_has_a_payload_or_none(record: bytes) -> None:
-    payload = payload_of(record)
-    assert payload is None or record.endswith(payload)
+NOTICES = st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5)
 
 
-@given(
-    st.binary(max_size=60)
-    | st.lists(st.sampled_from([b"1", b"-1", b"x", b"9" * 5000, b"\xff"]), max_size=5).map(
-        b" ".join
-    )
-)
-def test_a_notice_is_one_or_none(content: bytes) -> None:
-    notice = stagger.parse(content)
+@given(st.binary(max_size=60) | NOTICES.map(b" ".join))
+def test_any_bytes_are_a_record_a_notice_and_an_id_or_not(data: bytes) -> None:
+    payload = payload_of(data)
+    assert payload is None or data.endswith(payload)
+    notice = stagger.parse(data)
     assert notice is None or isinstance(notice.next_us, int)
-
-
-@given(st.binary(max_size=40))
-def test_an_id_is_an_occurrences_or_not(id: bytes) -> None:  # noqa: A002
-    assert is_occurrence(id) in (True, False)
+    assert is_occurrence(data) in (True, False)
 
 
 _PARTS = [*":/@?#[]=&%h1é\0", "redis", "rediss", "unix", "://", "db=", "password=", "ssl_"]
