@@ -11,24 +11,22 @@ from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import TRIM_DEAD
 from delayq.admin.acl import acl_rules
-from tests.support.reliable_fixtures import LEASE, jobs, raw
+from tests.support.reliable import leased
+from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
-    from delayq import Client, ReliableQueue
+    from delayq import Client
+    from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
-
-__all__ = ["jobs", "raw"]
 
 KEYS = ReliableKeys.of("jobs")
 DAY = 86_400
 
 
-async def die(queue: ReliableQueue[Any], *ids: str) -> None:
+async def die(queue: Jobs, *ids: str) -> None:
     """Make a dead letter of a new message under each id, in that order."""
-    for each in ids:
-        await queue.offer(0, id=each)
-        (message,) = await queue.claim()
-        await message.bury("why")
+    for key in ids:
+        await (await leased(queue, 0, id=key)).bury("why")
 
 
 async def grow_old(raw: Any, *names: str, by: float) -> None:
@@ -37,31 +35,19 @@ async def grow_old(raw: Any, *names: str, by: float) -> None:
         await raw.zincrby(KEYS.dead, -by * 1_000_000, name)
 
 
-async def ids(queue: ReliableQueue[Any]) -> list[str]:
-    return [letter.id for letter in await queue.dead.list(limit=1000)]
-
-
-async def nothing_else_is_left(raw: Any, queue: ReliableQueue[Any]) -> None:
-    """Check that the letters that were dropped have left nothing behind."""
-    assert await raw.hlen(KEYS.dead_messages) == await raw.zcard(KEYS.dead)
-    assert len(await ids(queue)) == await raw.zcard(KEYS.dead)
-
-
 @pytest.mark.every_server
-async def test_old_letters_are_dropped_when_the_next_one_is_added(
-    jobs: ReliableQueue[int], raw: Any
-) -> None:
+async def test_old_letters_are_dropped_when_the_next_one_is_added(jobs: Jobs, raw: Any) -> None:
     await die(jobs, "a", "b", "c")
     await grow_old(raw, "a", "b", by=DAY)
     await jobs.configure(keep_dead=DAY / 2)
     await die(jobs, "d")
     assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d"]
-    await nothing_else_is_left(raw, jobs)
+    assert sorted(await raw.hkeys(KEYS.dead_messages)) == [b"c", b"d"]
 
 
 @pytest.mark.every_server
 async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
-    jobs: ReliableQueue[int], raw: Any
+    jobs: Jobs, raw: Any
 ) -> None:
     await jobs.configure(expired="dead", max_dead=3, keep_dead=DAY / 2)
     await die(jobs, "a", "b")
@@ -72,11 +58,11 @@ async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
         assert await jobs.claim() == []
         expected = ["b", "c"] if names == "c" else ["0", "1", "2"]
         assert [name.decode() for name in await raw.zrange(KEYS.dead, 0, -1)] == expected
-    await nothing_else_is_left(raw, jobs)
+    assert sorted(await raw.hkeys(KEYS.dead_messages)) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.every_server
-async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[int], raw: Any) -> None:
+async def test_no_call_drops_more_than_a_bounded_number(jobs: Jobs, raw: Any) -> None:
     names = [f"{n:04d}" for n in range(1500)]
     await raw.zadd(KEYS.dead, {name: n + 1 for n, name in enumerate(names)})
     await raw.hset(KEYS.dead_messages, mapping=dict.fromkeys(names, "{}\n1\n0"))
@@ -87,7 +73,7 @@ async def test_no_call_drops_more_than_a_bounded_number(jobs: ReliableQueue[int]
 
 
 @pytest.mark.every_server
-async def test_a_limit_that_cannot_be_read_is_none(jobs: ReliableQueue[int], raw: Any) -> None:
+async def test_a_limit_that_cannot_be_read_is_none(jobs: Jobs, raw: Any) -> None:
     await die(jobs, "a")
     # Without a limit, letters stay.
     await grow_old(raw, "a", by=10_000 * DAY)
@@ -98,22 +84,21 @@ async def test_a_limit_that_cannot_be_read_is_none(jobs: ReliableQueue[int], raw
 
 
 async def test_a_key_of_another_type_is_reported_before_anything_is_written(
-    jobs: ReliableQueue[int], raw: Any
+    jobs: Jobs, raw: Any
 ) -> None:
     await jobs.configure(max_dead=1)
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim()
+    message = await leased(jobs, id="a")
     await raw.set(KEYS.dead_messages, "mine")
     with pytest.raises(delayq.ServerRefused):
         await message.bury("why")
     assert await raw.zrange(KEYS.leased, 0, -1) == [b"a"]
     await raw.delete(KEYS.dead_messages)
     await message.bury("why")
-    assert await ids(jobs) == ["a"]
+    assert await jobs.dead.size() == 1
 
 
 async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
-    jobs: ReliableQueue[int], server: PrivateServer, raw: Any
+    jobs: Jobs, server: PrivateServer, raw: Any
 ) -> None:
     await die(jobs, "a", "b")
     await jobs.configure(max_dead=1)
@@ -121,12 +106,13 @@ async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
     await raw.execute_command("ACL", "SETUSER", "reader", "on", ">secret", *rules)
     url = server.url.replace("://", "://reader:secret@")
     async with delayq.connect(url) as theirs:
-        assert await ids(theirs.reliable_queue("jobs")) == ["a", "b"]
-    assert await ids(jobs) == ["b"]
+        letters = await theirs.reliable_queue("jobs").dead.list()
+        assert [letter.id for letter in letters] == ["a", "b"]
+    assert [letter.id for letter in await jobs.dead.list()] == ["b"]
 
 
 async def test_each_partition_has_its_own_number(client: Client) -> None:
     queue = client.reliable_queue("parts", lease=LEASE, partitions=4, max_dead=1)
     await die(queue, *(f"{n}" for n in range(40)))
-    assert len(await ids(queue)) == 4
+    assert len(await queue.dead.list()) == 4
     assert TRIM_DEAD.roles == {"admin"}

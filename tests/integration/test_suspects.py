@@ -150,6 +150,20 @@ async def test_an_extended_lease_is_still_one_of_several_or_alone(
 
 
 @pytest.mark.every_server
+async def test_a_message_claimed_alone_is_one_of_several_if_its_client_holds_others(
+    jobs: Jobs, store: Store
+) -> None:
+    await jobs.offer_many(offers(2, ids=True))
+    for _ in range(2):
+        await claim_one(jobs)
+    await crash(store)
+    for key, forgiven in (("0", 0), ("1", 1)):
+        suspect = await claim_one(jobs, 2)
+        assert (await store.look()).attempts[key] == (1, forgiven)
+        await suspect.ack()
+
+
+@pytest.mark.every_server
 async def test_a_suspect_comes_before_due_messages_but_for_those_of_a_higher_priority(
     jobs: Jobs, store: Store
 ) -> None:
