@@ -59,11 +59,6 @@ class Kind:
     def wakeups(self, queue: Any) -> Any:
         return (queue._open.partitions[0] if self.reliable else queue._open).wakeups
 
-    @property
-    def producers_listen(self) -> bool:
-        """Whether a client that has only offered listens: it may have to move messages."""
-        return not self.reliable
-
     def watches(self, queue: Any) -> bool:
         """Return whether the queue's client watches a ready list."""
         return not self.reliable and queue._open.transfer._watch._task is not None
@@ -160,13 +155,29 @@ class Crowd:
         self.consumers.append(asyncio.create_task(self.kind.consume(queue, got)))
         await until(lambda: client.statistics().waiting)
 
+    async def leave(self, place: int, fate: str) -> None:
+        """Let a client close its queue, fall silent, or be cancelled."""
+        if fate == "silent":
+            self.kind.wakeups(self.queues[place]).close()
+        elif fate == "closed":
+            await self.queues[place].aclose()
+        else:
+            self.consumers[place].cancel()
+
+    @asynccontextmanager
+    async def producer(self) -> AsyncIterator[Any]:
+        """Open the queue in a client that only offers."""
+        async with delayq.connect(self.url, resync_interval=NEVER) as client:
+            queue = self.kind.open(client)
+            self.kind.wakeups(queue).close()
+            yield queue
+
     async def subscribed(self, raw: Any, others: int = 0) -> None:
-        """Wait until all clients hear what is published."""
+        """Wait until all clients hear what is published.
 
-        async def all_hear() -> bool:
-            return await self.listeners(raw) >= len(self.queues) + others
-
-        await until(all_hear)
+        A client that has only offered listens if it may have to move messages.
+        """
+        await until(lambda: self.listeners(raw), equals=len(self.queues) + others)
 
     async def listeners(self, raw: Any) -> int:
         """Return how many clients hear what is published."""
@@ -194,12 +205,10 @@ class Crowd:
         assert [value for value, _, at in self.got if at < self.due[value] - 0.001] == []
 
 
-async def one_of_many(
-    a_round: Callable[[], Awaitable[float]], most: float, rounds: int = ROUNDS
-) -> None:
+async def one_of_many(a_round: Callable[[], Awaitable[float]], most: float) -> None:
     """Require that one round costs at most ``most``: the machine may be busy in the others."""
     costs: list[float] = []
-    for _ in range(rounds):
+    for _ in range(ROUNDS):
         costs.append(await a_round())
         if costs[-1] <= most:
             return
@@ -233,11 +242,8 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
     server: PrivateServer, kind: Kind, fate: str, raw: Any
 ) -> None:
     crowd = Crowd(kind, server.url)
-    async with crowd.of(4), delayq.connect(server.url) as producer:
-        queue = kind.open(producer)
-        # This client only offers.
-        kind.wakeups(queue).close()
-        await crowd.subscribed(raw, others=kind.producers_listen)
+    async with crowd.of(4), crowd.producer() as queue:
+        await crowd.subscribed(raw, others=not kind.reliable)
         alive = set(range(4))
         at = 0
         while len(alive) > 1:
@@ -253,12 +259,7 @@ async def test_when_the_client_that_is_first_goes_the_others_get_what_comes(
             ]
             for place in first[: len(alive) - 1]:
                 alive.remove(place)
-                if fate == "silent":
-                    kind.wakeups(crowd.queues[place]).close()
-                elif fate == "closed":
-                    await crowd.queues[place].aclose()
-                else:
-                    crowd.consumers[place].cancel()
+                await crowd.leave(place, fate)
             await crowd.complete()
             at += 8
         crowd.check()
@@ -329,18 +330,12 @@ async def test_when_all_listeners_go_those_who_rest_take_their_place(
     server: PrivateServer, kind: Kind, fate: str, four_are_a_crowd: float
 ) -> None:
     crowd, alive = Crowd(kind, server.url, resync=four_are_a_crowd), {*range(14)}
-    async with crowd.of(14), delayq.connect(server.url, resync_interval=NEVER) as producer:
-        queue = kind.open(producer)
-        # This client only offers.
-        kind.wakeups(queue).close()
+    async with crowd.of(14), crowd.producer() as queue:
         for at in (0, 4):
             await until(lambda: len(alive.intersection(resting(crowd))) >= len(alive) - 4)
             for place in alive.difference(resting(crowd)):
                 alive.remove(place)
-                if fate == "closed":
-                    await crowd.queues[place].aclose()
-                else:
-                    kind.wakeups(crowd.queues[place]).close()
+                await crowd.leave(place, fate)
             await crowd.offer({at + n: 0.05 + n * APART for n in range(4)}, by=queue)
             await crowd.complete()
         crowd.check()
@@ -383,7 +378,7 @@ async def test_if_more_is_due_than_the_listeners_take_the_others_are_summoned(
 
         # If the machine pauses, their re-checks wake those that rest.
         rounds = itertools.count(0, 12)
-        await one_of_many(lambda: not_summoned(next(rounds)), 0, 5)
+        await one_of_many(lambda: not_summoned(next(rounds)), 0)
 
 
 @mostly_delayed
@@ -456,7 +451,7 @@ async def test_lost_notices_double_nothing_and_delay_nothing_for_ever(
 
     async with crowd.of(4), delayq.connect(server.url) as producer:
         queue = kind.open(producer)
-        await crowd.subscribed(raw, others=kind.producers_listen)
+        await crowd.subscribed(raw, others=not kind.reliable)
         ragers: list[asyncio.Task[None]] = []
         if lost == "one client is deaf":
             # A half-open link looks like silence.
