@@ -18,11 +18,11 @@ import typer
 from delayq.cli.app import app, run
 from tests.integration.test_cli import bury, evaluate_in_steps, sync_raw
 from tests.support.command_line import MAILS, SECRET, Cli, Stream, cli, ctrl_c_at, seed
-from tests.support.programs import run_delayq
-from tests.support.terminal import PATIENCE, at_terminal, until_it_reads
+from tests.support.programs import run_python
+from tests.support.terminal import PATIENCE, at_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from multiprocessing.process import BaseProcess
 
     from tests.support.servers import PrivateServer
@@ -42,15 +42,12 @@ class Case:
 
 def commands() -> dict[str, Any]:
     """Return every command of the application by its name."""
-
-    def below(group: Any, words: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-        for name, command in group.commands.items():
-            if hasattr(command, "commands"):
-                yield from below(command, (*words, name))
-            else:
-                yield " ".join((*words, name)), command
-
-    return dict(below(typer.main.get_command(app), ()))
+    application: Any = typer.main.get_command(app)
+    found: dict[str, Any] = {}
+    for name, command in application.commands.items():
+        below = getattr(command, "commands", {})
+        found |= {f"{name} {each}": below[each] for each in below} or {name: command}
+    return found
 
 
 SCREENS = (
@@ -157,12 +154,6 @@ def test_each_screen(cli: Cli) -> None:
             assert word in shown, shown
 
 
-def test_colour_is_for_terminals_and_who_wants_it(cli: Cli) -> None:
-    assert "\x1b[32mok" in cli.at_terminal("doctor")[1]
-    assert "\x1b[3" not in cli.at_terminal("doctor", NO_COLOR="1")[1]
-    assert "\x1b" not in cli.plain("doctor")[1]
-
-
 @pytest.mark.gate
 def test_top_hears_keys_even_while_the_server_does_not_answer(server: PrivateServer) -> None:
     seed(server.url)
@@ -178,15 +169,11 @@ def test_top_hears_keys_even_while_the_server_does_not_answer(server: PrivateSer
             typed.append("q")
             types("q")
 
-    forever = dict.fromkeys(("ANSWER_WITHIN", "DOUBT_AFTER"), 3600.0)
+    limits = ("ANSWER_WITHIN", "DOUBT_AFTER")
+    for_ever: dict[str, object] = {f"delayq._redis.connection.{name}": 3600.0 for name in limits}
+    line = ("top", "--interval", "0.1")
     try:
-        seen = at_terminal(
-            *("top", "--interval", "0.1"),
-            act=act,
-            columns=140,
-            constants={f"delayq._redis.connection.{name}": each for name, each in forever.items()},
-            DELAYQ_URL=server.url,
-        )
+        seen = at_terminal(*line, act=act, columns=140, constants=for_ever, DELAYQ_URL=server.url)
     finally:
         server.resume()
     assert (seen.status, typed) == (0, ["right", "q"])
@@ -209,27 +196,15 @@ def test_what_a_message_holds_cannot_move_the_cursor(cli: Cli) -> None:
 
 def test_a_purge_asks(cli: Cli) -> None:
     seed(cli.url)
-    status, shown = cli.screen("purge mails", stdin="n\n")
-    assert status == 1
-    assert shown.startswith("Drop all messages of mails for good? [y/N]")
-    assert shown.endswith("delayq: nothing was changed")
-    status, shown = cli.screen("purge mails", stdin="y\n")
-    assert (status, shown.endswith("dropped: 5")) == (0, True)
+    for answer, ending in (("n", "delayq: nothing was changed"), ("y", "dropped: 5")):
+        status, shown = cli.screen("purge mails", stdin=f"{answer}\n")
+        assert (status, shown.endswith(ending)) == (answer == "n", True)
+        assert shown.startswith("Drop all messages of mails for good? [y/N]")
     cli.assert_refused("purge mails", words="--yes")
-
-
-@pytest.mark.nightly
-def test_ctrl_c_ends_a_question(server: PrivateServer) -> None:
-    typed: list[str] = []
-
-    def act(process: BaseProcess, written: str, types: Callable[[str], None]) -> None:
-        if "[y/N]" in written and not typed:
-            # Python notices a Ctrl-C between the prompt and the read only when the read is over.
-            until_it_reads(process)
-            typed.append("\x03")
-            types("\x03")
-
-    assert at_terminal("purge", "mails", act=act, DELAYQ_URL=server.url).status == 130
+    # Colour is for terminals, and who wants it.
+    assert "\x1b[32mok" in cli.at_terminal("doctor")[1]
+    assert "\x1b[3" not in cli.at_terminal("doctor", NO_COLOR="1")[1]
+    assert "\x1b" not in cli.plain("doctor")[1]
 
 
 def test_ctrl_c_says_what_is_left(cli: Cli, sync_raw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,43 +268,31 @@ def test_a_traceback_shows_no_values(
     assert SECRET not in shown
 
 
-def test_output_that_is_lost_is_an_error(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    seed(cli.url)
-    # Written only at the end.
-    with monkeypatch.context() as patch, Path("/dev/full").open("w") as full:
-        patch.setattr(sys, "stdout", full)
-        assert run(["queues", "--url", cli.url]) == 2
-
-
-@pytest.mark.parametrize(
-    ("closed", "error"),
-    [
-        ((), "delayq: No space left on device\n"),
-        (("stdout",), "delayq: Bad file descriptor\n"),
-        (("stdout", "stderr"), ""),
-    ],
-)
 def test_what_cannot_be_written_goes_back(
-    cli: Cli,
-    sync_raw: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    closed: tuple[str, ...],
-    error: str,
+    cli: Cli, sync_raw: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    seed(cli.url)
-    with monkeypatch.context() as patch, Path("/dev/full").open("w") as full:
-        patch.setattr(sys, "stdout", full)
-        for stream in closed:
-            # As Python finds them after ``>&-``.
-            patch.setattr(sys, stream, None)
-        status = run(["take", "mails", "--json", "--url", cli.url])
-        opened = [getattr(sys, stream) for stream in closed]
-    for stream in opened:
-        stream.close()
-    assert (status, capsys.readouterr().err) == (2, error)
-    assert sync_raw.zrange(MAILS.leased, 0, -1) == [b"busy"]
-    assert sync_raw.zscore(MAILS.waiting[0], "welcome-0") is not None
+    closed: tuple[str, ...]
+    for line, closed, error in (
+        # Written only at the end.
+        ("queues", (), "delayq: No space left on device\n"),
+        ("take mails --json", (), "delayq: No space left on device\n"),
+        ("take mails --json", ("stdout",), "delayq: Bad file descriptor\n"),
+        ("take mails --json", ("stdout", "stderr"), ""),
+    ):
+        sync_raw.flushall()
+        seed(cli.url)
+        with monkeypatch.context() as patch, Path("/dev/full").open("w") as full:
+            patch.setattr(sys, "stdout", full)
+            for stream in closed:
+                # As Python finds them after ``>&-``.
+                patch.setattr(sys, stream, None)
+            status = run([*line.split(), "--url", cli.url])
+            opened = [getattr(sys, stream) for stream in closed]
+        for stream in opened:
+            stream.close()
+        assert (status, capsys.readouterr().err) == (2, error), line
+        assert sync_raw.zrange(MAILS.leased, 0, -1) == [b"busy"]
+        assert sync_raw.zscore(MAILS.waiting[0], "welcome-0") is not None
 
 
 @pytest.mark.gate
@@ -337,14 +300,13 @@ def test_a_program_with_closed_streams_keeps_the_message(
     server: PrivateServer, sync_raw: Any
 ) -> None:
     seed(server.url)
-    address = {"DELAYQ_URL": server.url}
     result = subprocess.run(
         f"{sys.executable} -m delayq take mails --json >&- <&-",
         shell=True,
         capture_output=True,
         text=True,
         timeout=PATIENCE,
-        env=os.environ | address,
+        env=os.environ | {"DELAYQ_URL": server.url},
         check=False,
     )
     assert (result.returncode, result.stderr) == (2, "delayq: Bad file descriptor\n")
@@ -352,7 +314,7 @@ def test_a_program_with_closed_streams_keeps_the_message(
     # A reader that is gone.
     reading, writing = os.pipe()
     os.close(reading)
-    result = run_delayq("list", "orders", to=writing, **address)
+    result = run_python("-m", "delayq", "list", "orders", to=writing, DELAYQ_URL=server.url)
     os.close(writing)
     assert (result.returncode, result.stderr) == (1, "")
 

@@ -87,22 +87,14 @@ class Cli:
         *more: str,
         act: Callable[[str], object] = len,
         stdin: str = "",
-        columns: int = 80,
         **variables: str,
     ) -> tuple[int, str]:
-        """Run a command at a terminal of 24 lines. Return its status, and all that it writes.
-
-        Args:
-            line: The command, as in a shell.
-            more: Further arguments.
-            act: Called after each output with all of it so far.
-            stdin: What is typed.
-            columns: The width of the terminal.
-            variables: Additional environment variables.
+        """Run a command at a terminal of 24 lines, and call ``act`` after each output with all of
+        it so far. Return its status, and all that it writes.
         """
         terminal, keyboard = Stream(), Stream(stdin)
         terminal.act = act
-        size = {"COLUMNS": str(columns), "LINES": "24", "TERM": "xterm-256color"}
+        size = {"COLUMNS": "80", "LINES": "24", "TERM": "xterm-256color"}
         with pytest.MonkeyPatch.context() as patch:
             for name in ("stdout", "stderr"):
                 patch.setattr(sys, name, terminal)

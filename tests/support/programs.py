@@ -14,20 +14,14 @@ if TYPE_CHECKING:
 
 
 def run_python(
-    *arguments: str, stdin: str = "", to: int = subprocess.PIPE, cwd: Path = ROOT, **variables: str
+    *arguments: str, to: int = subprocess.PIPE, cwd: Path = ROOT, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run Python, which can import delayq and the tests.
-
-    Args:
-        arguments: The arguments of the command line.
-        stdin: The text on its standard input.
-        to: The file descriptor of its standard output, or a pipe.
-        cwd: Its working directory.
-        variables: Additional environment variables.
+    """Run Python, which can import delayq and the tests, with these arguments and additional
+    environment variables. ``to`` is the file descriptor of its standard output, or a pipe.
     """
     return subprocess.run(
         [sys.executable, *arguments],
-        input=stdin,
+        stdin=subprocess.DEVNULL,
         stdout=to,
         stderr=subprocess.PIPE,
         text=True,
@@ -36,11 +30,6 @@ def run_python(
         env=os.environ | {"PYTHONPATH": str(ROOT)} | variables,
         check=False,
     )
-
-
-def run_delayq(*arguments: str, **options: str | int | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line of delayq without a terminal, as :func:`run_python` does."""
-    return run_python("-m", "delayq", *arguments, **options)  # type: ignore[arg-type]
 
 
 def output_of(*arguments: str, **variables: str) -> str:

@@ -12,12 +12,11 @@ import sys
 import termios
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from select import select
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from delayq.cli.app import run
 from tests.support.forks import FORKS
@@ -34,22 +33,11 @@ _STEP = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """The output of a command, including standard error, and its exit status."""
 
     raw: str
     status: int
-    columns: int
-
-    @property
-    def lines(self) -> list[str]:
-        """The lines on a screen that is tall enough, without empty lines at the end."""
-        return screen(self.raw, self.columns)
-
-    @property
-    def text(self) -> str:
-        return "\n".join(self.lines)
 
 
 def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for each thing that a terminal can do
@@ -91,17 +79,6 @@ def screen(raw: str, columns: int) -> list[str]:  # noqa: PLR0912 - a case for e
     return shown_lines
 
 
-def until_it_reads(process: BaseProcess) -> None:
-    """Wait until a process is idle. Linux reports its state; elsewhere, give it a moment."""
-    state, deadline = Path(f"/proc/{process.pid}/stat"), time.monotonic() + PATIENCE
-    if not state.exists():
-        time.sleep(0.5)
-        return
-    while state.read_text().rpartition(")")[2].split()[0] != "S":
-        assert time.monotonic() < deadline, "it does not come to rest"
-        time.sleep(0.005)
-
-
 def at_terminal(
     *arguments: str,
     columns: int = 80,
@@ -110,16 +87,9 @@ def at_terminal(
     constants: dict[str, object] | None = None,
     **variables: str,
 ) -> Seen:
-    """Run ``delayq`` with these arguments.
-
-    Args:
-        arguments: The arguments of the command line.
-        columns: The width of the terminal.
-        rows: The height of the terminal.
-        act: Called after each output with the process, its whole output so far, and a function that
-            types text.
-        constants: Other values for constants of the package, by their dotted names.
-        variables: Additional environment variables.
+    """Run ``delayq`` with these arguments, and with other values for constants of the package, by
+    their dotted names. ``act`` is called after each output with the process, its whole output so
+    far, and a function that types text.
     """
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
@@ -134,6 +104,10 @@ def at_terminal(
             target=_command, args=(terminal, arguments, environment, constants or {})
         )
         process.start()
+
+    def type_(text: str) -> None:
+        os.write(ours, text.encode())
+
     written = b""
     deadline = time.monotonic() + PATIENCE
     # Reading from the terminal fails when its last program has gone.
@@ -149,11 +123,11 @@ def at_terminal(
                 break
             written += some
             if act is not None:
-                act(process, written.decode(errors="replace"), lambda text: _type(ours, text))
+                act(process, written.decode(errors="replace"), type_)
     os.close(ours)
     process.join(PATIENCE)
     assert process.exitcode is not None, "it has closed its terminal, but goes on"
-    return Seen(written.decode(errors="replace"), process.exitcode, columns)
+    return Seen(written.decode(errors="replace"), process.exitcode)
 
 
 def _command(
@@ -178,7 +152,3 @@ def _command(
         module, _, constant = name.rpartition(".")
         setattr(import_module(module), constant, value)
     sys.exit(run([*arguments]))
-
-
-def _type(terminal: int, text: str) -> None:
-    os.write(terminal, text.encode())
