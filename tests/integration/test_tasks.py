@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable  # noqa: TC003 - the worker reads annotations
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from delayq import (
 )
 from delayq.tasks import INJECTED, Call
 from delayq.testing import advance
-from tests.support.reliable import depths
+from tests.support.reliable import claim_one, depths, get
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
 from tests.support.workers import Settling
@@ -51,16 +50,10 @@ class Db:
     pass
 
 
-class Log(list[Any]):
-    """The things that tasks have done, in order."""
-
-    def __call__(self, *facts: Any) -> None:
-        self.append(facts if len(facts) > 1 else facts[0])
-
-
 @pytest.fixture
-def done() -> Log:
-    return Log()
+def facts() -> list[Any]:
+    """Return the list on which tasks note what they have done, in order."""
+    return []
 
 
 @pytest.fixture
@@ -79,6 +72,11 @@ def worker(client: Client) -> Worker:
     return Worker(client, concurrency=10, shutdown_timeout=5)
 
 
+def call(task: str, **arguments: Any) -> dict[str, Any]:
+    """Return a call as other programs write it."""
+    return {"task": task, "args": arguments}
+
+
 async def work_off(worker: Worker, *groups: Tasks) -> None:
     """Run the worker until nothing is due."""
     for tasks in groups:
@@ -86,30 +84,37 @@ async def work_off(worker: Worker, *groups: Tasks) -> None:
     await worker.run(burst=True)
 
 
-async def letters(tasks: Tasks) -> list[tuple[str, str, int]]:
-    """Return reason, error and attempt of the dead letters."""
-    return [(each.reason, each.error or "", each.attempt) for each in await tasks.queue.dead.list()]
-
-
 # Offering
 
 
-async def test_workers_call_what_was_offered(tasks: Tasks, worker: Worker, done: Log) -> None:
-    @tasks.task
-    async def send_mail(to: str, subject: str = "hi") -> None:
-        done(to, subject)
+async def test_workers_call_what_was_offered(
+    tasks: Tasks, client: Client, worker: Worker, facts: list[Any]
+) -> None:
+    @worker.middleware
+    async def around(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
+        assert message.value.task in ("send_mail", "close")
+        await call_next()
+        facts.append("after")
 
     @tasks.task
+    async def send_mail(to: str, subject: str = "hi") -> None:
+        facts.append((to, subject))
+
+    @tasks.task(aliases=["end"])
     def close(order: Order) -> None:
-        done(order)
+        facts.append(order)
 
     await send_mail.offer("ada@example.org", subject="later")
     await close.offer(Order(1))
     await send_mail.offer("bob@example.org")
+    # As it was called before.
+    await client.reliable_queue("mails").offer(call("end", order={"id": 2}))
     await work_off(worker, tasks)
-    assert sorted(map(str, done)) == sorted(
-        map(str, [("ada@example.org", "later"), Order(1), ("bob@example.org", "hi")])
-    )
+    assert facts.count("after") == 4
+    assert {*map(str, facts)} == {
+        "after",
+        *map(str, (("ada@example.org", "later"), Order(1), ("bob@example.org", "hi"), Order(2))),
+    }
     assert await depths(tasks.queue) == NONE
 
 
@@ -123,13 +128,9 @@ async def test_options_apply_to_the_message(tasks: Tasks, client: Client) -> Non
     with pytest.raises(delayq.DuplicateMessage):
         await offered.offer("ada")
     await send_mail.options(id="mail-7", delay=60, on_duplicate="replace", ttl=90).offer("bob")
-    message = await tasks.queue.get("mail-7")
-    assert message is not None
-    assert (message.value, message.priority, message.headers) == (
-        Call("send_mail", {"to": "bob"}),
-        0,
-        {},
-    )
+    message = await get(tasks.queue, "mail-7")
+    assert message.value == Call("send_mail", {"to": "bob"})
+    assert (message.priority, message.headers) == (0, {})
     assert await tasks.queue.cancel("mail-7")
 
 
@@ -138,8 +139,6 @@ async def test_nothing_is_stored_of_calls_that_do_not_fit(tasks: Tasks, client: 
     async def add(a: int, b: int) -> None: ...
 
     wrong: Any = "two"
-    with pytest.raises(BadArguments, match="missing a required argument: 'b'"):
-        await add.offer(1)  # type: ignore[call-arg]
     with pytest.raises(BadArguments):
         await tasks.offer_many([add.to_offer(1, 2), add.to_offer(1, wrong)])
     with pytest.raises(EncodeError, match=r"add\(\), 'b'"):
@@ -150,11 +149,11 @@ async def test_nothing_is_stored_of_calls_that_do_not_fit(tasks: Tasks, client: 
 
 
 async def test_a_schedule_calls_a_task(
-    tasks: Tasks, client: Client, worker: Worker, done: Log
+    tasks: Tasks, client: Client, worker: Worker, facts: list[Any]
 ) -> None:
     @tasks.task
     async def report(of: str) -> None:
-        done(of)
+        facts.append(of)
 
     due = await tasks.schedule("daily", report.options(priority=2).to_offer("sales"), every=86_400)
     assert due - await client.server_time() > 23 * HOUR
@@ -162,94 +161,72 @@ async def test_a_schedule_calls_a_task(
     assert (schedule.name, schedule.priority) == ("daily", 2)
     await advance(client, 86_400)
     await work_off(worker, tasks)
-    assert done == ["sales"]
-    with pytest.raises(BadInput, match="a schedule decides when"):
-        await tasks.schedule("daily", report.options(delay=3).to_offer("sales"), every=86_400)
-    with pytest.raises(BadInput, match="cannot have a group"):
-        await tasks.schedule("daily", report.options(group="a").to_offer("sales"), every=86_400)
+    assert facts == ["sales"]
     calling: Any = report.offer("sales")
-    with pytest.raises(BadInput, match=r"task\.to_offer"):
-        await tasks.schedule("daily", calling, every=86_400)
+    for offer, words in (
+        (report.options(delay=3).to_offer("sales"), "a schedule decides when"),
+        (report.options(group="a").to_offer("sales"), "cannot have a group"),
+        (calling, r"task\.to_offer"),
+    ):
+        with pytest.raises(BadInput, match=words):
+            await tasks.schedule("daily", offer, every=86_400)
     calling.close()
 
 
 # Handling
 
 
-async def test_a_task_is_given_what_it_asks_for(tasks: Tasks, client: Client, done: Log) -> None:
+async def test_a_task_is_given_what_it_asks_for(
+    tasks: Tasks, client: Client, facts: list[Any]
+) -> None:
     worker, db = Worker(client), Db()
-
-    @worker.dependency(once=True)
-    def the_db() -> Db:
-        return db
 
     @tasks.task
     async def store(
         key: str, message: Message[Call] = INJECTED, db: Db = INJECTED, *, by: Client = INJECTED
     ) -> None:
-        done(key, message.headers, message.attempt, db, by)
+        facts.append((key, message.headers, message.attempt, db, by))
 
     @tasks.task
     def store_in_thread(db: Db = INJECTED, worker: Worker = INJECTED) -> None:
-        done(db, worker)
+        facts.append((db, worker))
 
     @tasks.task
     async def note(task: Message[Call] = INJECTED, call: Client = INJECTED) -> None:
-        done(task.attempt, call)
+        facts.append((task.attempt, call))
+
+    with pytest.raises(ConfigurationError, match="nothing fills the parameter 'db', which is a Db"):
+        worker.include(tasks)
+
+    @worker.dependency(once=True)
+    def the_db() -> Db:
+        return db
 
     await store.options(headers={"k": "v"}).offer("a")
     await tasks.offer_many([store_in_thread.to_offer(), note.to_offer()], durability="memory")
     await work_off(worker, tasks)
-    assert ("a", {"k": "v"}, 1, db, client) in done
-    assert (db, worker) in done
-    assert (1, client) in done
-
-
-async def test_what_nothing_fills_is_told_when_tasks_are_included(
-    tasks: Tasks, worker: Worker
-) -> None:
-    @tasks.task
-    async def store(key: str, db: Db = INJECTED) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="nothing fills the parameter 'db', which is a Db"):
-        worker.include(tasks)
-    with pytest.raises(ConfigurationError, match="nothing fills the parameter 'db'"):
-        worker.listener("jobs")(store.function)
-
-
-async def test_middleware_wraps_tasks(tasks: Tasks, worker: Worker, done: Log) -> None:
-    @worker.middleware
-    async def around(message: Message[Any], call_next: Callable[[], Awaitable[None]]) -> None:
-        done("before", message.value.task, message.value.arguments)
-        await call_next()
-        done("after")
-
-    @tasks.task
-    async def add(a: int) -> None:
-        done(a)
-
-    await add.offer(7)
-    await work_off(worker, tasks)
-    assert done == [("before", "add", {"a": 7}), 7, "after"]
+    assert ("a", {"k": "v"}, 1, db, client) in facts
+    assert (db, worker) in facts
+    assert (1, client) in facts
 
 
 async def test_sync_tasks_run_in_threads_and_may_offer_more(
-    tasks: Tasks, worker: Worker, done: Log
+    tasks: Tasks, worker: Worker, facts: list[Any]
 ) -> None:
     @tasks.task
     def first(n: int) -> None:
         assert threading.current_thread() is not threading.main_thread()
-        done(second.options(id="next").offer_sync(n + 1))
+        facts.append(second.options(id="next").offer_sync(n + 1))
 
     @tasks.task
     async def second(n: int) -> None:
         # The thread that has offered this may go on later than this begins.
-        await until(lambda: done)
-        done(n)
+        await until(lambda: facts)
+        facts.append(n)
 
     await first.offer(1)
     await work_off(worker, tasks)
-    assert done == ["next", 2]
+    assert facts == ["next", 2]
     with pytest.raises(ConfigurationError, match="would block the event loop"):
         second.offer_sync(1)
 
@@ -261,74 +238,62 @@ async def test_what_does_not_fit_is_a_dead_letter_at_once(
     async def add(a: int, b: int) -> None: ...
 
     fates: dict[str, tuple[Any, str, str]] = {
-        "type": ({"a": "x", "b": 1}, "bad arguments", "add(), 'a': it is str, not int"),
-        "missing": ({"a": 1}, "bad arguments", "add(): missing a required argument: 'b'"),
-        "more": ({"c": 1}, "bad arguments", "add() has no argument 'c'"),
+        "type": (call("add", a="x", b=1), "bad arguments", "add(), 'a': it is str, not int"),
+        "missing": (call("add", a=1), "bad arguments", "add(): missing a required argument: 'b'"),
+        "unknown": (call("gone"), "unknown task", "no task is registered as 'gone'"),
+        "no call": ({"a": 1}, "undecodable", "TaskCodec cannot decode"),
     }
     queue = client.reliable_queue("mails")
-    for id_, (arguments, _, _) in fates.items():
-        await queue.offer({"task": "add", "args": arguments}, id=id_)
-    fates["unknown"] = {}, "unknown task", "no task is registered as 'gone'"
-    await queue.offer({"task": "gone", "args": {}}, id="unknown")
-    fates["no call"] = {}, "undecodable", "TaskCodec cannot decode"
-    await queue.offer({"a": 1}, id="no call")
+    for name, (value, _, _) in fates.items():
+        await queue.offer(value, id=name)
     await work_off(worker, tasks)
     letters = {letter.id: letter for letter in await queue.dead.list()}
     assert letters.keys() == fates.keys()
-    for id_, (_, reason, error) in fates.items():
-        letter = letters[id_]
-        assert (letter.reason, letter.attempt) == (reason, 1), id_
-        assert error in (letter.error or ""), id_
+    for name, (_, reason, error) in fates.items():
+        assert (letters[name].reason, letters[name].attempt) == (reason, 1), name
+        assert error in (letters[name].error or ""), name
     assert "no task is registered as 'gone'" in caplog.text
-
-
-async def test_a_renamed_task_still_does_what_waits(
-    tasks: Tasks, client: Client, worker: Worker, done: Log
-) -> None:
-    @tasks.task(name="send_mail", aliases=["mail"])
-    async def send(to: str) -> None:
-        done(to)
-
-    await client.reliable_queue("mails").offer({"task": "mail", "args": {"to": "ada"}})
-    await work_off(worker, tasks)
-    assert done == ["ada"]
 
 
 # Retries
 
 
-async def test_each_task_has_its_own_attempts(tasks: Tasks, client: Client, worker: Worker) -> None:
+async def test_each_task_and_each_call_has_its_own_attempts(
+    tasks: Tasks, client: Client, worker: Worker
+) -> None:
     """On one queue, whose other tasks have ten."""
 
+    async def fail() -> None:
+        raise KeyError
+
+    attempts: dict[str, dict[str, Any]] = {
+        "once": {"max_attempts": 1},
+        "twelve": {"max_attempts": 12},
+        "for ever": {"max_attempts": None},
+        "usual": {},
+    }
+    for name, settings in attempts.items():
+        task = tasks.task(name=name, backoff=Backoff.fixed(1), **settings)(fail)
+        await task.options(id=name).offer()
+
+    @tasks.task(max_attempts=2, timeout=60, backoff=Backoff.fixed(1))
+    async def hangs() -> None:
+        await asyncio.sleep(600)
+
     @tasks.task(max_attempts=1)
-    async def once() -> None:
-        raise KeyError("once")
+    async def settled(message: Message[Call] = INJECTED) -> None:
+        await message.nack(error="not now")
 
-    @tasks.task(max_attempts=12, backoff=Backoff.fixed(1))
-    async def twelve() -> None:
-        raise KeyError("twelve")
-
-    @tasks.task(max_attempts=None, backoff=Backoff.fixed(1))
-    async def for_ever() -> None:
-        raise KeyError("for ever")
-
-    @tasks.task(backoff=Backoff.fixed(1))
-    async def usual() -> None:
-        raise KeyError("usual")
-
-    for task in (once, twelve, for_ever, usual):
-        await task.options(id=task.name).offer()
+    await hangs.options(id="hangs", max_attempts=3, timeout=0.01).offer()
+    await settled.options(id="settled").offer()
     worker.include(tasks)
     for _ in range(15):
         await worker.run(burst=True)
         await advance(client, 2)
-    dead = {each.id: (each.reason, each.attempt) for each in await tasks.queue.dead.list()}
-    assert dead == {
-        "once": ("attempts", 1),
-        "twelve": ("attempts", 12),
-        "usual": ("attempts", 10),
-    }
-    assert [message.id for message in await tasks.queue.peek()] == ["for_ever"]
+    dead = {letter.id: (letter.reason, letter.attempt) for letter in await tasks.queue.dead.list()}
+    limits = {"once": 1, "twelve": 12, "usual": 10, "hangs": 3, "settled": 1}
+    assert dead == {name: ("attempts", limit) for name, limit in limits.items()}
+    assert [message.id for message in await tasks.queue.peek()] == ["for ever"]
 
 
 async def test_each_task_has_its_own_backoff_or_that_of_its_group(
@@ -359,61 +324,31 @@ async def test_each_task_has_its_own_backoff_or_that_of_its_group(
     assert message.due_at - now > timedelta(minutes=50)
 
 
-async def test_a_call_may_have_limits_of_its_own(
-    tasks: Tasks, client: Client, worker: Worker
-) -> None:
-    @tasks.task(max_attempts=2, timeout=60, backoff=Backoff.fixed(1))
-    async def hangs() -> None:
-        await asyncio.sleep(600)
-
-    for id_, limit in (("one", 1), ("three", 3)):
-        await hangs.options(id=id_, max_attempts=limit, timeout=0.01).offer()
-    worker.include(tasks)
-    for _ in range(5):
-        await worker.run(burst=True)
-        await advance(client, 2)
-    dead = {each.id: (each.reason, each.attempt) for each in await tasks.queue.dead.list()}
-    assert dead == {"one": ("attempts", 1), "three": ("attempts", 3)}
-
-
-async def test_a_message_that_its_handler_settles_obeys_the_task(
-    tasks: Tasks, worker: Worker
-) -> None:
-    @tasks.task(max_attempts=1)
-    async def once(message: Message[Call] = INJECTED) -> None:
-        await message.nack(error="not now")
-
-    await once.offer()
-    await work_off(worker, tasks)
-    assert await letters(tasks) == [("attempts", "not now", 1)]
-
-
 @pytest.mark.parametrize("calls_lost", [0, 1])
 async def test_a_task_whose_last_attempt_was_lost_is_not_called_again(
-    tasks: Tasks, client: Client, done: Log, monkeypatch: pytest.MonkeyPatch, calls_lost: int
+    tasks: Tasks, client: Client, monkeypatch: pytest.MonkeyPatch, calls_lost: int
 ) -> None:
     Settling(calls_lost, monkeypatch)
 
     @tasks.task(max_attempts=1)
     async def once() -> None:
-        done("called")
+        pytest.fail("it is called")
 
-    @tasks.task
-    async def usual() -> None: ...
-
+    # With it, the queue allows more attempts than that task.
+    tasks.task(name="usual")(lambda: None)
     await once.offer()
-    (claimed,) = await tasks.queue.claim()
-    assert claimed.attempt == 1
+    assert (await claim_one(tasks.queue)).attempt == 1
     # The worker that had it is gone.
     await advance(client, LEASE + 1)
     await work_off(Worker(client), tasks)
-    assert done == []
-    ((reason, error, attempt),) = await letters(tasks)
-    assert (reason, attempt) == ("attempts", 2)
-    assert "no attempt left" in error
+    (letter,) = await tasks.queue.dead.list()
+    assert (letter.reason, letter.attempt) == ("attempts", 2)
+    assert "no attempt left" in (letter.error or "")
 
 
-async def test_each_task_has_its_own_timeout(tasks: Tasks, worker: Worker, done: Log) -> None:
+async def test_each_task_has_its_own_timeout_and_logs_name_it(
+    tasks: Tasks, worker: Worker, facts: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
     @tasks.task(timeout=0.01, max_attempts=1)
     async def hangs() -> None:
         await asyncio.sleep(60)
@@ -421,14 +356,17 @@ async def test_each_task_has_its_own_timeout(tasks: Tasks, worker: Worker, done:
     @tasks.task
     async def takes_its_time() -> None:
         await asyncio.sleep(0.05)
-        done("in time")
+        facts.append("in time")
 
-    await hangs.offer()
+    await hangs.options(id="a").offer()
     await takes_its_time.offer()
     await work_off(worker, tasks)
-    assert done == ["in time"]
-    ((reason, error, _),) = await letters(tasks)
-    assert (reason, error.splitlines()[0]) == ("attempts", "TimeoutError: timed out after 0.01 s")
+    assert facts == ["in time"]
+    (letter,) = await tasks.queue.dead.list()
+    assert letter.reason == "attempts"
+    assert (letter.error or "").startswith("TimeoutError: timed out after 0.01 s")
+    (record,) = [record for record in caplog.records if vars(record).get("task") == "hangs"]
+    assert record.message == "queue 'mails': message 'a', a call of 'hangs', failed in attempt 1"
 
 
 async def test_each_task_answers_errors_in_its_own_way(
@@ -445,7 +383,7 @@ async def test_each_task_answers_errors_in_its_own_way(
     await close.offer(1)
     await later.offer()
     await work_off(worker, tasks)
-    assert [reason for reason, *_ in await letters(tasks)] == ["no such order"]
+    assert [letter.reason for letter in await tasks.queue.dead.list()] == ["no such order"]
     (message,) = await tasks.queue.list("delayed")
     assert message.due_at - await client.server_time() > timedelta(minutes=49)
 
@@ -455,69 +393,43 @@ async def test_each_task_answers_errors_in_its_own_way(
         worker.include(wrong)
 
 
-async def test_logs_name_the_task(
-    tasks: Tasks, worker: Worker, caplog: pytest.LogCaptureFixture
-) -> None:
-    @tasks.task
-    async def fails() -> None:
-        raise KeyError
-
-    await fails.options(id="a").offer()
-    await work_off(worker, tasks)
-    (record,) = [each for each in caplog.records if each.levelno == logging.ERROR]
-    assert record.message == "queue 'mails': message 'a', a call of 'fails', failed in attempt 1"
-    assert vars(record)["task"] == "fails"
-
-
 # Including
 
 
 async def test_tasks_of_one_queue_may_come_from_several_modules(
-    server: PrivateServer, client: Client, worker: Worker, tasks: Tasks, done: Log
+    client: Client, worker: Worker, tasks: Tasks, facts: list[Any]
 ) -> None:
     others = Tasks("mails", lease=LEASE)
-
-    @tasks.task
-    async def first() -> None:
-        done("first")
-
-    @others.task
-    async def second() -> None:
-        done("second")
-
     others.bind(client)
+    first = tasks.task(name="first")(lambda: facts.append("first"))
+    second = others.task(name="second")(lambda: facts.append("second"))
     await first.offer()
     await second.offer()
     for group in (tasks, others):
         worker.include(group)
-
-    @tasks.task
-    async def late() -> None:
-        done("registered after the inclusion")
-
+    late = tasks.task(name="late")(lambda: facts.append("registered after the inclusion"))
     await late.offer()
     await work_off(worker)
-    assert done == ["first", "second", "registered after the inclusion"]
+    assert sorted(facts) == ["first", "registered after the inclusion", "second"]
 
 
-async def test_tasks_that_contradict_each_other_are_refused(worker: Worker, tasks: Tasks) -> None:
-    tasks.task(name="send")(lambda: None)
-    same, differing = Tasks("mails"), Tasks("mails", lease=5)
-    same.task(name="send")(lambda: None)
-    worker.include(tasks)
-    with pytest.raises(ConfigurationError, match="two tasks 'send'"):
-        worker.include(same)
-    with pytest.raises(ConfigurationError, match="different settings for lease"):
-        worker.include(differing)
-
-
-async def test_a_queue_has_either_a_listener_or_tasks(worker: Worker, tasks: Tasks) -> None:
+async def test_inclusions_that_contradict_each_other_are_refused(
+    worker: Worker, tasks: Tasks
+) -> None:
     @worker.listener("others")
     async def handle(value: Any) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=r"'others' has a listener, .*handle"):
-        worker.include(Tasks("others"))
+    same, differing = Tasks("mails"), Tasks("mails", lease=5)
+    for group in (tasks, same):
+        group.task(name="send")(lambda: None)
     worker.include(tasks)
+    for group, words in (
+        (same, "two tasks 'send'"),
+        (differing, "different settings for lease"),
+        (Tasks("others"), r"'others' has a listener, .*handle"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            worker.include(group)
     with pytest.raises(ConfigurationError, match="'mails' has tasks"):
         worker.listener("mails")(handle)
 
@@ -526,13 +438,12 @@ async def test_a_worker_without_any_task_says_so(worker: Worker, tasks: Tasks) -
     with pytest.raises(ConfigurationError, match="no listener and no tasks"):
         await worker.run(burst=True)
     worker.include(tasks)
-    assert repr(worker) == "<Worker of 'mails'>"
     with pytest.raises(ConfigurationError, match="'mails' is included, but has no task"):
         await worker.run(burst=True)
 
 
 async def test_tasks_of_a_queue_run_as_many_at_a_time_as_the_inclusion_says(
-    worker: Worker, tasks: Tasks, done: Log
+    worker: Worker, tasks: Tasks, facts: list[Any]
 ) -> None:
     running = 0
 
@@ -540,7 +451,7 @@ async def test_tasks_of_a_queue_run_as_many_at_a_time_as_the_inclusion_says(
     async def work() -> None:
         nonlocal running
         running += 1
-        done(running)
+        facts.append(running)
         await asyncio.sleep(0.01)
         running -= 1
 
@@ -549,28 +460,27 @@ async def test_tasks_of_a_queue_run_as_many_at_a_time_as_the_inclusion_says(
     worker.include(tasks, concurrency=2)
     await tasks.offer_many([work.to_offer() for _ in range(6)])
     await worker.run(burst=True)
-    assert max(done) == 2
+    assert max(facts) == 2
 
 
 # Binding
 
 
-async def test_a_worker_binds_its_own_client(server: PrivateServer, done: Log) -> None:
+async def test_a_worker_binds_its_own_client(server: PrivateServer, facts: list[Any]) -> None:
     tasks = Tasks("mails")
 
     @tasks.task
     async def count(n: int) -> None:
-        done(n)
+        facts.append(n)
         if n:
             await count.offer(n - 1)
 
     worker = Worker(server.url)
     worker.include(tasks)
     async with worker:
-        call = {"task": "count", "args": {"n": 2}}
-        await worker.client.reliable_queue("mails").offer(call)
-        await until(lambda: len(done) == 3)
-    assert done == [2, 1, 0]
+        await worker.client.reliable_queue("mails").offer(call("count", n=2))
+        await until(lambda: len(facts) == 3)
+    assert facts == [2, 1, 0]
     advice = r"not bound to a client: open one with delayq.connect\(tasks=\[...\]\)"
     with pytest.raises(ConfigurationError, match=advice):
         await count.offer(1)

@@ -32,27 +32,20 @@ async def send_mail(to: str, subject: str = "hi") -> str:
     return f"{subject}, {to}"
 
 
-async def test_calling_a_task_calls_its_function(tasks: Tasks) -> None:
-    task = tasks.task(send_mail)
-    assert await task("ada", subject="hello") == "hello, ada"
-    assert tasks.task(name="twice")(lambda n: 2 * n)(21) == 42
-
-
-async def test_a_task_looks_like_its_function(tasks: Tasks) -> None:
+async def test_a_task_is_called_and_looks_like_its_function(tasks: Tasks) -> None:
     task = tasks.task(max_attempts=5)(send_mail)
+    assert await task("ada", subject="hello") == "hello, ada"
     assert (task.__name__, task.__doc__) == ("send_mail", "Send a mail.")  # type: ignore[attr-defined]
     assert inspect.signature(task) == inspect.signature(send_mail)
     assert task.function is send_mail
+    assert tasks.task(name="twice")(lambda n: 2 * n)(21) == 42
 
 
-def test_a_task_has_the_name_of_its_function_or_the_given_one(tasks: Tasks) -> None:
+def test_a_task_has_a_name_of_its_own(tasks: Tasks) -> None:
     def inner() -> None: ...
 
     assert tasks.task(inner).name == "inner", "neither module nor class: functions may move"
     assert tasks.task(name="another")(inner).name == "another"
-
-
-def test_two_tasks_cannot_have_one_name(tasks: Tasks) -> None:
     tasks.task(name="send", aliases=["mail"])(send_mail)
     for name, aliases in (("send", []), ("mail", []), ("new", ["send"])):
         with pytest.raises(
@@ -60,13 +53,10 @@ def test_two_tasks_cannot_have_one_name(tasks: Tasks) -> None:
         ):
             tasks.task(name=name, aliases=aliases)(send_mail)
     Tasks("others").task(name="send")(send_mail)
-
-
-def test_a_name_is_text(tasks: Tasks) -> None:
-    names: list[Any] = ["", "two\nlines", 7, None]
-    for name in names:
-        with naming(name), pytest.raises(BadInput, match="a task needs a name"):
-            tasks.task(aliases=[name])(send_mail)
+    wrong: Any
+    for wrong in ("", "two\nlines", 7, None):
+        with naming(wrong), pytest.raises(BadInput, match="a task needs a name"):
+            tasks.task(aliases=[wrong])(send_mail)
 
 
 def test_only_a_function_is_a_task(tasks: Tasks) -> None:
@@ -84,7 +74,7 @@ def test_only_a_function_is_a_task(tasks: Tasks) -> None:
     assert tasks.task(name="to_ada")(to_ada).name == "to_ada"
 
 
-def test_settings_are_checked_at_once(tasks: Tasks) -> None:
+def test_settings_and_options_are_checked_at_once(tasks: Tasks) -> None:
     cases: list[dict[str, Any]] = [
         {"max_attempts": 0},
         {"max_attempts": True},
@@ -95,9 +85,6 @@ def test_settings_are_checked_at_once(tasks: Tasks) -> None:
     for settings in cases:
         with naming(settings), pytest.raises(BadInput):
             tasks.task(**settings)
-
-
-def test_the_queue_is_checked_at_once() -> None:
     for name in ("", None):
         with pytest.raises(BadName):
             Tasks(name)  # type: ignore[arg-type]
@@ -106,17 +93,14 @@ def test_the_queue_is_checked_at_once() -> None:
     with pytest.raises(TypeError, match="leese"):
         Tasks("mails", leese=5)  # type: ignore[call-arg]
     assert Tasks("mails", lease=timedelta(minutes=1)).settings == {"lease": timedelta(minutes=1)}
+    with pytest.raises(BadInput, match="no option 'dely', only delay, at, id"):
+        tasks.task(send_mail).options(dely=3)  # type: ignore[call-arg]
 
 
 def test_what_queues_and_offers_take_has_types_here_too() -> None:
     assert [*SettingsOptions.__annotations__] == [*vars(Settings())]
     offer = inspect.signature(delayq.ReliableQueue.offer).parameters
     assert [*OfferOptions.__annotations__] == [*offer][2:]
-
-
-def test_an_unknown_option_is_refused_at_once(tasks: Tasks) -> None:
-    with pytest.raises(BadInput, match="no option 'dely', only delay, at, id"):
-        tasks.task(send_mail).options(dely=3)  # type: ignore[call-arg]
 
 
 def test_a_call_that_does_not_fit_is_refused(tasks: Tasks) -> None:

@@ -52,20 +52,10 @@ def count(to: int, db: Db = INJECTED) -> None:
 
 
 @tasks.task
-async def fails() -> None:
-    raise KeyError("no")
-
-
-@tasks.task
 async def chain(n: int) -> None:
     done.append(n)
     if n:
         await chain.options(delay=3600).offer(n - 1)
-
-
-@tasks.task
-def chain_in_thread(n: int) -> None:
-    chain.offer_sync(n)
 
 
 async def test_recorded_calls_are_not_made() -> None:
@@ -93,21 +83,26 @@ async def test_eager_calls_are_made_at_once_whatever_their_delay() -> None:
         assert done[0] is not order, "it takes the way through JSON"
         await tasks.offer_many([close.to_offer(Order(2)), close.to_offer(Order(3))])
         await tasks.schedule("daily", close.to_offer(Order(4)), every=60)
-    assert done == [Order(1), Order(2), Order(3)]
-    assert len(offers) == 4
-
-
-async def test_eager_calls_raise_what_the_function_raises() -> None:
-    with eager(tasks), pytest.raises(KeyError, match="no"):
-        await fails.offer()
-
-
-async def test_eager_calls_may_offer_more() -> None:
-    with eager(tasks) as offers:
+        assert done == [Order(1), Order(2), Order(3)]
+        assert len(offers) == 4
+        done.clear()
+        # What they offer is made at once, too.
         await chain.offer(2)
-        await chain_in_thread.offer(1)
-    assert done == [2, 1, 0, 1, 0]
-    assert len(offers) == 6
+        assert done == [2, 1, 0]
+        assert len(offers) == 7
+
+    others = Tasks("others")
+
+    @others.task
+    def fails() -> None:
+        raise KeyError("no")
+
+    # Several groups are replaced together.
+    with eager(tasks, others) as offers:
+        with pytest.raises(KeyError, match="no"):
+            await fails.offer()
+        await chain.offer(0)
+    assert [offer.value.task for offer in offers] == ["fails", "chain"]
 
 
 def test_eager_calls_need_no_event_loop() -> None:
@@ -148,15 +143,7 @@ async def test_what_a_queue_refuses_is_refused_here() -> None:
     assert offers == []
 
 
-async def test_several_groups_of_tasks_are_replaced_together() -> None:
-    others = Tasks("others")
-    other = others.task(name="other")(lambda: done.append("other"))
-    with eager(tasks, others) as offers:
-        await asyncio.gather(other.offer(), chain.offer(0))
-    assert {each.value.task for each in offers} == {"chain", "other"}
-
-
-async def test_results_of_calls_that_run_at_once() -> None:
+async def test_results_come_of_calls_that_run_at_once_and_never_of_recorded_ones() -> None:
     sums = Tasks("sums")
 
     @sums.task
@@ -176,9 +163,6 @@ async def test_results_of_calls_that_run_at_once() -> None:
             await tell.result(odd)
         with pytest.raises(NoResult):
             await tell.result("no such")
-
-
-async def test_results_of_calls_that_are_recorded_never_come() -> None:
     with recorded(tasks):
         call = await close.offer(Order(1))
         with pytest.raises(ResultTimeout):
