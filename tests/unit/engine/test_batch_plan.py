@@ -73,14 +73,6 @@ def test_items_far_apart_share_no_batch_if_they_expire() -> None:
         assert len(spread.waiting) == batches
 
 
-def test_small_items_fill_the_last_batch_and_then_others() -> None:
-    full = plan(max_items=4)
-    add(full, [0])
-    full.add_small([*range(1, 7)], [*"123456"], 0.0)
-    assert [batch.items for batch in full.waiting] == [[0, 1, 2, 3], [4, 5, 6]]
-    assert [batch.waiters[-1] for batch in full.waiting] == ["3", "6"]
-
-
 class Model:
     """Everything that a plan was told, and checks of what it decides."""
 

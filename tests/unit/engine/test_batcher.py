@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from contextvars import ContextVar
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -193,27 +192,21 @@ async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store) ->
 async def test_callers_that_share_a_batch_are_resumed_each_in_its_own_context(store: Store) -> None:
     place: ContextVar[int] = ContextVar("place")
     told: list[tuple[str, int]] = []
-    # The first one has no callback, and the others have one, two, or a task.
-    futures = [store.batcher.submit(item, 1) for item in range(3)]
 
-    async def caller(item: int) -> int:
+    async def caller(item: int) -> None:
         place.set(item)
-        result = await store.batcher.submit(item, 1)
+        await store.batcher.submit(item, 1)
         told.append(("task", place.get()))
-        return result
 
-    def tell(what: str, future: asyncio.Future[int]) -> None:
-        told.append((what, future.result()))
-
-    futures[1].add_done_callback(partial(tell, "first"))
+    # The first item leaves alone. The second has two callbacks, the others have a task.
+    futures = [store.batcher.submit(item, 1) for item in range(2)]
     for name in ("first", "second"):
-        futures[2].add_done_callback(partial(tell, name))
-    tasks = [asyncio.create_task(caller(item)) for item in (4, 5, 6)]
+        futures[1].add_done_callback(lambda future, name=name: told.append((name, future.result())))  # type: ignore[misc]
+    tasks = [asyncio.create_task(caller(item)) for item in (4, 5)]
     await turns()
-    store.reply(3)
-    assert await asyncio.gather(*futures, *tasks) == [0, 10, 20, 40, 50, 60]
-    expected = [("first", 10), ("first", 20), ("second", 20), *(("task", n) for n in (4, 5, 6))]
-    assert sorted(told) == expected
+    store.reply(2)
+    await asyncio.gather(*futures, *tasks)
+    assert sorted(told) == [("first", 10), ("second", 10), ("task", 4), ("task", 5)]
 
 
 async def test_an_error_in_a_callback_harms_no_other(store: Store) -> None:
@@ -261,7 +254,7 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
 
 
 async def test_items_without_a_caller_leave_together_and_report_outcomes(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store,
 ) -> None:
     reported: list[tuple[int, int | BaseException]] = []
     batcher = store.make(
@@ -278,18 +271,10 @@ async def test_items_without_a_caller_leave_together_and_report_outcomes(
     await batcher.flush()
     assert reported == [(1, 10), (2, 20)]
     assert batcher.unanswered == 0
-    # Many are sent at once, without waiting for the loop's turn to end.
-    monkeypatch.setattr("delayq._engine.batcher._UNATTENDED", 3)
-    for item in (3, 4, 5):
-        assert batcher.fire_and_forget(item, MOST)
-    assert store.batches[1:] == [[3, 4, 5]]
-    refused = ServerRefused("no")
-    for _ in range(2):
-        store.answer.put_nowait(refused)
+    batcher.fire_and_forget(3, MOST)
+    store.answer.put_nowait(ServerRefused("no"))
     await batcher.flush()
-    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [
-        (n, "no") for n in (3, 4, 5)
-    ]
+    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [(3, "no")]
 
 
 async def test_items_without_a_caller_are_bounded(store: Store) -> None:
@@ -442,9 +427,9 @@ async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureF
     assert "background task 'delayq test' failed" in caplog.text
 
 
-@pytest.fixture
-async def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Ints]:
-    """Return a factory of batchers whose calls are given up after 0.4 s."""
+async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     skip_waits(monkeypatch)
     monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
     store.limit(SPAN=0.05)
@@ -455,24 +440,16 @@ async def in_an_outage(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callabl
     ) -> list[int]:
         store.repeated.append((list(items), None))
         assert request.until is not None
-        await asyncio.sleep(request.until - asyncio.get_running_loop().time())
-        if store.busy:
-            raise ServerUnavailable("nobody answers")
-        return [item * 100 for item in items]
+        await asyncio.sleep(request.until - loop.time())
+        raise ServerUnavailable("nobody answers")
 
-    return lambda: store.make(expires=True, repeat=repeat)
-
-
-async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
-    store: Store, in_an_outage: Callable[[], Ints]
-) -> None:
-    batcher, loop = in_an_outage(), asyncio.get_running_loop()
+    batcher, loop = store.make(expires=True, repeat=repeat), asyncio.get_running_loop()
     ended: list[float] = []
 
     async def caller(item: int) -> None:
         began = loop.time()
         with pytest.raises(ServerUnavailable):
-            await batcher.submit(item, 1)
+            await batcher.submit(item, 1, await batcher.wait_for_capacity())
         ended.append(loop.time() - began)
 
     first = [asyncio.ensure_future(caller(item)) for item in range(30)]

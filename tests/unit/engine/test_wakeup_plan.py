@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayq._engine.server_clock import ServerClock
-from delayq._engine.stagger import Stagger, TransferNotice, parse
+from delayq._engine.stagger import Stagger, TransferNotice
 from delayq._engine.wakeup_plan import (
     IN_TURN,
     NOT_ASKED,
@@ -198,14 +198,6 @@ class TestWakeups:
         assert desk.at(30 + 2 * stagger * 0.9) == 2
         assert desk.at(31) == 3
 
-    def test_a_message_that_is_due_when_it_is_announced_is_staggered_too(self, desk: Desk) -> None:
-        desk.step_back()
-        desk.at(10)
-        desk.due(9)
-        assert desk.at(10) == 0
-        desk.notice(9, None)
-        assert desk.at(100) == 0
-
     def test_a_notice_spares_the_call_for_what_it_covers_and_arms_the_next_one(self) -> None:
         for through, following, calls in (
             (10, None, {1000: 0}),
@@ -243,15 +235,6 @@ class TestWakeups:
             assert desk.at(10.01) == 2
             assert not desk.goes_first, reply
 
-    def test_a_wake_up_that_comes_too_early_is_no_reason_to_step_back(self, desk: Desk) -> None:
-        desk.plan.stagger.published(2, 0.0)
-        desk.replies.append(us(10.001))
-        desk.due(10.001)
-        desk.due(10)
-        assert desk.at(10.0005) == 1
-        assert desk.goes_first
-        assert desk.at(10.01) == 2
-
     def test_a_call_that_is_not_made_says_nothing_about_others_or_the_server(
         self, desk: Desk
     ) -> None:
@@ -281,10 +264,14 @@ class TestWakeups:
         assert desk.at(0) == 1
         assert desk.at(10.1) == 2, "known moments stay known"
 
-    def test_a_request_for_messages_that_are_handed_out_is_dropped(self, desk: Desk) -> None:
+    def test_a_request_is_dropped_if_all_of_its_messages_are_handed_out(self, desk: Desk) -> None:
         desk.act(desk.plan.wake(us(9)))
         desk.handed_out(10)
         assert desk.at(0) == 0
+        for second in (20, 9):
+            desk.act(desk.plan.wake(us(second)))
+        desk.handed_out(11)
+        assert desk.at(0) == 1
 
     def test_a_wake_up_for_messages_handed_out_gives_way_to_the_next(self, desk: Desk) -> None:
         desk.due(10)
@@ -350,7 +337,7 @@ class TestDemand:
         assert desk.plan.on_reply(-1, 0.0) == (Call(),)
         assert not desk.plan.up_to_date
 
-    def test_a_look_that_is_out_of_date_is_followed_by_a_call(self, desk: Desk) -> None:
+        # The same is true of a look.
         before = desk.plan.knowledge
         desk.plan.forget()
         assert desk.plan.on_look(-1, before, 0.0) == (Call(),)
@@ -367,19 +354,6 @@ class TestDemand:
                 assert desk.at(1.0) == 2, "the queue's turn makes the call"
             assert desk.plan.failures == (reply is None)
             assert desk.demand() == 3, reply
-
-
-def test_the_signature_names_the_client_and_its_demand_unless_it_is_alone(desk: Desk) -> None:
-    def notice() -> TransferNotice | None:
-        return parse(b"1 2 " + desk.plan.signature(desk.now).encode())
-
-    assert notice() == TransferNotice(1, 2, "us", demand=True)
-    desk.has_demand = False
-    assert notice() == TransferNotice(1, 2, "us", demand=False)
-    desk.plan.transferred(0, desk.now)
-    assert desk.plan.signature(desk.now), "a notice that was not published tells of no listeners"
-    desk.plan.transferred(1, desk.now)
-    assert desk.plan.signature(desk.now) == ""
 
 
 class TestResting:

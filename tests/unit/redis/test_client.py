@@ -69,9 +69,3 @@ async def test_a_refused_repetition_does_not_hide_that_an_earlier_try_may_have_w
         client = RedisClient(cast("Any", Attempts(lost, refused)))
         with pytest.raises(OutcomeUnknown):
             await client.run(Script(script), ["jobs"])
-
-
-async def test_a_call_that_was_only_refused_was_not_carried_out() -> None:
-    client = RedisClient(cast("Any", Attempts(ServerRefused("no permission"))))
-    with pytest.raises(ServerRefused):
-        await client.command("SET", "orders", "1")

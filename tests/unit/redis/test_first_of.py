@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from delayq import Closed, ServerError, ServerRefused, ServerUnavailable
+from delayq import ServerError, ServerRefused, ServerUnavailable
 from delayq._redis import first_of as module
 from delayq._redis.first_of import first_of
 from tests.support.waiting import until
@@ -108,13 +108,6 @@ async def test_silent_servers_are_named(servers: Servers, monkeypatch: pytest.Mo
     monkeypatch.setattr(module, "WITHIN", 0.05)
     with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):
         await first_of("all", [servers.fails("a", ServerRefused("no")), servers.hangs("b")])
-
-
-async def test_what_is_no_answer_of_a_server_ends_it(servers: Servers) -> None:
-    with pytest.raises(Closed):
-        await first_of(
-            "all", [servers.fails("a", Closed("the client is closed")), servers.answers("b")]
-        )
 
 
 async def test_a_caller_that_is_cancelled_leaves_nothing_behind(servers: Servers) -> None:

@@ -53,13 +53,3 @@ def test_what_was_not_taken_since_the_last_look_was_not_needed(free: FreeConnect
     assert free.take_unneeded() == connections[:3]
     assert free.take_unneeded() == connections[:2:-1]
     assert len(free) == 0
-
-
-def test_one_that_is_taken_by_itself_was_needed() -> None:
-    for place in range(3):
-        free = FreeConnections()
-        connections = added(free, 3)
-        free.take_unneeded()
-        assert free.remove(connections[place])
-        assert not free.remove(connections[place])
-        assert len(free.take_unneeded()) == 2, place

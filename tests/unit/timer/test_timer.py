@@ -293,15 +293,6 @@ class TestStop:
         assert bench.fired == [fired]
         assert bench.loop.scheduled == []
 
-    def test_a_callback_may_stop_the_timer(self, bench: Bench) -> None:
-        stopped: list[list[Timeout]] = []
-        bench.add(0.1, lambda _: stopped.append(bench.timer.stop()))
-        left = [bench.add(delay) for delay in (0.1, 0.2, 3600)]
-        bench.advance(7200)
-        assert stopped == [left]
-        assert bench.fired == []
-        assert bench.loop.scheduled == []
-
 
 class TestConstruction:
     def test_no_running_loop_is_needed_before_the_first_timeout(self) -> None:

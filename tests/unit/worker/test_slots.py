@@ -79,19 +79,6 @@ def test_a_slot_does_not_go_on_if_another_feed_has_a_message_or_a_reservation() 
             assert [begin(plan), flood.running] == [rare, 0]
 
 
-def test_a_slot_does_not_go_on_beyond_the_places_of_its_feed() -> None:
-    plan, (feed,) = plan_of(2, slots=2)
-    fill(plan, feed, 2)
-    begin(plan)
-    plan.end(begin(plan), 0.001)
-    fill(plan, feed, 2)
-    begin(plan)
-    plan.set_places(feed, 1)
-    assert plan.go_on(feed, 0.001) is None
-    plan.end(feed, 0.001)
-    assert plan.next() is None
-
-
 def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long() -> None:
     for comes in (True, False):
         plan, (flood, rare) = plan_of(1, 1, slots=1)
