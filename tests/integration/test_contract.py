@@ -102,14 +102,9 @@ async def test_a_reliable_queue(client: Client) -> None:
 
 
 async def test_codecs_statistics_and_the_virtual_clock(client: Client) -> None:
-    codecs = {
-        **dict.fromkeys(("JsonCodec", "StringCodec", "Kryo5Codec"), "seven"),
-        **dict.fromkeys(("TypedJsonJacksonCodec", "JsonJacksonCodec"), "seven"),
-        "BytesCodec": b"seven",
-        "LongCodec": 7,
-        "IntegerCodec": 7,
-    }
-    for name, value in codecs.items():
+    texts = ("JsonCodec", "StringCodec", "Kryo5Codec", "TypedJsonJacksonCodec", "JsonJacksonCodec")
+    others = {"BytesCodec": b"seven", "LongCodec": 7, "IntegerCodec": 7}
+    for name, value in {**dict.fromkeys(texts, "seven"), **others}.items():
         codec = getattr(delayq.codecs, name)()
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(name, codec=codec)
         await queue.offer(value, delay=60)

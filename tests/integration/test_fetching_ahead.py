@@ -151,32 +151,45 @@ async def test_small_batches_leave_the_rest_and_a_large_one_has_the_next(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_loop_that_is_left_returns_the_rest(client: Client, way: Way, seed: int) -> None:
-    chance = random.Random(seed)
-    queue, handled = await way.filled(client), list[int]()
+async def test_a_loop_that_is_left_or_whose_queue_closes_returns_the_rest(
+    client: Client, way: Way, seed: int
+) -> None:
+    chance, handled = random.Random(seed), list[int]()
+    queue = await way.filled(client)
     while len(handled) < COUNT:
-        leave_at = next_end(chance, handled)
+        leave_at, closes = next_end(chance, handled), chance.random() < 0.5
         async with aclosing(way.loop(queue, handled)) as loop:
             async for _ in loop:
                 if len(handled) >= leave_at:
                     await turns(chance.randrange(4))
-                    break
+                    if not closes:
+                        break
+                    await queue.aclose()
+        assert len(handled) == leave_at
+        queue = way.open(client) if closes else queue
         await way.are_back(queue, COUNT - len(handled))
     assert handled == list(range(COUNT))
 
 
 @pytest.mark.usefixtures("early")
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_a_cancelled_loop_returns_the_rest(client: Client, way: Way, seed: int) -> None:
+async def test_a_loop_that_is_cancelled_or_whose_queue_is_closed_elsewhere_returns_the_rest(
+    client: Client, way: Way, seed: int
+) -> None:
     chance = random.Random(100 + seed)
     queue, handled = await way.filled(client), list[int]()
     moments = 0
     while len(handled) < COUNT:
-        async with running(way.consume(queue, handled, lambda: chance.random() < 0.05)):
+        pauses, closes = lambda: chance.random() < 0.05, chance.random() < 0.5
+        async with running(way.consume(queue, handled, pauses)) as (consumer,):
             await some_handled(chance, handled)
             if chance.random() < 0.3:
                 # Not only at the end of a turn.
                 await asyncio.sleep(chance.random() * 0.002)
+            if closes:
+                await queue.aclose()
+                await asyncio.wait_for(consumer, 60)
+        queue = way.open(client) if closes else queue
         moments += 1
         await way.are_back(queue, COUNT - len(handled))
     assert handled == list(range(COUNT))
@@ -192,39 +205,6 @@ async def test_a_loop_may_be_cancelled_at_any_turn(client: Client, way: Way) -> 
             await turns(count)
         await way.are_back(queue, COUNT - len(handled))
     assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_closing_the_queue_ends_its_loop(client: Client, way: Way, seed: int) -> None:
-    chance, handled = random.Random(200 + seed), list[int]()
-    await way.filled(client)
-    while len(handled) < COUNT:
-        queue = way.open(client)
-        close_at = next_end(chance, handled)
-        async with aclosing(way.loop(queue, handled)) as loop:
-            async for _ in loop:
-                if len(handled) == close_at:
-                    await turns(chance.randrange(4))
-                    await queue.aclose()
-        assert len(handled) == close_at
-    assert handled == list(range(COUNT))
-    assert await way.rest(way.open(client), 0) == []
-
-
-@pytest.mark.usefixtures("early")
-@pytest.mark.parametrize("seed", SEEDS)
-async def test_closing_from_outside_ends_a_loop(client: Client, way: Way, seed: int) -> None:
-    chance, handled = random.Random(300 + seed), list[int]()
-    await way.filled(client)
-    while len(handled) < COUNT:
-        queue = way.open(client)
-        pauses = lambda: chance.random() < 0.05
-        consumer = asyncio.create_task(way.consume(queue, handled, pauses))
-        await some_handled(chance, handled)
-        await queue.aclose()
-        await asyncio.wait_for(consumer, 60)
-    assert handled == list(range(COUNT))
-    assert await way.rest(way.open(client), 0) == []
 
 
 async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Way) -> None:
