@@ -17,7 +17,7 @@ from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
-from tests.support.workers import SETTINGS
+from tests.support.workers import SETTINGS, Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,14 +65,17 @@ async def offer(jobs: Jobs, count: int, first: int = 0) -> None:
     await jobs.offer_many([Offer(n, id=str(n)) for n in range(first, first + count)])
 
 
-async def test_a_full_batch_is_handled_at_once(worker: Worker, jobs: Jobs) -> None:
+async def test_a_full_batch_is_handled_at_once_the_rest_when_the_worker_stops(
+    worker: Worker, jobs: Jobs
+) -> None:
     gathered = Gathered()
     batches(worker)(gathered)
-    await offer(jobs, 30)
+    await offer(jobs, 33)
     async with worker:
         await until(lambda: len(gathered.seen) == 3)
-    assert sorted(itertools.chain(*gathered.seen)) == [*range(30)]
-    assert [len(batch) for batch in gathered.seen] == [10, 10, 10]
+        await until(lambda: _at_work(worker) == 3)
+        assert [len(batch) for batch in gathered.seen] == [10, 10, 10]
+    assert sorted(itertools.chain(*gathered.seen)) == [*range(33)]
     assert await depths(jobs) == NONE
 
 
@@ -94,17 +97,6 @@ async def test_a_batch_that_is_not_full_waits_for_others_only_so_long(
     assert await depths(jobs) == NONE
 
 
-async def test_a_worker_that_stops_handles_what_it_has_gathered(worker: Worker, jobs: Jobs) -> None:
-    gathered = Gathered()
-    batches(worker)(gathered)
-    await offer(jobs, 3)
-    async with worker:
-        await until(lambda: _at_work(worker) == 3)
-        assert gathered.seen == []
-    assert sorted(gathered.seen[0]) == [0, 1, 2]
-    assert await depths(jobs) == NONE
-
-
 async def test_one_batch_gathers_while_the_other_is_handled(worker: Worker, jobs: Jobs) -> None:
     inside: list[int] = []
     go_on = asyncio.Event()
@@ -123,24 +115,19 @@ async def test_one_batch_gathers_while_the_other_is_handled(worker: Worker, jobs
     assert max(inside) == 5
 
 
-@pytest.mark.parametrize("concurrency", [1, 3])
-async def test_so_many_batches_are_handled_at_a_time(
-    client: Client, jobs: Jobs, concurrency: int
-) -> None:
-    worker = Worker(client, concurrency=5)
-    inside = most = 0
+async def test_so_many_batches_are_handled_at_a_time(client: Client, jobs: Jobs) -> None:
+    worker, gate = Worker(client, concurrency=5), Gate()
 
-    @batches(worker, batch=2, concurrency=concurrency)
+    @batches(worker, batch=2, concurrency=3)
     async def handle(values: list[int]) -> None:
-        nonlocal inside, most
-        inside += 1
-        most = max(most, inside)
-        await asyncio.sleep(0.01)
-        inside -= 1
+        await gate(values)
 
     await offer(jobs, 40)
-    await worker.run(burst=True)
-    assert most == concurrency
+    async with worker:
+        await until(lambda: len(gate.inside) == 3)
+        gate.open()
+        await until(lambda: len(gate.seen) == 20)
+    assert gate.most == 3
 
 
 async def test_batches_do_not_take_the_slots_of_other_listeners(client: Client, jobs: Jobs) -> None:
@@ -180,21 +167,6 @@ async def test_a_batch_that_fails_is_retried_message_by_message(
     failures = [record for record in caplog.records if "batch of 3" in record.message]
     assert [record.levelname for record in failures] == ["ERROR"]
     assert "ZeroDivisionError" in caplog.text
-
-
-async def test_the_error_of_a_batch_is_stored_without_the_frames_of_the_worker(
-    worker: Worker, jobs: Jobs
-) -> None:
-    @batches(worker, batch=2)
-    async def handle(values: list[int]) -> None:
-        raise ZeroDivisionError("divided")
-
-    await offer(jobs, 2)
-    await worker.run(burst=True)
-    for n in range(2):
-        error = (await get(jobs, str(n))).last_error or ""
-        assert "in handle" in error
-        assert "delayq/worker" not in error
 
 
 async def test_each_message_may_be_settled_by_itself_and_an_answer_is_for_the_others(
@@ -392,18 +364,25 @@ async def test_a_worker_that_may_wait_no_longer_gives_its_batches_back(
     assert "failed" not in caplog.text
 
 
-async def test_a_slow_batch_is_cancelled_and_its_messages_are_retried(
+async def test_messages_of_a_batch_that_is_slow_or_fails_are_retried_and_say_why(
     worker: Worker, jobs: Jobs
 ) -> None:
     @batches(worker, batch=2, timeout=0.05)
     async def handle(values: list[int]) -> None:
+        if 3 in values:
+            raise ZeroDivisionError("divided")
         await asyncio.sleep(LONG)
 
-    await offer(jobs, 2)
-    await worker.run(burst=True)
-    message = await get(jobs, "1")
-    assert (message.attempt, message.state) == (1, "delayed")
-    assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s")
+    for first, told in ((0, "TimeoutError: timed out after 0.05 s"), (2, "Error: divided")):
+        await offer(jobs, 2, first)
+        await worker.run(burst=True)
+        for n in (first, first + 1):
+            message = await get(jobs, str(n))
+            assert (message.attempt, message.state) == (1, "delayed")
+            error = message.last_error or ""
+            assert error.endswith(told)
+            # A handler's own error comes without the frames of the worker.
+            assert first == 0 or "delayq/worker" not in error
 
 
 async def test_the_timeout_of_a_message_begins_with_its_batch_and_concerns_no_other(
@@ -477,50 +456,32 @@ async def test_batches_wait_for_threads_that_hang(worker: Worker, jobs: Jobs) ->
 async def test_dependencies_are_made_once_for_a_batch_and_middleware_is_run_for_each_message(
     worker: Worker, jobs: Jobs
 ) -> None:
-    made, around = [], []
-
-    class Session:
-        pass
+    request: ContextVar[str] = ContextVar("request", default="none")
+    made, around, seen = list[Event](), list[str](), list[str]()
 
     @worker.dependency
-    def session() -> Session:
-        made.append(Session())
+    def last_event() -> Event:
+        made.append(Event(len(made)))
         return made[-1]
 
     @worker.middleware
     async def note(message: Message[Any], call_next: Any) -> None:
         around.append(message.id)
-        await call_next()
-
-    @batches(worker, batch=3)
-    async def handle(values: list[int], session: Session, client: Client) -> None:
-        assert isinstance(session, Session)
-        assert isinstance(client, Client)
-
-    await offer(jobs, 3)
-    await worker.run(burst=True)
-    assert (len(made), sorted(around)) == (1, ["0", "1", "2"])
-
-
-async def test_variables_of_a_message_or_a_batch_do_not_reach_the_next_batch(
-    worker: Worker, jobs: Jobs
-) -> None:
-    request: ContextVar[str] = ContextVar("request", default="none")
-    seen: list[str] = []
-
-    @worker.middleware
-    async def name_it(message: Message[Any], call_next: Any) -> None:
         request.set(message.id)
         await call_next()
 
     @batches(worker, batch=2)
-    async def handle(values: list[int]) -> None:
+    async def handle(values: list[int], event: Event, client: Client) -> None:
+        assert event == made[-1]
+        assert isinstance(client, Client)
+        # Variables of a message, or of a batch, do not reach the next batch.
         seen.append(request.get())
         request.set("batch")
         await asyncio.sleep(0.01)
 
     await offer(jobs, 6)
     await worker.run(burst=True)
+    assert (len(made), sorted(around)) == (3, [*"012345"])
     assert seen == ["none"] * 3
 
 

@@ -54,7 +54,7 @@ async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> l
 
 
 @pytest.mark.every_server
-async def test_a_worker_shows_what_it_handles(client: Client, quick: Client) -> None:
+async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw: Any) -> None:
     worker, begun, over = delayq.Worker(quick, concurrency=7), asyncio.Event(), asyncio.Event()
 
     @worker.listener("jobs", partitions=3)
@@ -67,38 +67,22 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client) -> 
         assert (idle.host, idle.pid) == (socket.gethostname(), os.getpid())
         assert (idle.queue, idle.version) == ("jobs", metadata.version("delayq"))
         assert (idle.slots, idle.running, idle.messages) == (7, 0, ())
-        await client.reliable_queue("jobs").offer(SECRET, id="long")
+        secrets: dict[str, Any] = {"headers": {SECRET: SECRET}, "group": SECRET}
+        await client.reliable_queue("jobs").offer(SECRET, id="long", **secrets)
         await begun.wait()
 
-        async def shows_it() -> bool:
-            (busy,) = await inspection.workers(client, "jobs")
-            return [each.id for each in busy.messages] == ["long"]
-
-        await until(shows_it)
-        (busy,) = await inspection.workers(client, "jobs")
-        assert busy.running == 1
-        assert busy.messages[0].attempt == 1
-        assert busy.started_at <= busy.messages[0].since <= busy.seen_at
-        over.set()
-
-        async def is_idle() -> bool:
+        async def running() -> int:
             (found,) = await inspection.workers(client, "jobs")
-            return found.running == 0
+            return found.running
 
-        await until(is_idle)
-
-
-async def test_nothing_of_a_message_but_its_id_is_told(quick: Client, raw: Any) -> None:
-    queue = quick.reliable_queue("jobs")
-    await queue.offer(SECRET, headers={SECRET: SECRET}, group=SECRET)
-    (message,) = await queue.claim()
-    async with message:
-
-        async def shows_it() -> bool:
-            return message.id.encode() in b"".join(await raw.hvals(KEYS.worker_facts))
-
-        await until(shows_it)
+        await until(running, equals=1)
+        (busy,) = await inspection.workers(client, "jobs")
+        assert [(each.id, each.attempt) for each in busy.messages] == [("long", 1)]
+        assert busy.started_at <= busy.messages[0].since <= busy.seen_at
+        # Nothing of a message but its id is told.
         assert SECRET.encode() not in b"".join(await raw.hvals(KEYS.worker_facts))
+        over.set()
+        await until(running, equals=0)
 
 
 async def test_a_worker_that_stops_is_gone_at_once(server: PrivateServer, client: Client) -> None:
@@ -124,11 +108,7 @@ async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, clien
 async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as producer:
         await producer.reliable_queue("jobs").offer(1)
-
-        async def has_reported() -> bool:
-            return bool(await raw.exists(KEYS.history))
-
-        await until(has_reported)
+        await until(lambda: raw.exists(KEYS.history), equals=1)
         assert await inspection.workers(client, "jobs") == []
 
 
