@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -53,11 +54,6 @@ async def by_take(client: Client) -> Any:
     return await client.delayed_queue("orders").take()
 
 
-async def by_loop(client: Client) -> Any:
-    async with aclosing(aiter(client.delayed_queue("orders"))) as values:  # type: ignore[type-var]
-        return await anext(values)
-
-
 async def by_deliveries(client: Client) -> Any:
     async with aclosing(client.delayed_queue("orders").deliveries(30)) as deliveries:  # type: ignore[type-var]
         delivery = await anext(deliveries)
@@ -71,23 +67,14 @@ async def by_claim(client: Client) -> Any:
     return messages[0].value
 
 
-async def by_reliable_loop(client: Client) -> Any:
-    async with aclosing(aiter(client.reliable_queue("jobs"))) as messages:  # type: ignore[type-var]
-        return (await anext(messages)).value
-
-
 Way = Callable[["Client"], Awaitable[Any]]
-WAYS: list[Way] = [by_take, by_loop, by_deliveries, by_claim, by_reliable_loop]
+WAYS: list[Way] = [by_take, by_deliveries, by_claim]
 
 
 @pytest.mark.timing
 @pytest.mark.parametrize(
     ("way", "pooled"),
-    [
-        (by_take, 1),
-        *(nightly(way, 4) for way in WAYS),
-        *(nightly(way, 16) for way in (by_take, by_claim, by_deliveries)),
-    ],
+    [(by_take, 1), *(nightly(way, pooled) for way in WAYS for pooled in (4, 16))],
 )
 async def test_when_all_connections_died_silently_the_next_message_comes_and_one_offer_is_unknown(
     own_server: PrivateServer, way: Way, pooled: int
@@ -118,15 +105,14 @@ async def test_when_all_connections_died_silently_the_next_message_comes_and_one
 
 
 @pytest.mark.usefixtures("_patient")
-@pytest.mark.parametrize("pooled", [nightly(1), 4])
 async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is_unknown(
-    own_server: PrivateServer, pooled: int, caplog: pytest.LogCaptureFixture
+    own_server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     """No connection gets an answer while a long script runs, which proves nothing about them."""
-    async with delayq.connect(own_server.url, max_connections=pooled) as client:
+    async with delayq.connect(own_server.url, max_connections=4) as client:
         orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
         jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs")
-        await burst(client, pooled)
+        await burst(client, 4)
         await asyncio.gather(orders.offer(0), jobs.offer(0))
         before = client.statistics().errors
         with own_server.paused():
@@ -175,31 +161,27 @@ async def test_what_takes_long_to_be_sent_or_to_arrive_is_waited_for(
         assert reader.is_open
 
 
-async def test_a_command_that_may_block_is_not_taken_for_silence(own_server: PrivateServer) -> None:
-    """WAIT withholds its reply while every other connection is answered at once."""
-    async with one_wire(own_server.url) as wire:
-        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
-        assert await asyncio.wait_for(told, 30) == 0
-
-
 @pytest.mark.usefixtures("_patient")
-async def test_a_server_that_pauses_writes_is_not_taken_for_silent(
+async def test_a_server_that_pauses_writes_or_blocks_a_command_is_not_taken_for_silent(
     own_server: PrivateServer,
 ) -> None:
-    """So do those that are about to fail over. They still answer a PING."""
-    async with delayq.connect(own_server.url) as client:
+    """A server that is about to fail over pauses writes. It still answers a PING."""
+    async with delayq.connect(own_server.url) as client, one_wire(own_server.url) as wire:
         orders = client.delayed_queue("orders")
         await orders.offer(1, 60)
+        # WAIT withholds its reply while every other connection is answered at once.
+        told: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        wire.call(("WAIT", 1, 2500), told.set_result, blocks=2.5)
         own_server.call("CLIENT", "PAUSE", "2500", "WRITE")
         await orders.offer(2, 60)
         assert client.statistics().errors == 0
         assert await orders.pending.read_all() == [1, 2]
+        assert await asyncio.wait_for(told, 30) == 0
 
 
 @pytest.fixture
 async def connections(own_server: PrivateServer) -> AsyncIterator[tuple[Links, ConnectionPool]]:
-    async with Links(own_server) as links:
+    async with Links(own_server, tcp=True) as links:
         connections = ConnectionPool(one_server(links.url), 8)
         yield links, connections
         await connections.aclose()
@@ -211,6 +193,7 @@ async def test_one_silent_connection_makes_the_free_ones_prove_that_they_live(
 ) -> None:
     links, pool = connections
     wires = [await pool.acquire() for _ in range(6)]
+    assert wires[0].pulse._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     for wire in wires[1:]:
         pool.release(wire)
     links.half_open(new=False)
@@ -267,14 +250,3 @@ async def test_a_watch_whose_connection_has_died_is_renewed_when_the_recheck_fin
         taking = asyncio.ensure_future(queue.take())
         await until(lambda: queue._open.transfer._watch._link is not watched)
         taking.cancel()
-
-
-async def test_connections_over_tcp_are_kept_alive(own_server: PrivateServer) -> None:
-    import socket
-
-    async with Links(own_server, tcp=True) as links:
-        connections = ConnectionPool(one_server(links.url), 1)
-        wire = await connections.open_own()
-        assert wire.pulse._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        connections.close(wire)
-        await connections.aclose()
