@@ -39,6 +39,7 @@ from tests.support.board import (
     act,
     browse,
     field,
+    fill_with_letters,
     form,
     links,
     log_in,
@@ -150,9 +151,9 @@ async def test_each_figure_leads_to_its_messages(client: Client, reader: Browser
     await jobs.offer_many([Offer(i, delay=60 * (i < 2)) for i in range(9)])
     await jobs.claim(3)
     shown = await page(reader, "/")
-    for figure, address in re.findall(r'class="figure" href="([^"]+)">(\d+)<', shown):
-        rows = (await page(reader, html.unescape(figure))).count("<tr data-key=")
-        assert rows == int(address), figure
+    for address, count in re.findall(r'class="figure" href="([^"]+)">(\d+)<', shown):
+        rows = (await page(reader, html.unescape(address))).count("<tr data-key=")
+        assert rows == int(count), address
 
 
 async def test_of_many_queues_only_a_page_is_counted(
@@ -197,22 +198,6 @@ async def test_a_queue_has_counts_due_times_and_lists(client: Client, reader: Br
     assert '{"n":30}' in shown
     assert held.id in await page(reader, f"{JOBS}&state=leased")
     assert '{"n":0}' in texts(await page(reader, f"{JOBS}&state=ready"))
-
-
-async def test_a_reliable_queue_shows_its_settings(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs", max_size=12_000, expired="dead", dedup_window=90)
-    await jobs.offer(1)
-    shown = await page(reader, SETTINGS)
-    for setting in ("12,000", "become dead letters", "1 min 30 s", "for good"):
-        assert f"<dd>{setting}</dd>" in shown
-    await jobs.configure(max_size=None, expired="drop", dedup_window=0, keep_dead=600, max_dead=77)
-    await jobs.configure(keep=600, max_kept=99)
-    shown = await page(reader, SETTINGS)
-    for setting in ("<dd>none<", "<dd>are dropped<", "<dd>10 min", "<dd>77<", "up to 99<"):
-        assert setting in shown
-    await client.delayed_queue("orders").offer(1, 3600)
-    assert "Settings" not in await page(reader, ORDERS)
-    await page(reader, "settings?kind=delayed&name=orders", 404)
 
 
 async def test_all_states_of_a_delayed_queue(
@@ -344,6 +329,9 @@ async def test_what_is_gone_is_not_found(
     wrong = ("queue", "queue?kind=x&name=y", "dead?kind=delayed&name=orders")
     for address in (*wrong, "queue?kind=delayed&name=secrets&state=ready"):
         assert "a password" not in await page(reader, address, 404)
+    await client.delayed_queue("orders").offer(1, 3600)
+    assert "Settings" not in await page(reader, ORDERS)
+    await page(reader, "settings?kind=delayed&name=orders", 404)
     # Only pages with live parts can be viewed live.
     await page(reader, "events?page=search&q=x", 404)
     await page(reader, "events?page=nonsense", 404)
@@ -366,28 +354,27 @@ async def test_looking_takes_no_part(client: Client, reader: Browser, raw: Any) 
 # Rights
 
 
-async def login_from(app: Any, address: str, token: str = TOKEN) -> int:
-    """Log in, and return the status. Only the right token gets a cookie."""
-    transport = httpx.ASGITransport(app=app, client=(address, 1))
-    async with httpx.AsyncClient(transport=transport, base_url=HOST) as browser:
-        answer = await browser.post("/login", data={"token": token}, headers={"origin": HOST})
-        assert ("set-cookie" in answer.headers) == (answer.status_code == 303)
-        return answer.status_code
-
-
 async def test_wrong_tokens_lock_one_address(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = delayq.dashboard(client, token=TOKEN)
+
+    async def login_from(address: str, token: str = TOKEN) -> int:
+        transport = httpx.ASGITransport(app=app, client=(address, 1))
+        async with httpx.AsyncClient(transport=transport, base_url=HOST) as browser:
+            answer = await browser.post("/login", data={"token": token}, headers={"origin": HOST})
+            # Only the right token gets a cookie.
+            assert ("set-cookie" in answer.headers) == (answer.status_code == 303)
+            return answer.status_code
+
     for wrong, locked, other in (
         (["192.0.2.1"] * 12, "192.0.2.1", "192.0.2.2"),
         # The addresses of one IPv6 network count as one.
         ([f"2001:db8::{n:x}" for n in range(12)], "2001:db8::ff", "2001:db8:0:1::1"),
     ):
-        statuses = [await login_from(app, address, "wrong-wrong-wrong") for address in wrong]
+        statuses = [await login_from(address, "wrong-wrong-wrong") for address in wrong]
         assert statuses == [403] * 10 + [429] * 2
-        assert await login_from(app, other) == 303
-        assert await login_from(app, locked) == 429
+        assert (await login_from(other), await login_from(locked)) == (303, 429)
     # The addresses that are remembered are bounded.
     monkeypatch.setattr("delayq._dashboard.security._MOST_ADDRESSES", 3)
     guard = security.Guard(TOKEN)
@@ -515,12 +502,11 @@ async def test_with_a_read_token_others_do_not_read(client: Client, private: Bro
 async def test_a_link_survives_the_login(one: Jobs, private: Browser) -> None:
     address = f"{JOBS}&state=ready&offset=25"
     answer = await private.get(address)
-    shown = await page(private, answer.headers["location"])
-    wanted = html.unescape(re.findall(r'name="next" value="([^"]+)"', shown)[0])
+    wanted = field(await page(private, answer.headers["location"]), "next")
     assert wanted == address
     # Also after a wrong token.
     answer = await private.post("login", data={"token": "x" * 20, "next": wanted})
-    assert f'value="{html.escape(wanted)}"' in answer.text
+    assert field(answer.text, "next") == wanted
     answer = await private.post("login", data={"token": TOKEN, "next": wanted})
     assert answer.headers["location"] == f"{address}&done=loggedin"
     assert one.name in texts(await page(private, answer.headers["location"]))
@@ -594,29 +580,21 @@ async def test_a_hook_that_errs_admits_nobody(
 async def test_whoever_serves_payloads_to_everyone_is_warned(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    everywhere = ("192.0.2.7", 80)
     cases: Any = (
-        (everywhere, {}, True),
-        (everywhere, {"token": TOKEN}, True),
-        (everywhere, {"read_token": TOKEN}, False),
-        (everywhere, {"authenticate": lambda _: "viewer"}, False),
-        (("127.0.0.1", 80), {}, False),
-        (("::1", 80), {}, False),
-        (("/run/board.sock", None), {}, False),
+        ("192.0.2.7", {}, True),
+        ("192.0.2.7", {"token": TOKEN}, True),
+        ("192.0.2.7", {"read_token": TOKEN}, False),
+        ("192.0.2.7", {"authenticate": lambda _: "viewer"}, False),
+        *((address, {}, False) for address in ("127.0.0.1", "::1", "/run/board.sock")),
     )
-    for listening, options, warned in cases:
+    for address, options, warned in cases:
         caplog.clear()
         app = delayq.dashboard(client, **options)
-
-        async def served(
-            scope: Any, receive: Any, send: Any, app: Any = app, listening: Any = listening
-        ) -> None:
-            await app(scope | {"server": listening}, receive, send)
-
-        async with browse(served) as browser:
+        server = (address, None if address[0] == "/" else 80)
+        async with browse(lambda scope, *io: app(scope | {"server": server}, *io)) as browser:  # noqa: B023
             for _ in range(2):
                 shown = texts((await browser.get("/", follow_redirects=True)).text)
-                assert ("can read all payloads" in shown) is warned, (listening, options)
+                assert ("can read all payloads" in shown) is warned, (address, options)
         assert caplog.text.count("can read all payloads") == warned
 
 
@@ -688,16 +666,6 @@ async def test_every_answer_has_the_headers(reader: Browser) -> None:
 # Actions
 
 
-async def test_cancel_and_reschedule_of_a_delayed_queue(client: Client, admin: Browser) -> None:
-    orders = client.delayed_queue("orders")
-    await orders.offer(7, 3600)
-    (at,) = links(await page(admin, ORDERS), "message?")
-    assert "Due in 2 h" in texts(await act(admin, at, "reschedule", delay="2.5", unit="hours"))
-    (at,) = links(await page(admin, ORDERS), "message?")
-    assert "Message cancelled" in await act(admin, at, "cancel")
-    assert await orders.pending.size() == 0
-
-
 async def test_reschedule(client: Client, one: Jobs, admin: Browser) -> None:
     shown = await act(admin, ONE, "reschedule", delay="1.5", unit="days")
     assert "Message rescheduled. " in texts(shown)
@@ -708,10 +676,16 @@ async def test_reschedule(client: Client, one: Jobs, admin: Browser) -> None:
     bad: list[dict[str, str]] = [{"delay": each, "unit": "days"} for each in ("-1", "nan", "inf")]
     for more in (*bad, {"delay": "1"}, {}):
         assert (await admin.post("act", data=fields | more)).status_code == 400
-    shown = (await admin.post("act", data=fields | {"delay": "-1", "unit": "days"})).text
-    assert 'value="-1"' in shown
-    assert "<option selected>days" in shown
-    assert 'id="wrong_delay"' in shown
+    shown = await send(admin, fields | {"delay": "-1", "unit": "days"}, 400)
+    for kept in ('value="-1"', "<option selected>days", 'id="wrong_delay"'):
+        assert kept in shown
+    orders = client.delayed_queue("orders")
+    await orders.offer(7, 3600)
+    (at,) = links(await page(admin, ORDERS), "message?")
+    assert "Due in 2 h" in texts(await act(admin, at, "reschedule", delay="2.5", unit="hours"))
+    (at,) = links(await page(admin, ORDERS), "message?")
+    assert "Message cancelled" in texts(await act(admin, at, "cancel"))
+    assert await orders.pending.size() == 0
 
 
 async def test_pause_and_resume(client: Client, admin: Browser) -> None:
@@ -721,13 +695,6 @@ async def test_pause_and_resume(client: Client, admin: Browser) -> None:
     assert await jobs.claim() == []
     assert "Queue resumed" in await act(admin, JOBS, "resume")
     assert len(await jobs.claim()) == 1
-    # Also partitions that were never used.
-    parts = client.reliable_queue("parts", partitions=8)
-    await parts.offer(1)
-    for do, paused in (("pause", True), ("resume", False)):
-        await act(admin, "queue?kind=reliable&name=parts", do)
-        depths = [await part.store.depth() for part in parts._open.partitions]
-        assert [depth.paused for depth in depths] == [paused] * 8
 
 
 def settings_form(shown: str) -> dict[str, str]:
@@ -740,8 +707,7 @@ def settings_form(shown: str) -> dict[str, str]:
 async def test_settings_are_changed_for_all_clients(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", dedup_window=5400)
     await jobs.offer(1, id="one")
-    shown = await page(admin, SETTINGS)
-    fields = settings_form(shown)
+    fields = settings_form(await page(admin, SETTINGS))
     assert (fields["max_size"], fields["expired"], fields["partitions"]) == ("", "drop", "1")
     assert (fields["dedup_window"], fields["unit"]) == ("90", "minutes")
 
@@ -759,6 +725,12 @@ async def test_settings_are_changed_for_all_clients(client: Client, admin: Brows
     assert await jobs.settings() == delayq.QueueSettings(1, 1, "dead", 2 * 86400.0)
     await change(max_size="", dedup_window="0")
     assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0)
+    assert "Nothing changed: confirm" in await change(partitions="3")
+    assert "jobs reliable, 3 partitions" in await change(partitions="3", sure="1")
+    await jobs.configure(expired="drop", keep=600, max_kept=99, keep_dead=600, max_dead=77)
+    shown = await page(admin, SETTINGS)
+    for setting in ("<dd>none<", "<dd>are dropped<", "<dd>10 min", "<dd>77<", "up to 99<"):
+        assert setting in shown
 
 
 async def test_settings_that_cannot_be_are_refused(client: Client, admin: Browser) -> None:
@@ -767,43 +739,21 @@ async def test_settings_that_cannot_be_are_refused(client: Client, admin: Browse
     fields = settings_form(await page(admin, SETTINGS))
     for bad, said in (
         ({"max_size": "0"}, "The max size must be a whole number, 1 or more."),
-        ({"max_size": "few"}, "The max size must be a whole number, 1 or more."),
         ({"expired": "keep"}, "expired must be"),
-        ({"dedup_window": "soon"}, "The dedup window must be a number of seconds, minutes"),
-        ({"dedup_window": "-1"}, "dedup_window must not be negative"),
         ({"dedup_window": "inf"}, "dedup_window must be finite"),
         ({"unit": "years", "dedup_window": "1"}, "The dedup window must be a number of seconds"),
         ({"partitions": "", "sure": "1"}, "The partitions must be a whole number, 1 or more."),
         ({"partitions": "1025", "sure": "1"}, "partitions must be an int from 1 to 1024"),
     ):
-        assert said in texts(await send(admin, fields | bad, 400))
+        shown = await send(admin, fields | bad, 400)
+        assert said in texts(shown)
+    assert 'id="wrong_partitions"' in shown
+    assert 'value="1025"' in shown
     assert await jobs.settings() == delayq.QueueSettings()
 
 
-async def test_partitions_are_changed_once_confirmed(client: Client, admin: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer(1, 3600)
-    fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "3"}
-    assert "Nothing changed: confirm" in await send(admin, fields)
-    assert (await jobs.settings()).partitions == 1
-    shown = texts(await send(admin, fields | {"sure": "1"}))
-    assert "jobs reliable, 3 partitions" in shown
-    assert "Settings changed." in shown
-    await jobs.offer_many([Offer(i, delay=3600, id=str(i)) for i in range(30)])
-    fields = settings_form(await page(admin, SETTINGS)) | {"partitions": "1", "sure": "1"}
-    shown = await send(admin, fields, 400)
-    assert "is not empty, and would lose messages" in texts(shown)
-    assert 'id="wrong_partitions"' in shown
-    assert 'value="1"' in shown
-
-
-async def act_on_all(browser: Browser, address: str, do: str) -> str:
-    shown = await page(browser, address)
-    return await act(browser, address, do, all="1", sure="1", until=field(shown, "until"))
-
-
 async def test_redrive_and_purge(client: Client, admin: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
+    jobs = client.reliable_queue("jobs", lease=3600)
     await bury(jobs, 6)
     shown = await page(admin, DEAD)
     assert "no such customer LookupError: 42" in texts(shown)
@@ -812,28 +762,19 @@ async def test_redrive_and_purge(client: Client, admin: Browser) -> None:
     assert "select messages" in await act(admin, DEAD, "purge", all="1")
     assert "2 messages re-queued." in await act(admin, DEAD, "redrive", at=["//dead-0", "//dead-3"])
     assert "1 dead letter dropped." in await act(admin, DEAD, "purge", at=["//dead-1"])
-    assert [letter.id for letter in await jobs.dead.list()] == ["dead-2", "dead-4", "dead-5"]
     dead_2 = "message?kind=reliable&name=jobs&dead=1&at=//dead-2"
     assert "1 message re-queued." in await act(admin, dead_2, "redrive")
-    assert "2 dead letters dropped." in await act_on_all(admin, DEAD, "purge")
-    assert (await jobs.stats()).ready == 3
-
-
-@pytest.mark.parametrize(("do", "partitions"), [("redrive", None), ("purge", 3)])
-async def test_letters_not_shown_are_left_alone(
-    client: Client, admin: Browser, do: str, partitions: int | None
-) -> None:
-    jobs = client.reliable_queue("jobs", partitions=partitions)
-    await bury(jobs, 3)
-    shown = await page(admin, DEAD)
-    await jobs.offer("x", id="late")
-    await (await jobs.claim())[0].bury("no such customer")
-    fields = form(shown, "until") | {"all": "1", "sure": "1", "do": do}
-    answer = await admin.post("act", data=fields)
-    assert "count=3" in answer.headers["location"]
-    assert [letter.id for letter in await jobs.dead.list()] == ["late"]
-    assert (await admin.post("act", data=fields | {"until": "now"})).status_code == 400
-    assert await jobs.dead.size() == 1
+    for message in await jobs.claim(9):
+        await message.ack()
+    # Letters that came after a visitor had looked are left alone.
+    for do, said in (("purge", "2 dead letters dropped."), ("redrive", "1 message re-queued.")):
+        fields = form(await page(admin, DEAD), "until") | {"all": "1", "sure": "1", "do": do}
+        await jobs.offer("x", id=do)
+        await (await jobs.claim())[0].bury("too late")
+        await send(admin, fields | {"until": "now"}, 400)
+        assert said in await send(admin, fields)
+        assert [letter.id for letter in await jobs.dead.list()] == [do]
+    assert (await jobs.stats()).ready == 1
 
 
 async def test_a_malformed_form_is_refused(client: Client, admin: Browser) -> None:
@@ -922,63 +863,24 @@ async def test_given_names_need_no_scan(server: PrivateServer, client: Client, o
         assert "jobs reliable waiting 1 0 0 0" in texts(await page(browser, "/"))
 
 
-async def fill(raw: Any, alive: int, dead: int) -> None:
-    """Fill a queue of each kind."""
-    one = """local t = redis.call('TIME')
-    for i = ARGV[1], ARGV[2] do
-      redis.call('ZADD', KEYS[1], string.format('%.0f', (t[1] + 600) * 1000000 + i), 'm' .. i)
-      redis.call('HSET', KEYS[2], 'm' .. i, '1 \\n' .. i)
-      local record = string.format('\\8%08d\\1\\0\\0\\0\\0\\0\\0\\0x', i)
-      redis.call('ZADD', KEYS[3], string.format('%.0f', (t[1] + 600) * 1000 + i), record)
-      if i < tonumber(ARGV[3]) then
-        redis.call('ZADD', KEYS[4], string.format('%.0f', t[1] * 1000000 + i), 'd' .. i)
-        redis.call('HSET', KEYS[5], 'd' .. i, '{"reason":"rejected"}\\n1 \\n' .. i)
-      end
-    end"""
-    reliable, delayed = ReliableKeys.of("big"), DelayedKeys.of("big")
-    keys = [reliable.waiting[0], reliable.named("bodies"), delayed.timeout]
-    keys += [reliable.dead, reliable.dead_messages]
-    for start in range(0, alive, 20_000):
-        end = min(start + 20_000, alive) - 1
-        await raw.eval(one, len(keys), *keys, start, end, dead)
-
-
-BIG = "queue?kind=reliable&name=big"
 # Every page of a large queue, and where it is in its lists.
 BIG_PAGES = {
-    "/": None,
-    BIG: 0,
-    f"{BIG}&offset=": 0.9,
-    "queue?kind=delayed&name=big": 0,
-    "queue?kind=delayed&name=big&offset=": 0.9,
-    "dead?kind=reliable&name=big": 0,
-    "dead?kind=reliable&name=big&offset=": 0.09,
-    "message?kind=reliable&name=big&at=//m5": None,
-    "message?kind=reliable&name=big&at=//d5&dead=1": None,
-    "settings?kind=reliable&name=big": None,
-    "server": None,
+    "/": 0,
+    JOBS: 0,
+    f"{JOBS}&offset=": 0.9,
+    ORDERS: 0,
+    f"{ORDERS}&offset=": 0.9,
+    DEAD: 0,
+    f"{DEAD}&offset=": 0.09,
+    "message?kind=reliable&name=jobs&at=//m5": 0,
+    "message?kind=reliable&name=jobs&at=//d5&dead=1": 0,
+    SETTINGS: 0,
+    "server": 0,
 }
 
 
-async def work_of(raw: Any, browser: Browser, address: str) -> tuple[int, int]:
-    """Return how many commands a page takes, those in scripts included, and how many bytes."""
-
-    async def figures() -> tuple[int, int]:
-        commands = await raw.info("commandstats")
-        size = (await raw.info("stats"))["total_net_output_bytes"]
-        return sum(command["calls"] for command in commands.values()), size
-
-    # The search for queues is shared by all pages.
-    await page(browser, address)
-    before = await figures()
-    (own_calls, own_size) = (after - at for after, at in zip(await figures(), before, strict=True))
-    await page(browser, address)
-    calls, size = (after - at for after, at in zip(await figures(), before, strict=True))
-    return calls - 2 * own_calls, size - 2 * own_size
-
-
 async def test_pages_of_large_queues_take_no_more_work(
-    server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+    client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in commands nor in what they return: all that they read is bounded."""
     # A search or a look that falls between two pages would count, and so would a probe of a slow
@@ -986,25 +888,32 @@ async def test_pages_of_large_queues_take_no_more_work(
     monkeypatch.setattr(Queues._all, "__defaults__", (600,))
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
-    work = []
-    for alive in (1_000, 20_000):
-        await fill(raw, alive, alive // 10)
-        async with (
-            delayq.connect(server.url) as client,
-            browse(delayq.dashboard(client)) as browser,
-        ):
-            work.append(
-                {
-                    path: await work_of(
-                        raw, browser, f"{path}{share * alive:.0f}" if share else path
-                    )
-                    for path, share in BIG_PAGES.items()
-                }
-            )
-    small, large = work
-    for path, (calls, size) in large.items():
-        assert calls <= small[path][0] + 2, path
-        assert size <= small[path][1] * 1.5 + 1000, path
+
+    async def work_so_far() -> tuple[int, int]:
+        """Return how many commands there were, those in scripts included, and how many bytes."""
+        commands = await raw.info("commandstats")
+        size = (await raw.info("stats"))["total_net_output_bytes"]
+        return sum(command["calls"] for command in commands.values()), size
+
+    works: dict[str, list[tuple[int, int]]] = {path: [] for path in BIG_PAGES}
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    for begin, end in ((0, 1_000), (1_000, 20_000)):
+        await jobs.offer_many([Offer(n, delay=600, id=f"m{n}") for n in range(begin, end)])
+        await orders.offer_many([(n, 600) for n in range(begin, end)])
+        await fill_with_letters(raw, range(begin // 10, end // 10))
+        async with browse(delayq.dashboard(client)) as browser:
+            for path, share in BIG_PAGES.items():
+                address = f"{path}{share * end:.0f}" if share else path
+                # The search for queues is shared by all pages.
+                await page(browser, address)
+                before, again = await work_so_far(), await work_so_far()
+                await page(browser, address)
+                own = [now - then for now, then in zip(again, before, strict=True)]
+                done = zip(await work_so_far(), again, own, strict=True)
+                works[path].append(tuple(now - then - more for now, then, more in done))
+    for path, ((calls, size), (calls_later, size_later)) in works.items():
+        assert calls_later <= calls + 2, path
+        assert size_later <= size * 1.5 + 1000, path
 
 
 # Live views
@@ -1052,14 +961,11 @@ class Viewer:
         await asyncio.wait_for(self.serving, 60)
 
 
-@pytest.fixture
-def _no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count what was taken between two figures, however far apart they are."""
+async def test_figures_come_once_a_second_and_say_what_is_taken(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Count what was taken between two figures, however far apart they are.
     monkeypatch.setattr(live, "_GAP", 3600)
-
-
-@pytest.mark.usefixtures("_no_gaps")
-async def test_figures_come_once_a_second_and_say_what_is_taken(client: Client) -> None:
     jobs = client.reliable_queue("jobs", lease=60)
     await jobs.offer_many([Offer(i) for i in range(50)])
     began = time.monotonic()
@@ -1095,7 +1001,7 @@ async def test_a_queue_that_goes_is_trouble_and_no_failure(
     async def no_source(self: Any, kind: str, name: str) -> None: ...
 
     monkeypatch.setattr("delayq._dashboard.queues.Queues.source", no_source)
-    while not isinstance(said := await viewer.said(), str):
+    while isinstance(said := await viewer.said(), dict):
         pass
     assert said.startswith("Queue not found.")
     # It comes back.
@@ -1111,12 +1017,10 @@ async def test_what_nobody_views_any_more_is_not_kept(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[live.Live] = []
-
-    def make(render: Any) -> live.Live:
-        made.append(live.Live(render))
-        return made[-1]
-
-    monkeypatch.setattr("delayq._dashboard.board.Live", make)
+    make = live.Live
+    monkeypatch.setattr(
+        "delayq._dashboard.board.Live", lambda render: made.append(make(render)) or made[-1]
+    )
     app = delayq.dashboard(client)
     viewers = [Viewer(app, f"{JOBS[6:]}&x={i // 2}".encode()) for i in range(6)]
     for viewer in viewers:
@@ -1128,16 +1032,15 @@ async def test_what_nobody_views_any_more_is_not_kept(
     assert not made[0]._views
 
 
-@pytest.mark.parametrize("many", [False, True])
 async def test_asking_many_takes_a_twentieth_of_the_time(
-    client: Client, monkeypatch: pytest.MonkeyPatch, many: bool
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1000.0
     asked: list[str] = []
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(live, "time", clock)
     monkeypatch.setattr("delayq._dashboard.queues.time", clock)
-    monkeypatch.setattr(live, "_AT_ONCE", 2 if many else 50)
+    monkeypatch.setattr(live, "_AT_ONCE", 2)
 
     async def ask(source: Any) -> int:
         nonlocal now
@@ -1147,15 +1050,14 @@ async def test_asking_many_takes_a_twentieth_of_the_time(
 
     queues = [ReliableSource(client._open_session(), name, 1) for name in "abc"]
     answers = live.Answers(ask)
-    counts_for = 20 * 6 if many else 1
     for _ in range(2):
         asked.clear()
         assert await answers.of(queues, 1) == [7, 7, 7]
-        now += counts_for * 0.3
+        now += 36
         # Answers do not expire sooner because they are read, all of them or some.
         for some in (queues, queues[:1], queues):
-            now += counts_for * 0.2
-            await answers.of(some, 1 if many else 9)
+            now += 24
+            await answers.of(some, 1)
         assert asked == ["a", "b", "c"]
         now += 20
 

@@ -9,6 +9,7 @@ import html
 import re
 import time
 import weakref
+from functools import partial
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -34,6 +35,7 @@ from tests.support.board import (
     _templates_are_compiled_once,
     act,
     field,
+    fill_with_letters,
     form,
     links,
     on_all_pages,
@@ -44,7 +46,7 @@ from tests.support.board import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
     from httpx import AsyncClient as Browser
 
@@ -249,9 +251,8 @@ async def test_dead_letters_are_counted_by_cause(client: Client, reader: Browser
     (address,) = [each for each in links(shown, "letters?") if "TimeoutError" in each]
     assert len(names(await page(reader, address))) == 4
     shown = texts(await page(reader, f"{LETTERS}&by=error&reason=expired"))
-    assert re.search(r"TimeoutError: a 1 .* expired 1 ", shown) or re.search(
-        r"expired 1 .* TimeoutError: a 1 ", shown
-    )
+    assert "TimeoutError: a 1 " in shown
+    assert "expired 1 " in shown
     await page(reader, f"{LETTERS}&by=moon", 404)
 
 
@@ -282,11 +283,8 @@ async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Brows
     await jobs.offer_many([Offer(n) for n in range(2)])
     for message, reason in zip(await jobs.claim(2), ("two\nlines & 100 %", "other"), strict=True):
         await message.bury(reason)
-    (address,) = [
-        each
-        for each in links(await page(admin, f"{LETTERS}&by=reason"), "letters?")
-        if "two" in each
-    ]
+    shown = await page(admin, f"{LETTERS}&by=reason")
+    (address,) = [each for each in links(shown, "letters?") if "two" in each]
     fields = confirmation(await page(admin, address))
     # Browsers send line breaks as two characters.
     sent = {name: value.replace("\n", "\r\n") for name, value in fields.items()}
@@ -298,10 +296,8 @@ async def test_wrong_conditions_are_told_and_drop_nothing(client: Client, admin:
     jobs = await dead_of_all_kinds(client)
     for age in ("soon", "-1", "nan", "1e99"):
         shown = await page(admin, f"{LETTERS}&older={age}&unit=days&error=kept")
-        assert 'aria-describedby="wrong_older"' in shown
-        assert f'value="{age}"' in shown
-        assert 'value="kept"' in shown
-        assert "<option selected>days" in shown
+        for kept in ("wrong_older", f'value="{age}"', 'value="kept"', "<option selected>days"):
+            assert kept in shown
     fields = confirmation(await page(admin, f"{LETTERS}&error=timeout"))
     for change in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
         await send(admin, fields | {"do": "purge_matching", "sure": "1"} | change, 400)
@@ -328,37 +324,16 @@ async def test_a_filter_of_dead_letters_is_bounded(
     assert "250 dead letters dropped." in said
 
 
-async def test_pages_without_time_get_ahead(
-    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
+async def test_letters_are_read_even_without_time(
+    client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("search", "letters"):
-        monkeypatch.setattr(f"delayq._dashboard.pages.{name}._SECONDS", -1)
-    other = client.reliable_queue("other")
-    await other.offer_many([Offer("x", id=f"o{n}") for n in range(3)])
-    jobs = client.reliable_queue("jobs", partitions=2)
-    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(6)])
-    for message in await jobs.claim(6):
-        await message.bury("broken", "Odd: 1")
-    assert re.search(r"Odd [1-6] ", texts(await page(reader, f"{LETTERS}&by=type")))
-    assert re.search(r" [1-6] matching, among the", texts(await page(reader, f"{LETTERS}&error=o")))
-    seen = [name async for shown in pages_of(reader, "search?q=x") for name in names(shown)]
-    assert seen == ["o0", "o1", "o2"]
-
-
-async def test_the_oldest_letters_are_of_all_partitions(
-    client: Client, reader: Browser, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
-    jobs = client.reliable_queue("jobs", partitions=3)
-    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(450)])
-    messages = []
-    while some := await jobs.claim(100):
-        messages += some
-    for message in sorted(messages, key=lambda message: message.value):
-        *_, home = jobs._open.homes(message.id)
-        await message.bury(f"in partition {home.index}")
-    shown = texts(await page(reader, f"{LETTERS}&by=reason"))
-    assert {*re.findall(r"in partition \d", shown)} == {f"in partition {n}" for n in range(3)}
+    monkeypatch.setattr("delayq._dashboard.pages.letters._SECONDS", -1)
+    await client.reliable_queue("jobs", partitions=2).stats()
+    await fill_with_letters(raw, range(6), 2)
+    assert re.search(r"in [01] [1-6] ", texts(await page(reader, f"{LETTERS}&by=reason")))
+    assert re.search(
+        r" [1-6] matching, among the", texts(await page(reader, f"{LETTERS}&reason=i"))
+    )
 
 
 # Actions on several messages, and undoing them
@@ -384,37 +359,25 @@ async def undo(browser: Browser, shown: str) -> str:
     return texts(await send(browser, fields))
 
 
-class About(float):
-    """A moment, in seconds. It equals others within ten seconds, because an undo takes its time."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, float) and abs(self - other) < 10
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-async def known(jobs: Jobs) -> dict[str, tuple[Any, ...]]:
+async def known(jobs: Jobs, about: Callable[[float], Any] = float) -> dict[str, tuple[Any, ...]]:
     """Return what matters of the waiting messages, by id."""
     waiting = await jobs.list("delayed") + await jobs.list("ready")
     return {
-        each.id: (
-            each.value,
-            each.headers,
-            each.priority,
-            each.group,
-            each.state,
-            About(each.due_at.timestamp()),
-        )
+        each.id: (*(getattr(each, name) for name in MATTERS), about(each.due_at.timestamp()))
         for each in waiting
     }
+
+
+MATTERS = ("value", "headers", "priority", "group", "state")
+# An undo takes its time.
+about = partial(pytest.approx, abs=60)
 
 
 async def expiry(browser: Browser) -> str:
     """Return when m0 expires, in minutes."""
     (address,) = [each for each in links(await page(browser, JOBS), "message?") if "m0" in each]
-    found = re.search(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
-    assert found is not None
-    return found[1]
+    told, *_ = re.findall(r"Expires in (\d+ h \d+ min)", texts(await page(browser, address)))
+    return str(told)
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -427,7 +390,7 @@ async def test_selected_messages_are_cancelled_and_brought_back(
     )
     await jobs.offer({"n": 1}, 4000, id="m1", max_attempts=2, timeout=30)
     await jobs.offer({"n": 2}, 5000, id="m2")
-    before = await known(jobs)
+    before = await known(jobs, about)
     expires = await expiry(admin)
     # m2 stays.
     order = names(await page(admin, JOBS))
@@ -492,47 +455,36 @@ async def test_what_is_kept_to_undo_is_bounded_and_forgotten_without_a_visit(
 
 async def expired_in_front(jobs: Jobs, raw: Any, expired: int, live: int) -> list[str]:
     """Offer messages of which the first ones expire, and return the ids of the others."""
-    gone = [f"gone-{n}" for n in range(expired)]
-    await jobs.offer_many([Offer("x", id=each, ttl=3600) for each in gone])
+    await jobs.offer_many([Offer("x", id=f"gone-{n}", ttl=3600) for n in range(expired)])
     for keys in (ReliableKeys.of("jobs", partition=number) for number in range(3)):
-        there = await raw.hkeys(keys.expiries)
-        if there:
-            await raw.hset(keys.expiries, mapping=dict.fromkeys(there, 1))
+        if ids := await raw.hkeys(keys.expiries):
+            await raw.hset(keys.expiries, mapping=dict.fromkeys(ids, 1))
     await jobs.offer_many([Offer("wanted", id=f"live-{n}") for n in range(live)])
-    return [f"live-{n}" for n in range(live)]
+    return sorted(f"live-{n}" for n in range(live))
 
 
-@pytest.mark.parametrize(("partitions", "expired"), [(None, 1100), (3, 100)])
-async def test_messages_behind_expired_ones_are_found(
-    client: Client, raw: Any, admin: Browser, partitions: int | None, expired: int
-) -> None:
-    jobs = client.reliable_queue("jobs", partitions=partitions)
-    live = await expired_in_front(jobs, raw, expired, 300)
-    found = await on_all_pages(admin, f"search?{JOBS[6:]}&q=wanted", r"<code>(live-\d+)</code>")
-    assert sorted(found) == sorted(live)
-    shown = await select(admin, f"{JOBS}&state=ready", "cancel_many", all="1")
-    assert "300 messages cancelled." in texts(shown)
-    assert not await jobs.list("ready", limit=5000)
-    assert "300 messages are as before." in await undo(admin, shown)
-    assert len(await jobs.list("ready", limit=5000)) == 300
-
-
-@pytest.mark.parametrize(("partitions", "expired"), [(1, 2500), (2, 120)])
-async def test_pages_show_each_live_message_once(
-    client: Client, raw: Any, reader: Browser, partitions: int, expired: int
+@pytest.mark.parametrize(("partitions", "expired"), [(1, 2500), (3, 120)])
+async def test_messages_behind_expired_ones_are_found_once(
+    client: Client, raw: Any, admin: Browser, partitions: int, expired: int
 ) -> None:
     jobs = client.reliable_queue("jobs", partitions=partitions)
     live = await expired_in_front(jobs, raw, expired, 120)
-    address = f"{JOBS}&state=ready"
-    assert sorted(await on_all_pages(reader, address, r"<code>(live-\d+)</code>")) == sorted(live)
+    ready = f"{JOBS}&state=ready"
+    for address in (ready, f"search?{JOBS[6:]}&q=wanted"):
+        assert sorted(await on_all_pages(admin, address, r"<code>(live-\d+)</code>")) == live
     # The server counts expired messages only if that is cheap.
     depth = await jobs.stats()
     assert (depth.ready == 120) == (expired == 120)
     first = "25 of 120" if expired == 120 else f"25 of up to {depth.ready:,}"
-    assert first in texts(await page(reader, address))
-    last = texts(await page(reader, f"{address}&offset=100"))
+    assert first in texts(await page(admin, ready))
+    last = texts(await page(admin, f"{ready}&offset=100"))
     assert "120 of 120" in last
     assert "Next" not in last
+    shown = await select(admin, ready, "cancel_many", all="1")
+    assert "120 messages cancelled." in texts(shown)
+    assert not await jobs.list("ready", limit=5000)
+    assert "120 messages are as before." in await undo(admin, shown)
+    assert len(await jobs.list("ready", limit=5000)) == 120
 
 
 @pytest.mark.parametrize("partitions", [1, 2])
@@ -568,11 +520,11 @@ async def test_pages_end_where_their_rows_would_repeat(
         assert 'rel="next"' not in shown
 
 
-async def test_a_page_of_letters_reads_no_others(
+async def test_letters_are_in_the_order_of_all_partitions_and_no_others_are_read(
     client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await client.reliable_queue("jobs", partitions=3).stats()
-    await fill_with_letters(raw, 3, 2_000)
+    await fill_with_letters(raw, range(6_000), 3)
     bodies: list[int] = []
     command = RedisClient.command
 
@@ -585,23 +537,15 @@ async def test_a_page_of_letters_reads_no_others(
     shown = await page(reader, f"dead?{JOBS[6:]}&offset=5000")
     assert names(shown) == [f"d{n}" for n in range(5000, 5025)]
     assert sum(bodies) == 25
-
-
-async def fill_with_letters(raw: Any, partitions: int, each: int) -> None:
-    """Store dead letters, in turns in each partition, which died one after the other."""
-    for number in range(partitions):
-        keys = ReliableKeys.of("jobs", partition=number)
-        ids = range(number, partitions * each, partitions)
-        await raw.zadd(keys.dead, {f"d{n}": 1e15 + n for n in ids})
-        await raw.hset(
-            keys.dead_messages, mapping={f"d{n}": f'{{"reason":"x"}}\n1 \n{n}' for n in ids}
-        )
+    monkeypatch.setattr("delayq._dashboard.pages.letters._MOST", 300)
+    shown = texts(await page(reader, f"{LETTERS}&by=reason"))
+    assert re.findall(r"in (\d) 100 ", shown) == ["0", "1", "2"]
 
 
 async def test_a_message_selected_twice_is_one(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer_many([Offer(each, delay=3600, id=each) for each in ("m1", "m2")])
-    before = await known(jobs)
+    before = await known(jobs, about)
     shown = await select(admin, JOBS, "reschedule_many", 0, 0, 1, delay="2", unit="days")
     assert "2 messages rescheduled." in texts(shown)
     tomorrow = time.time() + 86_400
@@ -695,7 +639,7 @@ async def test_messages_are_run_now_and_set_back(
 ) -> None:
     jobs = client.reliable_queue("jobs", partitions=partitions)
     await jobs.offer_many([Offer(n, delay=3000 + 100 * n, id=f"m{n}") for n in range(4)])
-    before = await known(jobs)
+    before = await known(jobs, about)
     shown = await select(admin, JOBS, "run_now", 1, 2)
     assert "2 messages rescheduled." in texts(shown)
     assert {each.id for each in await jobs.list("ready")} == {"m1", "m2"}
@@ -768,45 +712,39 @@ async def test_an_action_on_a_state_is_bounded(
         assert (await jobs.stats()).delayed == 15
 
 
-async def test_an_action_on_nothing_changes_nothing(client: Client, admin: Browser) -> None:
+async def test_an_action_on_nothing_or_with_a_wrong_delay_changes_nothing(
+    client: Client, admin: Browser
+) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer("x", 3600, id="m1")
     for do in ("cancel_many", "run_now", "reschedule_many"):
         shown = texts(await select(admin, JOBS, do, delay="1", unit="hours"))
         assert "Nothing changed: select messages first." in shown
-    await jobs.cancel("m1")
-    fields = form(await page(admin, SETTINGS)) | {"sure": "1", "do": "cancel_many", "at": "//m1"}
-    said = await send(admin, fields | {"state": "delayed"})
-    assert "Nothing changed: the message no longer exists" in texts(said)
-    await send(admin, fields | {"state": "lost"}, 400)
-
-
-async def test_a_wrong_delay_is_told_beside_the_field(client: Client, admin: Browser) -> None:
-    jobs = client.reliable_queue("jobs")
-    await jobs.offer("x", 3600, id="m1")
-    shown = await page(admin, JOBS)
-    fields = form(shown) | {"do": "reschedule_many", "state": "delayed", "at": places(shown)}
+    fields = form(await page(admin, SETTINGS)) | {"sure": "1", "at": "//m1", "state": "delayed"}
+    wrong = fields | {"do": "reschedule_many", "unit": "hours"}
     for delay in ("soon", "-1", "1e300"):
-        shown = await send(admin, fields | {"delay": delay, "unit": "hours"}, 400)
-        assert 'aria-describedby="wrong_delay"' in shown
-        assert f'value="{delay}"' in shown
-        assert "<option selected>hours" in shown
+        shown = await send(admin, wrong | {"delay": delay}, 400)
+        for kept in ("wrong_delay", f'value="{delay}"', "<option selected>hours"):
+            assert kept in shown
         # It must not be asked for again, and its live parts have no address.
         assert 'http-equiv="refresh"' not in shown
         assert "data-live" not in shown
+    await jobs.cancel("m1")
+    fields |= {"do": "cancel_many"}
+    assert "Nothing changed: the message no longer exists" in texts(await send(admin, fields))
+    await send(admin, fields | {"state": "lost"}, 400)
 
 
 # Groups and limits
 
 
+def form_about(shown: str, what: str, name: str) -> dict[str, str]:
+    """Return the form about one group or one schedule."""
+    assert f'name="{what}" value="{quote(name)}"' in shown
+    return form(shown) | {what: quote(name)}
+
+
 GROUPS = "groups?kind=reliable&name=jobs"
-
-
-def group_form(shown: str, group: str) -> dict[str, str]:
-    """Return the form about one group."""
-    fields = form(shown)
-    assert f'name="group" value="{quote(group)}"' in shown
-    return fields | {"group": quote(group)}
 
 
 @pytest.mark.parametrize("partitions", [None, 3])
@@ -830,7 +768,7 @@ async def test_groups_are_listed_with_their_figures(
 async def test_a_group_is_limited_paused_and_resumed(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
     await jobs.offer(1, group="tenant/é 1")
-    fields = group_form(await page(admin, GROUPS), "tenant/é 1")
+    fields = form_about(await page(admin, GROUPS), "group", "tenant/é 1")
     shown = await send(admin, fields | {"do": "limit_group", "limit": "5,100/10m"})
     assert "Limit set." in shown
     assert 'value="5,100/600s"' in shown
@@ -856,12 +794,10 @@ async def test_a_wrong_limit_is_told_beside_the_field(client: Client, admin: Bro
         shown = await send(admin, fields, 400)
         assert shown.count("must be how many run at a time") == 1
         assert shown.count('value="five"') == 1
-        assert more.get("new_group", "g") in shown
     shown = await send(admin, fields | {"limit": "5", "new_group": "g" * 600}, 400)
     assert 'id="wrong_new_group"' in shown
     assert [group.limit for group in await jobs.groups.list()] == [None]
-    shown = await page(admin, f"{GROUPS}&q={'g' * 600}")
-    assert 'id="wrong_q"' in shown
+    assert 'id="wrong_q"' in await page(admin, f"{GROUPS}&q={'g' * 600}")
 
 
 async def test_many_groups_have_pages(client: Client, reader: Browser) -> None:
@@ -875,18 +811,14 @@ async def test_many_groups_have_pages(client: Client, reader: Browser) -> None:
 async def test_limits_are_settings_and_count_at_once(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", partitions=3, lease=60)
     await jobs.offer_many([Offer(n, group="g") for n in range(5)])
-    shown = await page(admin, SETTINGS)
     names = ("max_size", "expired", "dedup_window", "unit", "limit", "group_limit")
-    fields = form(shown, *(f"was_{name}" for name in names)) | {"do": "configure"}
-    fields |= {name: fields[f"was_{name}"] for name in names}
+    fields = form(await page(admin, SETTINGS), *(f"was_{name}" for name in names))
+    fields |= {name: fields[f"was_{name}"] for name in names} | {"do": "configure"}
     assert (fields["limit"], fields["group_limit"]) == ("none", "none")
-    shown = await send(
-        admin, fields | {"limit": "5 or so", "group_limit": "x", "max_size": "7"}, 400
-    )
-    assert 'aria-describedby="wrong_limit about_limit"' in shown
-    assert 'id="wrong_group_limit"' in shown
-    assert 'value="5 or so"' in shown
-    assert 'name="max_size" type="number" min="1" value="7"' in shown
+    wrong = {"limit": "5 or so", "group_limit": "x", "max_size": "7"}
+    shown = await send(admin, fields | wrong, 400)
+    for told in ("wrong_limit about_limit", "wrong_group_limit", *wrong.values()):
+        assert f'"{told}"' in shown
     assert (await jobs.settings()).max_size is None
     said = texts(await send(admin, fields | {"limit": "50", "group_limit": "2"}))
     assert "Limit 50 at a time Limit of each group 2 at a time" in said
@@ -897,11 +829,6 @@ async def test_limits_are_settings_and_count_at_once(client: Client, admin: Brow
 
 
 SCHEDULES = "schedules?kind=reliable&name=jobs"
-
-
-def schedule_form(shown: str, name: str) -> dict[str, str]:
-    assert f'name="schedule" value="{quote(name)}"' in shown
-    return form(shown) | {"schedule": quote(name)}
 
 
 async def test_schedules_tell_their_next_runs(client: Client, raw: Any, reader: Browser) -> None:
@@ -931,7 +858,7 @@ async def test_a_schedule_is_run_now_and_set_back(
 ) -> None:
     jobs = client.reliable_queue("jobs", partitions=partitions)
     next_at = await jobs.schedule("often/é", every=3600, value=1)
-    fields = schedule_form(await page(admin, SCHEDULES), "often/é")
+    fields = form_about(await page(admin, SCHEDULES), "schedule", "often/é")
     shown = await send(admin, fields | {"do": "run_schedule"})
     assert "The next run is due now." in shown
     assert (await jobs.stats()).ready == 1
@@ -954,7 +881,7 @@ async def test_a_schedule_is_paused_resumed_and_removed(client: Client, admin: B
     jobs = client.reliable_queue("jobs")
     await jobs.offer("another", 3600)
     await jobs.schedule("often", every=3600, value=1)
-    fields = schedule_form(await page(admin, SCHEDULES), "often")
+    fields = form_about(await page(admin, SCHEDULES), "schedule", "often")
     shown = await send(admin, fields | {"do": "pause_schedule"})
     assert "Schedule paused." in shown
     assert re.search(r"often every 1 h paused never .*Resume", texts(shown))
@@ -1059,8 +986,6 @@ async def test_a_message_is_added_with_all_options(client: Client, admin: Browse
     assert "Max attempts 4" in shown
     assert "Due in 1 h 59 min" in shown
     assert "This id is taken" in await send(admin, fields, 400)
-    # The application's own handles keep their codec.
-    assert (await client.reliable_queue("jobs").get("mine")).value == {"to": "é"}  # type: ignore[union-attr]
 
 
 async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> None:
@@ -1075,19 +1000,12 @@ async def test_a_message_is_due_at_a_date(client: Client, admin: Browser) -> Non
         shown = await page(admin, ENQUEUE)
         fields = new_message(shown, payload="plain", format="text", at_time=typed)
         assert due in await send(admin, fields), typed
-    late = [each for each in await jobs.list("delayed") if each.due_at.year == 2099]
-    assert [each._claim.body.endswith(b"\nplain") for each in late] == [True] * 4
-
-
-async def test_a_message_is_added_to_a_delayed_queue(client: Client, admin: Browser) -> None:
     orders = client.delayed_queue("orders")
     await orders.offer(0, 7200)
     fields = new_message(await page(admin, "enqueue?kind=delayed&name=orders"), payload='{"n": 1}')
     shown = texts(await send(admin, fields | {"delay": "1", "unit": "hours"}))
     assert "Due in 59 min" in shown
     assert [value for value, _ in await orders.pending.entries()] == [{"n": 1}, 0]
-    await send(admin, fields | {"payload": "2", "delay": "", "unit": "hours"})
-    assert await orders.poll(5.0) == 2
 
 
 async def test_a_wrong_message_is_told_beside_the_field(client: Client, admin: Browser) -> None:

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from delayq._dashboard import rendering
+from delayq._reliable.keys import ReliableKeys
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -111,3 +112,17 @@ async def on_all_pages(browser: httpx.AsyncClient, address: str, wanted: str) ->
         following = re.search(r'rel="next" href="([^"]+)"', shown)
         address = html.unescape(following[1]) if following else ""
     return matches
+
+
+async def fill_with_letters(
+    raw: Any, numbers: range, partitions: int = 1, queue: str = "jobs"
+) -> None:
+    """Store dead letters, in turns in each partition, which died one after the other."""
+    for partition in range(partitions):
+        keys = ReliableKeys.of(queue, partition=partition)
+        bodies = {
+            f"d{n}": f'{{"reason":"in {partition}"}}\n1 \n{n}'
+            for n in numbers[partition::partitions]
+        }
+        await raw.zadd(keys.dead, {letter: 1e15 + int(letter[1:]) for letter in bodies})
+        await raw.hset(keys.dead_messages, mapping=bodies)
