@@ -362,11 +362,7 @@ EXACT: list[tuple[Any, Any, str]] = [
         WithStruct(Struct(MOMENT), WithStruct(Struct(MOMENT))),
         f'{{"struct":{STRUCT},"parent":{{"struct":{STRUCT},"parent":null}}}}',
     ),
-    (
-        Order,
-        ORDER,
-        ORDER_JSON,
-    ),
+    (Order, ORDER, ORDER_JSON),
     (dict[str, Small], {"a": Small(1)}, '{"a":{"size":1}}'),
     (Row, {"id": 1}, '{"id":1}'),
     (set[UUID], {UUID(int=5)}, '["00000000-0000-0000-0000-000000000005"]'),
@@ -384,9 +380,7 @@ def test_a_value_is_the_same_json_from_both_codecs() -> None:
             back = codec_for(kind).decode(wire.encode())
             assert back == value
             assert type(back) is type(value)
-
-
-def test_an_offset_with_seconds_is_written_in_utc() -> None:
+    # An offset with seconds is written in UTC.
     moment = datetime(1880, 1, 1, tzinfo=ZoneInfo("Europe/Berlin"))
     assert JsonCodec().encode(moment) == b'"1879-12-31T23:06:32Z"'
     assert codec_for(datetime).decode(b'"1879-12-31T23:06:32Z"') == moment.astimezone(UTC)
@@ -412,11 +406,17 @@ def test_what_is_not_of_the_type_is_refused_and_the_cause_says_why_without_the_v
         *((kind, b'{                  "id":"secret"}', "") for kind in (Model, Order, Struct, int)),
     ]
     for kind, wire, why in cases:
-        with naming(kind, wire, why):
-            with pytest.raises(delayq.DecodeError) as caught:
-                codec_for(kind).decode(wire)
-            assert why in str(caught.value.__cause__)
-            assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+        refuses(codec_for(kind), wire, why)
+
+
+def refuses(codec: Any, wire: bytes, why: str) -> None:
+    """Assert that the cause of a refusal says why, and quotes nothing."""
+    with naming(codec, wire, why):
+        with pytest.raises(delayq.DecodeError) as caught:
+            codec.decode(wire)
+        assert why in str(caught.value.__cause__)
+        assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+        assert caught.value.__context__ is None
 
 
 def test_a_producer_cannot_offer_another_type() -> None:
@@ -495,13 +495,7 @@ def test_what_json_cannot_hold_is_told_where_and_how_to_help() -> None:
 
 @dataclasses.dataclass
 class Named:
-    name: str
-
-
-@dataclasses.dataclass
-class Priced:
-    name: str
-    price: float = 0.0
+    item: str
 
 
 class Pair(NamedTuple):
@@ -511,8 +505,8 @@ class Pair(NamedTuple):
 
 def test_without_a_library_other_forms_are_read_too() -> None:
     cases: list[Any] = [
-        (Named | Priced, b'{"name":"pen","price":2}', Priced("pen", 2.0)),
-        (Priced | Named, b'{"name":"pen"}', Named("pen")),
+        (Named | Item, b'{"item":"pen","price":2}', Item("pen", 2.0)),
+        (Item | Named, b'{"item":"pen"}', Named("pen")),
         (date | datetime, b'"2030-01-01T00:00:00Z"', datetime(2030, 1, 1, tzinfo=UTC)),
         (datetime | date, b'"2030-01-01"', date(2030, 1, 1)),
         (Decimal, b"1.5", Decimal("1.5")),
@@ -550,15 +544,9 @@ def test_without_a_library_the_reason_of_a_refusal_says_where_and_quotes_nothing
         (Basket, b'{"id": 1, "lines": [], "parent": 1}', "parent: it is int, not "),
     ]
     for kind, payload, reason in cases:
-        with naming(kind, payload, reason):
-            with pytest.raises(delayq.DecodeError) as caught:
-                standard_codec(kind).decode(payload)
-            assert reason in str(caught.value.__cause__)
-            assert "secret" not in str(caught.value.__cause__)
-            assert caught.value.__context__ is None
-            if kind is Basket:
-                with pytest.raises(delayq.DecodeError):
-                    codec_for(Basket).decode(payload)
+        refuses(standard_codec(kind), payload, reason)
+        if kind is Basket:
+            refuses(codec_for(kind), payload, "")
 
 
 def test_without_a_library_what_is_written_is_read() -> None:
@@ -568,9 +556,7 @@ def test_without_a_library_what_is_written_is_read() -> None:
     assert standard_codec(Basket).decode(written) == codec_for(Basket).decode(written) == basket
     with pytest.raises(delayq.EncodeError):
         standard_codec(Basket).encode(Item("pen"))  # type: ignore[arg-type, unused-ignore]
-
-
-def test_defaults_and_unknown_fields_and_whole_floats_are_fine() -> None:
+    # Defaults, unknown fields and whole floats are fine.
     text = b'{"id": 1, "new": true, "lines": [{"item": "pen", "price": 2}]}'
     for codec in (standard_codec(Basket), codec_for(Basket)):
         assert codec.decode(text) == Basket(1, [Item("pen", 2.0)])
