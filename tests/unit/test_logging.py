@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import logging
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -15,36 +13,7 @@ import delayq
 from delayq._logging import about, log
 from delayq.instrumentation import Hooks, Observer, OfferEvent
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 PACKAGE = Path(delayq.__file__).parent
-
-
-def calls() -> Iterator[tuple[str, ast.Call]]:
-    """Yield every call of a logger, with its place in the source."""
-    for path in sorted(PACKAGE.rglob("*.py")):
-        text = path.read_text("utf-8")
-        # Most modules have none, and need not be parsed.
-        for node in ast.walk(ast.parse(text)) if "_log." in text else ():
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and ast.unparse(node.func.value) == "_log"
-            ):
-                yield f"{path.relative_to(PACKAGE)}:{node.lineno}", node
-
-
-def test_every_record_about_a_queue_names_it_in_a_field() -> None:
-    found = list(calls())
-    about_queues = [(place, call) for place, call in found if "queue %r" in ast.unparse(call)]
-    assert len(found) > len(about_queues) > 10
-    missing = [
-        place
-        for place, call in about_queues
-        if "extra" not in {keyword.arg for keyword in call.keywords}
-    ]
-    assert missing == []
 
 
 def test_a_record_about_a_queue_begins_with_its_name(caplog: pytest.LogCaptureFixture) -> None:

@@ -7,16 +7,11 @@ import json
 import re
 from importlib import metadata
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 import delayq
-from delayq import errors, testing
-from delayq._delayed.pending import Pending
-from delayq._delayed.ready import Ready
-from delayq.admin import inspect as admin_inspect
-from delayq.admin import migrate
+from delayq import errors
 from tests.support.depth import in_gate
 from tests.support.programs import output_of
 
@@ -133,51 +128,3 @@ def test_the_source_of_every_public_name_can_be_found() -> None:
         found = getattr(delayq, name)
         assert re.search(rf"(class|def) {name}\b", inspect.getsource(found)), name
         assert Path(inspect.getfile(found)) != Path(delayq.__file__), name
-
-
-# The contract spells these out, or Redisson has them.
-OTHER_WORDS = {"DelayedQueue.drain.max_items", "Pending.poll_many.n", "ReliableQueue.claim.wait"}
-
-
-def public_parameters() -> dict[str, list[inspect.Parameter]]:
-    """Return the parameters of every public method and function, by its name."""
-    members = [getattr(delayq, name) for name in delayq.__all__]
-    classes = [value for value in members if inspect.isclass(value)]
-    classes += [Pending, Ready]
-    found = {
-        f"{owner.__name__}.{name}": method
-        for owner in classes
-        for name, method in inspect.getmembers(owner, inspect.isfunction)
-        if not name.startswith("_")
-    }
-    for module in (delayq, admin_inspect, migrate, testing):
-        functions = inspect.getmembers(module, inspect.isfunction)
-        found |= {name: value for name, value in functions if not name.startswith("_")}
-    return {name: [*inspect.signature(made).parameters.values()] for name, made in found.items()}
-
-
-def test_how_many_and_how_long_have_one_word_each() -> None:
-    others = {"count", "n", "number", "max_items", "size", "wait", "within", "deadline", "grace"}
-    found = {
-        f"{name}.{parameter.name}"
-        for name, parameters in public_parameters().items()
-        for parameter in parameters
-        if parameter.name in others
-    }
-    assert found == OTHER_WORDS, "say limit for how many, and timeout for how long"
-
-
-def test_pages_and_progress_are_asked_for_by_name_and_in_one_order() -> None:
-    for name, parameters in public_parameters().items():
-        by_name = [each.name for each in parameters if each.kind is each.KEYWORD_ONLY]
-        names = [each.name for each in parameters]
-        if "offset" in names:
-            at = by_name.index("offset")
-            assert by_name[at : at + 2] == ["offset", "limit"], name
-        if "progress" in names and not name.endswith("_letters"):
-            assert "progress" in by_name, name
-
-
-def test_queues_and_offers_may_name_the_type_of_their_values() -> None:
-    assert delayq.Offer[int](1).value == 1
-    assert get_args(delayq.DelayedQueue[int]) == get_args(delayq.Receipt[int]) == (int,)

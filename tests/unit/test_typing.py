@@ -41,6 +41,7 @@ def test_a_class_without_its_parameter_is_one_of_anything() -> None:
     offer: delayq.Offer = delayq.Offer("a value")
     assert_type(delayq.Offer(1), delayq.Offer[int])
     assert offer.value == "a value"
+    assert delayq.Offer[int](1).value == 1
 
 
 def test_modules_of_the_package_need_no_import_of_their_own() -> None:
