@@ -17,7 +17,6 @@ from delayq import LeaseLost, Limit, Offer, OutcomeUnknown, ServerRefused
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ACK, FINISH, REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
-from tests.support.reliable_fixtures import faults
 from tests.support.reliable_store import Store
 from tests.support.waiting import until
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from delayq import Client, Message, ReliableQueue
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
-
-__all__ = ["faults"]
 
 
 def of_group(group: str | None, *numbers: int, **fields: Any) -> list[Offer[int]]:
@@ -123,16 +120,6 @@ async def test_no_more_messages_run_than_the_limits_allow(client: Client, raw: A
         await lost.extend(60)
 
 
-@pytest.mark.every_server
-async def test_no_more_messages_start_than_the_rate_allows(client: Client) -> None:
-    jobs = client.reliable_queue(
-        "jobs", limit=Limit(rate=5, per=3600), group_limit=Limit(rate=2, per=3600)
-    )
-    for group in "abc":
-        await jobs.offer_many(of_group(group, 1, 2, 3))
-    assert len(await one_by_one(jobs)) == 5
-
-
 async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, raw: Any) -> None:
     jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(concurrency=1))
     await jobs.offer_many([Offer(n, group=f"{n % 130}") for n in range(260)])
@@ -148,30 +135,21 @@ async def test_many_lost_leases_let_no_group_exceed_its_limit(client: Client, ra
 
 
 @pytest.mark.every_server
-@pytest.mark.parametrize("how", ["nack", "snooze", "release", "lose"])
-async def test_what_was_handed_out_holds_an_ordered_group_up(
-    client: Client, raw: Any, how: str
-) -> None:
+async def test_what_was_handed_out_holds_an_ordered_group_up(client: Client, store: Store) -> None:
     jobs = client.reliable_queue(
-        "jobs", lease=3600, max_attempts=None, group_limit=Limit(ordered=True)
+        "jobs", lease=1800, max_attempts=None, group_limit=Limit(ordered=True)
     )
-    await jobs.offer_many(of_group("a", 1, 2))
-    await jobs.offer(9, group="b")
-    message = await claim_one(jobs)
-    if how == "nack":
-        await message.nack(1800)
-    elif how == "snooze":
-        await message.snooze(1800)
-    elif how == "release":
-        await message.release()
-    # A higher priority does not overtake it.
-    await jobs.offer(3, group="a", priority=9)
-    if how in ("nack", "snooze"):
-        assert await one_by_one(jobs) == [9]
-        await Store(raw, "jobs").let_pass(1801)
-    elif how == "lose":
-        await Store(raw, "jobs").let_pass(3601)
-    assert [each for each in await one_by_one(jobs) if each != 9] == [1, 3, 2]
+    for how in ("nack", "snooze", "extend", "release"):
+        await jobs.offer_many(of_group(how, 1, 2))
+        await jobs.offer(9, group="b")
+        message = await claim_one(jobs)
+        await getattr(message, how)(*([] if how == "release" else [1800]))
+        # A higher priority does not overtake it.
+        await jobs.offer(3, group=how, priority=9)
+        if how != "release":
+            assert await one_by_one(jobs) == [9]
+            await store.let_pass(1801)
+        assert [value for value in await one_by_one(jobs) if value != 9] == [1, 3, 2], how
 
 
 @pytest.mark.parametrize(
@@ -375,17 +353,6 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
         assert len(await jobs.claim(5)) == 5
     # By chance, about one call in four has looked at 48.
     assert await raw.zcard(starts) - 500 < 1700
-
-
-@pytest.mark.every_server
-async def test_starts_are_kept_for_their_period_and_not_for_long(client: Client, raw: Any) -> None:
-    jobs = client.reliable_queue("jobs", lease=3600, group_limit=Limit(rate=9, per=60))
-    starts = ReliableKeys.of("jobs").named("starts")
-    for n in range(9):
-        await jobs.offer(n, group="a")
-        await claim_one(jobs)
-        assert 60_000 <= await raw.pttl(starts) <= 120_000
-        await Store(raw, "jobs").let_pass(13)
 
 
 async def test_a_claim_that_finds_a_lost_message_of_a_group_hands_it_out(

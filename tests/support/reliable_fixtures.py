@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,10 +13,10 @@ from tests.support.reliable_store import HOUR, Store
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delayq import Client, Message, ReliableQueue
+    from delayq import Client, ReliableQueue
     from tests.support.servers import PrivateServer
 
-__all__ = ["LEASE", "faults", "jobs", "raw", "store", "take"]
+__all__ = ["LEASE", "faults", "jobs", "raw", "store"]
 
 # Longer than any test takes.
 LEASE = HOUR
@@ -42,14 +41,3 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 @pytest.fixture
 async def jobs(client: Client) -> ReliableQueue[int]:
     return client.reliable_queue("jobs", lease=LEASE)
-
-
-async def take(queue: ReliableQueue[Any], count: int = 1) -> list[Message[Any]]:
-    """Take ``count`` messages from the loop, then leave it."""
-    taken: list[Message[Any]] = []
-    async with aclosing(queue.__aiter__()) as messages:  # type: ignore[type-var]
-        async for message in messages:
-            taken.append(message)
-            if len(taken) == count:
-                break
-    return taken
