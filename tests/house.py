@@ -35,8 +35,6 @@ VERBS = frozenset((ROOT / "tests/data/imperative_verbs.txt").read_text("utf-8").
 """The verbs that docstrings begin with. Add one that is missing."""
 COMMANDS = frozenset((ROOT / "tests/data/server_commands.txt").read_text("utf-8").split())
 MOST_ATTRIBUTES = 12
-SHORT_FILE = 60
-"""Lines."""
 SHORT_TEXT = 3
 """Words. Shorter strings and cells are names, not prose."""
 
@@ -378,15 +376,6 @@ def bodies(sources: Sequence[Source]) -> list[tuple[int, str]]:
     return sorted(found, reverse=True)
 
 
-def exports(sources: Iterable[Source]) -> list[str]:
-    """List the names in the ``__all__`` of the package itself."""
-    top = [source for source in sources if source.path == f"{PACKAGE}/__init__.py"]
-    for _, node in every(top, ast.Assign):
-        if ast.unparse(node.targets[0]) == "__all__":
-            return list(ast.literal_eval(node.value))
-    return []
-
-
 # The table
 
 
@@ -437,13 +426,7 @@ def measure(root: Path) -> Iterator[Figure]:
         meaning = f"lines of function bodies, percentile {percentile}"
         yield Figure(f"bodies-{percentile}", meaning, percentiles[percentile - 1], longer, bound)
 
-    names = {Path(source.path).parts[1].removesuffix(".py") for source in package}
-    top, short = sorted(names - {"__init__"}), [each for each in package if each.lines < SHORT_FILE]
-    files = [f"{source.path}: {source.lines} lines" for source in short]
     lines, of_tests = (sum(each.lines for each in sources) for sources in (package, tests))
-    yield count("exports", "names at the top of the package", exports(package), None, None, "7-12")
-    yield count("modules", "modules and packages at the top of the package", top, None, None, "6")
-    yield count("short-files", f"files under {SHORT_FILE} lines", files)
     yield Figure("package-lines", "lines of the package", lines, anchors="12,000-24,000")
     yield Figure("test-lines", "lines of the tests", of_tests)
 

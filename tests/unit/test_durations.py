@@ -43,18 +43,12 @@ def test_what_is_no_duration_is_refused() -> None:
     for bad in cases:
         with naming(bad), pytest.raises(BadDelay):
             microseconds(bad)
-
-
-def test_the_error_names_the_argument() -> None:
     with pytest.raises(BadDelay, match="timeout must not be negative, but is -1"):
         seconds(-1, "timeout")
 
 
-def test_without_delay_and_moment_a_message_is_due_now() -> None:
-    assert delay_us(None, None) == 0
-
-
 def test_a_moment_is_a_distance_on_one_and_the_same_clock() -> None:
+    assert delay_us(None, None) == 0
     due = NOW + timedelta(seconds=2)
     for moment in (due, due.astimezone(timezone(timedelta(hours=9)))):
         assert delay_us(None, moment, lambda: NOW) == 2_000_000

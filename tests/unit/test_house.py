@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tests import house
 from tests.house import Figure, Source
@@ -40,37 +40,27 @@ def test_measures_of_wording() -> None:
 
 
 MODULE = '''"""A module."""
-
 x = 1  # A comment, # in a line.
 # Two lines
 # of a comment.
 y = 2  # noqa: F841 - silent
-
-
-def f(name):
-    raise ValueError(f"no queue {name!r} here", "short one", "a message in" " two parts")
+raise ValueError(f"no queue {name!r} here", "short one", "a message in" " two parts")
 '''
 PAGE = "# Title\nA line.\n\n````md\n```\nwhat is code\n```\n````\n- item\n  goes on\n| a | b |\n"
 
 
 def test_prose_is_found_in_modules_scripts_and_pages() -> None:
-    def passages(prose: Any) -> list[str]:
-        return sorted(passage.text for passage in prose)
-
-    assert passages(house.python_prose(Source("m.py", MODULE))) == [
-        "A comment, # in a line.",
-        "A module.",
-        "Two lines of a comment.",
-        "a message in two parts",
-        "no queue x here",
+    prose = house.python_prose(Source("m.py", MODULE))
+    assert sorted(passage.text for passage in prose) == [
+        *("A comment, # in a line.", "A module.", "Two lines of a comment."),
+        *("a message in two parts", "no queue x here"),
     ]
     script = "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n"
-    assert passages(house.lua_prose(Source("s.lua", script))) == [
-        "Returns.",
-        "claim: take messages. one",
-    ]
-    assert "- item goes on" in passages(house.markdown_prose(Source("p.md", PAGE)))
-    assert not any("code" in text for text in passages(house.markdown_prose(Source("p.md", PAGE))))
+    texts = [passage.text for passage in house.lua_prose(Source("s.lua", script))]
+    assert texts == ["claim: take messages. one", "Returns."]
+    texts = [passage.text for passage in house.markdown_prose(Source("p.md", PAGE))]
+    assert "- item goes on" in texts
+    assert not any("code" in text for text in texts)
 
 
 def test_measures_of_structure() -> None:
@@ -92,7 +82,6 @@ def test_measures_of_structure() -> None:
     assert house.state_of(node) == {"c", "_d"}
     body = 'def f():\n    "Docs."\n    # Why.\n    x = [\n        1,\n    ]\n    return x\n'
     assert house.bodies(python(body)) == [(2, "delayq/queue.py:1: f has 2 lines")]
-    assert house.exports(python('__all__ = ["a", "b"]', "delayq/__init__.py")) == ["a", "b"]
 
 
 def test_a_figure_over_its_bound_fails_and_shows_its_offenders(

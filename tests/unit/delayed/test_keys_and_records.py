@@ -26,9 +26,7 @@ def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
         "redisson_delay_queue_timeout:{orders}",
         "redisson_delay_queue_channel:{orders}",
     )
-
-
-def test_a_name_with_a_brace_keeps_its_own_hash_tag() -> None:
+    # A name with a brace keeps its own hash tag.
     assert DelayedKeys.of("{t1}:orders").ordered == "redisson_delay_queue:{t1}:orders"
     assert DelayedKeys.of("a{b}c{d}").timeout == "redisson_delay_queue_timeout:a{b}c{d}"
 
