@@ -32,6 +32,7 @@ import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
+_SHELL = (sys.executable, "-c", _HEARS_CTRL_C, "bash", "-ec")
 # Patterns of text that differs from run to run, each with its replacement.
 _CHANGING = (
     (r"[ \t]+", " "),
@@ -110,13 +111,7 @@ class Terminal:
         path: str = os.environ["PATH"],
         typed: Callable[[str], str] = str,
     ) -> None:
-        """Prepare a terminal.
-
-        Args:
-            directory: The working directory.
-            path: The value of ``$PATH``.
-            typed: Changes a command before it is typed.
-        """
+        """Prepare a terminal, whose ``$PATH`` is ``path``. ``typed`` changes commands before."""
         self._directory = directory
         self._path = path
         self._typed = typed
@@ -124,14 +119,9 @@ class Terminal:
         self._settings: list[str] = []
 
     def follow(self, page: str, at_ctrl_c: Callable[[str], None]) -> list[str]:
-        """Follow a page. Return the commands that were typed.
-
-        Args:
-            page: The text of the page.
-            at_ctrl_c: Called with what a command has printed, before Ctrl-C is typed.
-
-        Raises:
-            Differs: A command failed, or did not print what the page shows.
+        """Follow a page, and return the commands that were typed. ``at_ctrl_c`` is called with what
+        a command has printed, before Ctrl-C is typed. Raise Differs if a command fails, or does not
+        print what the page shows.
         """
         done = []
         for step in steps(page):
@@ -151,14 +141,7 @@ class Terminal:
         variables = {name: text for name, text in os.environ.items() if name.startswith("PIP_")}
         variables |= {"PATH": self._path, "HOME": os.environ["HOME"]}
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                _HEARS_CTRL_C,
-                "bash",
-                "-ec",
-                "\n".join([*self._settings, line]),
-            ],
+            [*_SHELL, "\n".join([*self._settings, line])],
             cwd=self._directory,
             env=variables | {"PYTHONUNBUFFERED": "1", "COLUMNS": "150"},
             stdin=subprocess.DEVNULL,

@@ -6,21 +6,11 @@ import re
 import sys
 from runpy import run_path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.support.terminal import ROOT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-
-class Hook:
-    """The part of a hook that hatchling's interface needs: the root of the project."""
-
-    def __init__(self) -> None:
-        self.root = str(ROOT)
 
 
 @pytest.fixture
@@ -28,32 +18,22 @@ def hook(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """The names of hatch_build.py, which imports an interface that only builds have."""
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
         monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    interface = ModuleType("hatchling.metadata.plugin.interface")
-    interface.MetadataHookInterface = Hook  # type: ignore[attr-defined]
+    interface: Any = ModuleType("hatchling.metadata.plugin.interface")
+    interface.MetadataHookInterface = type("Hook", (), {"root": str(ROOT)})
     monkeypatch.setitem(sys.modules, interface.__name__, interface)
     return run_path(str(ROOT / "hatch_build.py"))
 
 
-@pytest.fixture
-def absolute(hook: dict[str, Any]) -> Callable[..., str]:
-    made: Callable[..., str] = hook["absolute"]
-    return made
-
-
-def test_links_lead_to_the_files_of_the_release(absolute: Callable[..., str]) -> None:
+def test_links_lead_to_the_files_of_the_release(hook: dict[str, Any]) -> None:
     text = "[a](docs/a.md#b), ![c](docs/c.svg), [d](https://example.org/d), [e](#e)"
-    assert absolute(text, "https://host/us/it/", "1.2.0") == (
+    assert hook["absolute"](text, "https://host/us/it/", "1.2.0") == (
         "[a](https://host/us/it/blob/v1.2.0/docs/a.md#b),"
         " ![c](https://host/us/it/raw/v1.2.0/docs/c.svg), [d](https://example.org/d), [e](#e)"
     )
-
-
-def test_without_a_source_the_words_stay_and_code_is_left_alone(
-    absolute: Callable[..., str],
-) -> None:
-    assert absolute("![c](docs/c.svg)[a](docs/a.md)", None, "1.2.0") == "a"
+    # Without a source the words stay, and code is left alone.
+    assert hook["absolute"]("![c](docs/c.svg)[a](docs/a.md)", None, "1.2.0") == "a"
     code = "```python\nhandlers[name](value)\n```\n"
-    assert absolute(code + "[a](a.md)", None, "1") == code + "a"
+    assert hook["absolute"](code + "[a](a.md)", None, "1") == code + "a"
 
 
 def test_no_link_in_the_long_description_is_relative(hook: dict[str, Any]) -> None:

@@ -54,20 +54,13 @@ def test_pages_are_followed_and_what_differs_is_named(tmp_path: Path) -> None:
 
 
 OUTPUTS = (
-    ("redriven: 1", "redriven: 1", True),
     ("redriven: 1", "redriven: 2", False),
     ("close-43  due 17:39:20 UTC (in 1.0 s)", "close-43 due 05:00:01 UTC (in 59 min)", True),
     ("close-43  due 17:39:20 UTC (in 1.0 s)", "close-44 due 05:00:01 UTC (in 59 min)", False),
-    ("close-43  due 17:39:20 UTC", "close-43 due 2026-11-24 00:11 UTC", True),
-    ("close-43  17:39:20 in 60m", "close-43  Nov 24 00:11 in 60m", True),
-    ("close-43  17:39:20 in 60m", "close-43  2027-01-01 in 60m", True),
     ("installed ... delayq-0.1.0 ...", "installed a-1 delayq-2.0.1 z-3", True),
-    ("installed ... delayq-0.1.0 ...", "installed a-1 z-3", False),
     ("P78XQp7JV5q8 17:52:31 42s ago", "-78f5y_Ks5iK 18:30:25 3s ago", True),
-    ("in attempt 1", "in attempt 2", False),
     ("one", "one\ntwo", False),
     ("one\n...", "one\ntwo\nthree", True),
-    ("...\nthree", "one\ntwo", False),
 )
 
 
