@@ -41,12 +41,10 @@ PATHS |= {sync.Pending: "pending", sync.Ready: "ready"}
 
 def methods(owner: type) -> dict[str, Any]:
     """Return the public methods and properties of a class, by name."""
-    found = inspect.getmembers(owner, lambda each: inspect.isfunction(each) or is_property(each))
+    found = inspect.getmembers(
+        owner, lambda member: inspect.isfunction(member) or isinstance(member, property)
+    )
     return {name: value for name, value in found if not name.startswith("_")}
-
-
-def is_property(value: object) -> bool:
-    return isinstance(value, property)
 
 
 def form(function: Callable[..., Any]) -> tuple[list[Any], Any]:
@@ -58,7 +56,7 @@ def form(function: Callable[..., Any]) -> tuple[list[Any], Any]:
 def every_method(*owners: type) -> Iterator[tuple[type, str, Any]]:
     for owner in owners or TWINS:
         for name, method in methods(owner).items():
-            if not is_property(method) and name not in ONLY_SYNCHRONOUS:
+            if not isinstance(method, property) and name not in ONLY_SYNCHRONOUS:
                 yield owner, name, method
 
 
@@ -74,14 +72,10 @@ def test_each_class_has_the_methods_of_its_twin_in_the_same_form() -> None:
         assert not inspect.iscoroutinefunction(method), name
         assert method.__doc__, name
     assert form(sync.connect) == form(delayq.connect)
-
-
-def test_annotations_mean_the_same_on_both_sides() -> None:
-    """They are compared as text, so the same name must not stand for two types."""
+    # Annotations are compared as text, so the same name must not stand for two types.
     same = {name for name in sync.__all__ if name in delayq.__all__}
-    assert same == {owner.__name__ for owner in TWINS if owner.__name__ in delayq.__all__} | {
-        "connect"
-    }
+    twins = {owner.__name__ for owner in TWINS if owner.__name__ in delayq.__all__}
+    assert same == twins | {"connect"}
 
 
 async def greet(_: delayq.Client, times: int) -> str:
@@ -110,7 +104,7 @@ def types(client: sync.Client) -> None:
 class Recorder:
     """Records a call of any method, at any depth."""
 
-    def __init__(self, calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]], path: str) -> None:
+    def __init__(self, calls: list[Any], path: str = "") -> None:
         self._calls = calls
         self._path = path
 
@@ -119,20 +113,17 @@ class Recorder:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self._calls.append((self._path, args, kwargs))
-        return self._done()
-
-    async def _done(self) -> tuple[()]:
-        return ()
+        return asyncio.sleep(0, ())
 
 
 class RecordingDoor:
     """Stands for a queue that is open, and returns an empty tuple from each call."""
 
     def __init__(self) -> None:
-        self.calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+        self.calls: list[Any] = []
 
     def run(self, call: Callable[[Any], Any]) -> Any:
-        return asyncio.run(call(Recorder(self.calls, "")))
+        return asyncio.run(call(Recorder(self.calls)))
 
 
 def test_each_method_passes_on_every_argument() -> None:
@@ -154,8 +145,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "codec": StringCodec(),
         "lease": 5.0,
         "max_attempts": 3,
-        "backoff": delayq.Backoff.fixed(5),
         "dedup_window": 60.0,
+        "backoff": delayq.Backoff.fixed(5),
         "expired": "dead",
         "max_size": 7,
         "when_full": "wait",
@@ -188,8 +179,8 @@ def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
         names = {*inspect.signature(getattr(sync.Client, kind)).parameters} - {"self", "name"}
         assert settings.keys() == names, "try the new setting here as well"
         getattr(client, kind)("mails", **settings)
-        calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
-        recorder: Any = Recorder(calls, "")
+        calls: list[Any] = []
+        recorder: Any = Recorder(calls)
         declared.pop()(recorder).close()
         assert calls == [(kind, ("mails",), settings)]
 
