@@ -1,5 +1,4 @@
 """An expired message that no worker has counts as gone, even before a claim has dropped it."""
-# ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from delayq import Offer
 from delayq._reliable.claims import Claims
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
-from tests.support.reliable_fixtures import raw, store
 from tests.support.reliable_store import HOUR, Store
 
 if TYPE_CHECKING:

@@ -1,5 +1,4 @@
 """Data that a foreign writer has left in a reliable queue's keys blocks no other message."""
-# ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ import pytest
 
 import delayq
 from delayq import Offer
-from tests.support.reliable_fixtures import jobs, raw, store
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
@@ -163,15 +161,3 @@ async def test_an_unreadable_body_can_die_and_be_listed(jobs: ReliableQueue[Any]
     (letter,) = await jobs.dead.list()
     assert (letter.id, letter.reason) == ("damaged", "undecodable")
     assert await jobs.dead.redrive() == 0
-
-
-async def test_a_cancellation_that_fails_changes_nothing(
-    jobs: ReliableQueue[Any], raw: Any
-) -> None:
-    await jobs.offer(1, id="a")
-    (message,) = await jobs.claim(1)
-    await raw.set("delayq:{jobs}:errors", "foreign")
-    with pytest.raises(delayq.ServerRefused):
-        await jobs.cancel("a", running=True)
-    await raw.delete("delayq:{jobs}:errors")
-    await message.ack()

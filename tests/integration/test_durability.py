@@ -246,12 +246,3 @@ async def test_what_a_server_cannot_keep_is_not_written(jobs: Jobs, orders: Orde
             await offer(1, durability="fsync")
     assert (await jobs.stats()).ready == 0
     assert await orders.ready.size() == await orders.pending.size() == 0
-
-
-async def test_closing_leaves_nothing_of_the_calls(pair: Pair) -> None:
-    async with delayq.connect(pair[0].url) as client:
-        jobs: Jobs = client.reliable_queue("jobs", durability="replicas:1")
-        await asyncio.gather(*(jobs.offer(n) for n in range(300)))
-        await jobs.offer(1, durability="memory")
-    with admin(pair[0]) as redis:
-        assert redis.keys("*:call:*") == []

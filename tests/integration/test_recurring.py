@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-import time
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
@@ -15,10 +14,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 import delayq
-from delayq._reliable.store import OCCUR, RECUR, SCHEDULE
+from delayq._reliable.store import OCCUR, SCHEDULE
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
-from tests.support.reliable import Jobs, claim_one, depths, leased, listed, values
+from tests.support.reliable import Jobs, claim_one, depths, listed, values
 from tests.support.tasks import end
 from tests.support.waiting import until
 
@@ -121,20 +120,6 @@ async def test_another_value_replaces_the_waiting_one_at_its_time(jobs: Jobs) ->
     assert await waiting(jobs) == ["newest"]
 
 
-async def test_another_value_replaces_one_that_has_been_due_for_a_while(jobs: Jobs) -> None:
-    due = await schedule(jobs, "old")
-    await advance(jobs, 70)
-    await schedule(jobs, "new")
-    message = await take(jobs)
-    assert message.value == "new"
-    assert message.due_at is not None
-    assert abs(message.due_at - (due - timedelta(seconds=70))) < timedelta(seconds=1)
-    # The due time is that of the body, by which a message that is given back waits again.
-    await message.release()
-    again = await take(jobs)
-    assert (again.value, again.due_at) == ("new", message.due_at)
-
-
 @pytest.mark.every_server
 async def test_the_highest_version_wins_in_any_order(jobs: Jobs) -> None:
     await schedule(jobs, "v1", version=1)
@@ -225,17 +210,6 @@ async def test_many_clients_handle_each_occurrence_once(server: PrivateServer) -
 # The life of an occurrence
 
 
-async def test_the_next_occurrence_waits_before_the_handler_starts(jobs: Jobs) -> None:
-    await schedule(jobs)
-    await advance(jobs, 60)
-    async for message in jobs:
-        (after,) = await jobs.list("delayed")
-        assert after.due_at == message.due_at + timedelta(seconds=60)
-        await message.ack()
-        break
-    assert await waiting(jobs) == ["tick"]
-
-
 @pytest.mark.every_server
 async def test_missed_occurrences_run_once_and_then_on_schedule(jobs: Jobs) -> None:
     due = await schedule(jobs)
@@ -314,6 +288,27 @@ async def test_a_lost_occurrence_is_followed_by_the_next(server: PrivateServer, 
 # Unscheduling
 
 
+async def test_the_end_or_a_pause_of_a_schedule_leaves_the_occurrence_at_work(jobs: Jobs) -> None:
+    message = await first_tick(jobs)
+    await jobs.pause_schedule("tick")
+    assert await waiting(jobs) == []
+    await message.nack(delay=0)
+    message = await take(jobs)
+    await jobs.resume_schedule("tick")
+    assert await waiting(jobs) == ["tick"]
+    assert await jobs.unschedule("tick")
+    assert await waiting(jobs) == []
+    await message.nack(delay=0)
+    message = await take(jobs)
+    assert message.attempt == 3
+    # A schedule that begins again waits for the occurrence at work.
+    await schedule(jobs, 2, every=20)
+    await advance(jobs, 20)
+    assert await jobs.claim() == []
+    await message.ack()
+    assert (await take(jobs, 20)).value == 2
+
+
 @pytest.mark.every_server
 async def test_unscheduling_drops_the_waiting_occurrence(jobs: Jobs, raw: Any) -> None:
     await schedule(jobs, priority=4)
@@ -323,19 +318,6 @@ async def test_unscheduling_drops_the_waiting_occurrence(jobs: Jobs, raw: Any) -
     assert await jobs.schedules() == []
     left = {key for key in await raw.keys() if b":call:" not in key}
     assert left == {b"delayq:{jobs}:settings"}
-
-
-async def test_unscheduling_leaves_the_occurrence_at_work(jobs: Jobs) -> None:
-    message = await first_tick(jobs)
-    assert await jobs.unschedule("tick")
-    assert await waiting(jobs) == []
-    await message.nack(delay=0)
-    again = await take(jobs)
-    assert again.id == message.id
-    await again.ack()
-    await advance(jobs, 3600)
-    assert await jobs.claim() == []
-    assert (await jobs.stats()).leased == 0
 
 
 # Pauses
@@ -384,20 +366,6 @@ async def test_a_paused_schedule_adds_nothing_until_it_is_resumed(
     assert await waiting(jobs) == ["tick"]
 
 
-async def test_a_pause_leaves_the_occurrence_at_work(jobs: Jobs) -> None:
-    message = await first_tick(jobs)
-    await jobs.pause_schedule("tick")
-    assert await waiting(jobs) == []
-    await message.nack(delay=0)
-    again = await take(jobs)
-    assert again.id == message.id
-    await jobs.resume_schedule("tick")
-    assert await waiting(jobs) == ["tick"]
-    await again.ack()
-    await jobs.resume_schedule("tick")
-    assert await waiting(jobs) == ["tick"]
-
-
 async def test_a_pause_between_a_claim_and_its_follow_up(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -440,7 +408,7 @@ async def test_a_pause_may_outlast_the_moments_that_are_known(jobs: Jobs) -> Non
     assert await waiting(jobs) == ["tick"]
 
 
-# Cost
+# Faults
 
 
 RECORD: dict[str, Any] = {
@@ -477,20 +445,6 @@ async def test_a_damaged_record_disturbs_no_other_until_it_is_redefined(
         await raw.hset(SCHEDULES, "bad", record)
         assert await jobs.unschedule("bad"), record
         assert not await jobs.unschedule("bad")
-
-
-async def test_schedules_cost_one_call_per_interval(server: PrivateServer, faults: Faults) -> None:
-    async with delayq.connect(server.url, resync_interval=0.2) as client:
-        jobs = client.reliable_queue("jobs")
-        await (await leased(jobs)).ack()
-        await asyncio.sleep(0.5)
-        assert not {OCCUR.name, RECUR.name, SCHEDULE.name} & set(faults.calls)
-        started = time.monotonic()
-        for handle in [client.reliable_queue("jobs") for _ in range(5)]:
-            await handle.schedule("a", every=60, value=1)
-            await handle.schedule("b", every=60, value=1)
-        await until(lambda: faults.calls.count(RECUR.name) >= 5)
-        assert faults.calls.count(RECUR.name) <= (time.monotonic() - started) / 0.2 + 2
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
@@ -623,16 +577,3 @@ async def test_a_mere_consumer_keeps_a_recurrence_going(server: PrivateServer, j
         claiming = asyncio.create_task(queue.claim(wait=3600))
         await until(lambda: waiting(queue), equals=["tick"])
         claiming.cancel()
-
-
-async def test_a_schedule_that_begins_again_waits_for_the_occurrence_at_work(jobs: Jobs) -> None:
-    message = await first_tick(jobs)
-    assert await jobs.unschedule("tick")
-    assert await jobs.schedules() == []
-    assert not await jobs.unschedule("tick")
-    await schedule(jobs, 2, every=20)
-    # This is still within the lease.
-    await advance(jobs, 20)
-    assert await jobs.claim() == []
-    await message.ack()
-    assert (await take(jobs, 20)).value == 2

@@ -139,24 +139,6 @@ async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(jobs: Jobs, store
     assert finished <= set(stored)
 
 
-async def test_closing_ends_each_waiting_call(server: PrivateServer) -> None:
-    client = await delayq.connect(server.url).__aenter__()
-    queue = client.reliable_queue("empty")
-
-    async def loop() -> str:
-        async for _ in queue:
-            pass
-        return "ended"
-
-    loops = [asyncio.create_task(loop()) for _ in range(5)]
-    claims = [asyncio.create_task(queue.claim(wait=60)) for _ in range(5)]
-    await until(lambda: client.statistics().waiting)
-    async with asyncio.timeout(20):
-        await client.aclose()
-        results = await asyncio.gather(*loops, *claims, return_exceptions=True)
-    assert all(result == "ended" or isinstance(result, delayq.Closed) for result in results)
-
-
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue = client.reliable_queue("jobs")

@@ -296,14 +296,6 @@ async def test_a_call_that_arrives_after_later_calls_is_void(jobs: Jobs, store: 
     assert await bodies(store) == 2
 
 
-async def test_clients_count_their_calls(server: PrivateServer, jobs: Jobs, store: Store) -> None:
-    async with delayq.connect(server.url) as other:
-        for queue in (jobs, other.reliable_queue("jobs")):
-            for n in range(3):
-                await queue.offer(n, HOUR)
-    assert len((await store.look()).bodies) == 6
-
-
 @pytest.mark.every_server
 async def test_the_record_of_calls_does_not_stay(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url) as client:
@@ -414,18 +406,6 @@ async def test_closing_gives_back_messages_claimed_by_a_lost_reply(
 
 
 # Settling
-
-
-@pytest.mark.parametrize("fault", ["unsent", "lost"])
-async def test_acks_of_concurrent_handlers_share_a_call_that_may_fail(
-    jobs: Jobs, faults: Faults, fault: str, store: Store
-) -> None:
-    await jobs.offer_many(offers(100))
-    held = await jobs.claim(100)
-    faults.plan = lambda name, n: fault if name == ACK.name and n == 1 else None
-    await asyncio.gather(*(message.ack() for message in held))
-    assert faults.calls.count(ACK.name) <= 6
-    assert await bodies(store) == 0
 
 
 async def test_an_ack_that_may_be_late_says_so(

@@ -183,57 +183,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
     await held.ack()
 
 
-@pytest.mark.every_server
-async def test_the_longest_lease_has_a_token_like_any_other(client: Client, store: Store) -> None:
-    queue = client.reliable_queue("jobs", lease=9e12)
-    await queue.offer_many(offers(4))
-    one, two = await queue.claim(2)
-    alone = await claim_one(queue)
-    await two.extend(9e12)
-    assert len(set((await store.look()).leases.values())) == 3
-    for message in (one, two, alone):
-        await message.ack()
-    assert await bodies(store) == 1
-
-
 # Renewal
-
-
-@pytest.mark.usefixtures("_eager")
-async def test_a_handler_may_take_longer_than_the_lease(
-    server: PrivateServer, store: Store
-) -> None:
-    handled: list[tuple[int, int]] = []
-    begun: list[int] = []
-    go_on = asyncio.Event()
-
-    async def are_renewed() -> bool:
-        return all(hours(end) > 0.9 for end in (await store.look()).leases.values())
-
-    async with (
-        delayq.connect(server.url) as client,
-        delayq.connect(server.url, resync_interval=0.05) as other,
-    ):
-        queues = [c.reliable_queue("jobs", lease=LEASE) for c in (client, other)]
-        await queues[0].offer_many(offers(4))
-
-        async def work(queue: Jobs) -> None:
-            async for message in queue:
-                async with message:
-                    begun.append(message.value)
-                    await go_on.wait()
-                    handled.append((message.value, message.attempt))
-
-        workers = [asyncio.create_task(work(queue)) for queue in queues for _ in range(2)]
-        await until(lambda: len(begun) == 4)
-        for _ in range(3):  # longer than two leases
-            await store.let_pass(0.8 * LEASE)
-            await until(are_renewed)
-        go_on.set()
-        await until(lambda: len(handled) == 4)
-        await until(lambda: depths(queues[0]), equals=NONE)
-        await end(*workers)
-    assert sorted(handled) == [(n, 1) for n in range(4)]
 
 
 async def test_one_call_renews_all_leases_of_a_queue(
@@ -266,13 +216,13 @@ async def test_a_lease_that_was_made_short_is_renewed_in_its_block(
     async with message:
         await message.extend(30)
         # A timer that goes by the usual lease would fire in a minute.
-        await until(lambda: lasts(store, 60))
+        await until(lambda: lasts_longer(store))
     assert not (await store.look()).leases
 
 
-async def lasts(store: Store, seconds: float) -> bool:
+async def lasts_longer(store: Store) -> bool:
     (end,) = (await store.look()).leases.values()
-    return end > seconds * 1_000_000
+    return end > 60_000_000
 
 
 async def test_a_message_is_not_begun_once_its_queue_is_closed(client: Client, jobs: Jobs) -> None:
@@ -342,27 +292,10 @@ async def test_a_handler_whose_lease_is_lost_is_cancelled_and_told(
                 if reaction is None:
                     raise
     assert ended == ["cancelled"]
-    demand_no_cancellation()
     await asyncio.sleep(0)  # no trace of the cancellation is left
+    demand_no_cancellation()
     assert keeper_of(jobs).lost == 1
     assert await jobs.dead.size() == 0
-
-
-async def test_a_lease_that_cannot_be_confirmed_is_renewed_in_time(
-    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    message = await leased(jobs)
-    claim, clock = message._claim, message._origin.partition.clock
-    # It has waited here for most of its lease, and the server is away.
-    claim.fresh_until = 0.0
-    claim.ends_us -= int((clock.seconds_until(claim.ends_us) - 6) * 1_000_000)
-
-    async def away(*_: Any) -> Any:
-        raise delayq.ServerUnavailable("it is away")
-
-    monkeypatch.setattr(message._origin.partition.store, "extend", away)
-    async with message:
-        assert keeper_of(jobs)._due_at < clock.local() + 3.1
 
 
 async def test_a_renewal_in_flight_does_not_hide_that_the_next_one_is_urgent(
@@ -389,24 +322,6 @@ async def test_a_renewal_in_flight_does_not_hide_that_the_next_one_is_urgent(
             await until(lambda: keeper._timeout is not armed)
             gate.set()
             await until(lambda: renewed == [1, 2])
-
-
-async def test_a_caller_that_learns_that_its_lease_is_lost_may_clean_up(
-    jobs: Jobs, raw: Any
-) -> None:
-    message, keeper = await leased(jobs), keeper_of(jobs)
-
-    async def handle() -> None:
-        async with message:
-            await steal(raw, message)
-            message._claim.ends_us = 0
-            with pytest.raises(delayq.LeaseLost):
-                await message.ack()
-            # The block is cancelled at the next renewal, and not before.
-            assert keeper._due_at > keeper._clock.local() + LEASE / 4
-
-    with pytest.raises(delayq.LeaseLost):
-        await handle()
 
 
 async def test_a_caller_that_is_cancelled_while_a_lease_is_confirmed_gives_the_message_back(
@@ -580,9 +495,6 @@ async def test_closing_with_handlers_at_work(
             await message.ack()
         got += messages
     assert sorted(message.value for message in got) == list(range(20))
-
-
-# Loops
 
 
 # Cancelling

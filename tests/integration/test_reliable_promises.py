@@ -88,21 +88,6 @@ async def test_a_shortened_lease_wakes_a_waiting_claim(server: PrivateServer, jo
     assert again.id == message.id
 
 
-async def test_closing_ends_settlement(jobs: Jobs, store: Store) -> None:
-    message = await leased(jobs, id="a")
-    await jobs.aclose()
-    for settling in (
-        message.ack(),
-        message.nack(),
-        message.release(),
-        message.bury("no good"),
-        message.extend(5),
-    ):
-        with pytest.raises(delayq.Closed):
-            await settling
-    assert set((await store.look()).leases) == {"a"}
-
-
 async def test_a_bad_reply_to_a_claim_is_void(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     await jobs.offer(1)
     client, failures = jobs._open.partitions[0].store.client, iter([True, False])
