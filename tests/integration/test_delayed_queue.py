@@ -155,15 +155,6 @@ class TestOffering:
                 client.delayed_queue(name)
         assert await raw.keys() == []
 
-    async def test_concurrent_offers_share_calls(self, client: Client, queue: Orders) -> None:
-        await queue.offer(-1, 60)
-        before = client.statistics().round_trips
-        receipts = await asyncio.gather(*(queue.offer(i, 60) for i in range(1000)))
-        # About seven, and those of the client's own checks.
-        assert client.statistics().round_trips - before <= 100
-        assert [r.id for r in receipts] == sorted({r.id for r in receipts})
-        assert await queue.pending.read_all() == list(range(-1, 1000))
-
     @pytest.mark.every_server
     async def test_keys_of_foreign_types_are_kept(self, queue: Orders, raw: Any) -> None:
         for key in (ORDERED, TIMEOUT):
@@ -183,14 +174,6 @@ class TestReceipts:
         assert await receipts[0].cancel()
         assert await receipts[2].cancel()
 
-    async def test_a_message_can_be_hastened(self, client: Client, queue: Orders) -> None:
-        receipt = await queue.offer(1, 3600)
-        taker = asyncio.create_task(queue.take())
-        await until(lambda: client.statistics().waiting)
-        assert await receipt.reschedule(0.05) is True
-        assert receipt.due_at < datetime.now(UTC) + timedelta(minutes=10)
-        assert await asyncio.wait_for(taker, 60) == 1
-
     async def test_a_message_can_be_put_off(self, client: Client, queue: Orders) -> None:
         for delay in (0.05, 1, 5, 25):
             receipt = await queue.offer(1, delay)
@@ -201,13 +184,6 @@ class TestReceipts:
             assert await queue.take() == 1
         assert await queue.poll(delay + 0.05) is None
         assert [due for _, due in await queue.pending.entries()] == [receipt.due_at]
-
-    async def test_a_bad_delay_leaves_the_message_as_it_was(self, queue: Orders) -> None:
-        receipt = await queue.offer(1, 60)
-        for arguments in ((-1,), ()):
-            with pytest.raises(delayq.BadDelay):
-                await receipt.reschedule(*arguments)
-        assert await queue.pending.entries() == [(1, receipt.due_at)]
 
 
 class TestTaking:
@@ -252,11 +228,6 @@ class TestTaking:
         await again.offer(11)
         assert await again.take() == 11
 
-    async def test_every_waiting_caller_gets_its_share(self, queue: Orders) -> None:
-        takers = [asyncio.create_task(queue.take()) for _ in range(20)]
-        await queue.offer_many([(i, 0.01) for i in range(20)])
-        assert sorted(await asyncio.gather(*takers)) == list(range(20))
-
     @pytest.mark.every_server
     async def test_an_unreadable_payload_goes_to_quarantine_whole(
         self, queue: Orders, raw: Any
@@ -274,20 +245,6 @@ class TestTaking:
         assert seen == [1, 2]
         await until(lambda: raw.lindex(KEYS.quarantine, 1))
         assert await raw.lrange(KEYS.quarantine, 0, -1) == [b"\xffnot json", b"{"]
-
-    async def test_a_codec_of_ones_own(self, client: Client) -> None:
-        class Hex:
-            def encode(self, value: int, /) -> bytes:
-                return hex(value).encode()
-
-            def decode(self, payload: bytes, /) -> int:
-                return int(payload, 16)
-
-        queue = client.delayed_queue("orders", codec=Hex())
-        await queue.offer(255)
-        assert await client.delayed_queue("orders", codec=delayq.StringCodec()).take() == "0xff"
-        await queue.offer(16)
-        assert await queue.take() == 16
 
 
 class TestPoison:
@@ -316,39 +273,8 @@ class TestPoison:
                 assert await queue.poll() == 17, record
                 assert await raw.keys() == []
 
-    @pytest.mark.every_server
-    async def test_foreign_scores_do_no_harm(self, client: Client, queue: Orders, raw: Any) -> None:
-        for score in (-5, -math.inf, 1.5, 1e3):
-            await raw.zadd(TIMEOUT, {pack(b"ABCDEFGH", b"17", 8): score})
-            assert await queue.poll() == 17, score
-        for score in (math.inf, 1e300, 1e17):
-            await raw.zadd(TIMEOUT, {pack(b"ABCDEFGH", b"17", 8): score})
-            assert await queue.poll() is None, score
-            # It waits quietly, but for the client's own checks.
-            before, began = client.statistics().round_trips, time.monotonic()
-            await asyncio.sleep(0.1)
-            most = 10 + 5 * (time.monotonic() - began)
-            assert client.statistics().round_trips - before <= most, score
-
 
 class TestViews:
-    @pytest.mark.every_server
-    async def test_pending_shows_what_is_not_due(self, queue: Orders) -> None:
-        pending = queue.pending
-        assert [await pending.size(), await pending.peek()] == [0, None]
-        assert [await pending.read_all(), await pending.entries()] == [[], []]
-        receipts = await queue.offer_many([("a", 90), ("b", 60), ("a", 120)])
-        assert await pending.size() == 3
-        assert await pending.peek() == "a"
-        assert await pending.read_all() == ["a", "b", "a"]
-        first, second, third = (receipt.due_at for receipt in receipts)
-        assert await pending.entries() == [("b", second), ("a", first), ("a", third)]
-        assert await pending.contains("b")
-        assert not await pending.contains("c")
-        assert await pending.contains_all(["a", "b", "a"])
-        assert await pending.contains_all([])
-        assert not await pending.contains_all(["a", "c"])
-
     @pytest.mark.every_server
     async def test_what_is_not_retained_is_not_delivered(self, queue: Orders, raw: Any) -> None:
         """Redisson leaves it in the sorted set, and delivers it."""
@@ -463,16 +389,6 @@ class TestClients:
         with pytest.raises(delayq.Closed, match="the client is closed"):
             client.statistics()
         await client.aclose()
-
-    async def test_queues_of_one_name_are_one(self, client: Client) -> None:
-        one, two = client.delayed_queue("orders"), client.delayed_queue("orders")
-        await one.offer(1)
-        assert await two.take() == 1
-        assert client.statistics().queues == 1
-        await one.aclose()
-        with pytest.raises(delayq.Closed):
-            await two.take()
-        assert client.statistics().queues == 0
 
     @pytest.mark.every_server
     async def test_a_full_server_hands_out_what_it_has(self, own_server: PrivateServer) -> None:

@@ -196,17 +196,6 @@ async def test_a_block_that_raises_offers_again_later(queue: Orders, client: Cli
     assert before <= due_at - timedelta(seconds=1000) <= after
 
 
-async def test_what_was_settled_inside_the_block_is_left_alone(queue: Orders) -> None:
-    for how in ("ack", "nack"):
-        await queue.offer(1)
-        (delivery,) = await hold(queue)
-        with suppress(ZeroDivisionError):
-            async with delivery:
-                await getattr(delivery, how)()
-                raise ZeroDivisionError
-        assert await queue.pending.size() == (how == "nack")
-
-
 async def test_acks_of_concurrent_handlers_share_a_call(queue: Orders, faults: Faults) -> None:
     await queue.offer_many([(n, 0) for n in range(101)])
     first, *held = await hold(queue, 101)
@@ -229,28 +218,6 @@ async def test_only_a_lease_allows_to_quarantine(queue: Orders, raw: Any) -> Non
     assert await raw.exists(LEASES, LEASED) == 0
 
 
-async def test_takers_for_good_and_under_a_lease_share_a_queue(queue: Orders) -> None:
-    taken: list[int] = []
-    leased: list[int] = []
-
-    async def take() -> None:
-        while True:
-            taken.append(await queue.take())
-
-    async def lease(seconds: float) -> None:
-        async for delivery in queue.deliveries(seconds):
-            async with delivery:
-                leased.append(delivery.value)
-
-    async with running(take(), lease(30), lease(60)):
-        for start in range(0, 600, 10):
-            await queue.offer_many([(n, 0.001) for n in range(start, start + 10)])
-        await until(lambda: len(taken) + len(leased) >= 600, 60)
-    assert sorted(taken + leased) == list(range(600))
-    assert taken
-    assert leased
-
-
 async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -> None:
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queue: Orders = client.delayed_queue("orders")
@@ -261,21 +228,6 @@ async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -
         await raw.rpush("orders", 1)
         (delivery,) = await asyncio.wait_for(waiting, 60)
         assert delivery.value == 1
-
-
-async def test_a_block_that_ends_acknowledges_and_the_loop_ends_when_the_queue_closes(
-    queue: Orders, raw: Any
-) -> None:
-    await queue.offer(1)
-    seen = []
-    async for delivery in queue.deliveries():
-        async with delivery:
-            seen.append(delivery.value)
-        await queue.aclose()
-    assert seen == [1]
-    assert await raw.keys() == []
-    with pytest.raises(delayq.Closed):
-        queue.deliveries()
 
 
 # Faults
@@ -329,21 +281,6 @@ async def test_an_ack_that_may_be_late_says_so(
     # From now on, the server knows the script.
     await first.ack()
     faults.fail(ACK, "lost", times=1)
-    with pytest.raises(delayq.OutcomeUnknown):
-        await delivery.ack()
-
-
-async def test_an_ack_that_stays_unanswered_is_unknown(
-    queue: Orders, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await queue.offer_many([(0, 0), (1, 0)])
-    first, delivery = await hold(queue, 2)
-    # The server has to know the script, or the next call is not carried out.
-    await first.ack()
-    faults.calls.clear()
-    fault = {1: "lost"}
-    faults.plan = lambda name, n: fault.get(n, "unsent") if name == ACK.name else None
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
     with pytest.raises(delayq.OutcomeUnknown):
         await delivery.ack()
 

@@ -10,14 +10,9 @@ import pytest
 import delayq
 from delayq._delayed.store import GIVE_BACK
 from delayq._engine.waiters import Supply
-from delayq._redis.client import RedisClient
-from delayq._redis.hand_back import HandBack, LastCalls, send_one
-from delayq._redis.pool import ConnectionPool
-from delayq._redis.scripts import Request
-from delayq._redis.topology import Topology
+from delayq._redis.hand_back import HandBack, LastCalls
 from delayq.codecs import StringCodec
 from tests.support.links import Links
-from tests.support.servers import one_server
 from tests.support.waiting import fetch_ahead, until
 
 if TYPE_CHECKING:
@@ -179,42 +174,6 @@ async def test_closing_outlasts_a_demotion(own_server: PrivateServer) -> None:
 
 
 @pytest.mark.every_server
-async def test_closing_tries_now_and_then_while_the_server_cannot_serve(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Closing waits longer than usual, without keeping the processor busy."""
-    client, queue = await opened(own_server.url)
-    _loop, _ = await fetch_ahead(queue)
-    looks: list[RedisClient] = []
-
-    def look(client: RedisClient) -> int:
-        looks.append(client)
-        return 0
-
-    monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
-    monkeypatch.setattr("delayq._redis.hand_back._MOST", 1.0)
-    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
-    await client.aclose()
-    assert 1 <= len(looks) < 100
-
-
-async def test_a_connection_that_proves_another_dead_is_its_own(own_server: PrivateServer) -> None:
-    async with Links(own_server) as links:
-        pool = ConnectionPool(one_server(links.url), 8)
-        silent = await pool.acquire()
-        links.half_open(new=False)
-        asked = silent.ask("PING")
-        await until(lambda: pool.opened == 2)
-        (proving,) = pool._used.keys() - {silent}
-        assert pool.acquire_any(proving) is silent
-        pool.release(silent)
-        with pytest.raises(TimeoutError):
-            await asked
-        pool.release(silent)
-        await pool.aclose()
-
-
-@pytest.mark.every_server
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,17 +199,3 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
         await until(lambda: not hand_outs._lost)
         assert await queue.pending.read_all() == [*range(150)]
         assert await queue.pending.poll_many(150) == [*range(150)]
-
-
-async def test_a_call_that_cannot_be_written_is_not_counted(server: PrivateServer) -> None:
-    pool = ConnectionPool(one_server(server.url), 1)
-    client = RedisClient(Topology(pool))
-    connection = await pool.acquire()
-    connection.close()
-    call = HandBack(Request(GIVE_BACK, ["orders"], []))
-    await send_one(client, connection, pool, call)
-    assert isinstance(call.outcome, delayq.ServerUnavailable)
-    assert (call.tries, client.round_trips, client.errors) == (0, 0, 0)
-    assert not call.is_unsure
-    pool.release(connection)
-    await pool.aclose()

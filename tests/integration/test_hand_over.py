@@ -93,21 +93,6 @@ async def test_closing_a_client_over_a_long_round_trip_brings_back_what_was_fetc
             assert await numbers(raw, name) == list(range(40, 100))
 
 
-async def test_closing_beside_a_busy_server(own_server: PrivateServer, raw: Any) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: DelayedQueue[str] = client.delayed_queue("orders")
-        taker = asyncio.create_task(queue.take())
-        await until(lambda: client.statistics().waiting == 1)
-        with own_server.paused():
-            queue._open.transfer.wakeups.wake()
-            await until(lambda: queue._open.transfer.hand_outs._under_way)
-            await client.aclose()
-        with pytest.raises(delayq.Closed):
-            await taker
-    await raw.rpush("orders", "1")
-    assert await raw.lrange("orders", 0, -1) == [b"1"]
-
-
 async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any) -> None:
     async with Links(own_server, round_trip=40) as links:
         opened: asyncio.Future[Any] = asyncio.get_running_loop().create_future()

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import weakref
 from contextvars import ContextVar
-from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -150,25 +149,6 @@ async def test_a_break_fails_the_waiting_calls(peer: Peer, to_peer: Connection, 
         await to_peer.read()
 
 
-async def test_an_answer_that_takes_too_long_ends_it(
-    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 5.0)
-    # No other connection asks whether this one is alive.
-    monkeypatch.setattr(wire_module, "DOUBT_AFTER", 60)
-    first = to_peer.ask("GET", "a")
-    peer.say(b"$3\r\none\r\n")
-    assert await asyncio.wait_for(first, 60) == b"one"
-    await asyncio.sleep(1)
-    # Its timeout starts with its own question.
-    loop = asyncio.get_running_loop()
-    asked = loop.time()
-    with pytest.raises(TimeoutError, match="no answer within"):
-        await to_peer.ask("GET", "b")
-    assert loop.time() - asked > 4.9
-    assert not to_peer.is_open
-
-
 async def test_a_reader_may_wait_for_ever(
     peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,36 +184,6 @@ async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection)
     await asyncio.wait_for(waiting[1], 60)
     with pytest.raises(ConnectionError):
         await asyncio.wait_for(question, 60)
-
-
-async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
-    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Without its pool, which would ask the peer over another connection.
-    to_peer.owner = None
-    # The timer of the greeting has rung.
-    await until(lambda: to_peer._watch is None)
-    monkeypatch.setattr(wire_module, "DOUBT_AFTER", 0.1)
-    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
-    # It has 20 s more than others to be answered.
-    large = to_peer.ask("ECHO", b"x" * 5_000_000)
-    await until(lambda: len(peer.heard) > 5_000_000)
-    await asyncio.sleep(0.3)
-    peer.say(b"+done\r\n")
-    assert await asyncio.wait_for(large, 60) == b"done"
-    with pytest.raises(TimeoutError, match="no answer within"):
-        await asyncio.wait_for(to_peer.ask("PING"), 60)
-
-
-class Level(IntEnum):
-    HIGH = 7
-
-
-async def test_members_of_enumerations_are_sent_as_their_values(wire: Connection) -> None:
-    assert await wire.ask("ECHO", Level.HIGH) == b"7"
-    answers: list[Any] = []
-    wire.call_all([(("ECHO", Level.HIGH), answers.append)])
-    await until(lambda: answers == [b"7"])
 
 
 async def test_what_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:

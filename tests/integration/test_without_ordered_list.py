@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
 
 import delayq
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis
@@ -31,27 +29,6 @@ async def test_only_the_sorted_set_is_written(queue: DelayedQueue[int], raw: Red
     assert await first.reschedule(10)
     assert await first.cancel()
     assert await queue.pending.read_all() == [2]
-
-
-async def test_messages_come_in_due_order(queue: DelayedQueue[int], raw: Redis) -> None:
-    await queue.offer_many([(n, 0.05) for n in range(300)])
-    got = [await asyncio.wait_for(queue.take(), 60) for _ in range(300)]
-    assert got == list(range(300))
-    await until(raw.dbsize, equals=0)
-
-
-@pytest.mark.every_server
-async def test_first_and_last_mean_by_due_time(queue: DelayedQueue[int]) -> None:
-    await queue.offer_many([(1, 60), (2, 30), (3, 90), (4, 10)])
-    pending = queue.pending
-    assert await pending.read_all() == [1, 2, 3, 4]
-    assert await pending.peek() == 4
-    assert await pending.poll() == 4
-    assert await pending.poll_last_and_offer_first_to("orders") == 3
-    assert await pending.poll_many(5) == [2, 1]
-    assert await pending.peek() is None
-    assert await pending.poll_last_and_offer_first_to("orders") is None
-    assert await queue.drain() == [3]
 
 
 @pytest.mark.every_server
