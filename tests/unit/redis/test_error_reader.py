@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -11,53 +12,17 @@ from delayq._redis.error_reader import ErrorReader, Redirected, UnknownScript
 from delayq.errors import OutcomeUnknown, ServerRefused, ServerUnavailable
 
 
-class Pool:
-    """The connections to one server."""
-
-    def __init__(self, label: str = "redis://here") -> None:
-        self.label = label
-        self.lead_to_replica = False
-        self.renewed = 0
-
-    def renew(self) -> None:
-        self.renewed += 1
-
-
-class Topology:
-    """Records the news, and knows one other server."""
-
-    def __init__(self) -> None:
-        self.there: Any = Pool("redis://there")
-        self.news: list[tuple[object, ...]] = []
-
-    def suspect(self, pool: Pool) -> None:
-        self.news.append(("suspect", pool.label))
-
-    def moved(self, slot: int, place: str, told_by: Pool) -> Any:
-        self.news.append(("moved", slot, place, told_by.label))
-        return self.there
-
-    def at(self, place: str, told_by: Pool) -> Any:
-        if place == "nowhere":
-            raise ServerUnavailable(f"{told_by.label} redirected to {place}")
-        return self.there
-
-
 class Desk:
     """A reader, with all that it may pass news to."""
 
     def __init__(self) -> None:
-        self.topology = Topology()
-        self.pool = Pool()
-        self.rights_forgotten = 0
-        self.reader = ErrorReader(cast("Any", self.topology), cast("Any", self))
-
-    def forget(self) -> None:
-        self.rights_forgotten += 1
+        self.topology, self.rights = Mock(), Mock()
+        self.pool = Mock(label="redis://here", lead_to_replica=False)
+        self.reader = ErrorReader(self.topology, self.rights)
 
     def read(self, error: str | OSError) -> Any:
         answer = error if isinstance(error, OSError) else ReplyError(error)
-        return self.reader.read(answer, cast("Any", self.pool))
+        return self.reader.read(answer, self.pool)
 
 
 @pytest.fixture
@@ -67,22 +32,21 @@ def desk() -> Desk:
 
 def test_a_slot_that_moved_is_passed_on_and_one_that_is_moving_stays(desk: Desk) -> None:
     error = desk.read("ASK 866 10.0.0.7:6379")
-    assert (error.pool, error.asking) == (desk.topology.there, True)
-    assert desk.topology.news == []
+    assert (error.pool, error.asking) == (desk.topology.at.return_value, True)
+    desk.topology.moved.assert_not_called()
     error = desk.read("MOVED 866 10.0.0.7:6379")
     assert isinstance(error, Redirected)
-    assert (error.pool, error.asking) == (desk.topology.there, False)
-    assert desk.topology.news == [("moved", 866, "10.0.0.7:6379", "redis://here")]
-    error = desk.read("ASK 866 nowhere")
-    assert type(error) is ServerUnavailable
-    assert "redirected to nowhere" in str(error)
+    assert (error.pool, error.asking) == (desk.topology.moved.return_value, False)
+    assert desk.topology.moved.mock_calls == [call(866, "10.0.0.7:6379", desk.pool)]
+    unknown = desk.topology.at.side_effect = ServerUnavailable("redirected to nowhere")
+    assert desk.read("ASK 866 nowhere") is unknown
 
 
 def test_a_master_that_became_a_replica_is_replaced(desk: Desk) -> None:
     error = desk.read("READONLY You can't write against a read only replica.")
     assert type(error) is ServerUnavailable
-    assert desk.topology.news == [("suspect", "redis://here")]
-    assert desk.pool.renewed == 1
+    assert desk.topology.mock_calls == [call.suspect(desk.pool)]
+    desk.pool.renew.assert_called_once()
 
 
 def test_a_replica_in_the_address_is_named_with_the_cure(desk: Desk) -> None:
@@ -90,7 +54,7 @@ def test_a_replica_in_the_address_is_named_with_the_cure(desk: Desk) -> None:
     error = desk.read("READONLY You can't write against a read only replica.")
     assert type(error) is ServerRefused
     assert "redis+sentinel://" in str(error)
-    assert desk.pool.renewed == 0
+    desk.pool.renew.assert_not_called()
 
 
 def test_errors_differ(desk: Desk) -> None:
@@ -101,7 +65,7 @@ def test_errors_differ(desk: Desk) -> None:
         ("NOPERM User app has no permissions to run the 'eval' command", ServerRefused, 1),
     ):
         assert type(desk.read(text)) is meaning, text
-        assert desk.rights_forgotten == forgotten, text
+        assert desk.rights.forget.call_count == forgotten, text
     assert isinstance(desk.read("NOSCRIPT No matching script."), UnknownScript)
     assert type(desk.read(NotSent("reset"))) is ServerUnavailable, "it was not carried out"
     assert type(desk.read(ConnectionResetError("reset"))) is OutcomeUnknown

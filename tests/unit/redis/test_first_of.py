@@ -26,17 +26,12 @@ class Servers:
         self.cancelled: list[str] = []
         self.gates: dict[str, asyncio.Event] = {}
 
-    def answers(self, name: str) -> Attempt:
+    def answers(self, name: str, error: Exception | None = None) -> Attempt:
         async def attempt() -> str:
             self.asked.append(name)
+            if error:
+                raise error
             return name
-
-        return name, attempt
-
-    def fails(self, name: str, error: Exception) -> Attempt:
-        async def attempt() -> str:
-            self.asked.append(name)
-            raise error
 
         return name, attempt
 
@@ -66,8 +61,8 @@ async def test_the_next_is_asked_only_if_one_fails(
 ) -> None:
     monkeypatch.setattr(module, "ASK_NEXT_AFTER", 3600)
     failing = [
-        servers.fails("a", ServerUnavailable("away")),
-        servers.fails("b", ServerRefused("no")),
+        servers.answers("a", ServerUnavailable("away")),
+        servers.answers("b", ServerRefused("no")),
     ]
     attempts = [*failing, servers.answers("c"), servers.answers("d")]
     assert await first_of("all", attempts) == "c"
@@ -98,7 +93,7 @@ async def test_the_one_that_was_slow_may_answer_first_and_other_answers_are_hand
 
 async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> None:
     for kind in (ServerRefused, ServerUnavailable):
-        attempts = [servers.fails("a", ServerRefused("no")), servers.fails("b", kind("never"))]
+        attempts = [servers.answers("a", ServerRefused("no")), servers.answers("b", kind("never"))]
         with pytest.raises(ServerError, match="all: no; never") as caught:
             await first_of("all", attempts)
         assert type(caught.value) is kind
@@ -107,7 +102,7 @@ async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> N
 async def test_silent_servers_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WITHIN", 0.05)
     with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):
-        await first_of("all", [servers.fails("a", ServerRefused("no")), servers.hangs("b")])
+        await first_of("all", [servers.answers("a", ServerRefused("no")), servers.hangs("b")])
 
 
 async def test_a_caller_that_is_cancelled_leaves_nothing_behind(servers: Servers) -> None:

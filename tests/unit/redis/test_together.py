@@ -28,9 +28,7 @@ class Servers:
         self.trips: list[list[str]] = []
         self.error: BaseException | None = None
 
-    @property
-    def topology(self) -> Servers:
-        return self
+        self.topology = self
 
     def of(self, key: str) -> str:
         if key.startswith("?"):

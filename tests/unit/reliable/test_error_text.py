@@ -18,14 +18,6 @@ def _noted() -> Exception:
     return error
 
 
-def _syntax() -> BaseException:
-    try:
-        compile("a b", "order.py", "exec")
-    except SyntaxError as error:
-        return error
-    raise AssertionError
-
-
 class _Unprintable(Exception):
     def __str__(self) -> str:
         raise RuntimeError
@@ -47,7 +39,6 @@ CASES = [
     (TIMEOUT, "subprocess.TimeoutExpired: Command 'ls' timed out after 5 seconds"),
     (ExceptionGroup("x", [ValueError("a")]), "ExceptionGroup: x (1 sub-exception): ValueError: a"),
     (DEEP, DEEP_LINE),
-    (_syntax(), "SyntaxError: invalid syntax"),
     (_Unprintable(), f"{__name__}._Unprintable: <exception str() failed>"),
 ]
 

@@ -138,28 +138,22 @@ class TestTimerfd:
             assert descriptors() == before, stopped
 
 
-async def test_the_loops_own_timer_is_used_where_the_system_gives_none(
+async def test_the_loops_own_timer_is_used_if_it_watches_no_files_or_there_are_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def none() -> Any:
-        raise OSError("no more descriptors")
+    def none(*_: Any) -> Any:
+        raise error
 
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+    error: Exception = NotImplementedError()
+    before = descriptors()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "add_reader", none)
+        assert {new_wakeup(each, context, OWNER).kind for each in (ManualLoop(), loop)} == {"loop"}
+    assert descriptors() == before
+    error = OSError("no more descriptors")
     monkeypatch.setattr(alarm, "_system_calls", none)
     timer, fired = HashedWheelTimer(), asyncio.Event()
     timer.new_timeout(lambda _: fired.set(), 0.01)
     assert timer.statistics().alarm == "loop"
     await asyncio.wait_for(fired.wait(), 20)
-
-
-async def test_the_loops_own_timer_is_used_if_it_watches_no_files(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def none(*_: Any) -> None:
-        raise NotImplementedError
-
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-    assert new_wakeup(ManualLoop(), context, OWNER).kind == "loop"
-    monkeypatch.setattr(loop, "add_reader", none)
-    before = descriptors()
-    assert new_wakeup(loop, context, OWNER).kind == "loop"
-    assert descriptors() == before

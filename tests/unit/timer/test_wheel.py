@@ -50,17 +50,14 @@ DEADLINES = [
 ]
 
 
-def test_a_timer_expires_once_after_its_deadline() -> None:
+def test_a_timer_expires_once_within_a_tick_after_its_deadline_and_three_looks() -> None:
     for deadline in DEADLINES:
         wheel = Wheel(1.0, WHEEL)
         (timeout,) = fill(wheel, [deadline])
         assert expire(wheel, deadline) == [], deadline
         assert expire(wheel, deadline + 1) == [timeout], deadline
         assert expire(wheel, deadline * 3 + 1000) == [], deadline
-
-
-def test_at_each_next_tick_a_timer_takes_three_looks_and_is_a_tick_late_at_most() -> None:
-    for deadline in DEADLINES:
+        # Looks at each next tick lead there too.
         wheel = Wheel(1.0, WHEEL)
         (timeout,) = fill(wheel, [deadline])
         looks = []

@@ -119,15 +119,6 @@ class WheelModel(RuleBasedStateMachine):
         ]
         assert not late, "more than a tick late"
 
-    @rule(looks=st.integers(1, 10))
-    def from_wake_up_to_wake_up(self, looks: int) -> None:
-        for _ in range(looks):
-            tick = self.wheel.next_tick()
-            if tick is None or self.wheel.time_of(tick) > 1e9:
-                break
-            self.now = max(self.now, self.wheel.time_of(tick))
-            self.expire(1000)
-
     @rule(step=STEPS, delay=DELAYS, budget=BUDGETS)
     def add_and_cancel_while_expiring(self, step: float, delay: float, budget: int) -> None:
         self.now += step
