@@ -8,11 +8,12 @@ from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
+from delayq.admin.acl import acl_rules
 from tests.interop.live import (
     AT_NIGHT,
     DEADLINE,
@@ -37,6 +38,9 @@ from tests.interop.settings import (
 )
 from tests.support.depth import nightly
 from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from tests.support.clusters import TestCluster
 
 pytestmark = pytest.mark.java
 
@@ -566,3 +570,108 @@ async def test_java_delivers_what_python_offered_without_an_ordered_list(live: L
     await live.drained()
     log.check()
     await java.detach()
+
+
+# Python as a user with limited rights, beside a Redisson that may do everything
+
+
+async def take_what_it_may(log: Log, url: str, name: str) -> int:
+    """Take until cancelled, no matter how often it is refused. Return the number of refusals."""
+    refused = 0
+    async with delayq.connect(url) as client:
+        queue = client.delayed_queue(name, codec=TEXT.codec)
+        try:
+            while True:
+                try:
+                    log.came(await queue.take(), float("inf"))
+                except delayq.ServerRefused:
+                    refused += 1
+                    await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            return refused
+
+
+@with_newest
+@pytest.mark.parametrize(
+    "rights",
+    [
+        *("as delayq acl says", "no channel of notices"),
+        *map(nightly, ("by hand", "no channels")),
+    ],
+)
+async def test_no_message_is_stranded_whatever_python_may(live: Live, rights: str) -> None:
+    by_hand = (f"redisson_delay_queue*:{{{live.name}}}", f"delayq_*:{{{live.name}}}")
+    rules = {
+        "as delayq acl says": acl_rules("consumer", delayed=[live.name]),
+        # The rules that docs/redisson.md gives.
+        "by hand": [
+            f"~{live.name}",
+            *(f"{kind}{pattern}" for kind in "~&" for pattern in by_hand),
+            "+@all",
+        ],
+        # The rights of a user on Redis 7 and Valkey that was given only keys and commands.
+        "no channels": ["~*", "+@all"],
+        "no channel of notices": ["~*", f"&redisson_delay_queue_channel:{{{live.name}}}", "+@all"],
+    }[rights]
+    reply = live.server.call("ACL", "SETUSER", "limited", "reset", "on", ">its-password", *rules)
+    assert reply == b"+OK", reply
+    url = live.server.url.replace("redis://", "redis://limited:its-password@")
+    log = Log()
+    from_java, from_python = random_messages(TEXT, 200), random_messages(TEXT, 200, 200)
+    java = await live.open()
+    taking = asyncio.create_task(take_what_it_may(log, url, live.name))
+    taken = asyncio.create_task(java.consume())
+    # The client that offers is gone by then, and moves none of them.
+    async with delayq.connect(live.server.url) as client:
+        await log.offer_by_python(client.delayed_queue(live.name, codec=TEXT.codec), from_python)
+    await log.offer_by_java(java, from_java)
+    await live.drained()
+    await java.stop()
+    log.came_to_java(await asyncio.wait_for(taken, DEADLINE))
+    await until(lambda: not log.missing(), DEADLINE)
+    taking.cancel()
+    refused = await taking
+    live.server.call("ACL", "DELUSER", "limited")
+    await java.detach()
+    log.check()
+    if rights in {"as delayq acl says", "by hand"}:
+        assert (refused, len(taken.result()) < 400) == (0, True)
+
+
+# A cluster, in which the slot moves from master to master meanwhile
+
+
+async def test_both_kinds_share_a_queue_of_a_cluster_while_its_slot_moves(
+    cluster: TestCluster, redisson_of_cluster: Redisson, name: str
+) -> None:
+    log, most, moves = Log(), 4000, 3
+    from_java = random_messages(TEXT, 1000, most=most)
+    from_python = random_messages(TEXT, 1000, 1000, most=most)
+    java = await redisson_of_cluster.open(name, TEXT.java)
+    takes = [asyncio.create_task(java.consume()) for _ in range(2)]
+    first = cluster.owner(name)
+    async with delayq.connect(cluster.url) as client:
+        queue = client.delayed_queue(name, codec=TEXT.codec)
+        async with log.consuming(queue):
+            offering = asyncio.gather(
+                log.offer_by_java(java, from_java),
+                log.offer_by_python(queue, from_python, at_once=100),
+            )
+            for n in range(moves):
+                await asyncio.sleep(most / 1000 / (moves + 1))
+                await asyncio.to_thread(
+                    cluster.move, name, cluster.nodes[(cluster.nodes.index(first) + n + 1) % 3]
+                )
+            await offering
+
+            async def empty() -> bool:
+                return await queue.pending.size() + await queue.ready.size() == 0
+
+            await until(empty, DEADLINE)
+            await java.stop()
+            log.came_to_java(*await asyncio.gather(*takes))
+            await until(lambda: not log.missing(), DEADLINE)
+    by_java = sum(len(take.result()) for take in takes)
+    await java.detach()
+    log.check()
+    assert 0 < by_java < 2000

@@ -150,3 +150,9 @@ def check(vector: Vector) -> None:
     value = codec.decode(vector.payload)
     assert same(value, decoded(vector)), (vector, value)
     assert codec.encode(value) == vector.payload, (vector, value)
+
+
+def kryo(class_name: str, rest: str = "") -> bytes:
+    """Return Kryo's payload of a class: the last byte of its name is marked."""
+    name = class_name.encode()
+    return b"\1\0" + name[:-1] + bytes([name[-1] | 0x80]) + bytes.fromhex(rest)

@@ -26,6 +26,7 @@ from delayq._reliable.recurrence import Unreadable, is_occurrence
 from delayq._reliable.schedules import to_schedule
 from delayq.codecs import codec_for
 from tests.support.depth import examples
+from tests.support.vectors import kryo
 
 DEEP = 200_000
 
@@ -56,12 +57,6 @@ _WORDS = [
 payloads = st.one_of(
     st.binary(max_size=200), st.lists(st.sampled_from(_WORDS), max_size=30).map(b"".join)
 )
-
-
-def kryo(class_name: str, rest: str) -> bytes:
-    """Return the payload of a class: the last byte of its name is marked."""
-    name = class_name.encode()
-    return b"\1\0" + name[:-1] + bytes([name[-1] | 0x80]) + bytes.fromhex(rest)
 
 
 DEEP_OR_LONG = {

@@ -31,6 +31,7 @@ from delayq.codecs import (
     KryoOpaque,
 )
 from tests.support.cases import naming
+from tests.support.vectors import kryo
 
 KRYO = Kryo5Codec()
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -55,11 +56,6 @@ VALUES: st.SearchStrategy[Any] = (
     | st.floats(width=32, allow_nan=False).map(JavaFloat)
     | st.characters(max_codepoint=0xFFFF).map(JavaChar)
 )
-
-
-def named(class_name: str, rest: str = "") -> bytes:
-    name = class_name.encode()
-    return b"\1\0" + name[:-1] + bytes([name[-1] | 0x80]) + bytes.fromhex(rest)
 
 
 @given(VALUES)
@@ -130,7 +126,7 @@ OTHERS = ("java.util.ArrayList", "shop.Order", "Order", "java.lang.Integer", "ja
 
 def test_any_other_class_passes_through_whole() -> None:
     before = set(sys.modules)
-    payloads = [named(name, "01ff") for name in (*OTHERS, "x" * 1000, "antigravity.X")]
+    payloads = [kryo(name, "01ff") for name in (*OTHERS, "x" * 1000, "antigravity.X")]
     for payload in (*payloads, b"\1\0\x84" + "ü.Ü".encode() + b"\1\2"):
         with naming(payload):
             value = KRYO.decode(payload)
@@ -144,16 +140,16 @@ def test_any_other_class_passes_through_whole() -> None:
 
 
 def test_plain_bytes_are_a_byte_array_and_the_opaque_are_not() -> None:
-    assert KRYO.encode(b"\0") == named("[B", "0200")
+    assert KRYO.encode(b"\0") == kryo("[B", "0200")
     assert KRYO.encode(KryoOpaque(b"\0")) == b"\0"
     assert type(KRYO.encode(KryoOpaque(b"\0"))) is bytes
 
 
 def test_what_python_has_no_room_for_is_opaque() -> None:
     for payload in (
-        named("java.util.Date", "ffffffffffffffff7f"),
-        named("java.util.Date", "808080808080808080"),
-        named("java.math.BigDecimal", "a19c01") + b"\x7f" * 20_000 + b"\0",
+        kryo("java.util.Date", "ffffffffffffffff7f"),
+        kryo("java.util.Date", "808080808080808080"),
+        kryo("java.math.BigDecimal", "a19c01") + b"\x7f" * 20_000 + b"\0",
     ):
         assert KRYO.decode(payload) == KryoOpaque(payload)
         assert type(KRYO.decode(payload)) is KryoOpaque
@@ -199,11 +195,11 @@ _SCALARS = """
 """
 WHOLE = [
     *map(bytes.fromhex, _SCALARS.split()),
-    named("[B", "03" + "0102"),
-    named("java.util.Date", "80d095ffbc31"),
-    named("java.math.BigDecimal", "03009604"),
-    named("java.util.UUID", "00" * 16),
-    named("java.math.BigInteger", "020a"),
+    kryo("[B", "03" + "0102"),
+    kryo("java.util.Date", "80d095ffbc31"),
+    kryo("java.math.BigDecimal", "03009604"),
+    kryo("java.util.UUID", "00" * 16),
+    kryo("java.math.BigInteger", "020a"),
 ]
 
 
@@ -222,7 +218,7 @@ MALFORMED = {
     "unknown class": "0c00",
     "JSON": b'{"a":1}'.hex(),
     "JSON text": b'"hello"'.hex(),
-    "a second class first": "0101" + named("[B").hex()[4:] + "01",
+    "a second class first": "0101" + kryo("[B").hex()[4:] + "01",
     "no name": "010081",
     "null name": "010080",
     "null text": "0380",
@@ -230,9 +226,9 @@ MALFORMED = {
     "boolean 2": "0502",
     "int of 33 bits": "02ffffffff1f",
     "int of 40 bits": "02ffffffffff01",
-    "null bytes": named("[B", "00").hex(),
-    "null number": named("java.math.BigInteger", "00").hex(),
-    "number without bytes": named("java.math.BigInteger", "01").hex(),
+    "null bytes": kryo("[B", "00").hex(),
+    "null number": kryo("java.math.BigInteger", "00").hex(),
+    "number without bytes": kryo("java.math.BigInteger", "01").hex(),
     "four bytes of UTF-8": "0382f09f9880",
     "four bytes of UTF-8, and one": "0383f09f988041",
     "no UTF-8": "0382c0c0",
@@ -254,7 +250,7 @@ NAMES += [f"java.math.{name}" for name in ("BigInteger", "BigDecimal")]
 
 @given(
     st.integers(0, 12).flatmap(lambda tag: st.binary().map(lambda rest: bytes([tag]) + rest))
-    | st.builds(lambda n, r: named(n) + r, st.sampled_from(NAMES), st.binary())
+    | st.builds(lambda n, r: kryo(n) + r, st.sampled_from(NAMES), st.binary())
 )
 def test_any_bytes_are_a_value_opaque_or_refused(payload: bytes) -> None:
     try:
