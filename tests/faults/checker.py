@@ -112,25 +112,6 @@ def summary(violations: Sequence[Violation], show: int = 5) -> str:
     )
 
 
-def lateness_us(history: History) -> list[int]:
-    """Return how late each message first arrived, sorted, without those that a fault may have
-    delayed.
-    """
-    waits, first, late = _Waits(history.faults), dict[int, int](), list[int]()
-    for one in history.delivered:
-        first[one.key] = min(one.seen_us, first.get(one.key, one.seen_us))
-    for key, seen_us in first.items():
-        offered = history.offered.get(key)
-        if offered and waits.healthy_from(offered.due_us, seen_us) == offered.due_us:
-            late.append(seen_us - offered.due_us)
-    return sorted(late)
-
-
-def percentile(values: Sequence[int], share: float) -> int:
-    """Return the value below which this share of the values lies; 0 if there are none."""
-    return values[min(len(values) - 1, int(len(values) * share))] if values else 0
-
-
 # The rules, one by one
 
 

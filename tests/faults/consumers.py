@@ -9,15 +9,16 @@ import os
 import random
 from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import pytest
 
 import delayq
 from tests.faults.history import Delivered, End, Notes, now_us
 from tests.support.links import detour
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from datetime import datetime
     from pathlib import Path
 
@@ -93,28 +94,25 @@ class Consumer:
         self._unsure = False
 
     async def run(self) -> None:
-        loops: dict[Kind, Callable[[], Awaitable[bool]]] = {
-            "reliable": self._reliable,
-            "deliveries": self._deliveries,
-            "plain": self._plain,
-        }
         with suppress(delayq.Closed):
             while True:
                 try:
-                    if not await loops[self._kind]():
+                    if not await self._loop():
                         return
                 except delayq.ServerError:
                     await asyncio.sleep(0.005)
 
-    async def _reliable(self) -> bool:
-        return await self._leased(aiter(open_reliable(self._client, self._queue)))
-
-    async def _deliveries(self) -> bool:
-        queue = open_delayed(self._client)
-        return await self._leased(queue.deliveries(LEASE, retry_delay=RETRY_DELAY))
-
-    async def _leased(self, messages: AsyncIterator[Leased]) -> bool:
-        async with aclosing(messages):  # type: ignore[type-var]
+    async def _loop(self) -> bool:
+        """Consume until the loop is left; return False if it has ended because the queue closed."""
+        messages: Any
+        match self._kind:
+            case "plain":
+                return await self._plain()
+            case "reliable":
+                messages = aiter(open_reliable(self._client, self._queue))
+            case "deliveries":
+                messages = open_delayed(self._client).deliveries(LEASE, retry_delay=RETRY_DELAY)
+        async with aclosing(messages):
             async for message in messages:
                 one = _delivered(message, self._who)
                 await self._handle(one, message)
@@ -249,9 +247,6 @@ class WorkerConsumer:
     async def run(self) -> None:
         await self._worker.run()
 
-    def stop(self) -> None:
-        self._worker.stop()
-
     async def _handle(self, message: delayq.Message[int]) -> list[int]:
         one = _delivered(message, self._who)
         self._witness.began(one)
@@ -288,15 +283,10 @@ def micros(moment: datetime) -> int:
     return round(moment.timestamp() * 1_000_000)
 
 
-def set_constant(name: str, seconds: float) -> None:
-    module, _, attribute = name.rpartition(".")
-    setattr(import_module(module), attribute, seconds)
-
-
-def shorten_deadlines(set_to: Callable[[str, float], None] = set_constant) -> None:
+def shorten_deadlines(set_to: Callable[[str, float], None] | None = None) -> None:
     """Make calls time out sooner, by calling ``set_to(name, seconds)`` for each deadline."""
     for name in _DEADLINES:
-        set_to(name, DEADLINE)
+        (set_to or pytest.MonkeyPatch().setattr)(name, DEADLINE)
 
 
 def main(
@@ -313,15 +303,19 @@ def main(
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
     shorten_deadlines()
     with detour(detours):
-        asyncio.run(_consume(url, Notes(notes, who), who, kind, loops, seed, habits))
+        asyncio.run(_consume(url, Notes(notes), who, kind, loops, seed, habits))
+
+
+def die_with_parent() -> None:
+    """Exit when the parent does, because there would be no process left to kill this one."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
 
 
 async def _consume(
     url: str, notes: Notes, who: str, kind: Kind, loops: int, seed: object, habits: Habits
 ) -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        # Exit with the parent, because there would be no process left to kill this one.
-        asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
+    die_with_parent()
     while True:
         try:
             async with delayq.connect(url, resync_interval=RESYNC) as client:

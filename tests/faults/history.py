@@ -130,42 +130,25 @@ def demand_one_clock(server: PrivateServer) -> None:
 class Notes:
     """A record of deliveries in a file, which a kill at any moment leaves readable."""
 
-    def __init__(self, path: Path, who: str) -> None:
+    def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._who = who
 
     def began(self, delivered: Delivered) -> None:
-        d = delivered
-        words = (d.key, d.seen_us, d.copy, d.due_us, d.claimed_us, d.ends_us, d.attempt)
-        self._write("began", *words)
+        facts = [str(getattr(delivered, name)) for name in Delivered.__slots__]
+        os.write(self._file, ("\t".join(facts) + "\n").encode())
 
-    def ended(self, delivered: Delivered) -> None:
-        d = delivered
-        self._write("ended", d.key, d.claimed_us, d.end.value, d.ends_us, d.ended_us)
-
-    def close(self) -> None:
-        os.close(self._file)
-
-    def _write(self, *words: object) -> None:
-        os.write(self._file, ("\t".join((self._who, *map(str, words))) + "\n").encode())
+    # The last line about a delivery counts.
+    ended = began
 
 
 def read_notes(paths: Iterable[Path]) -> list[Delivered]:
     """Return the deliveries in these notes. The last line of a killed process may be cut off."""
-    read: list[Delivered] = []
-    open_ones: dict[tuple[str, int, int], Delivered] = {}
+    read: dict[tuple[str, int, int], Delivered] = {}
     for path in paths:
         for line in path.read_text("utf-8").split("\n")[:-1]:
-            who, what, *words = line.split("\t")
-            if what == "began":
-                key, seen, copy, due, claimed, ends, attempt = words
-                one = Delivered(
-                    int(key), int(seen), who, copy, int(due), int(claimed), int(ends), int(attempt)
-                )
-                read.append(one)
-                open_ones[who, one.key, one.claimed_us] = one
-            else:
-                key, claimed, end, ends, ended = words
-                one = open_ones[who, int(key), int(claimed)]
-                one.end, one.ends_us, one.ended_us = End(end), int(ends), int(ended)
-    return read
+            key, seen, who, copy, due, claimed, ends, attempt, end, ended = line.split("\t")
+            read[who, int(key), int(claimed)] = Delivered(
+                *(int(key), int(seen), who, copy, int(due), int(claimed), int(ends)),
+                *(int(attempt), End(end), int(ended)),
+            )
+    return [*read.values()]

@@ -30,7 +30,7 @@ from tests.faults.checker import Rules, Violation, check
 from tests.faults.history import Delivered, End
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from tests.faults.history import History
 
@@ -86,34 +86,21 @@ class Log:
                 unnoted.append(Delivered(key, 0, claimed_us=claimed_us, ends_us=ends_us))
         return sorted((*self.history.delivered, *unnoted), key=lambda one: one.claimed_us)
 
-    def by_group(self, some: Iterable[Delivered]) -> dict[str, list[Delivered]]:
-        """Return the deliveries of each group."""
-        found: dict[str, list[Delivered]] = {name: [] for name in self.bounds}
-        for one in some:
-            if one.key in self.groups:
-                found[self.groups[one.key]].append(one)
-        return found
-
 
 def judge(log: Log, rules: Rules) -> list[Violation]:
     """Return all violations."""
     found = check(log.history, rules)
     claims = log.claims(rules.lease_us)
-    for name, some in log.by_group(claims).items():
-        found += _of_bound(log, name, log.bounds[name], some)
-    found += _of_bound(log, QUEUE, log.whole, claims)
-    found += _again(log)
-    return found
-
-
-# The limits
-
-
-def _of_bound(log: Log, name: str, bound: Bound, some: Sequence[Delivered]) -> Iterator[Violation]:
-    if bound.concurrency is not None:
-        yield from _too_many(log, name, bound.concurrency, some)
-    if bound.rate is not None:
-        yield from _too_fast(name, bound.rate, bound.per_us, some)
+    of_groups = defaultdict(list)
+    for one in claims:
+        of_groups[log.groups.get(one.key, "")].append(one)
+    bounds = [(name, bound, of_groups[name]) for name, bound in log.bounds.items()]
+    for name, bound, some in (*bounds, (QUEUE, log.whole, claims)):
+        if bound.concurrency is not None:
+            found += _too_many(log, name, bound.concurrency, some)
+        if bound.rate is not None:
+            found += _too_fast(name, bound.rate, bound.per_us, some)
+    return [*found, *_again(log)]
 
 
 def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iterator[Violation]:
@@ -125,15 +112,12 @@ def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iter
         # One that ends at this moment has made room.
         while ends and ends[0] <= one.claimed_us:
             heapq.heappop(ends)
-        heapq.heappush(ends, _ran_until(log, one))
+        # Until then, it certainly ran and had its slot.
+        ran_until = min(one.ends_us, one.ended_us or log.kills.get(one.who, _ENDLESS))
+        heapq.heappush(ends, ran_until)
         if len(ends) > most:
             words = f"was number {len(ends)} to run in {name}, of {most}, at {one.claimed_us}"
             yield Violation("too many", one.key, words)
-
-
-def _ran_until(log: Log, one: Delivered) -> int:
-    """Return until when a message certainly ran and had its slot."""
-    return min(one.ends_us, one.ended_us or log.kills.get(one.who, _ENDLESS))
 
 
 def _too_fast(name: str, rate: int, per_us: int, some: Sequence[Delivered]) -> Iterator[Violation]:

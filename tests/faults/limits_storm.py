@@ -2,7 +2,7 @@
 
 ::
 
-    python -m tests.faults.limits_storm --groups 20 --seed 7  # of full size without these
+    python -m tests.faults.limits_storm [seed]
 
 Each group has a limit of its own and a backlog that becomes due at some moment, and is large enough
 to reach that limit. Processes note what they handle, :mod:`tests.faults.limits` judges it.
@@ -10,12 +10,10 @@ to reach that limit. Processes note what they handle, :mod:`tests.faults.limits`
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import logging
 import math
-import multiprocessing
 import os
 import random
 import signal
@@ -29,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import delayq
 from delayq import Limit, Offer
 from tests.faults.checker import Rules, summary
-from tests.faults.consumers import micros
+from tests.faults.consumers import Failed, die_with_parent, micros
 from tests.faults.history import (
     Delivered,
     End,
@@ -42,18 +40,19 @@ from tests.faults.history import (
     read_notes,
 )
 from tests.faults.limits import Bound, Log, judge
-from tests.support.forks import FORKS
+from tests.faults.victims import start
 from tests.support.servers import PrivateServer, first_kind, memory_disk
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+Queue = delayq.ReliableQueue[dict[str, Any]]
 QUEUE = "limits"
 LEASE = 2.0
 LEASE_US = int(LEASE * 1_000_000)
 STOPPED_FOR = LEASE * 1.3
-RETRY_DELAY = 0.05
-_BACKOFF = delayq.Backoff.fixed(RETRY_DELAY)
+_BACKOFF = delayq.Backoff.fixed(0.05)
 _FAILS = 0.01
 _BATCH = 1_000
 _MOST_LEASED = 1_000
@@ -126,12 +125,11 @@ def _log_uniform(chance: random.Random, low: float, high: float) -> float:
 def work(url: str, notes: Path, who: str, slots: int, seed: object) -> None:
     """Handle messages and note each of them, until killed."""
     logging.getLogger("delayq").setLevel(logging.CRITICAL)
-    asyncio.run(_work(url, Notes(notes, who), who, slots, random.Random(repr(seed))))
+    asyncio.run(_work(url, Notes(notes), who, slots, random.Random(repr(seed))))
 
 
 async def _work(url: str, notes: Notes, who: str, slots: int, chance: random.Random) -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
-        asyncio.get_running_loop().add_reader(parent.sentinel, os._exit, 1)
+    die_with_parent()
 
     async def handle(message: delayq.Message[dict[str, Any]]) -> None:
         ends_us = micros(message.lease_ends_at)
@@ -145,16 +143,12 @@ async def _work(url: str, notes: Notes, who: str, slots: int, chance: random.Ran
         one.ends_us, one.ended_us = micros(message.lease_ends_at), now_us()
         notes.ended(one)
         if one.end is End.NACKED:
-            raise _Failed
+            raise Failed
 
     async with delayq.connect(url) as client:
         worker = delayq.Worker(client, concurrency=slots)
         worker.listener(QUEUE, lease=LEASE, max_attempts=None, backoff=_BACKOFF)(handle)
         await worker.run()
-
-
-class _Failed(Exception):
-    """A deliberate failure of a handler."""
 
 
 @dataclass
@@ -172,9 +166,7 @@ class Crowd:
     def start(self) -> None:
         who = f"process {next(self._numbers)}"
         args = (self.url, self.folder / who, who, self.plan.slots, (self.plan.seed, who))
-        process = FORKS.Process(target=work, args=args, daemon=True)
-        process.start()
-        self._processes[who] = process
+        self._processes[who] = start(work, *args)
 
     def kill(self, who: str) -> None:
         process = self._processes.pop(who)
@@ -215,7 +207,7 @@ async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
     log = Log(History(), {}, {group.name: group.bound for group in groups}, plan.whole)
     offset = _clock_offset()
     async with delayq.connect(server.url) as client:
-        queue: delayq.ReliableQueue[dict[str, Any]] = client.reliable_queue(QUEUE)
+        queue: Queue = client.reliable_queue(QUEUE)
         if plan.limited:
             await queue.configure(limit=_limit(plan.whole))
             for group in groups:
@@ -225,7 +217,10 @@ async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
                 crowd.start()
             await _offer_all(queue, groups, log, chance)
             await _disturb(crowd, queue, plan, chance, log)
-            log.history.left += await _left(queue, plan.drain_within)
+            try:
+                await until(lambda: _remaining(queue), plan.drain_within, equals=0)
+            except TimeoutError:
+                log.history.left.append(f"{await _remaining(queue)} messages")
         finally:
             crowd.close()
     assert abs(_clock_offset() - offset) < 0.05, "the clock of this machine was set meanwhile"
@@ -240,12 +235,7 @@ def _limit(bound: Bound) -> Limit | None:
     return Limit(concurrency=bound.concurrency, rate=bound.rate, per=bound.per_us / 1_000_000)
 
 
-async def _offer_all(
-    queue: delayq.ReliableQueue[dict[str, Any]],
-    groups: list[Group],
-    log: Log,
-    chance: random.Random,
-) -> None:
+async def _offer_all(queue: Queue, groups: list[Group], log: Log, chance: random.Random) -> None:
     keys, offers = itertools.count(), list[Offer[dict[str, Any]]]()
     # The first ones are due when all have been offered.
     ahead = 1.0
@@ -257,8 +247,8 @@ async def _offer_all(
             delay = ahead + group.starts_after
             offers.append(Offer(value, delay=delay, id=f"m{key}", group=group.name))
     chance.shuffle(offers)
-    for start in range(0, len(offers), _BATCH):
-        some = offers[start : start + _BATCH]
+    for first in range(0, len(offers), _BATCH):
+        some = offers[first : first + _BATCH]
         at = now_us()
         for offer in some:
             assert isinstance(offer.delay, float)
@@ -267,18 +257,12 @@ async def _offer_all(
         await queue.offer_many(some)
 
 
-async def _disturb(
-    crowd: Crowd,
-    queue: delayq.ReliableQueue[dict[str, Any]],
-    plan: Plan,
-    chance: random.Random,
-    log: Log,
-) -> None:
+async def _disturb(crowd: Crowd, queue: Queue, plan: Plan, chance: random.Random, log: Log) -> None:
     """Kill and stop processes for as long as there is something to do."""
-    until = time.monotonic() + plan.seconds + 1
-    stops = sorted(until - chance.uniform(0, plan.seconds) for _ in range(plan.stops))
+    end = time.monotonic() + plan.seconds + 1
+    stops = sorted(end - chance.uniform(0, plan.seconds) for _ in range(plan.stops))
     async with asyncio.TaskGroup() as stopping:
-        while time.monotonic() < until and await _remaining(queue):
+        while time.monotonic() < end and await _remaining(queue):
             await asyncio.sleep(plan.kill_every)
             await asyncio.to_thread(crowd.replace_one, chance)
             # Messages that were on their way to that process are leased.
@@ -289,19 +273,9 @@ async def _disturb(
                 stopping.create_task(crowd.stop_one(chance))
 
 
-async def _remaining(queue: delayq.ReliableQueue[dict[str, Any]]) -> int:
+async def _remaining(queue: Queue) -> int:
     stats = await queue.stats()
     return stats.delayed + stats.ready + stats.leased
-
-
-async def _left(queue: delayq.ReliableQueue[dict[str, Any]], within: float) -> list[str]:
-    """Wait until everything is handled. Return what is not."""
-    until = time.monotonic() + within
-    while count := await _remaining(queue):
-        if time.monotonic() > until:
-            return [f"{count} messages after {within:g} s"]
-        await asyncio.sleep(0.05)
-    return []
 
 
 def _clock_offset() -> float:
@@ -311,11 +285,7 @@ def _clock_offset() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    for name, default in vars(Plan()).items():
-        if type(default) in (int, float):
-            parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    plan = Plan(**vars(parser.parse_args()))
+    plan = Plan(seed=int(sys.argv[1]) if len(sys.argv) > 1 else 1)
     with (
         tempfile.TemporaryDirectory() as folder,
         PrivateServer(first_kind(), within=memory_disk()) as server,

@@ -126,30 +126,19 @@ class Seen:
         return self.offered <= {*self.taken, *self.acked, *self.unsure, *self.rest}
 
 
-@dataclass
-class Outcome:
-    """The result of a trial."""
-
-    plan: Plan
-    flaws: list[str] = field(default_factory=list)
-    """Everything that must not happen, in words."""
-
-
 # The client that leaves
 
 
 class _Client:
     """A client in its own event loop and thread."""
 
-    def __init__(
-        self, url: str, plan: Plan, seen: list[Seen], outcome: Outcome, control: Control
-    ) -> None:
+    def __init__(self, url: str, trial: Trial) -> None:
         self._url = url
-        self._plan = plan
-        self._seen = seen
-        self._outcome = outcome
-        self._control = control
-        self._chance = random.Random(f"client {plan.seed}")
+        self._plan = trial.plan
+        self._seen = trial.seen
+        self._flaws = trial.flaws
+        self._control = trial.control
+        self._chance = random.Random(f"client {trial.plan.seed}")
 
     def run(self) -> None:
         asyncio.run(self._run())
@@ -177,14 +166,13 @@ class _Client:
         await asyncio.sleep(plan.after)
         lost = self._control.lost
         took = await self._leave(client, owning, leaves)
-        outcome = self._outcome
         # On a busy machine or server, a close may be late by more than the control is.
         late = 3 * (self._control.lost - lost)
         bound = CLOSE_WITHIN + 2 * plan.round_trip / 1000 + late + _SLACK
         if took > bound:
-            outcome.flaws.append(f"the close took {took:.2f} s, not {bound:.2f} s")
+            self._flaws.append(f"the close took {took:.2f} s, not {bound:.2f} s")
         if not owning.cancelled() and (error := owning.exception()) is not None:
-            outcome.flaws.append(f"the client ended with {error!r}")
+            self._flaws.append(f"the client ended with {error!r}")
         cancelling.cancel()
         if plan.lasts:
             for task in consumers:
@@ -203,7 +191,7 @@ class _Client:
             await client.aclose()
         elif plan.ending == "queues closed":
             numbers = range(len(plan.queues))
-            left = [self._open(client, n) for n in numbers if self._chance.random() < 0.7]
+            left = [open_queue(client, plan, n) for n in numbers if self._chance.random() < 0.7]
             await asyncio.gather(*(queue.aclose() for queue in left))
         if plan.ending.startswith("cancelled"):
             owning.cancel()
@@ -226,15 +214,12 @@ class _Client:
                 await asyncio.sleep(chance.choice((0, chance.random() * seconds)))
                 task.cancel()
 
-    def _open(self, client: delayq.Client, number: int) -> Any:
-        return open_queue(client, self._plan, number)
-
     async def _consume(self, client: delayq.Client, number: int, place: int) -> None:
         way, seen = self._plan.queues[number], self._seen[number]
         seen.consumers += 1
         chance = random.Random(f"consumer {self._plan.seed} {number} {place}")
         try:
-            queue = self._open(client, number)
+            queue = open_queue(client, self._plan, number)
             while await _consume(way, queue, seen, _Pace(chance, self._plan.round_trip / 1000)):
                 # The loop was left, and at times it comes back.
                 await asyncio.sleep(chance.random() * 0.2)
@@ -245,16 +230,9 @@ class _Client:
         except delayq.ServerError as error:
             # A call that was not waiting for messages when the client closed may end like this. It
             # must not lose anything.
-            if not self._closing(client):
-                self._outcome.flaws.append(f"{way}: {error!r}")
-
-    @staticmethod
-    def _closing(client: delayq.Client) -> bool:
-        try:
-            client.statistics()
-        except delayq.Closed:
-            return True
-        return False
+            with suppress(delayq.Closed):
+                client.statistics()
+                self._flaws.append(f"{way}: {error!r}")
 
 
 class _Pace:
@@ -285,14 +263,6 @@ class _Pace:
         return self._handled >= self.leaves_after
 
 
-async def _loop(queue: Any, seen: Seen, pace: _Pace) -> bool:
-    async for value in queue:
-        seen.taken.append(value)
-        if await pace.handle():
-            return True
-    return False
-
-
 async def _take(way: str, queue: Any, seen: Seen, pace: _Pace) -> None:
     match way:
         case "take":
@@ -311,14 +281,6 @@ async def _take(way: str, queue: Any, seen: Seen, pace: _Pace) -> None:
                 seen.taken += await queue.drain(pace.some if way == "drain" else 10)
             finally:
                 await asyncio.sleep(0.01)
-
-
-async def _take_repeatedly(way: str, queue: Any, seen: Seen, pace: _Pace) -> bool:
-    while True:
-        with suppress(TimeoutError, delayq.DecodeError):
-            await _take(way, queue, seen, pace)
-        if await pace.handle():
-            return True
 
 
 async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
@@ -343,14 +305,20 @@ async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
 
 async def _consume(way: str, queue: Any, seen: Seen, pace: _Pace) -> bool:
     """Consume in one of the ways. Return whether it was left, or False if the queue closed."""
-    match way:
-        case "loop":
-            return await _loop(queue, seen, pace)
-        case "deliveries":
-            return await _leased(queue.deliveries(LEASE), seen, pace)
-        case "messages":
-            return await _leased(queue.__aiter__(), seen, pace)
-    return await _take_repeatedly(way, queue, seen, pace)
+    if way in LEASING:
+        messages = queue.deliveries(LEASE) if way == "deliveries" else aiter(queue)
+        return await _leased(messages, seen, pace)
+    if way == "loop":
+        async for value in queue:
+            seen.taken.append(value)
+            if await pace.handle():
+                return True
+        return False
+    while True:
+        with suppress(TimeoutError, delayq.DecodeError):
+            await _take(way, queue, seen, pace)
+        if await pace.handle():
+            return True
 
 
 def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
@@ -363,30 +331,37 @@ def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
 # The trial
 
 
-class Trials:
-    """A server, and the resources that concurrent trials share."""
+class Trial:
+    """One trial, and what it shares with others."""
 
     def __init__(
-        self, server: PrivateServer, raw: Any, threads: ThreadPoolExecutor, control: Control
+        self,
+        plan: Plan,
+        server: PrivateServer,
+        raw: Any,
+        threads: ThreadPoolExecutor,
+        control: Control,
     ) -> None:
+        self.plan: Plan = plan
+        self.seen: list[Seen] = [Seen() for _ in plan.queues]
+        self.control: Control = control
+        self.flaws: list[str] = []
+        """Everything that must not happen, in words."""
         self._server = server
         self._raw = raw
         self._threads = threads
-        self._control = control
 
-    async def run(self, plan: Plan) -> Outcome:
-        """Carry out one trial."""
-        outcome = Outcome(plan)
-        seen = [Seen() for _ in plan.queues]
+    async def run(self) -> None:
+        plan, seen = self.plan, self.seen
         async with Links(self._server, tcp=True, round_trip=plan.round_trip) as links:
             async with delayq.connect(self._server.unix_url, resync_interval=3600) as producer:
-                await self._fill(producer, plan, seen)
-            client = _Client(links.url, plan, seen, outcome, self._control)
+                await self._fill(producer)
+            client = _Client(links.url, self)
             running = asyncio.get_running_loop().run_in_executor(self._threads, client.run)
             try:
                 await asyncio.wait_for(asyncio.shield(running), GOES_WITHIN)
             except TimeoutError:
-                outcome.flaws.append(f"the client is still there after {GOES_WITHIN:g} s")
+                self.flaws.append(f"the client is still there after {GOES_WITHIN:g} s")
                 links.cut()
                 await running
             # Everything that was sent arrives.
@@ -404,15 +379,14 @@ class Trials:
             # Messages whose handling was cancelled went back by themselves.
             there = [value for value in there if value not in seen[number].begun]
             if there != sorted(there):
-                outcome.flaws.append(f"out of order: {_where(plan, number)}: {there[:40]}")
-        await self._take_the_rest(plan, seen, outcome)
-        await self._judge(plan, seen, outcome)
-        return outcome
+                self.flaws.append(f"out of order: {way} {plan.name(number)}: {there[:40]}")
+        await self._take_the_rest()
+        await self._judge()
 
-    async def _fill(self, producer: delayq.Client, plan: Plan, seen: list[Seen]) -> None:
-        chance = random.Random(f"producer {plan.seed}")
+    async def _fill(self, producer: delayq.Client) -> None:
+        plan, chance = self.plan, random.Random(f"producer {self.plan.seed}")
         for number, way in enumerate(plan.queues):
-            name, one = plan.name(number), seen[number]
+            name, one = plan.name(number), self.seen[number]
             ready, later = plan.ready[number], plan.later[number]
             one.offered = set(range(ready + later))
             # Some come due before the client leaves, and some after.
@@ -436,39 +410,34 @@ class Trials:
             if later:
                 await producer.delayed_queue(name).offer_many(list(enumerate(delays))[ready:])
 
-    async def _take_the_rest(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
+    async def _take_the_rest(self) -> None:
+        numbers = range(len(self.seen))
         async with delayq.connect(self._server.unix_url, resync_interval=RESYNC) as client:
-            tasks = [
-                asyncio.create_task(self._take_rest_of(client, plan, n, one))
-                for n, one in enumerate(seen)
-            ]
+            tasks = [asyncio.create_task(self._take_rest_of(client, n)) for n in numbers]
             try:
-                await until(lambda: all(one.is_complete() for one in seen), LEASES_WITHIN)
+                await until(self._is_complete, LEASES_WITHIN)
             except TimeoutError:
                 # A message that a call handed out and no client confirmed is kept for minutes. Skip
                 # that time.
-                await self._end_leases(plan)
+                for number in numbers:
+                    key = DelayedKeys.of(self.plan.name(number)).leases
+                    for token in await self._raw.zrange(key, 0, -1):
+                        await self._raw.zadd(key, {token: 1}, xx=True)
                 with suppress(TimeoutError):
-                    await until(lambda: all(one.is_complete() for one in seen), REST_WITHIN)
+                    await until(self._is_complete, REST_WITHIN)
             # A message that is delivered twice arrives now, or has already done so.
             with suppress(TimeoutError):
-                await until(lambda: self._left(plan), LEASE + 2, equals=[])
+                await until(self._left, LEASE + 2, equals=[])
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _end_leases(self, plan: Plan) -> None:
-        for number, way in enumerate(plan.queues):
-            if way != "messages":
-                key = DelayedKeys.of(plan.name(number)).leases
-                for token in await self._raw.zrange(key, 0, -1):
-                    await self._raw.zadd(key, {token: 1}, xx=True)
+    def _is_complete(self) -> bool:
+        return all(one.is_complete() for one in self.seen)
 
-    async def _take_rest_of(
-        self, client: delayq.Client, plan: Plan, number: int, seen: Seen
-    ) -> None:
-        queue = open_queue(client, plan, number)
-        if plan.queues[number] != "messages":
+    async def _take_rest_of(self, client: delayq.Client, number: int) -> None:
+        queue, seen = open_queue(client, self.plan, number), self.seen[number]
+        if self.plan.queues[number] != "messages":
             async for value in queue:
                 seen.rest.append(value)
             return
@@ -480,63 +449,59 @@ class Trials:
                 continue
             seen.rest.append(message.value)
 
-    async def _left(self, plan: Plan) -> list[str]:
+    async def _left(self) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""
         others = (b":settings", b":history", b":workers", b":workers:facts")
         names = [
             key
-            async for key in self._raw.scan_iter(f"*moments-{plan.seed}-*", count=1000)
+            async for key in self._raw.scan_iter(f"*moments-{self.plan.seed}-*", count=1000)
             if b"quarantine" not in key and not key.endswith(others)
         ]
         holding = [n for n in names if await self._raw.type(n) not in (b"string", b"none")]
         return sorted(name.decode() for name in holding)
 
-    async def _judge(self, plan: Plan, seen: list[Seen], outcome: Outcome) -> None:
+    async def _judge(self) -> None:
         def note(flaw: str, values: Iterable[object]) -> None:
             if found := sorted(map(str, values)):
-                outcome.flaws.append(f"{flaw}: {len(found)} of {where}: {found[:8]}")
+                self.flaws.append(f"{flaw}: {len(found)} of {way} {name}: {found[:8]}")
 
-        for number, (way, one) in enumerate(zip(plan.queues, seen, strict=True)):
-            where = _where(plan, number)
+        for number, (way, one) in enumerate(zip(self.plan.queues, self.seen, strict=True)):
+            name = self.plan.name(number)
             note("lost", one.offered - {*one.taken, *one.acked, *one.unsure, *one.rest})
             counts = Counter([*one.taken, *one.acked, *one.rest])
             note("doubled", (n for n in counts if counts[n] > 1 and n not in one.unsure))
             if way != "messages":
-                key = DelayedKeys.of(plan.name(number)).quarantine
+                key = DelayedKeys.of(name).quarantine
                 stored = [value.decode() for value in await self._raw.lrange(key, 0, -1)]
                 quarantined, broken = Counter(stored), Counter(one.broken)
                 note("astray", (broken - quarantined) + (quarantined - broken))
-        outcome.flaws += [f"left: {name}" for name in await self._left(plan)]
-
-
-def _where(plan: Plan, number: int) -> str:
-    return f"{plan.name(number)} ({plan.queues[number]})"
+        self.flaws += [f"left: {name}" for name in await self._left()]
 
 
 # Many trials
 
 
-async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int) -> list[Outcome]:
-    """Carry out trials, ``at_once`` of them at the same time, and print what is wrong."""
-    waiting, outcomes = iter(plans), list[Outcome]()
+async def run_all(server: PrivateServer, plans: Iterable[Plan], at_once: int) -> list[list[str]]:
+    """Carry out trials, ``at_once`` of them at the same time. Return and print what is wrong."""
+    waiting, flaws = iter(plans), list[list[str]]()
     threads = ThreadPoolExecutor(at_once)
 
-    async def work(trials: Trials) -> None:
+    async def work(raw: Any, control: Control) -> None:
         for plan in waiting:
+            trial = Trial(plan, server, raw, threads, control)
             try:
-                outcome = await trials.run(plan)
+                await trial.run()
             except Exception as error:
-                outcome = Outcome(plan, flaws=[f"the trial ended with {error!r}"])
-            outcomes.append(outcome)
-            for words in outcome.flaws:
+                trial.flaws.append(f"the trial ended with {error!r}")
+            flaws.append(trial.flaws)
+            for words in trial.flaws:
                 print(f"seed {plan.seed}, {plan.round_trip} ms, {plan.ending}: {words}")
 
     with Control(server) as control:
         async with Redis.from_url(server.unix_url, socket_timeout=60) as raw:
-            trials = Trials(server, raw, threads, control)
-            await asyncio.gather(*(work(trials) for _ in range(at_once)))
+            await asyncio.gather(*(work(raw, control) for _ in range(at_once)))
     threads.shutdown(wait=False)
-    return outcomes
+    return flaws
 
 
 def main() -> None:
@@ -546,8 +511,7 @@ def main() -> None:
     options = parser.parse_args()
     plans = map(Plan.of, range(options.seed, options.seed + options.trials))
     with PrivateServer(first_kind()) as server:
-        outcomes = asyncio.run(run_all(server, plans, 8))
-    sys.exit(any(one.flaws for one in outcomes))
+        sys.exit(any(asyncio.run(run_all(server, plans, 8))))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ import os
 import sys
 import tempfile
 import time
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.faults.checker import Violation, check, summary
 from tests.faults.consumers import Habits, Kind, shorten_deadlines
@@ -24,12 +24,12 @@ from tests.support.servers import PrivateServer, first_kind, memory_disk
 
 GROWTH = 1.05
 """How much memory a consumer may have at the end, as a multiple of its memory after the warm-up."""
+PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 WARM_UP = 0.3
 """The share of the time that is warm-up, in which caches and pools fill."""
 
 
-@dataclass
-class Sample:
+class Sample(NamedTuple):
     """The resources in use at a moment when nothing is in progress."""
 
     at: float
@@ -46,30 +46,21 @@ class Result:
     violations: list[Violation] = field(default_factory=list)
     samples: list[Sample] = field(default_factory=list)
     messages: int = 0
-    deliveries: int = 0
-    faults: Counter[str] = field(default_factory=Counter)
-    seconds: float = 0.0
-
-    @property
-    def settled(self) -> list[Sample]:
-        """The samples after the warm-up."""
-        return [
-            sample for sample in self.samples if sample.at >= self.seconds * WARM_UP
-        ] or self.samples[-1:]
-
-    @property
-    def growth(self) -> float:
-        """The consumer's memory at the end, as a multiple of that after the warm-up: medians."""
-        some = [sample.rss_kb for sample in self.settled]
-        third = max(1, len(some) // 3)
-        return sorted(some[-third:])[third // 2] / sorted(some[:third])[third // 2]
+    faults: int = 0
 
     @property
     def leaks(self) -> list[str]:
-        """What has grown by more than it may, in words."""
-        first, last = self.settled[0], self.settled[-1]
+        """What has grown by more than it may since the warm-up, in words."""
+        warm = self.samples[-1].at * WARM_UP
+        settled = [sample for sample in self.samples if sample.at >= warm]
+        first, last, third = settled[0], settled[-1], max(1, len(settled) // 3)
+        # Of the memory, medians.
+        before, after = (
+            sorted(sample.rss_kb for sample in part)[third // 2]
+            for part in (settled[:third], settled[-third:])
+        )
         grown = {
-            f"memory, {self.growth:.3f} times": self.growth > GROWTH,
+            f"memory, {after / before:.3f} times": after / before > GROWTH,
             # A connection may be in the middle of being replaced.
             f"files, {first.files} to {last.files}": last.files > first.files + 4,
             f"keys, {first.keys} to {last.keys}": last.keys > first.keys + 4,
@@ -81,13 +72,7 @@ class Result:
 
 
 async def soak(
-    server: PrivateServer,
-    folder: Path,
-    seconds: float,
-    *,
-    kind: Kind = "reliable",
-    rate: int = 500,
-    seed: int = 1,
+    server: PrivateServer, folder: Path, seconds: float, *, kind: Kind, rate: int, seed: int
 ) -> Result:
     """Load a server for a number of seconds, at a rate per second. It is killed and restarted."""
     # A single consumer, which lives for the whole soak: it is the one that is measured.
@@ -95,28 +80,23 @@ async def soak(
     plan = Plan(kind, rate * 15, 5, seed, clients=1, pause=(1.5, 3.0), habits=habits, only=_FAULTS)
     result, started = Result(), time.monotonic()
     async with Storm(server, plan, folder) as storm:
-        while (ago := time.monotonic() - started) < seconds:
+        while not result.samples or time.monotonic() - started < seconds:
             history = await storm.blow()
             history.delivered += await storm.crowd.settled_notes()
             history.doubts, history.nameless_doubts = storm.take_doubts()
             result.violations += check(history, plan.rules)
             result.messages += len(history.offered)
-            result.deliveries += len(history.delivered)
             (pid,) = storm.crowd.pids
             raw = await storm.raw(server)
-            memory = await raw.info("memory")
-            ago = time.monotonic() - started
+            server_kb = (await raw.info("memory"))["used_memory"] // 1024
+            rss_kb = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_KB
             files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
             sample = Sample(
-                ago, _rss_kb(pid), files, memory["used_memory"] // 1024, await raw.dbsize()
+                time.monotonic() - started, rss_kb, files, server_kb, await raw.dbsize()
             )
             result.samples.append(sample)
-            result.seconds = ago
-            print(
-                f"{result.messages:,} messages  {sample}  {summary(result.violations, 1)}",
-                flush=True,
-            )
-        result.faults = storm.injected
+            print(f"{result.messages:,} messages  {sample}  {summary(result.violations, 1)}")
+        result.faults = storm.injected.total()
         result.violations += [Violation("left", 0, words) for words in (await storm.end()).left]
     return result
 
@@ -127,11 +107,6 @@ _FAULTS = (
     "cut in a reply", "refused", "server stopped", "server killed", "CLIENT KILL normal",
     "CLIENT KILL pubsub", "CLIENT PAUSE", "SCRIPT FLUSH",
 )  # fmt: skip
-
-
-def _rss_kb(pid: int) -> int:
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def main() -> None:
@@ -150,7 +125,7 @@ def main() -> None:
         seconds = options.minutes * 60
         result = asyncio.run(soak(server, Path(folder), seconds, **chosen))
     leaks = ", ".join(result.leaks) or "none"
-    print(f"{sum(result.faults.values())} faults over {result.messages:,} messages; leaks: {leaks}")
+    print(f"{result.faults} faults over {result.messages:,} messages; leaks: {leaks}")
     if result.violations or result.leaks:
         sys.exit(f"FAILED: {summary(result.violations)}")
 

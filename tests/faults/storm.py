@@ -48,7 +48,6 @@ from tests.faults.consumers import (
     Consumer,
     Habits,
     Kind,
-    WorkerConsumer,
     open_reliable,
     shorten_deadlines,
 )
@@ -65,7 +64,7 @@ from tests.faults.history import (
 )
 from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
-from tests.support.forks import FORKS
+from tests.faults.victims import start
 from tests.support.links import Direction, Links, detour
 from tests.support.servers import PrivateServer, first_kind, memory_disk
 from tests.support.waiting import until
@@ -112,7 +111,7 @@ class Plan:
     keeps: bool = False
     """Whether results are kept. Only for a reliable queue."""
     workers: bool = False
-    """Whether workers consume instead of loops. Only for a reliable queue."""
+    """Whether workers consume, in the processes alone. Only for a reliable queue."""
     only: tuple[str, ...] = ()
     """The names of the faults to choose from; empty means each that is short."""
 
@@ -130,16 +129,13 @@ class Storm:
     def __init__(self, servers: PrivateServer | Replicated, plan: Plan, folder: Path) -> None:
         self._servers = servers
         self._plan = plan
-        self._folder = folder
         self._chance = random.Random(f"storm {plan.seed}")
         self._stack = AsyncExitStack()
         self._faults = _Faults(self)
         self._keys = itertools.count()
         self._clients: list[delayq.Client] = []
         self._producers: list[delayq.Client] = []
-        self._consuming: deque[
-            tuple[delayq.Client, Callable[[], None], list[asyncio.Task[None]]]
-        ] = deque()
+        self._consuming: deque[tuple[delayq.Client, list[asyncio.Task[None]]]] = deque()
         self._numbers = itertools.count()
         self._reusing: set[asyncio.Task[None]] = set()
         self._doubts = _Doubts()
@@ -157,7 +153,6 @@ class Storm:
             demand_one_clock(server)
         try:
             await self._lay_links()
-            self.crowd.url = self._url
             stack.push_async_callback(asyncio.to_thread, self.crowd.close)
             logging.getLogger("delayq").addHandler(self._doubts)
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
@@ -166,7 +161,8 @@ class Storm:
             if plan.keeps:
                 await open_reliable(self._producers[0]).configure(keep=3600, max_kept=1_000_000)
             stack.push_async_callback(self._stop_consuming)
-            for _ in range(plan.clients):
+            # Workers have processes of their own.
+            for _ in range(0 if plan.workers else plan.clients):
                 await self.start_consuming()
             for _ in range(plan.processes):
                 await asyncio.to_thread(self.crowd.start)
@@ -190,29 +186,20 @@ class Storm:
                 assert server.port is not None
                 self.crowd.detours[server.port] = links.port
         self._stack.enter_context(detour(self.crowd.detours))
-
-    @property
-    def _url(self) -> str:
         # Several servers announce their own addresses; connections to these take detours.
-        return self.links[0].url if isinstance(self._servers, PrivateServer) else self._servers.url
+        self.crowd.url = servers.url if not isinstance(servers, PrivateServer) else links.url
 
     async def masters(self) -> Sequence[PrivateServer]:
         """Return every server that holds messages."""
-        servers = self._servers
-        return (
-            [servers]
-            if isinstance(servers, PrivateServer)
-            else await asyncio.to_thread(servers.list_masters)
-        )
+        if isinstance(self._servers, PrivateServer):
+            return [self._servers]
+        return await asyncio.to_thread(self._servers.list_masters)
 
     async def master_of(self, key: str) -> PrivateServer:
         """Return the server that holds a key."""
-        servers = self._servers
-        return (
-            servers
-            if isinstance(servers, PrivateServer)
-            else await asyncio.to_thread(servers.master_of, key)
-        )
+        if isinstance(self._servers, PrivateServer):
+            return self._servers
+        return await asyncio.to_thread(self._servers.master_of, key)
 
     async def raw(self, server: PrivateServer) -> Any:
         """Return a separate client of a server, which bypasses all links."""
@@ -226,8 +213,7 @@ class Storm:
     def began(self, delivered: Delivered) -> None:
         self.history.delivered.append(delivered)
 
-    def ended(self, delivered: Delivered) -> None:
-        pass
+    def ended(self, _: Delivered) -> None: ...
 
     # The storm itself
 
@@ -249,7 +235,9 @@ class Storm:
                 )
                 shares.put_nowait(share // 2)
                 await asyncio.sleep(self._chance.uniform(*plan.pause))
-                await self._caught_up()
+                # Processes report only later what they have received.
+                with suppress(TimeoutError, OSError):
+                    await until(self._is_small, 30)
                 # These are offered while the fault happens, or just before.
                 shares.put_nowait(share - share // 2)
                 await asyncio.sleep(self._chance.uniform(0, 0.01))
@@ -279,11 +267,6 @@ class Storm:
         found = self._doubts.copies, self._doubts.nameless
         self._doubts.clear()
         return found
-
-    async def _caught_up(self) -> None:
-        # Processes report only later what they have received.
-        with suppress(TimeoutError, OSError):
-            await until(self._is_small, 30)
 
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
@@ -331,44 +314,35 @@ class Storm:
                 history.results[id] = type(error)
 
         looked_at = self._chance.sample(ids, min(RESULTS, len(ids)))
-        for start in range(0, len(looked_at), 100):
-            await asyncio.gather(*map(look, looked_at[start : start + 100]))
+        for first in range(0, len(looked_at), 100):
+            await asyncio.gather(*map(look, looked_at[first : first + 100]))
 
     async def start_consuming(self) -> None:
         """Start a client that consumes in several loops."""
-        plan, number, client = self._plan, next(self._numbers), await self._client()
-        if plan.workers:
-            worker = WorkerConsumer(
-                client, f"worker {number}", self, (plan.seed, number), plan.habits
-            )
-            self._consuming.append((client, worker.stop, [asyncio.create_task(worker.run())]))
-            return
-        who, seed = f"consumer {number}", (plan.seed, number)
+        plan, who, client = self._plan, f"consumer {next(self._numbers)}", await self._client()
         loops = [
-            Consumer(client, plan.kind, f"{who}.{n}", self, (*seed, n), plan.habits)
+            Consumer(client, plan.kind, f"{who}.{n}", self, (plan.seed, who, n), plan.habits)
             for n in range(plan.loops)
         ]
-        tasks = [asyncio.create_task(loop.run()) for loop in loops]
-        self._consuming.append((client, lambda: None, tasks))
+        self._consuming.append((client, [asyncio.create_task(loop.run()) for loop in loops]))
 
-    async def close_one(self) -> None:
-        """Close the client that has consumed longest. Its loops end by themselves."""
-        client, stop, tasks = self._consuming.popleft()
-        stop()
-        if self._plan.workers:
-            await asyncio.gather(*tasks)
+    async def close_one(self, _: random.Random) -> None:
+        """Close the client that has consumed longest, and start another."""
+        client, tasks = self._consuming.popleft()
+        # Its loops end by themselves.
         await client.aclose()
         await asyncio.gather(*tasks)
+        await self.start_consuming()
 
     async def _client(self) -> delayq.Client:
         client = await self._stack.enter_async_context(
-            delayq.connect(self._url, resync_interval=RESYNC)
+            delayq.connect(self.crowd.url, resync_interval=RESYNC)
         )
         self._clients.append(client)
         return client
 
     async def _stop_consuming(self) -> None:
-        tasks = [task for _, _, some in self._consuming for task in some]
+        tasks = [task for _, some in self._consuming for task in some]
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -499,8 +473,6 @@ class Crowd:
     def __init__(self, folder: Path, plan: Plan) -> None:
         self._folder = folder
         self._plan = plan
-        # Forked from a process that has imported everything: starting an interpreter for each would
-        # take too long.
         self._numbers = itertools.count(1)
         self._processes: list[Any] = []
         self.url = ""
@@ -518,9 +490,7 @@ class Crowd:
         loops = 0 if plan.workers else plan.loops
         seed = (plan.seed, who)
         consuming = (self.url, self.detours, notes, who, plan.kind, loops, seed, plan.habits)
-        process = FORKS.Process(target=consumers.main, args=consuming, daemon=True)
-        process.start()
-        self._processes.append(process)
+        self._processes.append(start(consumers.main, *consuming))
 
     def kill_one(self) -> None:
         """Kill the process that has lived longest."""
@@ -592,7 +562,7 @@ class _Doubts(logging.Handler):
 
 # Ids of messages in the other queue begin with this.
 _REUSED = "reused"
-_FAILOVERS = ("planned failover", "Sentinel killed")
+
 AWAY_FOR_LONG = "server away for long"
 # Of these, a storm revokes one at a time.
 _RIGHTS = "publish lpush rpush lpop set hset hdel zadd zrem zremrangebyrank"
@@ -613,14 +583,15 @@ class _Faults:
             "cut in a reply": lambda chance: self._drop(chance, "replies"),
             "refused": self._refuse,
             "server stopped": self._sigstop,
-            "server killed": self._sigkill,
-            AWAY_FOR_LONG: self._sigkill_for_long,
+            "server killed": lambda chance: self._sigkill(chance, chance.choice((0.0, 0.2))),
+            # Until calls have been given up, and leases have ended.
+            AWAY_FOR_LONG: lambda chance: self._sigkill(chance, RETRY_FOR + 1),
             "CLIENT KILL normal": lambda _: self._ask("CLIENT", "KILL", "TYPE", "normal"),
             "CLIENT KILL pubsub": lambda _: self._ask("CLIENT", "KILL", "TYPE", "pubsub"),
             "CLIENT PAUSE": self._pause,
             "SCRIPT FLUSH": lambda _: self._ask("SCRIPT", "FLUSH"),
             "consumer killed": self._kill_consumer,
-            "client closed": self._close_client,
+            "client closed": storm.close_one,
             "right lost": self._lose_right,
             "planned failover": self._hand_over,
             "Sentinel killed": self._kill_sentinel,
@@ -637,15 +608,14 @@ class _Faults:
         return order[:count]
 
     def _fits(self, name: str) -> bool:
-        if name == "consumer killed" and not self._storm._plan.processes:
-            return False
-        match self._storm._servers:
-            case PrivateServer():
-                return name not in _FAILOVERS
-            case BehindSentinels():
-                return True
-            case InCluster():
-                return name != "Sentinel killed"
+        match name:
+            case "consumer killed":
+                return self._storm._plan.processes > 0
+            case "planned failover":
+                return not isinstance(self._storm._servers, PrivateServer)
+            case "Sentinel killed":
+                return isinstance(self._storm._servers, BehindSentinels)
+        return True
 
     async def inject(self, name: str, chance: random.Random) -> None:
         try:
@@ -690,17 +660,10 @@ class _Faults:
         with (await self._one(chance)).paused():
             await asyncio.sleep(chance.uniform(0.1, longest))
 
-    async def _sigkill(self, chance: random.Random) -> None:
+    async def _sigkill(self, chance: random.Random, seconds: float) -> None:
         server = await self._one(chance)
         server.kill()
-        await asyncio.sleep(chance.choice((0.0, 0.2)))
-        await asyncio.to_thread(server.start)
-
-    async def _sigkill_for_long(self, chance: random.Random) -> None:
-        """Keep the server down until calls have been given up, and leases have ended."""
-        server = await self._one(chance)
-        server.kill()
-        await asyncio.sleep(RETRY_FOR + 1)
+        await asyncio.sleep(seconds)
         await asyncio.to_thread(server.start)
 
     async def _pause(self, chance: random.Random) -> None:
@@ -712,10 +675,6 @@ class _Faults:
         for server in await self._storm.masters():
             reply = await asyncio.to_thread(server.call, *words)
             assert not reply.startswith(b"-"), reply
-
-    async def _close_client(self, _: random.Random) -> None:
-        await self._storm.close_one()
-        await self._storm.start_consuming()
 
     async def _lose_right(self, chance: random.Random) -> None:
         """Revoke a right and cut all connections, which remember their rights for a while."""
@@ -733,14 +692,12 @@ class _Faults:
         await asyncio.to_thread(self._storm.crowd.start)
 
     async def _hand_over(self, chance: random.Random) -> None:
-        assert not isinstance(self._storm._servers, PrivateServer)
-        await asyncio.to_thread(
-            self._storm._servers.hand_over, chance.choice((QUEUE, QUEUE, IDS)), chance
-        )
+        servers: Any = self._storm._servers
+        await asyncio.to_thread(servers.hand_over, chance.choice((QUEUE, QUEUE, IDS)), chance)
 
     async def _kill_sentinel(self, _: random.Random) -> None:
-        assert isinstance(self._storm._servers, BehindSentinels)
-        await asyncio.to_thread(self._storm._servers.kill_a_sentinel)
+        servers: Any = self._storm._servers
+        await asyncio.to_thread(servers.kill_a_sentinel)
 
 
 def main() -> None:
@@ -749,7 +706,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=KINDS, default="plain")
     parser.add_argument("--round-trip", type=float, default=0.0, help="milliseconds")
     parser.add_argument("--mbit", type=float, help="megabits a second; without it, no limit")
-    parser.add_argument("--workers", action="store_true", help="consume by workers, if reliable")
+
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
@@ -768,16 +725,13 @@ def main() -> None:
         processes=0 if options.kind == "plain" else 1,
         round_trip=options.round_trip,
         mbit=options.mbit,
-        workers=options.workers,
     )
+    several: dict[str, type[Replicated]] = {"sentinel": BehindSentinels, "cluster": InCluster}
     servers: PrivateServer | Replicated
-    match options.servers:
-        case "sentinel":
-            servers = BehindSentinels(kind)
-        case "cluster":
-            servers = InCluster(kind)
-        case _:
-            servers = PrivateServer(kind, appendonly="always", within=memory_disk())
+    if options.servers in several:
+        servers = several[options.servers](kind)
+    else:
+        servers = PrivateServer(kind, appendonly="always", within=memory_disk())
     with tempfile.TemporaryDirectory() as folder, servers:
         violations = asyncio.run(_for_minutes(servers, plan, Path(folder), options.minutes))
     sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)

@@ -53,30 +53,6 @@ def log(*delivered: Delivered, bound: Bound = ONE, keys: int = 0, **more: Any) -
 
 EARLY = [ran(key, 300 + key, 1) for key in range(5)]
 BY_TWO = {0: "a", 1: "b"}
-SOUND = {
-    "one after the other": log(ran(0, 0, 100), ran(1, 100, 100)),
-    "two at a time": log(ran(0, 0, 100), ran(1, 50, 100), ran(2, 100, 100), bound=TWO),
-    "two groups": log(ran(0, 0, 100), ran(1, 50, 100), groups=BY_TWO),
-    "six in more than a window": log(
-        *(ran(key, key, 10) for key in range(5)), ran(5, 1000, 10), bound=FIVE_A_SECOND
-    ),
-    # An end of leases is a few microseconds later if another claim has that end.
-    "microseconds": log(
-        *(ran(key, 0.02, 1) for key in range(5)), ran(5, 1000, 1), bound=FIVE_A_SECOND
-    ),
-    "a killed process runs nothing": log(
-        ran(0, 0, 0, **KILLED), ran(0, 2000, 10, **AGAIN), ran(1, 500, 10), kills=DEAD
-    ),
-    "a handler that outlives its lease has no slot": log(
-        *(ran(0, 0, 3000, **STOPPED), ran(0, 2000, 10, **AGAIN), ran(1, 2500, 10)),
-        paused={"stopped"},
-    ),
-    "again after a kill": log(ran(0, 0, 499, who="killed"), ran(0, 2000, 10, **AGAIN), kills=DEAD),
-    "again after a stop": log(
-        ran(0, 0, 499, **STOPPED), ran(0, 2000, 10, **AGAIN), paused={"stopped"}
-    ),
-    "again after a failure": log(ran(0, 0, 10, **FAILED), ran(0, 20, 10, **AGAIN)),
-}
 LATE = ran(1, 50, 100)
 LATE.seen_us = T0 + 120 * MS
 PLANTED = {
@@ -118,9 +94,8 @@ PLANTED = {
 
 
 @pytest.mark.nightly
-def test_the_judge_names_what_breaks_a_limit_and_nothing_else() -> None:
-    for name, sound in SOUND.items():
-        assert judge(sound, RULES) == [], name
+def test_the_judge_names_what_breaks_a_limit() -> None:
+    """That it names nothing else is shown by the storms."""
     for rule, logs in PLANTED.items():
         for number, planted in enumerate(logs):
             assert [each.kind for each in judge(planted, RULES)] == [rule], f"{rule} {number}"

@@ -219,18 +219,6 @@ async def test_a_reply_is_lost_after_its_request_was_executed(
     await talkers.new()
 
 
-async def test_links_end_while_they_are_stalled_and_leave_nothing(server: PrivateServer) -> None:
-    async with Links(server, tcp=True) as links:
-        talker = await Talkers(links).new()
-        links.stall()
-        links.delay(1000)
-        talker.writer.write(PING)
-        await asyncio.sleep(WHILE)
-    assert await talker.is_cut()
-    talker.writer.transport.abort()
-    assert links.count == 0
-
-
 async def test_connections_take_a_detour_while_it_lasts(server: PrivateServer) -> None:
     async with Links(server, tcp=True) as direct, Links(server, tcp=True) as around:
         with detour({direct.port: around.port}):

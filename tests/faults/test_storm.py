@@ -9,7 +9,7 @@ import pytest
 
 from tests.conftest import _USED, FOUND
 from tests.faults import report
-from tests.faults.checker import check, lateness_us, percentile, summary
+from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Kind, shorten_deadlines
 from tests.faults.history import Told
 from tests.faults.replicated import BehindSentinels, InCluster
@@ -90,17 +90,9 @@ async def test_a_storm_loses_nothing_doubles_nothing_and_leaves_nothing(
         keeps=kind == "reliable" and list(FOUND).index(own_server.kind.name) % 2 == 0,
     )
     storm, history = await ride_out(own_server, plan, tmp_path)
-    late = lateness_us(history)
     told = Counter(offered.told for offered in history.offered.values())
     healed = max(fault.to_us for fault in history.faults)
     after = [one.seen_us for one in history.delivered if one.seen_us > healed]
-    print(
-        f"{len(after)} of them in {(max(after, default=healed) - healed) / 1_000_000:.1f} s after"
-        f" the last fault; {own_server.kind.name} {kind}: {sum(storm.injected.values())} faults,"
-        f" {told}, {len(history.delivered)} deliveries, late p50 {percentile(late, 0.5) / 1000:.1f}"
-        f" p99 {percentile(late, 0.99) / 1000:.1f} ms of {len(late)}, doubts {len(history.doubts)}"
-        f" + {history.nameless_doubts}"
-    )
     violations = check(history, plan.rules)
     for key in {violation.key for violation in violations[:10]}:
         mine = (one for one in history.delivered if one.key == key)
