@@ -26,6 +26,7 @@ from tests.integration.test_acl import granted
 from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.servers import free_port
+from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -173,9 +174,11 @@ class CardDeclined(Exception):
 
 async def test_how_long_handlers_take_and_what_fails(metrics: Metrics, jobs: Jobs) -> None:
     errors = [None, CardDeclined(), RetryAfter(3600), Reject("no"), KeyError("x"), KeyError("y")]
+    # Many kinds of errors do not make many series.
+    errors += [type(f"Error{n}", (Exception,), {})() for n in range(60)]
     await jobs.offer_many(offers(len(errors)))
     for message, error in zip(await jobs.claim(100), errors, strict=True):
-        with suppress(CardDeclined, KeyError):
+        with suppress(Exception):
             async with message:
                 if error is not None:
                     raise error
@@ -190,12 +193,10 @@ async def test_how_long_handlers_take_and_what_fails(metrics: Metrics, jobs: Job
     assert seen["delayq_handling_seconds_count", "jobs"] == len(errors) + 1
     assert 0 < seen["delayq_handling_seconds_sum", "jobs"] < 600
     assert seen["delayq_queue_in_flight", "jobs", "reliable"] == 0
-    assert failures(seen, "jobs") == {
-        f"{__name__}.CardDeclined": 1,
-        "KeyError": 2,
-        "delayq.Reject": 1,
-        "other": 0,
-    }
+    counts = failures(seen, "jobs")
+    assert (len(counts), sum(counts.values()), counts["other"]) == (51, len(errors) - 2, 13)
+    kinds = {f"{__name__}.CardDeclined": 1, "KeyError": 2, "delayq.Reject": 1}
+    assert kinds.items() <= counts.items()
 
 
 def failures(seen: Samples, queue: str) -> dict[str, float]:
@@ -256,18 +257,6 @@ async def test_reporting_a_failure_to_the_server_is_no_part_of_the_time_it_took(
     assert (await samples(metrics))["delayq_handling_seconds_sum", "jobs"] == 1
 
 
-async def test_many_kinds_of_errors_do_not_make_many_series(metrics: Metrics, jobs: Jobs) -> None:
-    await jobs.offer_many(offers(60))
-    for message in await jobs.claim(100):
-        with suppress(Exception):
-            async with message:
-                raise type(f"Error{message.value}", (Exception,), {})
-    seen = failures(await samples(metrics), "jobs")
-    assert len(seen) == 51
-    assert seen["other"] == 10
-    assert sum(seen.values()) == 60
-
-
 async def test_every_metric_is_there_before_anything_happens(
     metrics: Metrics, jobs: Jobs, queue: DelayedQueue[int]
 ) -> None:
@@ -291,18 +280,6 @@ async def test_the_client_reports_its_own_figures(
     assert 0 < seen[("delayq_timer_lag_seconds_sum",)] < 60
     assert seen["delayq_delivered_total", "orders", "delayed"] == 1
     assert seen["delayq_transfer_errors_total", "orders", "delayed"] == 0
-
-
-async def test_a_thread_may_collect_the_latest_figures(client: Client, jobs: Jobs) -> None:
-    registry = CollectorRegistry()
-    async with Metrics(client, registry=registry, interval=0.05):
-        await jobs.offer(1)
-
-        async def scrape() -> bool:
-            return ONE_READY in (await asyncio.to_thread(generate_latest, registry)).decode()
-
-        await until(scrape)
-    assert generate_latest(registry) == b""
 
 
 async def test_a_server_that_is_away_holds_up_no_scrape(
@@ -352,13 +329,23 @@ async def test_metrics_ask_again_after_other_refusals(
 
 async def test_a_port_serves_them_while_the_loop_is_blocked(client: Client, jobs: Jobs) -> None:
     await jobs.offer(1)
-    port = free_port()
-    async with serve(client, port, registry=CollectorRegistry()):
+    port, registry = free_port(), CollectorRegistry()
+    async with serve(client, port, registry=registry):
         # The request blocks the event loop, so nothing else runs in the meantime.
         text = httpx.get(f"http://127.0.0.1:{port}/metrics").text
     assert ONE_READY in text
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics")
+    # A thread of an application's own gets the latest figures.
+    async with Metrics(client, registry=registry, interval=0.05):
+        await jobs.offer(2)
+
+        async def scrape() -> bool:
+            text = (await asyncio.to_thread(generate_latest, registry)).decode()
+            return ONE_READY.replace("1.0", "2.0") in text
+
+        await until(scrape)
+    assert generate_latest(registry) == b""
 
 
 async def test_it_is_an_asgi_application(metrics: Metrics, jobs: Jobs) -> None:
@@ -474,12 +461,9 @@ async def test_who_is_cancelled_while_the_server_is_asked_first_leaves_nothing_r
 
     with monkeypatch.context() as patch:
         patch.setattr(client, "queue_depths", never)
-        entering = asyncio.create_task(Metrics(client, registry=registry, interval=0).__aenter__())
-        await asyncio.wait_for(asked.wait(), 60)
-        entering.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await entering
+        async with running(Metrics(client, registry=registry, interval=0).__aenter__()):
+            await asyncio.wait_for(asked.wait(), 60)
     assert not client._hooks.delivered
     async with Metrics(client, registry=registry, interval=0) as metrics:
         await jobs.offer(1)
-        assert (await samples(metrics))["delayq_offered_total", "jobs", "reliable"] == 1
+        assert totals(await samples(metrics), "jobs", "offered") == {"offered": 1}
