@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +53,7 @@ from tests.support.django_project import tasks  # noqa: E402
 from tests.support.django_project.settings import BACKEND  # noqa: E402
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import AsyncIterator, Callable, Iterator
     from pathlib import Path
 
     from tests.support.servers import PrivateServer
@@ -134,6 +135,12 @@ def test_a_task_is_a_message_that_a_worker_runs(configure: Configure) -> None:
     work()
     assert tasks.seen == [((1, [2, "3"]), {"key": {"a": None}})] * 2
     assert queue().get(result.id) is None
+    tasks.seen.clear()
+    # One task may enqueue another.
+    tasks.enqueue_another.enqueue("inner")
+    work()
+    work()
+    assert tasks.seen == [(("inner",), {})]
 
 
 def test_the_backend_tells_what_it_can_do(configure: Configure) -> None:
@@ -195,15 +202,6 @@ def test_what_has_a_higher_priority_runs_first(configure: Configure) -> None:
     assert [args[0] for args, _ in tasks.seen] == [100, 3, 0, -1, -50]
 
 
-def test_a_queue_has_its_own_messages(configure: Configure) -> None:
-    configure(prefix="shop:")
-    tasks.note.using(queue_name="emails").enqueue(1)
-    tasks.note.enqueue(2)
-    assert (queue("shop:emails").stats().ready, queue("shop:default").stats().ready) == (1, 1)
-    work(queues=["emails"])
-    assert tasks.seen == [((1,), {})]
-
-
 def test_what_no_worker_could_run_is_refused(configure: Configure) -> None:
     with pytest.raises(TypeError):
         tasks.note.enqueue(object())
@@ -231,13 +229,6 @@ own.enqueue()
 """
     done = run_python("-c", program, DELAYQ_URL=server.url)
     assert "InvalidTask: 'own' is in the program itself" in done.stderr
-
-
-def test_tasks_can_enqueue_others(configure: Configure) -> None:
-    tasks.enqueue_another.enqueue("inner")
-    work()
-    work()
-    assert tasks.seen == [(("inner",), {})]
 
 
 def test_all_threads_and_loops_share_a_client_and_its_queues(
@@ -272,26 +263,11 @@ def test_all_threads_and_loops_share_a_client_and_its_queues(
     enqueue()
     assert opened == ["default", "emails", "default"]
     assert queue().stats().ready == 20
-
-
-def test_a_closed_backend_opens_another_client(configure: Configure) -> None:
-    first = default_task_backend.client
-    tasks.note.enqueue()
     task_backends.close_all()
     with pytest.raises(delayq.Closed):
-        first.server_time()
+        clients[-1].server_time()
     tasks.note.enqueue()
-    assert queue().stats().ready == 2
-
-
-def test_a_server_that_is_down_is_an_error_of_delayq(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
-    configure(url="redis://127.0.0.1:1/0")
-    with pytest.raises(delayq.ServerUnavailable):
-        tasks.note.enqueue()
-    task_backends.close_all()
+    assert queue().stats().ready == 21
 
 
 # Failures
@@ -300,80 +276,59 @@ def test_a_server_that_is_down_is_an_error_of_delayq(
 def test_a_task_that_fails_is_retried_and_then_a_dead_letter(
     configure: Configure, signals: list[Any]
 ) -> None:
+    async_to_sync(tasks.anote.aenqueue)("value")
+    work()
+    # It has run in the event loop.
+    assert tasks.seen == [("value", True)]
+    statuses = [("enqueued", "READY", []), ("started", "RUNNING", [])]
+    assert signals == [*statuses, ("finished", "SUCCESSFUL", [])]
+    tasks.seen.clear()
+    signals.clear()
     configure(max_attempts=2, backoff=Backoff.fixed(0))
     result = tasks.fail.enqueue()
     while queue().stats().ready:
         work()
     assert tasks.seen == [1, 2]
     (letter,) = queue().dead.list()
-    assert (letter.id, letter.reason, letter.error) == (
-        result.id,
-        "attempts",
-        "ValueError: it fails",
-    )
-    assert signals == [
-        ("enqueued", "READY", []),
-        ("started", "RUNNING", []),
-        ("started", "RUNNING", []),
-        ("finished", "FAILED", [ValueError]),
-    ]
+    assert (letter.id, letter.reason) == (result.id, "attempts")
+    assert letter.error == "ValueError: it fails"
+    assert signals == [*statuses, statuses[1], ("finished", "FAILED", [ValueError])]
 
 
-def test_a_task_that_succeeds_tells_so(configure: Configure, signals: list[Any]) -> None:
-    async_to_sync(tasks.anote.aenqueue)("value")
-    work()
-    # It has run in the event loop.
-    assert tasks.seen == [("value", True)]
-    assert signals == [
-        ("enqueued", "READY", []),
-        ("started", "RUNNING", []),
-        ("finished", "SUCCESSFUL", []),
-    ]
-
-
-def test_a_receiver_that_fails_changes_nothing(configure: Configure) -> None:
+def test_a_receiver_that_fails_changes_nothing(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(**_: Any) -> None:
         raise RuntimeError("broken receiver")
 
     for each in SIGNALS.values():
+        monkeypatch.setattr(each, "receivers", list(each.receivers))
         each.connect(broken)
-    try:
-        tasks.note.enqueue()
-        tasks.anote.enqueue(1)
-        work()
-    finally:
-        for each in SIGNALS.values():
-            each.disconnect(broken)
+    tasks.note.enqueue()
+    tasks.anote.enqueue(1)
+    work()
     assert len(tasks.seen) == 2
     assert queue().stats().dead == queue().stats().delayed == 0
 
 
-def test_what_is_no_task_is_a_dead_letter(configure: Configure) -> None:
+def test_what_is_no_task_is_a_dead_letter(
+    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     module = "tests.support.django_project.tasks"
-    wrong = (
-        *("text", {"args": []}, {"task": 5, "args": [], "kwargs": {}}),
-        *(
-            {"task": name, "args": [], "kwargs": {}}
-            for name in ("nowhere", "nowhere.tasks.note", f"{module}.gone", f"{module}.plain")
-        ),
-    )
+    names = (5, "nowhere", "nowhere.tasks.note", f"{module}.gone", f"{module}.plain")
+    wrong = ("text", {"args": []}, *({"task": name, "args": [], "kwargs": {}} for name in names))
     for value in wrong:
         queue().offer(value)
+    # One whose module cannot be imported now is tried again.
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "needy_tasks.py").write_text("import a_module_that_is_not_installed\n")
+    queue().offer({"task": "needy_tasks.go", "args": [], "kwargs": {}})
     work()
     reasons = [letter.reason for letter in queue().dead.list()]
     assert len(reasons) == len(wrong)
     for reason in reasons:
         assert reason.startswith(("unknown task", "it is not a call of a Django task"))
-
-
-def test_a_module_that_cannot_be_imported_now_is_tried_again(
-    configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "needy_tasks.py").write_text("import a_module_that_is_not_installed\n")
-    queue().offer({"task": "needy_tasks.go", "args": [], "kwargs": {}})
-    work()
-    assert (queue().stats().dead, queue().stats().delayed) == (0, 1)
+    assert queue().stats().delayed == 1
 
 
 # Results
@@ -396,6 +351,16 @@ def test_a_result_is_what_the_task_has_returned(configure: Configure, name: str)
     assert (before.status, before.is_finished, before.attempts) == ("READY", False, 0)
     with pytest.raises(ValueError, match="not finished"):
         _ = before.return_value
+
+    async def claim(client: delayq.Client) -> Any:
+        (message,) = await client.reliable_queue("emails").claim()
+        return message
+
+    message = default_task_backend.client.run(claim)
+    within = get(task, sent.id)
+    assert (within.status, within.attempts, within.started_at) == ("RUNNING", 1, None)
+    default_task_backend.client.run(lambda _: message.release())
+    assert get(task, sent.id).attempts == 0
     work()
     found = get(task, sent.id)
     assert (found.status, found.errors, found.attempts) == ("SUCCESSFUL", [], 1)
@@ -435,7 +400,6 @@ def test_a_task_that_was_rejected_has_failed(configure: Configure, signals: list
     configure(**KEEP)
     for task, error, reason in (
         (tasks.reject, delayq.Reject, "no use"),
-        # It is not computed again.
         (tasks.no_json, TypeError, "its return value is not JSON"),
     ):
         id = task.enqueue().id  # noqa: A001
@@ -452,21 +416,6 @@ def test_a_task_that_was_rejected_has_failed(configure: Configure, signals: list
     (error,) = tasks.unusual.get_result(id).errors
     assert error.exception_class is tasks.Unusual
     assert "Unusual: a\nb" in error.traceback
-
-
-def test_a_task_that_runs_is_running(configure: Configure) -> None:
-    configure(**KEEP)
-    id = tasks.note.enqueue().id  # noqa: A001
-
-    async def claim(client: delayq.Client) -> Any:
-        (message,) = await client.reliable_queue("default").claim()
-        return message
-
-    message = default_task_backend.client.run(claim)
-    found = tasks.note.get_result(id)
-    assert (found.status, found.attempts, found.started_at) == ("RUNNING", 1, None)
-    default_task_backend.client.run(lambda _: message.release())
-    assert tasks.note.get_result(id).attempts == 0
 
 
 def test_there_is_no_result_of_what_is_unknown(configure: Configure) -> None:
@@ -528,20 +477,17 @@ def test_wrong_settings_are_found_by_the_checks(
         assert [each.id for each in run_checks()] == ids, options
 
 
-def test_wrong_settings_are_refused_when_they_are_used(configure: Configure) -> None:
-    configure(max_atempts=3)
-    with pytest.raises(ImproperlyConfigured, match="no option 'max_atempts', only backoff"):
-        tasks.note.enqueue()
-    with pytest.raises(ImproperlyConfigured, match="max_atempts"):
-        new_worker()
-
-
-def test_no_server_is_started_for_one_process_alone(
+def test_wrong_settings_are_refused_when_they_are_used(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DELAYQ_URL", raising=False)
-    for url, why in ((None, "no address of a server"), ("embedded:", "its own embedded server")):
-        configure(url=url)
+    options: Any
+    for options, why in (
+        ({"url": None}, "no address of a server"),
+        ({"url": "embedded:"}, "its own embedded server"),
+        ({"max_atempts": 3}, "no option 'max_atempts', only backoff"),
+    ):
+        configure(**options)
         with pytest.raises(ImproperlyConfigured, match=why):
             tasks.note.enqueue()
         with pytest.raises(ImproperlyConfigured, match=why):
@@ -553,15 +499,18 @@ def test_no_server_is_started_for_one_process_alone(
 def test_a_worker_is_for_queues_that_there_are(configure: Configure) -> None:
     with pytest.raises(ImproperlyConfigured, match="no queue 'mail', only default, emails"):
         new_worker(queues=["mail"])
+    configure(prefix="shop:")
+    tasks.note.using(queue_name="emails").enqueue(1)
+    tasks.note.enqueue(2)
+    assert (queue("shop:emails").stats().ready, queue("shop:default").stats().ready) == (1, 1)
+    work(queues=["emails"])
+    assert tasks.seen == [((1,), {})]
     configure(queues=[])
     with pytest.raises(ImproperlyConfigured, match="allows any name"):
         new_worker()
     tasks.note.using(queue_name="any").enqueue()
     work(queues=["any"])
-    assert len(tasks.seen) == 1
-
-
-def test_another_backend_has_no_worker() -> None:
+    assert len(tasks.seen) == 2
     dummy = {"BACKEND": "django.tasks.backends.dummy.DummyBackend"}
     with override_settings(TASKS={"default": dummy}):
         with pytest.raises(ImproperlyConfigured, match="is a DummyBackend"):
@@ -573,17 +522,26 @@ def test_another_backend_has_no_worker() -> None:
 # The command
 
 
-def worker_command(*arguments: str, url: str, cwd: Path | None = None) -> subprocess.Popen[str]:
-    """Start ``manage.py delayq_worker``."""
-    command = [sys.executable, "-m", "django", "delayq_worker", *arguments]
-    return subprocess.Popen(
-        command,
+@asynccontextmanager
+async def worker_command(
+    *arguments: str, url: str, cwd: Path, until_log_has: list[str]
+) -> AsyncIterator[subprocess.Popen[str]]:
+    """Run ``manage.py delayq_worker`` until a log has these lines, and then until it ends."""
+    with subprocess.Popen(
+        [sys.executable, "-m", "django", "delayq_worker", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT), "DELAYQ_URL": url},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         cwd=cwd,
-    )
+    ) as process:
+        try:
+            await until(lambda: sorted(lines(cwd / "log")) == until_log_has, 180)
+            yield process
+            output = await asyncio.to_thread(process.communicate)
+        finally:
+            process.kill()
+    assert process.returncode == 0, output
 
 
 def lines(path: Path) -> list[str]:
@@ -609,16 +567,10 @@ async def test_a_signal_stops_the_command_when_tasks_have_ended(
 ) -> None:
     log, go = tmp_path / "log", tmp_path / "go"
     await tasks.write_late.aenqueue(str(log), str(go), "done")
-    with worker_command(url=server.url) as process:
-        try:
-            await until(lambda: lines(log) == ["begun"], 180)
-            process.send_signal(signal.SIGINT)
-            await tasks.write.aenqueue(str(log), "later")
-            go.touch()
-            output = await asyncio.to_thread(process.communicate)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    async with worker_command(url=server.url, cwd=tmp_path, until_log_has=["begun"]) as process:
+        process.send_signal(signal.SIGINT)
+        await tasks.write.aenqueue(str(log), "later")
+        go.touch()
     assert lines(log) == ["begun", "done"]
     assert (await asyncio.to_thread(queue().stats)).ready == 1
 
@@ -627,18 +579,14 @@ async def test_a_signal_stops_the_command_when_tasks_have_ended(
 async def test_the_command_runs_several_processes(
     configure: Configure, server: PrivateServer, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    for number in range(4):
-        await tasks.write.aenqueue(str(log), str(number))
+    numbers = ["0", "1", "2", "3"]
+    for number in numbers:
+        await tasks.write.aenqueue(str(tmp_path / "log"), number)
     # From elsewhere: the processes import what this one does.
-    with worker_command("--processes=2", url=server.url, cwd=tmp_path) as process:
-        try:
-            await until(lambda: sorted(lines(log)) == ["0", "1", "2", "3"], 180)
-            process.terminate()
-            output = await asyncio.to_thread(process.communicate)
-        finally:
-            process.kill()
-    assert process.returncode == 0, output
+    async with worker_command(
+        "--processes=2", url=server.url, cwd=tmp_path, until_log_has=numbers
+    ) as process:
+        process.terminate()
 
 
 def test_wrong_options_of_the_command_are_named(configure: Configure) -> None:
