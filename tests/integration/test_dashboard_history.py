@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 from functools import partial
@@ -14,7 +13,6 @@ import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.workers import Work, facts_of
-from delayq.admin import inspect as inspection
 from tests.support.board import _templates_are_compiled_once, browse, links, page, texts
 from tests.support.reliable import lists_work
 from tests.support.waiting import until
@@ -74,7 +72,10 @@ async def test_workers_are_listed_with_their_messages(
     async with delayq.connect(server.url, resync_interval=0.05) as theirs:
         queue = theirs.reliable_queue("jobs", partitions=2)
         await queue.offer("a payload", id=HOSTILE)
-        await theirs.reliable_queue("idle").offer(1, 3600)
+        for other in ("idle", "bad"):
+            await theirs.reliable_queue(other).offer(1, 3600)
+        server.call("SET", ReliableKeys.of("bad").workers, "x")
+        refused = "bad : one of the queue's keys holds a value of the wrong type"
         (message,) = await queue.claim()
         async with message:
             await until(partial(lists_work, client, "jobs"))
@@ -85,47 +86,18 @@ async def test_workers_are_listed_with_their_messages(
                 assert "<script>alert" not in shown
                 (link,) = links(shown, "message")
                 assert "a payload" in await page(reader, link)
+            # One that cannot be read hides no other.
+            for address in ("workers", "workers?kind=reliable&name=bad"):
+                assert refused in texts(await page(reader, address))
             other = texts(await page(reader, "workers?kind=reliable&name=idle"))
             assert "No process works on this queue" in other
-    assert "No process works on a reliable queue" in await page(reader, "workers")
-
-
-async def test_a_queue_that_only_has_workers_is_shown(
-    server: PrivateServer, client: Client, reader: Browser
-) -> None:
-    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
-        taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
-
-        async def is_shown() -> bool:
-            return "jobs" in texts(await page(reader, "workers"))
-
-        await until(is_shown)
-        assert "jobs reliable empty 0 0 0 0" in texts(await page(reader, "/"))
+        # A queue that only has workers is shown.
+        assert "jobs reliable, 2 partitions empty 0 0 0 0" in texts(await page(reader, "/"))
         # Where the queue is not shown, neither are its workers.
         async with browse(delayq.dashboard(client, queues=["reliable:other"])) as browser:
             assert "jobs" not in await page(browser, "workers")
-        taking.cancel()
-
-
-@pytest.mark.usefixtures("_workers_stay_listed")
-async def test_a_queue_whose_workers_cannot_be_read_hides_no_other(
-    server: PrivateServer, client: Client, reader: Browser
-) -> None:
-    async with delayq.connect(server.url, resync_interval=0.05) as theirs:
-        await theirs.reliable_queue("bad").offer(1, 3600)
-        server.call("SET", ReliableKeys.of("bad").workers, "x")
-        taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
-
-        async def is_listed() -> bool:
-            return bool(await inspection.workers(client, "jobs"))
-
-        await until(is_listed)
-        shown = texts(await page(reader, "workers"))
-        assert "Workers 1" in shown
-        refused = "bad : one of the queue's keys holds a value of the wrong type"
-        assert refused in shown
-        assert refused in texts(await page(reader, "workers?kind=reliable&name=bad"))
-        taking.cancel()
+    server.call("DEL", ReliableKeys.of("bad").workers)
+    assert "No process works on a reliable queue" in await page(reader, "workers")
 
 
 async def test_of_many_workers_the_first_are_shown(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import httpx
 import pytest
@@ -62,6 +63,8 @@ async def post(app: FastAPI, number: int) -> int:
 
 async def test_a_dependency_is_the_apps_client(server: PrivateServer, client: Client) -> None:
     app = fastapi_app(server.url)
+    with pytest.raises(delayq.Closed, match="lifespan"):
+        await post(app, 1)
     # Twice, because an application may be started again, for example by its tests.
     for number in range(2):
         async with app.router.lifespan_context(app):
@@ -72,11 +75,6 @@ async def test_a_dependency_is_the_apps_client(server: PrivateServer, client: Cl
     async with app.router.lifespan_context(app):
         pass
     assert await client.server_time()
-
-
-async def test_an_application_that_does_not_run_has_no_client(server: PrivateServer) -> None:
-    with pytest.raises(delayq.Closed, match="lifespan"):
-        await post(fastapi_app(server.url), 1)
 
 
 async def test_a_worker_runs_as_long_as_the_block(client: Client) -> None:
@@ -100,16 +98,8 @@ async def test_a_worker_runs_as_long_as_the_block(client: Client) -> None:
 
 @pytest.mark.usefixtures("_impatient")
 async def test_a_server_that_is_not_there_fails_the_start() -> None:
-    sent: list[str] = []
-
-    async def app(*_: object) -> None:
-        raise AssertionError
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "lifespan.startup"}
-
-    async def send(message: Any) -> None:
-        sent.append(message["type"])
-
+    receive = AsyncMock(return_value={"type": "lifespan.startup"})
+    app, send = AsyncMock(), AsyncMock()
     await WithClient(app, "redis://127.0.0.1:1")({"type": "lifespan"}, receive, send)
-    assert sent == ["lifespan.startup.failed"]
+    assert [call.args[0]["type"] for call in send.await_args_list] == ["lifespan.startup.failed"]
+    app.assert_not_called()

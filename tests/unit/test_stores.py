@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import ast
-from importlib import import_module
 from pathlib import Path
 
 import delayq
+from delayq._delayed import store as delayed
 from delayq._redis.scripts import Script
+from delayq._reliable import store as reliable
 from tests.house import COMMANDS
 
 PACKAGE = Path(delayq.__file__).parent
 # Tests that move time have scripts of their own.
 EXEMPT = {"testing/time_travel.py"}
+SCRIPTS = {
+    name
+    for store in (delayed, reliable)
+    for name, value in vars(store).items()
+    if isinstance(value, Script)
+}
 
 
 def named(text: str) -> set[str]:
@@ -23,33 +30,20 @@ def named(text: str) -> set[str]:
             names.add(str(node.value))
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Script":
             names.add("Script")
-        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("delayq"):
-            continue
-        for name in (alias.name for alias in node.names):
-            if name == "store" or is_script(str(node.module), name):
-                names.add(name)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("delayq"):
+            names |= {alias.name for alias in node.names} & {"store", *SCRIPTS}
     return names
 
 
-def is_script(module: str, name: str) -> bool:
-    """Return whether a module has a script of this name. Those for Django have none."""
-    if module.startswith("delayq.integrations.django"):
-        return False
-    return isinstance(getattr(import_module(module), name, None), Script)
-
-
 def test_modules_ask_a_store_and_name_neither_commands_nor_scripts() -> None:
-    names = {}
-    for path in PACKAGE.rglob("*.py"):
-        module = path.relative_to(PACKAGE).as_posix()
-        if not module.startswith("_redis/") and not module.endswith("/store.py"):
-            names[module] = named(path.read_text("utf-8"))
-    assert {module: found for module, found in names.items() if found}.keys() == EXEMPT
-
-
-def test_a_command_or_a_script_is_noticed() -> None:
+    modules = {path.relative_to(PACKAGE).as_posix(): path for path in PACKAGE.rglob("*.py")}
+    assert {
+        module
+        for module, path in modules.items()
+        if not module.startswith("_redis/") and not module.endswith("/store.py")
+        if named(path.read_text("utf-8"))
+    } == EXEMPT
     for text in (
-        'await server.command("ZCARD", key)',
         'ask = ("WAIT", 0, 1)',
         "from delayq._reliable.store import CLAIM",
         "from delayq._reliable import store",

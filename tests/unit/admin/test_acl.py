@@ -69,17 +69,6 @@ def test_everything_is_taken_away_first_and_nobody_reaches_beyond_keys() -> None
         assert not granted(kind, role) & {*beyond.split()}, (kind, role)
 
 
-def test_the_rules_of_several_queues_are_joined() -> None:
-    both = acl_rules("producer", delayed=["a", "b"], reliable=["c"])
-    assert {
-        "~redisson_delay_queue:{a}",
-        "~redisson_delay_queue:{b}",
-        "~delayq:{c}:bodies",
-        "&delayq:{c}:wake",
-    } <= set(both)
-    assert len(set(both)) == len(both)
-
-
 @functools.cache
 def reading(pattern: str) -> re.Pattern[str]:
     """Compile a pattern as Redis reads it, as far as we write such."""
@@ -143,16 +132,11 @@ def test_what_no_rule_can_hold_is_refused() -> None:
     for kind, name in product(KINDS, ("a b", "a\tb", "a\n", "a\0b", "", "\ufdd0", "a\x0bb")):
         with pytest.raises(BadName):
             rules(kind, "producer", name)
-
-
-def test_a_prefix_that_reaches_into_other_queues_keys_is_refused() -> None:
+    # A prefix that reaches into other queues' keys.
     for reserved in RESERVED:
         for prefix in (reserved[:1], reserved, f"{reserved}x"):
             with pytest.raises(BadName):
                 rules("delayed", "consumer", prefix, prefix=True)
-
-
-def test_without_a_queue_or_with_an_unknown_role_there_are_no_rules() -> None:
     with pytest.raises(BadInput, match="name at least one queue"):
         acl_rules("producer")
     with pytest.raises(BadInput, match="role must be one of producer, consumer, admin, dashboard"):

@@ -5,39 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from delayq.admin.search import Search, Searched, SearchQuery, Shelf
+from delayq.admin.search import Search, Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-MAIL = Searched(
-    ['{"to": "Ada"}'], "mail-1", "ValueError: Busy", "tenant-7", {"trace": "T-1", "kind": "mail"}
-)
-
-
-def test_a_message_matches_if_it_contains_everything() -> None:
-    for query, matches in (
-        (SearchQuery("ada"), True),
-        (SearchQuery("bob"), False),
-        (SearchQuery(id="MAIL"), True),
-        (SearchQuery(error="busy"), True),
-        (SearchQuery(group="tenant-8"), False),
-        (SearchQuery(headers={"trace": "t-1", "kind": ""}), True),
-        (SearchQuery(headers={"other": ""}), False),
-        (SearchQuery("ada", id="mail", error="idle"), False),
-    ):
-        assert query.matches(MAIL) is matches, query
-    # A payload may be written in several ways.
-    assert SearchQuery("é").matches(Searched(['"\\u00e9"', '"é"']))
-    assert not SearchQuery("é").matches(Searched([]))
-
-
-def test_only_conditions_that_every_queue_knows_fit_a_delayed_queue() -> None:
-    assert not SearchQuery("x", "y").needs_reliable
-    for query in (SearchQuery(error="x"), SearchQuery(group="x"), SearchQuery(headers={"x": ""})):
-        assert query.needs_reliable
-        assert not query.is_empty
-    assert SearchQuery().is_empty
 
 
 def shelf(numbers: Sequence[int | None], asked: list[int] | None = None) -> Shelf[int]:
