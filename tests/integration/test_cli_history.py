@@ -8,7 +8,7 @@ import socket
 import threading
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -28,10 +28,10 @@ __all__ = ["cli"]
 COUNTS = ("offered", "handled", "failed", "dead", "expired")
 
 
-async def work(url: str, **settings: Any) -> None:
+async def work(url: str) -> None:
     """Offer five messages, handle four, and let one fail once."""
     async with delayq.connect(url) as client:
-        queue = client.reliable_queue("jobs", backoff=Backoff.fixed(60), **settings)
+        queue = client.reliable_queue("jobs", backoff=Backoff.fixed(60), keep=60)
         await queue.offer_many([Offer(i, id=f"job-{i}") for i in range(5)])
         first, *others = await queue.claim(5)
         for message in others:
@@ -40,7 +40,8 @@ async def work(url: str, **settings: Any) -> None:
         await first.nack(error="no such customer")
 
 
-def test_history_has_a_line_for_each_minute(cli: Cli) -> None:
+def test_history_has_lines_bars_and_attempts(cli: Cli) -> None:
+    assert cli.plain("history jobs --hours 5") == (1, "nothing happened in the last 5 h 0 min\n")
     asyncio.run(work(cli.url))
     status, lines = cli("history jobs --minutes 10")
     assert (status, len(lines)) == (0, 10)
@@ -49,28 +50,19 @@ def test_history_has_a_line_for_each_minute(cli: Cli) -> None:
     (busy, *_) = [line for line in lines if line["handled"]]
     assert 0 < busy["handling_p50"] <= busy["handling_p99"]
     assert 0 < busy["lateness_p50"] <= busy["lateness_p99"]
-
-
-def test_history_shows_bars_and_a_table(cli: Cli) -> None:
-    assert cli.plain("history jobs --hours 5") == (1, "nothing happened in the last 5 h 0 min\n")
-    asyncio.run(work(cli.url))
     status, shown = cli.plain("history jobs --hours 48")
     assert status == 0
-    lines = shown.splitlines()
-    assert [line.split(":")[0] for line in lines[:3]] == ["offered", "handled", "failed"]
-    assert "█" in lines[0]
-    assert lines[3].split()[:6] == ["from", *COUNTS]
-    assert len(lines) == 4 + 12
-
-
-def test_history_of_a_message_has_its_attempts(cli: Cli) -> None:
-    asyncio.run(work(cli.url, keep=60))
+    rows = shown.splitlines()
+    assert [row.split(":")[0] for row in rows[:3]] == ["offered", "handled", "failed"]
+    assert "█" in rows[0]
+    assert rows[3].split()[:6] == ["from", *COUNTS]
+    assert len(rows) == 4 + 12
+    # Of single messages.
     status, (facts,) = cli("history jobs --id job-0")
     assert (status, facts["id"], facts["state"]) == (0, "job-0", "delayed")
-    assert [each["error"] for each in facts["attempts"]] == ["no such customer"]
+    assert [attempt["error"] for attempt in facts["attempts"]] == ["no such customer"]
     status, shown = cli.plain("history jobs --id job-1")
-    assert status == 0
-    assert "done" in shown
+    assert (status, "done" in shown) == (0, True)
     assert cli.plain("history jobs --id none") == (1, "nothing is known about message 'none'\n")
 
 

@@ -34,8 +34,8 @@ FORMS = (SECRET, SECRET.encode().hex(), SECRET.encode().hex(" "))
 VALUE = {SECRET: [SECRET]}
 HEADERS = {SECRET: SECRET}
 NAME = "orders"
-# The user's name is not secret, because the server may mention it.
 USER = "somebody"
+RULES = ("on", f">{SECRET}", "allkeys", "allchannels", "+@all")
 
 
 class Colour(msgspec.Struct):
@@ -81,6 +81,16 @@ async def refused(*calls: Callable[[], Awaitable[Any]]) -> None:
             await call()
 
 
+@asynccontextmanager
+async def connected(url: str, server: PrivateServer) -> AsyncIterator[tuple[delayq.Client, Any]]:
+    """Yield a client with these rights, and one without delayq that may do everything."""
+    async with (
+        delayq.connect(url) as client,
+        Redis.from_url(server.url, socket_timeout=60) as raw,
+    ):
+        yield client, raw
+
+
 @pytest.fixture(autouse=True)
 def _no_log_tells(caplog: pytest.LogCaptureFixture) -> Any:
     caplog.set_level(logging.DEBUG)
@@ -115,23 +125,15 @@ def address(server: PrivateServer) -> str:
 @pytest.fixture
 async def guarded(server: PrivateServer) -> AsyncIterator[str]:
     """Yield the address of a server, for a user whose password is secret."""
-    raw: Any
-    async with Redis.from_url(server.url, socket_timeout=60) as raw:
-        await raw.execute_command(
-            "ACL", "SETUSER", USER, "reset", "on", f">{SECRET}", "allkeys", "allchannels", "+@all"
-        )
-        yield address(server)
-        await raw.execute_command("ACL", "DELUSER", USER)
+    assert server.call("ACL", "SETUSER", USER, "reset", *RULES) == b"+OK"
+    yield address(server)
+    server.call("ACL", "DELUSER", USER)
 
 
 @pytest.mark.every_server
 async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
     keys = DelayedKeys.of(NAME)
-    raw: Any
-    async with (
-        delayq.connect(guarded) as client,
-        Redis.from_url(server.url, socket_timeout=60) as raw,
-    ):
+    async with connected(guarded, server) as (client, raw):
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         small: delayq.DelayedQueue[Any] = client.delayed_queue(NAME, max_payload=5)
         kept: list[Any] = [
@@ -143,12 +145,8 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
         async with failing(delayq.PayloadTooLarge):
             await small.offer(VALUE)
         for bad in (
-            object(),
-            SECRET + "\ud800",
-            {SECRET: object()},
-            {(SECRET,): 1},
-            {SECRET: float("nan")},
-            {SECRET: {SECRET.encode()}},
+            *(object(), SECRET + "\ud800", {SECRET: object()}, {(SECRET,): 1}),
+            *({SECRET: float("nan")}, {SECRET: {SECRET.encode()}}),
         ):
             async with failing(delayq.EncodeError):
                 await queue.offer(bad)
@@ -178,23 +176,14 @@ async def test_a_delayed_queue_tells_nothing(guarded: str, server: PrivateServer
         check_reprs()
         await raw.delete(keys.timeout)
         await raw.set(keys.timeout, SECRET)
-        await refused(
-            lambda: queue.offer(VALUE),
-            queue.poll,
-            queue.pending.entries,
-            lambda: kept[0].reschedule(1),
-            kept[0].cancel,
-        )
+        calls = (queue.poll, queue.pending.entries, kept[0].cancel)
+        await refused(lambda: queue.offer(VALUE), lambda: kept[0].reschedule(1), *calls)
 
 
 @pytest.mark.every_server
 async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServer) -> None:
     keys = ReliableKeys.of(NAME)
-    raw: Any
-    async with (
-        delayq.connect(guarded) as client,
-        Redis.from_url(server.url, socket_timeout=60) as raw,
-    ):
+    async with connected(guarded, server) as (client, raw):
         queue = client.reliable_queue(NAME)
         offers = [delayq.Offer(VALUE, headers=HEADERS, priority=i % 2, ttl=60) for i in range(9)]
         await queue.offer_many(offers)
@@ -202,20 +191,14 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
         async with failing(delayq.DuplicateMessage):
             await queue.offer(VALUE, id="a", headers=HEADERS)
         for wrong in (
-            {"headers": {SECRET: 1}},
-            {"headers": SECRET},
-            {"headers": {SECRET: SECRET * 2000}},
-            {"value": object()},
-            {"value": SECRET + "\ud800"},
-            {"ttl": -1},
+            *({"headers": {SECRET: 1}}, {"headers": SECRET}, {"headers": {SECRET: SECRET * 2000}}),
+            *({"value": object()}, {"value": SECRET + "\ud800"}, {"ttl": -1}),
         ):
             async with failing(delayq.BadInput, delayq.EncodeError):
                 await queue.offer(**({"value": VALUE, "headers": HEADERS} | wrong))  # type: ignore[arg-type]
         await queue.schedule("nightly", every=60, value=VALUE, headers=HEADERS)
         kept: list[Any] = [
-            await queue.get("a"),
-            await queue.peek(),
-            await queue.schedules(),
+            *(await queue.get("a"), await queue.peek(), await queue.schedules()),
             *await queue.claim(9),
         ]
         await kept[3].bury("why")
@@ -223,12 +206,8 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
         check_reprs()
         # Bodies written by another program.
         for body in (
-            SECRET,
-            f"{SECRET}\n{SECRET}",
-            f"1 {SECRET}\n1",
-            f'1 ["{SECRET}"]\n1',
-            f'1 \n"{SECRET}',
-            f'1 \n"{SECRET}\xff"',
+            *(SECRET, f"{SECRET}\n{SECRET}", f"1 {SECRET}\n1", f'1 ["{SECRET}"]\n1'),
+            *(f'1 \n"{SECRET}', f'1 \n"{SECRET}\xff"'),
         ):
             await raw.hset(keys.named("bodies"), "a", body.encode("latin-1"))
             message = await get(queue, "a")
@@ -241,12 +220,8 @@ async def test_a_reliable_queue_tells_nothing(guarded: str, server: PrivateServe
             _ = letter.value
         await raw.delete(keys.waiting[0])
         await raw.set(keys.waiting[0], SECRET)
-        await refused(
-            lambda: queue.offer(VALUE, headers=HEADERS),
-            queue.claim,
-            queue.stats,
-            lambda: queue.cancel("a"),
-        )
+        calls = (queue.claim, queue.stats, lambda: queue.cancel("a"))
+        await refused(lambda: queue.offer(VALUE, headers=HEADERS), *calls)
 
 
 async def test_a_worker_tells_nothing(guarded: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -294,12 +269,8 @@ class Plain:
 
 TYPES = [Colour, Strict, Model, Plain, list[int], dict[str, int], int, dict, Literal["red"]]
 PAYLOADS = [
-    f'{{"name":"{SECRET}"}}',
-    f'{{"number":"{SECRET}"}}',
-    f'"{SECRET}"',
-    SECRET,
-    f'{{"x":"{SECRET}\xff"}}',
-    f'["{SECRET}"]',
+    *(f'{{"name":"{SECRET}"}}', f'{{"number":"{SECRET}"}}', f'{{"x":"{SECRET}\xff"}}'),
+    *(f'"{SECRET}"', SECRET, f'["{SECRET}"]'),
 ]
 
 
@@ -323,27 +294,17 @@ async def test_a_refusal_does_not_tell_the_password(server: PrivateServer, guard
     wrong = guarded.replace(f":{SECRET}@", f":{SECRET}-wrong@")
     async with failing(delayq.ServerRefused):
         await delayq.connect(wrong).__aenter__()
-    raw: Any
-    async with Redis.from_url(server.url, socket_timeout=60) as raw:
-        await raw.execute_command("ACL", "SETUSER", USER, "-@all", "+ping")
+    server.call("ACL", "SETUSER", USER, "-@all", "+ping")
     async with delayq.connect(guarded) as client:
         queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
         jobs = client.reliable_queue(NAME)
+        calls = (queue.poll, jobs.claim, lambda: queue.pending.contains(VALUE))
         await refused(
-            lambda: queue.offer(VALUE),
-            queue.poll,
-            lambda: queue.pending.contains(VALUE),
-            lambda: jobs.offer(VALUE, headers=HEADERS),
-            jobs.claim,
+            lambda: queue.offer(VALUE), lambda: jobs.offer(VALUE, headers=HEADERS), *calls
         )
 
 
-@pytest.fixture
-def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
-
-
-@pytest.mark.usefixtures("_no_patience")
+@pytest.mark.usefixtures("_impatient")
 async def test_a_server_that_is_not_there_is_named_without_its_password() -> None:
     url = f"redis://{SECRET}:{SECRET}@127.0.0.1:{free_port()}/0?client_name={SECRET}"
     client = delayq.connect(url)
@@ -351,19 +312,15 @@ async def test_a_server_that_is_not_there_is_named_without_its_password() -> Non
     async with failing(delayq.ServerUnavailable):
         await client.__aenter__()
     worker = delayq.Worker(url)
-    worker.listener(NAME)(nothing)
+    worker.listener(NAME)(lambda _: None)
     async with failing(delayq.ServerUnavailable):
         await worker.run()
 
 
-async def nothing(value: Any) -> None: ...
-
-
-@pytest.mark.usefixtures("_no_patience")
+@pytest.mark.usefixtures("_impatient")
 async def test_a_server_that_goes_away_reveals_nothing(caplog: pytest.LogCaptureFixture) -> None:
     with PrivateServer(next(iter(FOUND.values()))) as server:
-        rules = ("on", f">{SECRET}", "allkeys", "allchannels", "+@all")
-        assert server.call("ACL", "SETUSER", USER, *rules) == b"+OK"
+        assert server.call("ACL", "SETUSER", USER, *RULES) == b"+OK"
         async with delayq.connect(address(server), resync_interval=0.05) as client:
             queue: delayq.DelayedQueue[Any] = client.delayed_queue(NAME)
             jobs = client.reliable_queue(NAME)
