@@ -83,20 +83,6 @@ async def test_a_limit_that_cannot_be_read_is_none(jobs: Jobs, raw: Any) -> None
         assert await raw.zcard(KEYS.dead) == 2 + n, text
 
 
-async def test_a_key_of_another_type_is_reported_before_anything_is_written(
-    jobs: Jobs, raw: Any
-) -> None:
-    await jobs.configure(max_dead=1)
-    message = await leased(jobs, id="a")
-    await raw.set(KEYS.dead_messages, "mine")
-    with pytest.raises(delayq.ServerRefused):
-        await message.bury("why")
-    assert await raw.zrange(KEYS.leased, 0, -1) == [b"a"]
-    await raw.delete(KEYS.dead_messages)
-    await message.bury("why")
-    assert await jobs.dead.size() == 1
-
-
 async def test_a_user_that_may_only_look_sees_letters_that_are_about_to_go(
     jobs: Jobs, server: PrivateServer, raw: Any
 ) -> None:

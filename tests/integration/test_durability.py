@@ -94,11 +94,6 @@ async def client(pair: Pair) -> AsyncIterator[Client]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 300)
-
-
-@pytest.fixture
 def breaking(monkeypatch: pytest.MonkeyPatch) -> Breaking:
     """Return a block in which promises break soon. Outside it, they have time to be kept."""
 
@@ -136,8 +131,10 @@ async def test_what_replicas_were_promised_they_have(client: Client, pair: Pair)
 
 
 @pytest.mark.every_server
-@pytest.mark.usefixtures("impatient")
-async def test_without_enough_replicas_the_message_stays(client: Client) -> None:
+async def test_without_enough_replicas_the_message_stays(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.durability.WITHIN_MS", 300)
     jobs: Jobs = client.reliable_queue("jobs", durability="replicas:2")
     # The only one acknowledges in time, unless the machine pauses.
     with pytest.raises(delayq.NotDurable, match=r"[01] of 2 replicas") as caught:
@@ -173,24 +170,6 @@ async def test_a_replica_that_hangs_is_not_counted(
         # On the same queue, a caller that asked for no durability does not wait.
         await asyncio.wait_for(jobs.offer(2), 20)
     await jobs.offer(3, durability="replicas:1")
-
-
-async def test_a_queue_that_closes_while_its_server_is_asked_stores_nothing(
-    client: Client,
-    jobs: Jobs,
-    orders: Orders,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async def closing(*_: Any) -> None:
-        await jobs.aclose()
-        await orders.aclose()
-
-    monkeypatch.setattr("delayq._engine.durability.WaitingServer.demand", closing)
-    with pytest.raises(delayq.Closed):
-        await jobs.offer(1, durability="replicas:1")
-    with pytest.raises(delayq.Closed):
-        await orders.offer_many([(1, 0)], durability="replicas:1")
-    assert (await client.reliable_queue("jobs").stats()).ready == 0
 
 
 async def test_a_repetition_waits_for_what_the_first_try_wrote(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import random
 import re
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import HOUR, Store, Stored, hours
-from tests.support.tasks import end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -424,60 +422,6 @@ async def test_an_ack_that_may_be_late_says_so(
 
 
 # Many messages
-
-
-@pytest.mark.parametrize(("fault", "n"), [("lost", 2), ("unsent", 4)])
-async def test_dead_letters_redriven_or_dropped_in_steps_survive_a_fault(
-    jobs: Jobs, faults: Faults, fault: str, n: int, store: Store
-) -> None:
-    await jobs.offer_many(offers(250, ids=True))
-    await bury_all(jobs)
-    faults.plan = nth_call(faults, fault, n)
-    assert await jobs.dead.redrive() == 250
-    stored = await store.look()
-    stored.demand_no_orphans()
-    assert (len(stored.bodies), stored.dead) == (250, [])
-    faults.plan = working
-    await bury_all(jobs)
-    faults.plan = nth_call(faults, fault, n)
-    assert await jobs.dead.purge() == 250
-    assert await store.values() == []
-
-
-async def test_random_faults_lose_nothing(server: PrivateServer, faults: Faults, raw: Any) -> None:
-    chance = random.Random(7)
-    faults.plan = lambda _name, _n: (
-        chance.choice(["lost", "unsent"]) if chance.random() < 0.1 else None
-    )
-    handled: list[int] = []
-    offered: set[int] = set()
-
-    async def consume(queue: Jobs) -> None:
-        while True:
-            # A fault that reaches one handler must not end the others.
-            with suppress(delayq.ServerError, delayq.LeaseLost):
-                async for message in queue:
-                    async with message:
-                        if chance.random() < 0.1:
-                            raise delayq.RetryAfter(0)
-                        handled.append(message.value)
-
-    async with (
-        delayq.connect(server.url, resync_interval=0.2) as one,
-        delayq.connect(server.url, resync_interval=0.2) as two,
-    ):
-        queues = [
-            client.reliable_queue("jobs", lease=2, max_attempts=None) for client in (one, two)
-        ]
-        consumers = [asyncio.create_task(consume(queue)) for queue in queues for _ in range(3)]
-        for value in range(300):
-            with suppress(delayq.ServerError):
-                await queues[value % 2].offer(value)
-                offered.add(value)
-        await until(lambda: offered <= set(handled), 60)
-        await end(*consumers)
-        faults.plan = working
-    (await Store(raw, "jobs").look()).demand_no_orphans()
 
 
 # A full server

@@ -455,48 +455,6 @@ async def test_a_message_settled_inside_its_block_is_left_alone_at_its_end(
         assert (len(stored.bodies), len(stored.dead), stored.errors) == (alive, dead, {}), how
 
 
-async def test_closing_with_handlers_at_work(
-    server: PrivateServer, jobs: Jobs, store: Store
-) -> None:
-    """Handlers are left alone, and their messages are redelivered when the leases end."""
-    await jobs.offer_many(offers(20))
-    results: list[str] = []
-    inside = asyncio.Semaphore(0)
-    go_on = asyncio.Event()
-
-    async def work(queue: Jobs) -> None:
-        async for message in queue:
-            try:
-                async with message:
-                    inside.release()
-                    await go_on.wait()
-            except delayq.Closed:
-                results.append("closed")
-        results.append("ended")
-
-    async with delayq.connect(server.url) as other:
-        queue = other.reliable_queue("jobs", lease=LEASE)
-        workers = [asyncio.create_task(work(queue)) for _ in range(3)]
-        for _ in workers:
-            await inside.acquire()
-    go_on.set()
-    await asyncio.gather(*workers)
-    assert results.count("closed") == results.count("ended") == 3
-    # Messages that were claimed but had no handler yet are back.
-    stored = await store.look()
-    assert len(stored.leases) == 3
-    await store.let_pass(2 * LEASE)
-    got = []
-    # Messages whose leases ended come one at a time.
-    for expected in ([2], [2], [2], [1] * 17):
-        messages = await jobs.claim(100)
-        assert [message.attempt for message in messages] == expected
-        for message in messages:
-            await message.ack()
-        got += messages
-    assert sorted(message.value for message in got) == list(range(20))
-
-
 # Cancelling
 
 

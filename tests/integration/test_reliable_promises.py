@@ -9,8 +9,8 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._reliable.store import CLAIM, LIST, PURGE
-from tests.support.reliable import claim_one, leased, offers, values
+from delayq._reliable.store import CLAIM
+from tests.support.reliable import claim_one, leased, values
 from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
@@ -31,32 +31,6 @@ async def test_one_reply_holds_few_large_bodies(jobs: Jobs) -> None:
     await jobs.offer_many([Offer("x" * 400_000), Offer("small"), Offer("y" * 400_000)])
     for first_letters in (["x", "s"], ["y"]):
         assert [message.value[0] for message in await jobs.claim(100)] == first_letters
-
-
-async def test_scripts_look_at_a_page_at_most(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    await jobs.offer_many([Offer(n, delay=60 if n % 2 else 0) for n in range(1_000)])
-    for _ in range(5):
-        await jobs.claim(100)
-    await jobs.offer_many(offers(500))
-    asked: list[int] = []
-    client = jobs._open.partitions[0].store.client
-    run = client.run
-
-    async def counted(script: Any, keys: Any, args: Any = ()) -> Any:
-        if script in (LIST, PURGE):
-            asked.append(args[-1])
-        return await run(script, keys, args)
-
-    monkeypatch.setattr(client, "run", counted)
-    states: tuple[Any, ...] = ("delayed", "ready", "leased")
-    for state in states:
-        assert len(await jobs.list(state, limit=1_000_000)) == 500
-        assert len(await jobs.list(state, offset=450, limit=1_000_000)) == 50
-    assert await jobs.purge("delayed") == 500
-    assert await jobs.purge("ready") == 500
-    assert (await jobs.stats()).leased == 500
-    assert await jobs.purge("all") == 500
-    assert max(asked) <= 200
 
 
 @pytest.mark.every_server

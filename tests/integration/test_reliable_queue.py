@@ -649,14 +649,10 @@ async def test_a_closed_queue_refuses_everything(server: PrivateServer) -> None:
 
 
 async def test_a_codec_that_makes_no_bytes_is_refused(client: Client, raw: Any) -> None:
-    class Bad:
-        def encode(self, value: Any) -> Any:
-            return str(value)
-
-        def decode(self, data: bytes) -> Any:
-            raise KeyError(data)
-
-    queue = client.reliable_queue("jobs", codec=Bad())
+    codec: Any = type(
+        "Bad", (), {"encode": lambda _, value: str(value), "decode": lambda _, data: {}[data]}
+    )
+    queue = client.reliable_queue("jobs", codec=codec())
     with pytest.raises(delayq.EncodeError, match=r"Bad\.encode returned str"):
         await queue.offer(1)
     assert await raw.dbsize() == 0

@@ -8,7 +8,7 @@ import pytest
 
 import delayq
 from delayq import Offer
-from tests.support.reliable import claim_one, depths, get, listed, offers
+from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import Store
 
@@ -95,45 +95,6 @@ async def test_settling_a_suspect_frees_the_next_one(
             if len(handled) == 5:
                 break
     assert sorted(handled) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.every_server
-async def test_a_suspect_that_is_given_back_is_one_again(jobs: Jobs, store: Store) -> None:
-    await crashed(jobs, store, 2)
-    message = await claim_one(jobs, 2)
-    assert message.attempt == 2
-    await message.release()
-    assert (await store.look()).returned == {message.id}
-    seen = await get(jobs, message.id)
-    assert (seen.state, seen.attempt, seen.due_at) == ("ready", 1, message.due_at)
-    assert (await claim_one(jobs, 2)).attempt == 2
-
-
-async def test_an_attempt_lost_in_company_does_not_count(jobs: Jobs, store: Store) -> None:
-    await crashed(jobs, store, 2)
-    await (await claim_one(jobs, 2)).nack(0)
-    assert await jobs.dead.size() == 0
-    await (await claim_one(jobs)).ack()
-    again = await claim_one(jobs)
-    assert again.attempt == 3
-    await again.nack(0)
-    assert [letter.attempt for letter in await jobs.dead.list()] == [3]
-
-
-async def test_suspects_are_ready_and_can_be_cancelled(jobs: Jobs, store: Store) -> None:
-    messages = await crashed(jobs, store, 4)
-    assert (await claim_one(jobs)).id == "0"
-    # The next claim may not take any of the other suspects.
-    assert await jobs.claim(4) == []
-    assert await listed(jobs, "ready") == [1, 2, 3]
-    assert [message.id for message in await jobs.list("ready", offset=1, limit=1)] == ["2"]
-    assert await depths(jobs) == (0, 3, 1, 0)
-    assert (await jobs.stats()).oldest_due_age > LEASE
-    assert await jobs.cancel("1")
-    assert await jobs.reschedule("2", 60)
-    await messages[3].ack()
-    assert await listed(jobs, "delayed") == [2]
-    (await store.look()).demand_no_orphans()
 
 
 @pytest.mark.every_server
