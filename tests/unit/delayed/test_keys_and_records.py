@@ -125,22 +125,20 @@ def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
     )
 
 
-def test_a_record_is_redissons_byte_for_byte() -> None:
+def test_a_record_is_redissons_byte_for_byte_and_older_forms_are_read() -> None:
     record = pack(b"ABCDEFGH", b"hello", 8)
     assert record == bytes.fromhex("08414243444546474805000000000000 0068656c6c6f".replace(" ", ""))
     assert id_of(record) == b"ABCDEFGH"
     assert payload_of(record) == b"hello"
-
-
-def test_records_of_older_versions_and_other_servers_are_read() -> None:
+    # Of older versions and other servers.
     cases = [
         ("2eb990cba71cd2430e000000000000002268656c6c6f776f726c64303022", b'"helloworld00"'),
         ("e38add7d942ec14306000000223030303122", b'"0001"'),
         ("08414243444546474805000000" + b"hello".hex(), b"hello"),
     ]
-    for record, payload in cases:
-        with naming(record, payload):
-            assert payload_of(bytes.fromhex(record)) == payload
+    for written, payload in cases:
+        with naming(written, payload):
+            assert payload_of(bytes.fromhex(written)) == payload
 
 
 @given(st.binary(min_size=8, max_size=8), st.binary(max_size=300), st.sampled_from([4, 8]))

@@ -18,14 +18,9 @@ def test_every_script_gets_its_keys_by_their_declared_names() -> None:
             expected = [of_call.get(name) or getattr(KEYS, name) for name in script.keys]
             for _ in range(2):
                 assert [*KEYS.of_script(script, **given)] == expected
-
-
-def test_keys_of_one_call_do_not_stay_for_the_next() -> None:
-    first = KEYS.of_script(POLL_LAST, destination="first")
-    assert (first[-1], KEYS.of_script(POLL_LAST, destination="second")[-1]) == (
-        "first",
-        "second",
-    )
+    # Those of one call do not stay for the next.
+    for destination in ("first", "second"):
+        assert KEYS.of_script(POLL_LAST, destination=destination)[-1] == destination
 
 
 def test_a_score_is_a_moment_in_microseconds() -> None:
