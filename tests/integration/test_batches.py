@@ -17,7 +17,7 @@ from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
 from tests.support.waiting import until
-from tests.support.workers import SETTINGS, Gate
+from tests.support.workers import SETTINGS, Gate, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,24 +97,6 @@ async def test_a_batch_that_is_not_full_waits_for_others_only_so_long(
     assert await depths(jobs) == NONE
 
 
-async def test_one_batch_gathers_while_the_other_is_handled(worker: Worker, jobs: Jobs) -> None:
-    inside: list[int] = []
-    go_on = asyncio.Event()
-
-    @batches(worker, batch=5)
-    async def handle(values: list[int]) -> None:
-        inside.append(len(values))
-        await go_on.wait()
-
-    await offer(jobs, 30)
-    async with worker:
-        await until(lambda: _at_work(worker) == 10)
-        assert inside == [5]
-        go_on.set()
-        await until(lambda: sum(inside) == 30)
-    assert max(inside) == 5
-
-
 async def test_so_many_batches_are_handled_at_a_time(client: Client, jobs: Jobs) -> None:
     worker, gate = Worker(client, concurrency=5), Gate()
 
@@ -130,25 +112,24 @@ async def test_so_many_batches_are_handled_at_a_time(client: Client, jobs: Jobs)
     assert gate.most == 3
 
 
-async def test_batches_do_not_take_the_slots_of_other_listeners(client: Client, jobs: Jobs) -> None:
-    worker = Worker(client, concurrency=1)
-    go_on = asyncio.Event()
-    seen: list[str] = []
+async def test_a_batch_gathers_while_one_is_handled_and_takes_no_slots_of_other_listeners(
+    client: Client, jobs: Jobs
+) -> None:
+    worker, gate, seen = Worker(client, concurrency=1), Gate(), Seen()
 
     @batches(worker)
     async def handle(values: list[int]) -> None:
-        await go_on.wait()
+        await gate(values)
 
-    @worker.listener("others")
-    async def other(value: str) -> None:
-        seen.append(value)
-
-    await offer(jobs, 20)
+    worker.listener("others")(seen)
+    await offer(jobs, 30)
     async with worker:
         await until(lambda: _at_work(worker) == 20)
+        assert [len(values) for values in gate.inside] == [10]
         await client.reliable_queue("others").offer("x")
         await until(lambda: seen == ["x"])
-        go_on.set()
+        gate.open()
+        await until(lambda: len(gate.seen) == 3)
 
 
 async def test_a_batch_that_fails_is_retried_message_by_message(
@@ -247,12 +228,11 @@ async def test_leases_are_kept_while_messages_wait_and_while_they_are_handled(
 async def test_a_message_that_is_cancelled_leaves_its_batch(
     worker: Worker, jobs: Jobs, server: PrivateServer
 ) -> None:
-    go_on, seen = asyncio.Event(), []
+    gate = Gate()
 
     @batches(worker, batch=3)
     async def handle(values: list[int]) -> None:
-        seen.append(values)
-        await go_on.wait()
+        await gate(values)
 
     await offer(jobs, 2)
     async with worker:
@@ -261,33 +241,16 @@ async def test_a_message_that_is_cancelled_leaves_its_batch(
         assert await jobs.cancel("0", running=True)
         await until(lambda: _at_work(worker) == 1)
         await offer(jobs, 2, first=2)
-        await until(lambda: bool(seen))
-        assert sorted(seen[0]) == [1, 2, 3]
-        # and while it is handled: that goes on for the others.
+        await until(lambda: gate.inside)
+        assert sorted(gate.seen[0]) == [1, 2, 3]
+        # and while it is handled: that goes on for the others,
         assert await jobs.cancel("1", running=True)
         await until(lambda: _at_work(worker) == 2)
-        go_on.set()
+        assert gate.inside
+        # until there are none.
+        assert await jobs.cancel_many(["2", "3"], running=True) == [True, True]
+        await until(lambda: not gate.inside)
     assert await depths(jobs) == NONE
-
-
-async def test_a_batch_all_of_whose_messages_are_cancelled_is_cancelled(
-    worker: Worker, jobs: Jobs
-) -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
-
-    @batches(worker, batch=2)
-    async def handle(values: list[int]) -> None:
-        began.set()
-        try:
-            await asyncio.sleep(LONG)
-        finally:
-            ended.set()
-
-    await offer(jobs, 2)
-    async with worker:
-        await began.wait()
-        assert await jobs.cancel_many(["0", "1"], running=True) == [True, True]
-        await asyncio.wait_for(ended.wait(), 60)
 
 
 async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_then() -> None:
