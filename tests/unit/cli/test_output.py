@@ -21,14 +21,9 @@ if TYPE_CHECKING:
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 DURATIONS = {
-    "90": 90,
-    "1.5": 1.5,
-    "1.5s": 1.5,
-    "250ms": 0.25,
-    "30m": 1800,
-    "2h30m": 9000,
+    "90": 90, "1.5": 1.5, "1.5s": 1.5, "250ms": 0.25, "30m": 1800, "2h30m": 9000,
+    "1d 12h": 129_600, "0": 0, ".5": 0.5,
 }
-DURATIONS |= {"1d 12h": 129_600, "0": 0, ".5": 0.5}
 
 
 def test_durations() -> None:
@@ -75,26 +70,18 @@ NO_MOMENTS = {
 @pytest.mark.usefixtures("_in_berlin")
 def test_moments_without_a_timezone_are_local() -> None:
     for text, moment in MOMENTS.items():
-        found = instant(text)
-        assert found == datetime.fromisoformat(moment), text
-        assert found.utcoffset() is not None
+        at = instant(text)
+        assert at == datetime.fromisoformat(moment), text
+        assert at.utcoffset() is not None
     for text, words in NO_MOMENTS.items():
         with pytest.raises(CommandFailed, match=words):
             instant(text)
-
-
-@pytest.mark.usefixtures("_in_berlin")
-def test_the_timezone_of_a_moment_is_named() -> None:
     assert moment_text(NOW + timedelta(days=3), NOW, zone=True) == "2026-11-24 13:00 CET (in 3 d)"
 
 
-@given(st.floats(0, 1e12))
-def test_each_duration_has_words(seconds: float) -> None:
+@given(st.floats(0, 1e12), st.datetimes(timezones=st.just(UTC)))
+def test_each_duration_and_moment_has_words(seconds: float, at: datetime) -> None:
     assert len(span(seconds)) < 20
-
-
-@given(st.datetimes(timezones=st.just(UTC)))
-def test_each_moment_has_words(at: datetime) -> None:
     assert len(moment_cell(at, NOW)) <= 26
     assert len(moment_text(at, NOW)) <= 40
 
@@ -104,6 +91,8 @@ def test_moments_are_told_by_their_distance() -> None:
     assert moment_cell(NOW - timedelta(seconds=7), NOW).endswith(" 7s ago")
     assert moment_text(NOW + timedelta(hours=1, minutes=6), NOW).endswith("(in 1 h 6 min)")
     assert moment_text(None, NOW) == moment_cell(None, NOW) == "-"
+    seconds = (None, 0.0001, 0.0123, 0.48, 1.5)
+    assert [duration_text(each) for each in seconds] == ["-", "0.1 ms", "12 ms", "480 ms", "1.5 s"]
 
 
 def test_each_command_is_documented() -> None:
@@ -115,18 +104,10 @@ def test_each_command_is_documented() -> None:
         assert f"delayq {name}" in page
 
 
-def test_a_title_like_markup_is_shown_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_sparklines(capsys: pytest.CaptureFixture[str]) -> None:
+    # Titles like markup are shown as they are.
     show_table(["[/red]"], [["[bold]"]])
     assert capsys.readouterr().out == "[/red]\n[bold]\n"
-
-
-def test_a_sparkline_shows_the_smallest_figure() -> None:
-    assert sparkline([0, 1, 500, 1000]) == " ▁▄█"
-    assert sparkline([0, 0]) == "  "
-    assert sparkline([]) == ""
+    for figures, shown in (([0, 1, 500, 1000], " ▁▄█"), ([0, 0], "  "), ([], "")):
+        assert sparkline(figures) == shown
     assert len(sparkline([1] * 1440)) == 60
-
-
-def test_a_short_duration_has_two_digits() -> None:
-    seconds = (None, 0.0001, 0.0123, 0.48, 1.5)
-    assert [duration_text(each) for each in seconds] == ["-", "0.1 ms", "12 ms", "480 ms", "1.5 s"]

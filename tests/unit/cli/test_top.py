@@ -39,32 +39,24 @@ def names(view: View, height: int = 40) -> list[str]:
 
 def test_trouble_comes_first() -> None:
     view = View("redis://here", LINES)
-    expected = [
-        "q-broken",
-        "q-worse",
-        "q-late",
-        "q-paused",
-        "delayed:q-junk",
-        "q-letters",
-        "q-fine",
-    ]
-    assert names(view) == expected
+    troubles = ["q-broken", "q-worse", "q-late", "q-paused", "delayed:q-junk", "q-letters"]
+    assert names(view) == [*troubles, "q-fine"]
     heading, _, titles, *rows = drawn(view)
     assert heading == "delayq top    ready 28  delayed 38  leased 4  dead 12  redis://here"
     assert titles.split() == ["state", *(title for title, _ in ORDERS[1:])]
     assert rows[0].split() == ["see", "doctor", "q-broken", *"-----"]
     assert rows[2].split() == ["1", "min", "late", "q-late", "20", "1", "3", "0", "-4.2"]
+    # A problem replaces the keys, and the figures stay.
+    view = View("", LINES, problem="the server does not answer")
+    assert drawn(view)[-1] == "the server does not answer"
+    assert len(names(view)) == len(LINES)
+    assert View("").on_key("q") is False
+    assert drawn(View(""))[-1] == "no queues"
 
 
 def test_arrows_choose_the_order() -> None:
-    first = {
-        "queue": "q-broken",
-        "ready": "q-late",
-        "delayed": "q-fine",
-        "leased": "q-late",
-        "dead": "q-worse",
-        "change/s": "q-fine",
-    }
+    first = {"queue": "q-broken", "ready": "q-late", "delayed": "q-fine"}
+    first |= {"leased": "q-late", "dead": "q-worse", "change/s": "q-fine"}
     view = View("", LINES)
     for title, name in first.items():
         assert view.on_key("right")
@@ -96,36 +88,23 @@ def test_no_line_is_wider_than_the_terminal() -> None:
         assert all(len(line) <= width for line in drawn(view, width=width))
 
 
-def test_a_problem_replaces_the_keys_and_the_figures_stay() -> None:
-    view = View("", LINES, problem="the server does not answer")
-    assert drawn(view)[-1] == "the server does not answer"
-    assert len(names(view)) == len(LINES)
-    assert View("").on_key("q") is False
-    assert drawn(View(""))[-1] == "no queues"
-
-
 async def test_a_line_for_a_program_has_no_characters_that_control_a_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Ended(Exception):
-        pass
+    lines = iter([[Line(FoundQueue("reliable", "a\x1b[2Jb\nc\u202ed"), "broken")]])
 
     class Monitor:
         client = None
-        lines = iter([[Line(FoundQueue("reliable", "a\x1b[2Jb\nc\u202ed"), "broken")]])
 
         async def read(self) -> list[Line]:
-            return next(self.lines, None) or _end()
-
-    def _end() -> list[Line]:
-        raise Ended
+            return next(lines)
 
     async def clock(_: Any) -> datetime:
         return datetime.now(UTC)
 
     monkeypatch.setattr(top, "clock", clock)
     monitor: Any = Monitor()
-    with pytest.raises(Ended):
+    with pytest.raises(RuntimeError, match="StopIteration"):
         await top._print(monitor, 0, as_json=False)
     (line,) = capsys.readouterr().out.splitlines()
     assert r"queue=a\x1b[2Jb\nc\u202ed state=" in line
