@@ -8,7 +8,6 @@ import html
 import json
 import re
 import time
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
@@ -21,7 +20,6 @@ import delayq
 from delayq import Offer
 from delayq._dashboard import live, rendering, security
 from delayq._dashboard.queues import Queues
-from delayq._dashboard.reliable_source import ReliableSource
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import pack
 from delayq._reliable.keys import ReliableKeys
@@ -1000,36 +998,6 @@ async def test_what_nobody_views_any_more_is_not_kept(
     del viewer, viewers
     gc.collect()
     assert not made[0]._views
-
-
-async def test_asking_many_takes_a_twentieth_of_the_time(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    now = 1000.0
-    asked: list[str] = []
-    clock = SimpleNamespace(monotonic=lambda: now)
-    monkeypatch.setattr(live, "time", clock)
-    monkeypatch.setattr("delayq._dashboard.queues.time", clock)
-    monkeypatch.setattr(live, "_AT_ONCE", 2)
-
-    async def ask(source: Any) -> int:
-        nonlocal now
-        now += 2
-        asked.append(source.name)
-        return 7
-
-    queues = [ReliableSource(client._open_session(), name, 1) for name in "abc"]
-    answers = live.Answers(ask)
-    for _ in range(2):
-        asked.clear()
-        assert await answers.of(queues, 1) == [7, 7, 7]
-        now += 36
-        # Answers do not expire sooner because they are read, all of them or some.
-        for some in (queues, queues[:1], queues):
-            now += 24
-            await answers.of(some, 1)
-        assert asked == ["a", "b", "c"]
-        now += 20
 
 
 @pytest.mark.usefixtures("one")

@@ -4,11 +4,9 @@ bulk actions, groups, schedules, timelines, new messages.
 
 from __future__ import annotations
 
-import asyncio
 import html
 import re
 import time
-import weakref
 from functools import partial
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any
@@ -177,14 +175,6 @@ async def test_a_search_is_bounded_and_goes_on(
     address = "search?kind=reliable&name=parts&id=m119"
     assert names(await page(reader, address)) == ["m119"]
     assert names(await page(reader, f"{address}&q=other")) == []
-
-
-async def test_a_search_shows_pages_of_results(client: Client, reader: Browser) -> None:
-    await client.reliable_queue("one").offer_many([Offer("x", id=f"m{i:03}") for i in range(60)])
-    address = "search?kind=reliable&name=one&q=x"
-    pages = [names(shown) async for shown in pages_of(reader, address)]
-    assert max(map(len, pages)) <= 25
-    assert [name for shown in pages for name in shown] == [f"m{i:03}" for i in range(60)]
 
 
 async def test_payloads_that_are_no_text_are_searched_too(raw: Any, reader: Browser) -> None:
@@ -429,7 +419,7 @@ async def test_an_id_stays_taken_when_brought_back(client: Client, admin: Browse
         await jobs.offer("z", id=taken.id)
 
 
-async def test_what_is_kept_to_undo_is_bounded_and_forgotten_without_a_visit(
+async def test_what_is_kept_to_undo_is_bounded_in_size_and_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def nothing() -> Undone:
@@ -441,16 +431,8 @@ async def test_what_is_kept_to_undo_is_bounded_and_forgotten_without_a_visit(
     assert not undos.keep(Undo(nothing, 1, 40 * 1024 * 1024))
     assert undos.has(tokens[3])
     now = time.monotonic()
-    with monkeypatch.context() as patch:
-        patch.setattr("delayq._dashboard.undo.time.monotonic", lambda: now + 61)
-        assert not undos.has(tokens[3])
-    monkeypatch.setattr("delayq._dashboard.undo.LASTS", 0.01)
-    forgotten = asyncio.Event()
-    undos, kept = Undos(), Undo(nothing, 1, 1)
-    weakref.finalize(kept, forgotten.set)
-    undos.keep(kept)
-    del kept
-    await asyncio.wait_for(forgotten.wait(), 60)
+    monkeypatch.setattr("delayq._dashboard.undo.time.monotonic", lambda: now + 61)
+    assert not undos.has(tokens[3])
 
 
 async def expired_in_front(jobs: Jobs, raw: Any, expired: int, live: int) -> list[str]:
@@ -487,16 +469,11 @@ async def test_messages_behind_expired_ones_are_found_once(
     assert len(await jobs.list("ready", limit=5000)) == 120
 
 
-@pytest.mark.parametrize("partitions", [1, 2])
 async def test_a_page_looks_at_a_bounded_number_of_expired_messages(
-    client: Client,
-    raw: Any,
-    reader: Browser,
-    monkeypatch: pytest.MonkeyPatch,
-    partitions: int,
+    client: Client, raw: Any, reader: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayq._dashboard.reliable_source._FARTHEST", 300)
-    jobs = client.reliable_queue("jobs", partitions=partitions)
+    jobs = client.reliable_queue("jobs", partitions=2)
     await expired_in_front(jobs, raw, 1000, 120)
     shown = await page(reader, f"{JOBS}&state=ready")
     assert "All messages that were looked at have expired." in texts(shown)
@@ -930,22 +907,20 @@ async def test_a_timeline_tells_what_is_missing(client: Client, reader: Browser)
     await jobs.offer("x", id="one")
     for _ in range(2):
         await (await jobs.claim())[0].nack(0, error="ValueError: busy")
-    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one"))
+    found = events(await page(reader, ONE))
     assert any(each.startswith("Attempts 1 to 2 Nothing is recorded") for each in found)
     assert "ValueError: busy" in " ".join(found)
     await (await jobs.claim())[0].bury("no such customer")
-    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one&dead=1"))
+    found = events(await page(reader, f"{ONE}&dead=1"))
     assert re.match(r"Died [\d.]+ m?s ago .* no such customer", found[-1])
-
-
-async def test_a_timeline_has_no_earlier_attempts(client: Client, reader: Browser) -> None:
-    jobs = client.reliable_queue("jobs", keep=3600)
+    # An earlier message with the id has left nothing.
+    await jobs.dead.purge()
+    await jobs.configure(keep=3600)
     await jobs.offer("x", id="one")
     await (await jobs.claim())[0].nack(0, error="ValueError: of the first")
     await jobs.cancel("one")
     await jobs.offer("y", 3600, id="one")
-    found = events(await page(reader, "message?kind=reliable&name=jobs&at=//one"))
-    assert [each.split()[0] for each in found] == ["Offered", "Due"]
+    assert [each.split()[0] for each in events(await page(reader, ONE))] == ["Offered", "Due"]
 
 
 # New messages
@@ -962,29 +937,18 @@ ENQUEUE = "enqueue?kind=reliable&name=jobs"
 async def test_a_message_is_added_with_all_options(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs", partitions=3)
     await jobs.offer(0, 3600)
-    fields = new_message(
-        await page(admin, ENQUEUE),
-        payload='{"to":\r\n "é"}',
-        delay="2",
-        unit="hours",
-        id="mine",
-        group="g 1",
-        priority="7",
-        headers="trace=a=b\r\n tenant=é",
-        ttl="3",
-        ttl_unit="days",
-        max_attempts="4",
-    )
+    options = {"payload": '{"to":\r\n "é"}', "id": "mine", "group": "g 1", "priority": "7"}
+    options |= {"delay": "2", "unit": "hours", "ttl": "3", "ttl_unit": "days", "max_attempts": "4"}
+    shown = await page(admin, ENQUEUE)
+    fields = new_message(shown, headers="trace=a=b\r\n tenant=é", **options)
     shown = texts(await send(admin, fields))
-    assert "Message added." in shown
-    assert "mine delayed" in shown
+    for told in ("Message added.", "mine delayed", "Expires in 2 d 23 h", "Due in 1 h 59 min"):
+        assert told in shown
+    assert "Max attempts 4" in shown
     message = await jobs.get("mine")
     assert message is not None
     assert (message.value, message.group, message.priority) == ({"to": "é"}, "g 1", 7)
     assert message.headers == {"trace": "a=b", "tenant": "é"}
-    assert "Expires in 2 d 23 h" in shown
-    assert "Max attempts 4" in shown
-    assert "Due in 1 h 59 min" in shown
     assert "This id is taken" in await send(admin, fields, 400)
 
 
@@ -1014,13 +978,10 @@ async def test_a_wrong_message_is_told_beside_the_field(client: Client, admin: B
     fields = new_message(await page(admin, ENQUEUE), payload="[1]", unit="seconds")
     cases: tuple[tuple[dict[str, str], str, str], ...] = (
         ({"payload": "{"}, "payload", "The payload must be JSON"),
-        ({"payload": r'"\ud800"'}, "payload", "lone surrogate"),
         ({"delay": "soon"}, "delay", "The delay must be a number of seconds"),
         ({"delay": "-1", "unit": "days"}, "delay", "delay must not be negative"),
-        ({"at_time": "tomorrow"}, "at", "The date must look like"),
         ({"at_time": "0001-01-01T00:00+05:00"}, "at", "The date must look like"),
         ({"id": "x" * 600}, "id", "at most 512 bytes"),
-        ({"group": "x" * 600}, "group", "at most 512 bytes"),
         ({"priority": "10"}, "priority", "from 0 to 9"),
         ({"headers": "no value"}, "headers", "as NAME=VALUE"),
         ({"ttl": "-1", "ttl_unit": "days"}, "ttl", "must be a number"),
