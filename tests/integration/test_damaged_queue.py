@@ -10,9 +10,11 @@ import pytest
 
 import delayq
 from delayq import Offer
+from tests.support.reliable import claim_one, leased
 
 if TYPE_CHECKING:
-    from delayq import Client, ReliableQueue
+    from delayq import Client
+    from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
 
 pytestmark = pytest.mark.every_server
@@ -23,7 +25,7 @@ GARBAGE = ("", "garbage", "nan", "1e999", "-", "1:2", "1-0", "1-1:x:s", "0-0:9e9
 
 @pytest.mark.parametrize("field", ["tokens", "attempts", "expiries", "priorities", "errors"])
 async def test_garbage_beside_a_message_harms_neither_it_nor_others(
-    jobs: ReliableQueue[Any], raw: Any, field: str
+    jobs: Jobs, raw: Any, field: str
 ) -> None:
     for garbage in GARBAGE:
         await jobs.offer_many([Offer(name, id=name) for name in ("first", "damaged", "last")])
@@ -41,15 +43,13 @@ async def test_garbage_beside_a_message_harms_neither_it_nor_others(
 
 
 async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
-    jobs: ReliableQueue[Any], store: Store, raw: Any
+    jobs: Jobs, store: Store, raw: Any
 ) -> None:
     ends: dict[str, tuple[Any, ...]] = {"ack": (), "nack": (0,), "release": (), "bury": ("why",)}
     for score, how in itertools.product(["-inf", "-5", "-1e300", "0"], ends):
         await jobs.offer_many([Offer(name, id=name) for name in ("damaged", "other")])
         await raw.zadd("delayq:{jobs}:waiting", {"damaged": score})
-        seen = await jobs.get("damaged")
-        assert seen is not None
-        assert seen.due_at is not None
+        assert await jobs.get("damaged") is not None
         assert (await jobs.stats()).ready == 2
         messages = await jobs.claim(10)
         assert sorted(message.id for message in messages) == ["damaged", "other"], (score, how)
@@ -59,7 +59,7 @@ async def test_a_score_that_is_no_moment_harms_neither_its_message_nor_others(
         await jobs.purge()
 
 
-async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_half_of_a_message_holds_no_id(jobs: Jobs, raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "no place", "1 \nnull")
     await raw.zadd("delayq:{jobs}:waiting", {"no body": 1})
     assert await jobs.get("no place") is None
@@ -71,7 +71,7 @@ async def test_half_of_a_message_holds_no_id(jobs: ReliableQueue[Any], raw: Any)
 
 @pytest.mark.parametrize("limit", [1, 3])
 async def test_due_messages_without_bodies_make_no_other_come_twice(
-    jobs: ReliableQueue[Any], raw: Any, limit: int
+    jobs: Jobs, raw: Any, limit: int
 ) -> None:
     ids = [f"m{number}" for number in range(2 * limit)]
     await jobs.offer_many([Offer(name, id=name) for name in ids])
@@ -114,26 +114,22 @@ async def test_a_key_of_a_foreign_type_loses_no_message(client: Client, raw: Any
             await raw.restore(foreign, 0, kept)
         # Each message that has a body has a place, too.
         bodies = await raw.hkeys(f"{prefix}bodies")
-        places = [
-            *await raw.zrange(f"{prefix}waiting", 0, -1),
-            *await raw.zrange(f"{prefix}leased", 0, -1),
-        ]
+        places = await raw.zrange(f"{prefix}waiting", 0, -1)
+        places += await raw.zrange(f"{prefix}leased", 0, -1)
         assert sorted(bodies) == sorted(places), key
         assert len(bodies) + await raw.zcard(f"{prefix}dead") + gone == 3, key
 
 
-async def test_a_damaged_dead_letter_is_shown(jobs: ReliableQueue[Any], raw: Any) -> None:
-    letters = (
+async def test_a_damaged_dead_letter_is_shown(jobs: Jobs, raw: Any) -> None:
+    for letter in (
         b"",
         b"garbage",
         b"{}\n",
         b"[]\n1 \n2",
         b'{"priority":"high"}\nno body',
         b"{\xff\n\xff",
-    )
-    for letter in letters:
-        await jobs.offer("good", id="good")
-        await (await jobs.claim())[0].bury("a reason")
+    ):
+        await (await leased(jobs, id="good")).bury("a reason")
         await raw.hset("delayq:{jobs}:dead:messages", "damaged", letter)
         await raw.zadd("delayq:{jobs}:dead", {"damaged": 1, "nothing at all": 2})
         reasons = {each.id: each.reason for each in await jobs.dead.list()}
@@ -151,10 +147,10 @@ async def test_a_damaged_dead_letter_is_shown(jobs: ReliableQueue[Any], raw: Any
             await message.ack()
 
 
-async def test_an_unreadable_body_can_die_and_be_listed(jobs: ReliableQueue[Any], raw: Any) -> None:
+async def test_an_unreadable_body_can_die_and_be_listed(jobs: Jobs, raw: Any) -> None:
     await raw.hset("delayq:{jobs}:bodies", "damaged", "no newline here")
     await raw.zadd("delayq:{jobs}:waiting", {"damaged": 1})
-    (message,) = await jobs.claim()
+    message = await claim_one(jobs)
     with pytest.raises(delayq.DecodeError):
         _ = message.value
     await message.bury("undecodable")

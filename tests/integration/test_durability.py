@@ -78,16 +78,6 @@ def pair(_pair: Pair) -> Pair:
 
 
 @pytest.fixture
-async def jobs(client: Client) -> Jobs:
-    return client.reliable_queue("jobs")
-
-
-@pytest.fixture
-async def orders(client: Client) -> Orders:
-    return client.delayed_queue("orders")
-
-
-@pytest.fixture
 async def client(pair: Pair) -> AsyncIterator[Client]:
     async with delayq.connect(pair[0].url) as client:
         yield client
@@ -218,8 +208,9 @@ async def test_what_is_on_disk_survives_the_server(server_kind: Kind) -> None:
 
 
 @pytest.mark.every_server
-async def test_what_a_server_cannot_keep_is_not_written(jobs: Jobs, orders: Orders) -> None:
+async def test_what_a_server_cannot_keep_is_not_written(client: Client, jobs: Jobs) -> None:
     """Redis 7.0 lacks the command, and the newer servers here do not write to their disk."""
+    orders: Orders = client.delayed_queue("orders")
     for offer in (jobs.offer, orders.offer):
         with pytest.raises(delayq.ServerRefused, match=r"(?i)waitaof"):
             await offer(1, durability="fsync")

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
     from delayq import Client
 
-
 LONG = "x" * 513
 
 

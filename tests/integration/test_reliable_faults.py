@@ -17,7 +17,7 @@ from delayq import Offer
 from delayq._engine.store import RESYNC
 from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.settings import StoredSettings
-from delayq._reliable.store import ACK, CANCEL, CLAIM, OFFER, OFFER_NEW
+from delayq._reliable.store import CANCEL, CLAIM, OFFER, OFFER_NEW
 from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, offers
@@ -401,27 +401,6 @@ async def test_closing_gives_back_messages_claimed_by_a_lost_reply(
     faults.plan = working
     message = await claim_one(jobs)
     assert (message.value, message.attempt) == (1, 1)
-
-
-# Settling
-
-
-async def test_an_ack_that_may_be_late_says_so(
-    client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Close to the end of a lease, an ack that is lost may have come too late."""
-    monkeypatch.setattr("delayq._engine.leases._SURELY", 60)
-    short = client.reliable_queue("short", lease=30)
-    # From now on, the server knows the script.
-    await (await leased(short)).ack()
-    faults.calls.clear()
-    message = await leased(short)
-    faults.plan = lambda name, n: "lost" if name == ACK.name and n == 1 else None
-    with pytest.raises(delayq.OutcomeUnknown):
-        await message.ack()
-
-
-# Many messages
 
 
 # A full server

@@ -15,7 +15,6 @@ from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ACK, CLAIM, EXTEND
 from tests.support.reliable import (
     Jobs,
-    bodies,
     claim_one,
     depths,
     get,
@@ -95,29 +94,6 @@ async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateSe
         assert await client.server_time() >= first.lease_ends_at
         assert (second.id, second.value, second.attempt) == (first.id, 1, 2)
         assert second.due_at == first.due_at
-
-
-async def again(queue: Jobs, store: Store) -> list[Message[int]]:
-    """Claim what is available, and let the leases end."""
-    messages = await queue.claim(10)
-    await store.let_pass(2 * LEASE)
-    return messages
-
-
-@pytest.mark.every_server
-async def test_an_ended_lease_is_good_until_the_next_claim(jobs: Jobs, store: Store) -> None:
-    await jobs.offer_many(offers(3, ids=True))
-    one, two, cancelled = await again(jobs, store)
-    await one.ack()
-    await two.extend(LEASE)
-    # Nor is it after the message was cancelled.
-    assert await jobs.cancel("2")
-    await jobs.offer(3, id="2")
-    with pytest.raises(delayq.LeaseLost):
-        await cancelled.ack()
-    assert [message.value for message in await jobs.claim(5)] == [3]
-    await two.ack()
-    assert await bodies(store) == 1
 
 
 # Claims

@@ -557,18 +557,10 @@ async def test_a_task_returns_its_result_with_its_type(client: Client) -> None:
     async def bill(number: int) -> Invoice:
         return Invoice(number)
 
-    @tasks.task
-    def divide(a: int, b: int) -> float:
-        return a / b
-
     worker = delayq.Worker(client)
     worker.include(tasks)
     tasks.bind(client)
     async with worker:
         assert await bill.result(await bill.offer(5), timeout=WITHIN) == Invoice(5)
-        assert await divide.result(await divide.offer(6, 2), timeout=WITHIN) == 3.0
-        key = await divide.options(max_attempts=1).offer(6, 0)
-        with pytest.raises(MessageFailed, match="ZeroDivisionError: division by zero"):
-            await divide.result(key, timeout=WITHIN)
         key = await bill.offer(7)
         assert await asyncio.to_thread(bill.result_sync, key, WITHIN) == Invoice(7)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Offer
 from tests.support.reliable import claim_one, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import Store
@@ -56,16 +55,6 @@ async def test_a_message_that_kills_dies_alone(client: Client, store: Store, mos
     (await store.look()).demand_no_orphans()
 
 
-async def test_one_suspect_is_at_work_and_others_pass_it(jobs: Jobs, store: Store) -> None:
-    await crashed(jobs, store, 3)
-    suspect = await claim_one(jobs, 3)
-    assert await jobs.claim(3) == []
-    await jobs.offer("new")
-    assert (await claim_one(jobs, 3)).value == "new"
-    await suspect.ack()
-    assert len(await jobs.claim(3)) == 1
-
-
 async def test_suspects_come_one_at_a_time_from_all_queues(client: Client, raw: Any) -> None:
     queues = [client.reliable_queue(name, lease=LEASE) for name in ("one", "two")]
     for queue in queues:
@@ -111,7 +100,7 @@ async def test_an_extended_lease_is_still_one_of_several_or_alone(
 
 
 @pytest.mark.every_server
-async def test_a_message_claimed_alone_is_one_of_several_if_its_client_holds_others(
+async def test_a_message_claimed_alone_beside_others_is_one_of_several(
     jobs: Jobs, store: Store
 ) -> None:
     await jobs.offer_many(offers(2, ids=True))
@@ -122,18 +111,3 @@ async def test_a_message_claimed_alone_is_one_of_several_if_its_client_holds_oth
         suspect = await claim_one(jobs, 2)
         assert (await store.look()).attempts[key] == (1, forgiven)
         await suspect.ack()
-
-
-@pytest.mark.every_server
-async def test_a_suspect_comes_before_due_messages_but_for_those_of_a_higher_priority(
-    jobs: Jobs, store: Store
-) -> None:
-    await jobs.offer_many([Offer("low"), Offer("high", priority=5)])
-    await jobs.claim(2)
-    await crash(store)
-    await jobs.offer_many([Offer("equal", priority=5), Offer("higher", priority=6)])
-    came = []
-    while messages := await jobs.claim(1):
-        came.append(messages[0].value)
-        await messages[0].ack()
-    assert came == ["higher", "high", "equal", "low"]

@@ -27,9 +27,7 @@ NO_TOKEN = "9007199254740993"
 DOCUMENT = Path(__file__).parents[2] / "docs" / "redis-data-model.md"
 
 
-@cache
-def script_of(name: str) -> Script:
-    return Script(name)
+script_of = cache(Script)
 
 
 class Bench:
@@ -60,14 +58,9 @@ class Bench:
         return self.raw.eval(script.text, len(keys), *keys, *args)
 
     def offer(
-        self,
-        *,
-        id: str = "",  # noqa: A002
-        delay: int = 0,
-        ttl: int = 0,
-        on_duplicate: str = "raise",
+        self, *, key: str = "", delay: int = 0, ttl: int = 0, on_duplicate: str = "raise"
     ) -> None:
-        self.run("offer", self.now(), "0", id or self.id, 0, delay, ttl, 0, on_duplicate, b"\n1")
+        self.run("offer", self.now(), "0", key or self.id, 0, delay, ttl, 0, on_duplicate, b"\n1")
 
     def claim(
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
@@ -90,12 +83,15 @@ class Bench:
     def let_pass(self, by: int) -> None:
         self.run("advance_reliable", by, folder="testing")
 
-    def schedule(self, next_: int | str, *upcoming: int, last: int | str = "", **more: Any) -> None:
+    def schedule(
+        self, next_: int | str, *upcoming: int, last: int | str = "", **more: Any
+    ) -> Bench:
         """Store the schedule of the message as if it had got this far."""
         facts = more | {"every": "0", "first": "0", "ttl": "0", "version": "1", "priority": 0}
         moments = {"next": str(next_), "last": str(last), "upcoming": [*map(str, upcoming)]}
         record = json.dumps({**facts, **moments, "timing": "t"}) + "\n\n1"
         self.raw.hset(KEYS.schedules, "daily", record)
+        return self
 
     def define(self, moment: int) -> None:
         self.run("schedule", "0", "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
@@ -160,33 +156,9 @@ def use_all_attempts(at: Bench) -> None:
     at.claim(max_attempts=1)
 
 
-def scheduled(at: Bench) -> None:
-    at.define(at.moment)
-
-
-def replaced(at: Bench) -> None:
-    at.schedule(at.moment)
-    at.define(at.moment + HOUR)
-
-
-def unscheduled(at: Bench) -> None:
-    at.schedule(at.moment)
-    at.run("unschedule", "daily")
-
-
-def schedule_paused(at: Bench) -> None:
-    at.schedule(at.moment)
-    at.run("pause_schedule", "daily")
-
-
-def schedule_resumed(at: Bench) -> None:
-    at.schedule(at.moment, paused=True)
-    at.run("resume_schedule", "daily")
-
-
 def follows(at: Bench) -> None:
     at.schedule(at.moment - HOUR, at.moment)
-    at.offer(id=at.before)
+    at.offer(key=at.before)
     at.raw.zrem(KEYS.waiting[0], at.before)
     token = at.now() + HOUR
     at.raw.zadd(KEYS.leased, {at.before: token})
@@ -194,19 +166,9 @@ def follows(at: Bench) -> None:
 
 
 def comes_too_early(at: Bench) -> None:
-    at.offer(id=at.before, delay=HOUR)
+    at.offer(key=at.before, delay=HOUR)
     at.schedule(at.moment, last=at.moment - HOUR)
     at.run("occur", *at.lease)
-
-
-def recurs(at: Bench) -> None:
-    at.schedule(at.moment - HOUR, at.moment)
-    at.run("recur", "daily")
-
-
-def refilled(at: Bench) -> None:
-    at.schedule("")
-    at.run("refill", "daily", "t", at.moment)
 
 
 HAPPENS: dict[str, Callable[[Bench], Any]] = {
@@ -240,15 +202,21 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "purged with all messages": lambda at: at.run("purge", "all", 10),
     "redriven": lambda at: at.run("redrive", at.id),
     "dropped as a dead letter": lambda at: at.run("drop_dead", at.id),
-    "scheduled as an occurrence": scheduled,
-    "replaced by an occurrence at another time": replaced,
-    "its schedule ends": unscheduled,
-    "its schedule is paused": schedule_paused,
-    "its schedule is resumed": schedule_resumed,
+    "scheduled as an occurrence": lambda at: at.define(at.moment),
+    "replaced by an occurrence at another time": lambda at: at.schedule(at.moment).define(
+        at.moment + HOUR
+    ),
+    "its schedule ends": lambda at: at.schedule(at.moment).run("unschedule", "daily"),
+    "its schedule is paused": lambda at: at.schedule(at.moment).run("pause_schedule", "daily"),
+    "its schedule is resumed": lambda at: at.schedule(at.moment, paused=True).run(
+        "resume_schedule", "daily"
+    ),
     "follows the occurrence that is handed out": follows,
     "handed out while the occurrence before it lives": comes_too_early,
-    "follows an occurrence that was lost": recurs,
-    "its moment becomes known": refilled,
+    "follows an occurrence that was lost": lambda at: at.schedule(at.moment - HOUR, at.moment).run(
+        "recur", "daily"
+    ),
+    "its moment becomes known": lambda at: at.schedule("").run("refill", "daily", "t", at.moment),
 }
 
 
