@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
+from asgiref.sync import sync_to_async
 from django.db import connection, connections
 from django.tasks import task
 
@@ -46,8 +48,7 @@ def fail(context: Any) -> None:
 
 @task(takes_context=True)  # type: ignore[untyped-decorator]
 async def afail(context: Any) -> None:
-    seen.append(context.attempt)
-    raise ValueError("it fails")
+    fail.func(context)
 
 
 class Unusual(Exception):
@@ -79,14 +80,7 @@ def query() -> None:
 
 @task  # type: ignore[untyped-decorator]
 async def aquery() -> None:
-    from asgiref.sync import sync_to_async
-
-    def ask() -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("select 1")
-        seen.append(connections["default"])
-
-    await sync_to_async(ask)()
+    await sync_to_async(query.func)()
 
 
 @task  # type: ignore[untyped-decorator]
@@ -104,10 +98,7 @@ def write(path: str, text: str) -> None:
 @task  # type: ignore[untyped-decorator]
 def write_late(path: str, until: str, text: str) -> None:
     """Append ``begun``, and then a line once another file exists."""
-    import time
-
-    with Path(path).open("a") as file:
-        file.write("begun\n")
+    write.func(path, "begun")
     while not Path(until).exists():
         time.sleep(0.01)
     write.func(path, text)
