@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import logging
 import re
@@ -14,6 +15,18 @@ from delayq._logging import about, log
 from delayq.instrumentation import Hooks, Observer, OfferEvent
 
 PACKAGE = Path(delayq.__file__).parent
+
+
+def test_every_record_about_a_queue_names_it_in_a_field() -> None:
+    calls = [
+        ast.unparse(node)
+        for text in (path.read_text("utf-8") for path in PACKAGE.rglob("*.py"))
+        for node in (ast.walk(ast.parse(text)) if "queue %r" in text else ())
+        if isinstance(node, ast.Call) and ast.unparse(node.func).startswith("_log.")
+    ]
+    about_queues = [call for call in calls if "queue %r" in call]
+    assert len(about_queues) > 10
+    assert [call for call in about_queues if "extra=" not in call] == []
 
 
 def test_a_record_about_a_queue_begins_with_its_name(caplog: pytest.LogCaptureFixture) -> None:
