@@ -128,25 +128,18 @@ async def test_an_order_is_closed_if_not_paid(own_server: PrivateServer, tmp_pat
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("lock_conflict", ("alice is locked", "booked 20 for alice", "booked 100 in all")),
-        ("worker", ("order 1 is closed", "order 2 is closed", "order 3 is closed")),
-        (
-            "tasks",
-            (
-                "a call of 'welcome', failed in attempt 1",
-                "sent 'Hello' to ada@example.org",
-                "thumbnail of user 7, 200 wide",
-            ),
-        ),
+        ("lock_conflict", "alice is locked; booked 20 for alice; booked 100 in all"),
+        ("worker", "order 1 is closed; order 2 is closed; order 3 is closed"),
+        ("tasks", "a call of 'welcome', failed in attempt 1; thumbnail of user 7, 200 wide"),
     ],
 )
 async def test_an_example_does_what_it_says(
-    own_server: PrivateServer, name: str, words: tuple[str, ...]
+    own_server: PrivateServer, name: str, words: str
 ) -> None:
     async with program(own_server, EXAMPLES / f"{name}.py") as example:
         printed = await example.end()
-    for each in words:
-        assert each in printed
+    for part in words.split("; "):
+        assert part in printed
     assert printed.count("booked 20 for alice") <= 1
 
 

