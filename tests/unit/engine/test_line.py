@@ -64,14 +64,12 @@ def of(place: Place[str]) -> list[str]:
     return [item for _, item in place.items]
 
 
-class TestShares:
-    def test_all_get_alike_and_the_first_ones_the_rest(self) -> None:
-        assert shares(5, [10, 10, 10]) == [2, 2, 1]
-        assert shares(2, [1, 1, 1]) == [1, 1, 0]
-        assert shares(9, [1, 10]) == [1, 8]
-        assert shares(3, []) == []
-        assert shares(7, [3, 3, 3]) == [3, 2, 2]
-        assert shares(100, [3, 1]) == [3, 1]
+def test_all_get_alike_and_the_first_ones_the_rest() -> None:
+    assert shares(5, [10, 10, 10]) == [2, 2, 1]
+    assert shares(2, [1, 1, 1]) == [1, 1, 0]
+    assert shares(9, [1, 10]) == [1, 8]
+    assert shares(3, []) == []
+    assert shares(100, [3, 1]) == [3, 1]
 
 
 class TestOneSource:
@@ -181,6 +179,17 @@ class TestSeveralSources:
         assert callers.served() == [place]
         # The items that the slow one brings then go back.
         assert callers.end(0, "b") == ["b"]
+
+    def test_items_of_several_sources_are_gathered_and_wait_for_none_asked_later(self) -> None:
+        callers = Callers()
+        place = callers.join(10)
+        callers.begin(0, most=3)
+        callers.begin(1, most=3)
+        callers.end(0, "a")
+        assert callers.served() == []
+        callers.begin(2)
+        callers.end(1, "b")
+        assert callers.served() == [place]
 
     def test_items_wait_for_no_server_that_has_not_answered_for_a_moment(self) -> None:
         for hangs_in in ("attempt", "look"):

@@ -196,6 +196,29 @@ class TestCrowd:
         assert first.left_to_listeners(0.049) is None
         assert first.left_to_listeners(0.051) == 32
 
+    def test_a_client_that_rests_summons_and_one_that_listens_behind_others_does_not(self) -> None:
+        second, resting = self.client(), self.client()
+        resting.on_recheck(2000, 0, demand=True)
+        for stagger, left in ((second, None), (resting, 0)):
+            stagger.on_recheck(20, 100, demand=True)
+            assert stagger.left_to_listeners(0.0) == left
+
+    def test_clients_without_demand_make_way_for_those_that_rest(self) -> None:
+        """Otherwise none of the listeners might want messages."""
+        for resters in (0, 100):
+            producer = self.client()
+            producer.on_recheck(ENOUGH, resters, demand=False)
+            assert producer.resting == (resters > 0)
+
+    def test_one_server_of_several_tells_that_a_crowd_has_gone_and_not_that_we_are_alone(
+        self,
+    ) -> None:
+        stagger = self.client(chance=0.0, servers=3)
+        for listeners in (50, 1):
+            stagger.on_recheck(listeners, 0, demand=True)
+            assert stagger.has_room(demand=True) == (listeners == 1)
+        assert stagger.signature(0.0, demand=True)
+
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):
             stagger = Stagger("us", lambda: 0.5)

@@ -393,6 +393,16 @@ class TestResting:
         assert (desk.demand(), desk.demand()) == (2, 3)
         assert desk.listens_to == "summons"
 
+    def test_a_client_that_rests_without_demand_listens_as_soon_as_it_has_some(self) -> None:
+        for others, listens_to in ((100, "notices"), (CROWD, "summons")):
+            desk = Desk()
+            desk.has_demand = False
+            desk.re_check(-1, listeners=others)
+            assert desk.listens_to == "nothing"
+            desk.has_demand = True
+            assert desk.demand() == 1
+            assert desk.listens_to == listens_to
+
     def test_its_re_check_finds_what_others_have_left(self) -> None:
         for due, late, calls in (
             (0, 0.019, 0),  # others have a moment
