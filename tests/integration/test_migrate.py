@@ -30,7 +30,6 @@ from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
 from tests.support.depth import examples
-from tests.support.terminal import at_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -524,20 +523,3 @@ def test_the_command_says_that_nothing_is_there_or_that_something_is_left(
     status, out, _ = run("orders")
     assert status == 1
     assert "NOT FINISHED" in out
-
-
-def test_ctrl_c_at_a_terminal_leaves_whole_records(server: PrivateServer, raw: Raw) -> None:
-    for seed in range(30):
-        raw.put(*some_records(1000, (OLD,), seed=seed))
-    sent: list[str] = []
-
-    def interrupt(_process: object, written: str, type_: Callable[[str], None]) -> None:
-        if "━" in written and not sent:
-            sent.append("\x03")
-            type_("\x03")
-
-    seen = at_terminal("migrate", "orders", "--url", server.url, "--batch", "1", act=interrupt)
-    assert seen.status == 130
-    assert "stopped" in seen.raw
-    assert "Traceback" not in seen.raw
-    assert set(raw.dues()) == set(raw.ordered())
