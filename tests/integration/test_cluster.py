@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import threading
 import time
 from collections import Counter
@@ -12,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from redis import Redis
 from redis.asyncio import RedisCluster
 
 import delayq
@@ -22,7 +22,7 @@ from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from tests.conftest import FOUND
 from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
-from tests.support.depth import in_gate, nightly
+from tests.support.depth import in_gate
 from tests.support.reliable import is_empty
 from tests.support.servers import Kind, PrivateServer
 from tests.support.tasks import end, running
@@ -201,29 +201,6 @@ def nodes_of(client: Client) -> Cluster:
     return nodes
 
 
-async def test_an_idle_client_asks_a_few_times_however_many_queues(cluster: TestCluster) -> None:
-    async with delayq.connect(cluster.url, resync_interval=0.25) as client:
-        queues = [client.reliable_queue(f"jobs{number}", lease=LEASE) for number in range(50)]
-        for queue in queues:
-            client._open_session().background.spawn(queue.claim(1, wait=3600), "waiter")
-        # Each of them has looked, and is woken for whatever comes.
-        await until(lambda: client.statistics().waiting == 50)
-        await until(
-            lambda: all(queue._open.partitions[0].wakeups.plan.up_to_date for queue in queues)
-        )
-        # Each confirmed subscription is followed by a re-check out of turn.
-        subscriptions = client._open_session().scheduler.subscriber._plan
-        await until(lambda: subscriptions._requested and not subscriptions._sent)
-        await asyncio.sleep(0.5)
-        loop = asyncio.get_running_loop()
-        before, started = client.statistics().round_trips, loop.time()
-        await asyncio.sleep(1)
-        asked = client.statistics().round_trips - before
-        times = int((loop.time() - started) / 0.25) + 1
-        # Each time: one re-check per master, one query for the slot owners, and one ping.
-        assert asked <= times * (cluster.masters + 2)
-
-
 @pytest.mark.every_server
 async def test_a_cluster_named_as_one_server_is_refused_with_a_hint(cluster: TestCluster) -> None:
     *_, there = names(cluster, "jobs")
@@ -240,18 +217,14 @@ async def test_one_server_that_is_named_as_a_cluster_is_refused_with_a_hint() ->
         await delayq.connect(f"redis+cluster://127.0.0.1:{server.port}").__aenter__()
 
 
-async def test_a_seed_that_is_dead_is_passed_over(cluster: TestCluster) -> None:
-    seeds = f"127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
-    async with delayq.connect(f"redis+cluster://{seeds}") as client:
-        await client.reliable_queue("jobs", lease=LEASE).offer(1)
-
-
 @pytest.mark.usefixtures("_impatient")
 async def test_where_nobody_answers_that_is_said_and_no_secret() -> None:
-    with pytest.raises(delayq.ServerUnavailable) as caught:
-        await delayq.connect("redis+cluster://me:secret@127.0.0.1:1,127.0.0.1:2").__aenter__()
-    assert "127.0.0.1:1" in str(caught.value)
-    assert "secret" not in str(caught.value)
+    places = "me:secret@127.0.0.1:1,127.0.0.1:2"
+    sentinels = f"redis+sentinel://{places}/shop?sentinel_password=hidden"
+    for url in (f"redis+cluster://{places}", sentinels):
+        with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1\b") as caught:
+            await delayq.connect(url).__aenter__()
+        assert not re.search(r"\b(secret|hidden)\b", str(caught.value))
 
 
 @pytest.mark.every_server
@@ -295,25 +268,15 @@ async def test_moving_slots_lose_and_double_nothing(client: Client, cluster: Tes
     assert taken == list(range(offered))
 
 
-@pytest.fixture
-def replicated(cluster_kind: Kind) -> Iterator[TestCluster]:
-    """Provide three masters, each with a replica."""
-    with TestCluster(cluster_kind, 3, 3) as cluster:
-        yield cluster
-
-
-@pytest.mark.timing
+@pytest.mark.gate
 @pytest.mark.every_server
 @pytest.mark.usefixtures("_usual_limits")
-@pytest.mark.parametrize("way", [in_gate("killed"), nightly("stopped")])
-async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) -> None:
-    dying, other, _ = names(replicated, "jobs")
-    victim = replicated.nodes[0]
-    # Each message of the other queue comes once.
-    leases = {dying: 2, other: 60}
-    late: dict[str, dict[int, float]] = {dying: {}, other: {}}
-
-    with Control(replicated.nodes[1]) as control:
+async def test_queues_go_on_after_a_failover(cluster_kind: Kind) -> None:
+    with TestCluster(cluster_kind, 3, 3) as replicated:
+        dying, other, _ = names(replicated, "jobs")
+        victim = replicated.nodes[0]
+        leases = {dying: 2, other: 60}
+        got: dict[str, Counter[int]] = {dying: Counter(), other: Counter()}
         async with (
             delayq.connect(replicated.url, resync_interval=2) as producer,
             delayq.connect(replicated.url, resync_interval=2) as client,
@@ -322,82 +285,54 @@ async def test_queues_go_on_after_a_failover(replicated: TestCluster, way: str) 
             async def consume(name: str) -> None:
                 queue: Jobs = client.reliable_queue(name, lease=leases[name])
                 async for message in queue:
-                    # A message comes again whose acknowledgement waits for the hanging master until
+                    # A message comes again whose acknowledgement waits for the dead master until
                     # its lease ends.
                     forgiven = (delayq.LeaseLost, delayq.ServerUnavailable, delayq.OutcomeUnknown)
                     with suppress(*forgiven) if name == dying else nullcontext():
                         async with message:
-                            # All servers are on one machine and share its clock.
-                            seconds = time.time() - message.due_at.timestamp()
-                            late[name][message.value] = max(
-                                seconds, late[name].get(message.value, 0)
-                            )
+                            got[name][message.value] += 1
 
-            async with running(*(consume(name) for name in late)):
-                for name in late:
+            async with running(*(consume(name) for name in got)):
+                for name in got:
                     offers = [Offer(n, delay=0.02 * n) for n in range(400)]
                     await producer.reliable_queue(name, lease=leases[name]).offer_many(offers)
                 # Without durability an acknowledged write may be lost with its master, so wait here
                 # until everything is replicated.
                 await until(lambda: is_replicated(victim))
-                await until(lambda: len(late[dying]) > 20)
-                (victim.kill if way == "killed" else victim.pause)()
-                died_at = time.monotonic()
+                await until(lambda: len(got[dying]) > 20)
+                victim.kill()
                 taken_over = lambda: replicated.owner(dying, replicated.nodes[1]) is not victim
                 await asyncio.to_thread(wait_for, taken_over, "the failover")
-                failed_over = time.monotonic() - died_at
-                await until(lambda: {*late[dying]} == {*late[other]} == {*range(400)}, within=60)
-                if way == "stopped":
-                    victim.resume()
+                await until(lambda: {*got[dying]} == {*got[other]} == {*range(400)}, within=60)
                 # Offers get through afterwards as well.
                 await producer.reliable_queue(dying, lease=2).offer(400)
-                await until(lambda: 400 in late[dying])
+                await until(lambda: 400 in got[dying])
                 # All acknowledgements arrive in the end.
-                for name in late:
+                for name in got:
                     await until(partial(is_empty, producer.reliable_queue(name)))
-
-    worst, others_worst = (max(late[name].values()) for name in (dying, other))
-    print(f"{way}: failover {failed_over:.2f} s, late {worst:.2f} s, others {others_worst:.3f} s")
-    print(f"lost to pauses: {control.lost:.3f} s")
-    # A call in flight to a hanging master is given up after 5 s.
-    assert worst <= failed_over + (4 if way == "killed" else 10) + control.lost
-    assert others_worst <= 2 + control.lost
+        # Each message of the other queue came once.
+        assert {*got[other].values()} == {1}
 
 
-@pytest.fixture
-async def without_one(
-    cluster: TestCluster, request: pytest.FixtureRequest
-) -> AsyncIterator[PrivateServer]:
-    """Provide the last master, which either hangs or refuses every login."""
-    node = cluster.nodes[2]
-    if request.param == "hangs":
-        with node.paused():
-            yield node
-    else:
-        node.call("CONFIG", "SET", "requirepass", "other")
-        yield node
-        with Redis(unix_socket_path=str(node.socket_path), password="other") as redis:
-            redis.config_set("requirepass", "")
-
-
-@pytest.mark.parametrize("without_one", [in_gate("hangs"), "refuses"], indirect=True)
-@pytest.mark.usefixtures("without_one", "_usual_limits")
-async def test_clients_open_and_hear_if_one_master_hangs_or_refuses(cluster: TestCluster) -> None:
+@pytest.mark.gate
+@pytest.mark.usefixtures("_usual_limits")
+async def test_clients_open_and_hear_if_one_master_hangs(cluster: TestCluster) -> None:
     name = name_elsewhere(cluster, cluster.nodes[2])
-    for number in range(4):
-        # With this interval the consumer re-checks on its own only at the start.
-        async with (
-            delayq.connect(cluster.url, resync_interval=3600) as consumer,
-            delayq.connect(cluster.url) as producer,
-        ):
-            assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
-            queue = consumer.reliable_queue(name, lease=LEASE)
-            claiming = asyncio.create_task(queue.claim(1, wait=20))
-            await until(partial(_subscribers, cluster.nodes[:2], name))
-            await producer.reliable_queue(name, lease=LEASE).offer(number, delay=0.05)
-            (message,) = await claiming
-            assert message.value == number
-            await message.ack()
+    with cluster.nodes[2].paused():
+        for number in range(4):
+            # With this interval the consumer re-checks on its own only at the start.
+            async with (
+                delayq.connect(cluster.url, resync_interval=3600) as consumer,
+                delayq.connect(cluster.url) as producer,
+            ):
+                assert (await asyncio.gather(*(consumer.server_time() for _ in range(5))))[0]
+                queue = consumer.reliable_queue(name, lease=LEASE)
+                claiming = asyncio.create_task(queue.claim(1, wait=20))
+                await until(partial(_subscribers, cluster.nodes[:2], name))
+                await producer.reliable_queue(name, lease=LEASE).offer(number, delay=0.05)
+                (message,) = await claiming
+                assert message.value == number
+                await message.ack()
 
 
 @pytest.mark.gate
@@ -418,12 +353,6 @@ async def test_loops_go_on_when_every_master_was_busy(cluster: TestCluster) -> N
         try:
             for node in cluster.nodes:
                 await until(lambda node=node: node.call("PING").startswith(b"-BUSY"))  # type: ignore[misc]
-            nodes = client._open_session().nodes
-            # One that is under way may have its answer from before.
-            with suppress(delayq.ServerUnavailable):
-                await nodes.refresh()
-            with pytest.raises(delayq.ServerUnavailable):
-                await nodes.refresh()
             asked = client.statistics().errors
             await until(lambda: client.statistics().errors > asked + 2)
             # They are busy when it is due, and for a few re-checks more.
@@ -493,7 +422,6 @@ def name_elsewhere(cluster: TestCluster, node: PrivateServer) -> str:
 
 async def spread_with_settings_elsewhere(cluster: TestCluster, hanging: PrivateServer) -> str:
     """Store the settings of a queue in partitions on another server than ``hanging``."""
-    # The first partition has the queue's own keys.
     name = name_elsewhere(cluster, hanging)
     async with delayq.connect(cluster.url) as other:
         await other.reliable_queue(name).configure(partitions=12)
@@ -534,9 +462,9 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
 
 
 @pytest.mark.timing
-@pytest.mark.parametrize("way", [nightly("loop"), nightly("claim"), in_gate("worker")])
+@pytest.mark.gate
 @pytest.mark.usefixtures("_usual_limits")
-async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster, way: str) -> None:
+async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster) -> None:
     got: asyncio.Queue[int] = asyncio.Queue()
     hanging = cluster.nodes[2]
     name = await spread_with_settings_elsewhere(cluster, hanging)
@@ -547,12 +475,6 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
         @worker.listener(name, lease=LEASE)
         async def handle(value: int) -> None:
             got.put_nowait(value)
-
-        async def claim() -> None:
-            while True:
-                for message in await queue.claim(2, wait=60):
-                    async with message:
-                        got.put_nowait(message.value)
 
         def ids(*, here: bool) -> Iterator[str]:
             """Generate ids of messages that lie on the server that hangs, or elsewhere."""
@@ -568,9 +490,7 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
             elsewhere = ids(here=False)
             parts = queue._open.partitions
             here = next(part for part in parts if cluster.owner(part.keys.wake) is hanging)
-            loop = partial(consume, queue, got.put_nowait)
-            ways: dict[str, Any] = {"loop": loop, "claim": claim, "worker": worker.run}
-            taking = asyncio.create_task(ways[way]())
+            taking = asyncio.create_task(worker.run())
             # It takes 5 s to find out that a server hangs. Nothing else waits for that.
             async with less_than(4, cluster.nodes[0]):
                 for number in range(3):
@@ -589,13 +509,14 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster,
 
 
 async def test_a_given_client_names_the_cluster(cluster: TestCluster) -> None:
-    async with (
-        RedisCluster.from_url(f"redis://127.0.0.1:{cluster.nodes[1].port}") as theirs,
-        delayq.connect(theirs) as client,
-    ):
-        for name in names(cluster, "jobs"):
-            await client.reliable_queue(name).offer(1)
-            assert (await client.reliable_queue(name).stats()).ready == 1
+    url = f"redis://127.0.0.1:{cluster.nodes[1].port}"
+    # A seed that is dead is passed over.
+    seeds = f"redis+cluster://127.0.0.1:1,127.0.0.1:{cluster.nodes[1].port}"
+    async with RedisCluster.from_url(url) as theirs:
+        for address in (theirs, seeds):
+            async with delayq.connect(address) as client:
+                for name in names(cluster, "jobs"):
+                    await client.reliable_queue(name).offer(1)
 
 
 async def test_a_client_closed_without_its_cluster_leaves_nothing(

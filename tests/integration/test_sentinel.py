@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,6 @@ import delayq
 from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
-from tests.support.depth import in_gate, nightly
 from tests.support.reliable import is_empty
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -27,8 +25,9 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.usefixtures("_usual_limits")
+@pytest.mark.gate
 @pytest.mark.every_server
-@pytest.mark.parametrize("way", [in_gate("planned"), in_gate("killed"), nightly("stopped")])
+@pytest.mark.parametrize("way", ["planned", "killed"])
 async def test_producers_and_consumers_follow_a_failover(server_kind: Kind, way: str) -> None:
     with Watched(server_kind) as watched:
         await follow(watched, way)
@@ -80,12 +79,10 @@ async def follow(watched: Watched, way: str) -> None:
             await until(lambda: is_replicated(old))
             stop.clear()
             tasks[0] = asyncio.create_task(produce())
-            (old.kill if way == "killed" else old.pause)()
+            old.kill()
             await asyncio.to_thread(wait_for, lambda: watched.master() is not old, "the failover")
         seen = len(got)
         await until(lambda: len(got) > seen + 20, within=60)
-        if way == "stopped":
-            old.resume()
         stop.set()
         await tasks[0]
         await orders.offer(1)
@@ -121,16 +118,6 @@ async def test_sentinels_that_are_dead_or_hang_are_passed_over(small: Watched) -
             await client.reliable_queue("jobs").offer(1)
 
 
-@pytest.mark.usefixtures("_impatient")
-async def test_where_no_sentinel_answers_that_is_said_and_no_secret() -> None:
-    with pytest.raises(delayq.ServerUnavailable, match=r"127\.0\.0\.1:1 ") as caught:
-        async with delayq.connect(
-            "redis+sentinel://me:secret@127.0.0.1:1,127.0.0.1:2/shop?sentinel_password=hidden"
-        ):
-            pass
-    assert not re.search(r"\b(secret|hidden)\b", str(caught.value))
-
-
 async def test_a_given_client_names_the_sentinels(small: Watched) -> None:
     sentinels: Any = Sentinel([("127.0.0.1", each.port) for each in small.sentinels])  # type: ignore[no-untyped-call]
     async with sentinels.master_for("shop", db=2) as theirs, delayq.connect(theirs) as client:
@@ -138,15 +125,6 @@ async def test_a_given_client_names_the_sentinels(small: Watched) -> None:
         with admin(small.master()) as redis:
             redis.select(2)
             assert redis.exists("delayq:{given}:bodies")
-
-
-async def test_a_database_is_chosen(small: Watched) -> None:
-    async with delayq.connect(small.url + "/3") as client:
-        await client.reliable_queue("apart").offer(1)
-        with admin(small.master()) as redis:
-            assert not redis.exists("delayq:{apart}:bodies")
-            redis.select(3)
-            assert redis.exists("delayq:{apart}:bodies")
 
 
 @pytest.mark.every_server
