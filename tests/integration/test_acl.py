@@ -86,8 +86,6 @@ async def test_a_role_can_do_its_whole_job(
 
 
 FOREIGN = ("theirs", "{orders}:theirs", "orders2", "orders:theirs")
-
-
 FORBIDDEN = (
     "KEYS * | SCAN 0 | FLUSHALL | FLUSHDB | CONFIG GET * | SCRIPT FLUSH | FUNCTION LIST | DBSIZE |"
     " INFO | MONITOR | ACL LIST | CLIENT LIST | SAVE | SHUTDOWN | REPLICAOF NO ONE | SWAPDB 0 1 |"
@@ -119,16 +117,6 @@ async def test_no_role_reaches_other_queues(server: PrivateServer) -> None:
                             await user.eval(script.text, len(needed), *needed, *["1"] * 12)
         assert await raw.keys("*") == [b"theirs"]
         assert await raw.get("theirs") == b"1"
-
-
-async def test_settings_are_not_for_admins_alone(server: PrivateServer) -> None:
-    roles: tuple[Role, ...] = ("producer", "consumer")
-    for size, role in enumerate(roles, 5):
-        rules = acl_rules(role, reliable=[NAME], partitions=4)
-        async with granted(server, rules) as url, delayq.connect(url) as client:
-            queue = client.reliable_queue(NAME, partitions=4)
-            assert (await queue.configure(max_size=size)).max_size == size
-            assert (await queue.settings()).max_size == size
 
 
 async def test_settings_that_may_not_be_read_are_unknown(server: PrivateServer) -> None:

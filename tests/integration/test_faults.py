@@ -78,7 +78,8 @@ class Faults:
             fault = self.plan(script.name, self.calls.count(script.name))
             if fault == "unsent":
                 asyncio.get_running_loop().call_soon(on_reply, ServerUnavailable("planned"))
-                return beside or next(iter((*(pool := _pool(server))._free, *pool._used)))
+                pool = server.topology.of(None)
+                return beside or next(iter((*pool._free, *pool._used)))
             # If the call was not carried out, its reply is not lost: the server did not know the
             # script.
             lost: Callable[[Any], object] = lambda answer: on_reply(
@@ -118,10 +119,6 @@ class Faults:
         self.plan = lambda name, n: (
             fault if name == script.name and first <= n < first + times else None
         )
-
-
-def _pool(server: RedisClient) -> ConnectionPool:
-    return server.topology.of(None)
 
 
 @pytest.fixture
@@ -227,18 +224,15 @@ async def test_closing_tells_what_it_did_not_give_back_from_what_may_not_be_back
         assert await client.delayed_queue("orders").ready.size() == (5 if fault == "unsent" else 7)
 
 
-async def test_an_offer_that_was_not_sent_is_tried_again(queue: Orders, faults: Faults) -> None:
+async def test_an_offer_that_fails_is_stored_once(queue: Orders, faults: Faults) -> None:
     faults.fail(OFFER, "unsent", times=3)
-    await queue.offer(1)
-    assert await queue.take() == 1
-
-
-async def test_an_unanswered_offer_is_stored_once(queue: Orders, faults: Faults) -> None:
+    await queue.offer(1, 60)
+    tries = faults.calls.count(OFFER.name)
     faults.fail(OFFER, "lost", times=1)
     with pytest.raises(delayq.OutcomeUnknown):
-        await queue.offer(1, 60)
-    assert await queue.pending.read_all() == [1]
-    assert faults.calls.count(OFFER.name) == 1
+        await queue.offer(2, 60)
+    assert faults.calls.count(OFFER.name) == tries + 1
+    assert await queue.pending.read_all() == [1, 2]
 
 
 async def test_offer_many_tells_what_is_stored(queue: Orders, faults: Faults) -> None:
@@ -254,17 +248,12 @@ async def test_offer_many_tells_what_is_stored(queue: Orders, faults: Faults) ->
 
 
 @pytest.mark.usefixtures("_impatient")
-async def test_offer_many_that_stored_nothing_says_so(queue: Orders, faults: Faults) -> None:
-    faults.fail(OFFER, "unsent")
-    with pytest.raises(delayq.ServerUnavailable):
-        await queue.offer_many([(i, 60) for i in range(600)])
-    with pytest.raises(delayq.ServerUnavailable):
-        await queue.offer(1)
-
-
-async def test_a_poll_tells_of_a_server_that_is_away(queue: Orders, faults: Faults) -> None:
-    faults.fail(TRANSFER, "unsent")
-    for call in (queue.poll, queue.drain):
+async def test_calls_that_do_nothing_tell_of_a_server_that_is_away(
+    queue: Orders, faults: Faults
+) -> None:
+    faults.plan = lambda name, _: "unsent" if name in (OFFER.name, TRANSFER.name) else None
+    many = [(i, 60) for i in range(600)]
+    for call in (lambda: queue.offer_many(many), lambda: queue.offer(1), queue.poll, queue.drain):
         with pytest.raises(delayq.ServerUnavailable):
             await call()
     assert await queue.poll(0.05) is None

@@ -34,13 +34,6 @@ async def test_the_mapper_comes_before_the_rule_of_braces(server: PrivateServer,
         assert await raw.exists("redisson_delay_queue:prod:{t1}:orders")
 
 
-async def test_mapped_and_plain_clients_meet(server: PrivateServer, client: delayq.Client) -> None:
-    async with delayq.connect(server.url, name_mapper=str.upper) as mapped:
-        waiting = asyncio.create_task(client.delayed_queue("ORDERS").take())
-        await mapped.delayed_queue("orders").offer("hello", 0.02)
-        assert await asyncio.wait_for(waiting, 60) == "hello"
-
-
 async def test_a_doctor_finds_mapped_queues_that_are_stuck(server: PrivateServer) -> None:
     async with delayq.connect(server.url, name_mapper="prod:{}".format) as client:
         jobs: ReliableQueue[int] = client.reliable_queue("jobs", partitions=3)

@@ -11,7 +11,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq.codecs import BytesCodec
-from tests.support.depth import in_gate, nightly
+from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.reliable import offers
 
@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 
 
-@pytest.mark.parametrize(
-    "way", [in_gate("drain"), in_gate("messages"), nightly("deliveries"), nightly("values")]
-)
+@pytest.mark.parametrize("way", [in_gate("drain"), in_gate("messages")])
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
@@ -51,13 +49,8 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
                     # the messages come with the next one.
                     with suppress(delayq.ServerUnavailable, delayq.OutcomeUnknown):
                         got += await queue.drain(100)
-            elif way == "values":
-                async for payload in queue:
-                    got.append(payload)
-                    if len(got) == COUNT:
-                        break
             else:
-                async for message in queue.deliveries() if way == "deliveries" else queue:
+                async for message in queue:
                     async with message:
                         got.append(message.value)
                     if len(got) == COUNT:
@@ -65,20 +58,13 @@ async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     assert got == payloads
 
 
-@pytest.mark.parametrize("kind", [in_gate("deliveries"), "reliable"])
-async def test_a_loop_far_away_fetches_many_at_a_time(own_server: PrivateServer, kind: str) -> None:
+async def test_a_loop_far_away_fetches_many_at_a_time(own_server: PrivateServer) -> None:
     """Waiting for an acknowledgement does not count as handling."""
     async with delayq.connect(own_server.url) as near:
-        await near.delayed_queue("orders").offer_many([(number, 0) for number in range(300)])
         await near.reliable_queue("jobs").offer_many(offers(300))
     async with Links(own_server, round_trip=40) as links, delayq.connect(links.url) as client:
-        messages: Any = (
-            client.reliable_queue("jobs")
-            if kind == "reliable"
-            else client.delayed_queue("orders").deliveries()
-        )
         handled = 0
-        async for message in messages:
+        async for message in client.reliable_queue("jobs"):
             async with message:
                 handled += 1
             if handled == 300:

@@ -15,16 +15,12 @@ from tests.support.tls import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
 def authority(tls_kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority.new(tmp_path_factory.mktemp("tls") / "ours")
-
-
-@pytest.fixture(scope="module")
-def other_authority(tls_kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    return Authority.new(tmp_path_factory.mktemp("tls") / "other")
 
 
 @contextmanager
@@ -41,23 +37,18 @@ def usual(tls_kind: Kind, authority: Authority) -> Iterator[tuple[PrivateServer,
         yield usual
 
 
-class Tries:
-    """Counts attempts to open a connection."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.count = 0
-        opened_anew: Any = ConnectionPool._opened_anew
-
-        async def counted(connections: ConnectionPool) -> Any:
-            self.count += 1
-            return await opened_anew(connections)
-
-        monkeypatch.setattr(ConnectionPool, "_opened_anew", counted)
-
-
 @pytest.fixture
-def tries(monkeypatch: pytest.MonkeyPatch) -> Tries:
-    return Tries(monkeypatch)
+def tries(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Return a list that gets an entry for each attempt to open a connection."""
+    made: list[Any] = []
+    opened_anew: Any = ConnectionPool._opened_anew
+
+    async def counted(connections: ConnectionPool) -> Any:
+        made.append(connections)
+        return await opened_anew(connections)
+
+    monkeypatch.setattr(ConnectionPool, "_opened_anew", counted)
+    return made
 
 
 async def test_a_queue_works_over_tls(
@@ -80,20 +71,21 @@ async def test_a_certificate_that_is_not_trusted_is_refused_at_once(
     usual: tuple[PrivateServer, int],
     tls_kind: Kind,
     authority: Authority,
-    other_authority: Authority,
-    tries: Tries,
+    tmp_path: Path,
+    tries: list[Any],
 ) -> None:
+    other = Authority.new(tmp_path / "other")
     with tls_server(tls_kind, authority, "DNS:example.test") as (_, of_another_host):
         for port, options, reason in (
             (usual[1], "", "certificate"),
-            (usual[1], f"?ssl_ca_certs={other_authority.certificate}", "certificate"),
+            (usual[1], f"?ssl_ca_certs={other.certificate}", "certificate"),
             (of_another_host, f"?ssl_ca_certs={authority.certificate}", "mismatch"),
         ):
-            tries.count = 0
+            tries.clear()
             why = f"certificate that is not trusted: .*{reason}"
             with pytest.raises(delayq.ServerRefused, match=why):
                 await delayq.connect(f"rediss://127.0.0.1:{port}/0{options}").__aenter__()
-            assert tries.count == 1
+            assert len(tries) == 1
 
 
 async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
@@ -109,31 +101,20 @@ async def test_a_client_at_the_wrong_port_is_told_what_may_be_wrong(
         await delayq.connect(url).__aenter__()
 
 
-async def test_user_and_password_come_from_the_url(some_kind: PrivateServer) -> None:
-    some_kind.call("ACL", "SETUSER", "me", "on", ">p@ss:w/rd?", "allkeys", "allchannels", "+@all")
-    for scheme in ("redis", "valkey"):
-        url = f"{scheme}://me:p%40ss%3Aw%2Frd%3F@127.0.0.1:{some_kind.port}/0"
-        async with delayq.connect(url) as client:
-            await client.reliable_queue("jobs").offer(1)
-
-
 @pytest.mark.every_server
-async def test_a_password_alone_is_the_defaults(some_kind: PrivateServer, tries: Tries) -> None:
-    some_kind.call("CONFIG", "SET", "requirepass", "hunter2")
-    place = f"127.0.0.1:{some_kind.port}/0"
-    for url in (f"redis://:hunter2@{place}", f"redis://{place}?password=hunter2"):
-        async with delayq.connect(url) as client:
-            await client.reliable_queue("jobs").offer(1)
-    for url in (f"redis://:wrong@{place}", f"redis://{place}"):
-        tries.count = 0
-        with pytest.raises(delayq.ServerRefused) as caught:
-            await delayq.connect(url).__aenter__()
-        assert tries.count == 1
-        assert "wrong@" not in str(caught.value)
-
-
-@pytest.fixture
-def some_kind(server_kind: Kind) -> Iterator[PrivateServer]:
-    """Start a private server on a port; the tests give it passwords."""
+async def test_user_and_password_come_from_the_url(server_kind: Kind, tries: list[Any]) -> None:
     with PrivateServer(server_kind, tcp=True) as server:
-        yield server
+        place, user = f"127.0.0.1:{server.port}/0", "me:p%40ss%3Aw%2Frd%3F"
+        server.call("ACL", "SETUSER", "me", "on", ">p@ss:w/rd?", "allkeys", "allchannels", "+@all")
+        # A password alone is the default user's.
+        server.call("CONFIG", "SET", "requirepass", "hunter2")
+        right = (f"valkey://{user}@{place}", f"redis://{user}@{place}")
+        for url in (*right, f"redis://:hunter2@{place}", f"redis://{place}?password=hunter2"):
+            async with delayq.connect(url) as client:
+                await client.reliable_queue("jobs").offer(1)
+        for url in (f"redis://:wrong@{place}", f"redis://{place}"):
+            tries.clear()
+            with pytest.raises(delayq.ServerRefused) as caught:
+                await delayq.connect(url).__aenter__()
+            assert len(tries) == 1
+            assert "wrong@" not in str(caught.value)
