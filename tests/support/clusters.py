@@ -79,11 +79,8 @@ class _Several:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self) -> None:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        raise NotImplementedError
+    start: Callable[[], None]
+    close: Callable[[], None]
 
 
 class TestCluster(_Several):

@@ -31,6 +31,8 @@ TOKEN = "0123456789ab-00000001"
 EPOCH = "7"
 HOUR_US = 3_600_000_000
 SECOND_US = 1_000_000
+# The arguments of a claim before and after the number of attempts.
+CLAIM, REST = (EPOCH, 1, 100, HOUR_US), ("client 1", 1, "", "", 0)
 
 
 @dataclass
@@ -81,6 +83,11 @@ def after(*delays: float) -> Any:
     return lambda at: receipts(at, *delays)
 
 
+def record_of(place: int) -> Any:
+    """Return an argument: the record of the pending message at this place."""
+    return lambda pending: pending[place]._record()
+
+
 async def nothing(at: Prepared) -> None:
     """Prepare nothing."""
 
@@ -98,11 +105,6 @@ async def what_is_due(at: Prepared) -> None:
 
 def transfer(take: int, each: int, state: Any = what_is_due) -> Any:
     return given(state, 100, take, 100_000, HOUR_US, each, TOKEN, "client 1")
-
-
-async def cancel_three(at: Prepared) -> Any:
-    found = await receipts(at, *[60.0] * 12)
-    return [1, *(found[place]._record() for place in (0, 5, 11))]
 
 
 async def unusual(at: Prepared) -> None:
@@ -275,7 +277,7 @@ async def limits_changed(at: Prepared) -> Any:
     await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
     await at.raw.zrem(RELIABLE.named("turns"), "b")
     await at.raw.hset(RELIABLE.settings, mapping={"epoch": EPOCH, "settled_to": ""})
-    return [EPOCH, 1, 100, HOUR_US, 0, "client 1", 1, "", "", 0]
+    return [*CLAIM, 0, *REST]
 
 
 def with_settings(prepare: Any, **settings: Any) -> Any:
@@ -379,8 +381,6 @@ async def paused(at: Prepared) -> None:
     await at.raw.set(RELIABLE.paused, 1)
 
 
-CLAIM = (EPOCH, 1, 100, HOUR_US)
-REST = ("client 1", 1, "", "", 0)
 _CASES: list[tuple[Script, str, Any]] = [
     (delayed.OFFER, "head", given(after(60), 1, SECOND_US, b"new")),
     (
@@ -393,12 +393,12 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.TRANSFER, "move", transfer(0, 0)),
     (delayed.TRANSFER, "lease", transfer(2, 1)),
     (delayed.TRANSFER, "only one", transfer(1, 0, after(0))),
-    (delayed.CANCEL, "three", cancel_three),
+    (
+        *(delayed.CANCEL, "three"),
+        given(after(*[60.0] * 12), 1, *(record_of(place) for place in (0, 5, 11))),
+    ),
     *(
-        (
-            *(delayed.RESCHEDULE, where),
-            given(after(60, 120), lambda pending: pending[1]._record(), delay_us),
-        )
+        (delayed.RESCHEDULE, where, given(after(60, 120), record_of(1), delay_us))
         for where, delay_us in (("to the head", SECOND_US), ("behind", HOUR_US))
     ),
     *((delayed.PURGE, what, given(unusual, what)) for what in ("all", "delayed", "ready")),
