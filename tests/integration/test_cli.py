@@ -251,18 +251,6 @@ def test_an_offer_is_listed_looked_at_moved_taken(cli: Cli) -> None:
     assert cli("get mails a") == (1, [])
 
 
-def test_pause_and_cancel(cli: Cli) -> None:
-    assert cli.plain("pause mails")[0] == 0
-    assert cli("stats mails")[1][0]["paused"] is True
-    assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
-    for queue in BOTH_KINDS:
-        _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
-        status, (told,) = cli(f"cancel {queue} {offered['id']}")
-        assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
-        assert cli(f"cancel {queue} {offered['id']}") == (1, [])
-        assert cli(f"list {queue}") == (1, [])
-
-
 def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
     began = datetime.now(UTC)
     _, (offered,) = cli("offer delayed:closing hello --text --at 2030-01-31T12:00+01:00")
@@ -277,7 +265,15 @@ def test_the_same_of_a_delayed_queue(cli: Cli) -> None:
     assert cli(f"reschedule delayed:closing {name} --delay 0.01")[0] == 0
     taken = cli("take delayed:closing --wait 1m")
     assert taken == (0, [{"queue": "closing", "value": "hello"}])
-    assert cli(f"cancel delayed:closing {name}") == (1, [])
+    for queue in BOTH_KINDS:
+        _, (offered,) = cli(f"offer {queue} 1 --delay 1h")
+        status, (told,) = cli(f"cancel {queue} {offered['id']}")
+        assert (status, *fields(told, "id cancelled")) == (0, offered["id"], True)
+        assert cli(f"cancel {queue} {offered['id']}") == (1, [])
+        assert cli(f"list {queue}") == (1, [])
+    assert cli.plain("pause mails")[0] == 0
+    assert cli("stats mails")[1][0]["paused"] is True
+    assert [cli.plain("resume mails")[0] for _ in range(2)] == [0, 1]
 
 
 def test_an_offer_may_have_an_id_and_limits_of_its_own(
@@ -378,23 +374,6 @@ def bury(url: str, count: int) -> None:
     evaluate_in_steps(url, fill, (MAILS.dead, MAILS.dead_messages), count, why)
 
 
-def test_dead_letters_are_listed_redriven_and_purged(cli: Cli) -> None:
-    bury(cli.url, 250)
-    status, found = cli("dead list mails --limit 2 --offset 1")
-    assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
-    letter = ("attempts", 3, "ValueError: no", "dead-000001")
-    assert fields(found[0], "reason attempt error value") == letter
-    for command, status, told in (
-        ("redrive mails dead-000003 nobody", 0, {"redriven": 1}),
-        ("purge mails dead-000004 --yes", 0, {"purged": 1}),
-        ("redrive mails", 0, {"redriven": 248}),
-        ("purge mails --yes", 1, {"purged": 0}),
-    ):
-        assert cli(f"dead {command}") == (status, [{"queue": "mails"} | told])
-    assert cli("stats mails")[1][0]["ready"] == 249
-    assert cli("dead list mails") == (1, [])
-
-
 def bury_some(url: str, partitions: int) -> None:
     """Bury 150 messages one after the other: each tenth for want of money, others for an error."""
 
@@ -418,9 +397,15 @@ def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitio
         for command, status, told in cases:
             assert cli(f"dead {command}") == (status, [{"queue": "mails"} | told])
 
-    bury(cli.url, 150)  # in 2023
+    bury(cli.url, 152)  # in 2023
+    status, found = cli("dead list mails --limit 2 --offset 1")
+    assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
+    letter = ("attempts", 3, "ValueError: no", "dead-000001")
+    assert fields(found[0], "reason attempt error value") == letter
     bury_some(cli.url, partitions)
     act(
+        ("redrive mails dead-000003 nobody", 0, {"redriven": 1}),
+        ("purge mails dead-000004 --yes", 0, {"purged": 1}),
         ("purge mails --older-than 1d --dry-run", 0, {"matched": 150, "dry_run": True}),
         ("redrive mails --older-than 365d", 0, {"redriven": 150}),
     )
@@ -446,8 +431,9 @@ def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitio
         ("purge mails --error 'user 2' --yes", 1, {"purged": 0}),
         ("purge mails --reason money --yes", 0, {"purged": 15}),
         ("purge mails --older-than 0 --yes", 0, {"purged": 150 - 15 - len(numbers)}),
+        ("purge mails --yes", 1, {"purged": 0}),
     )
-    assert cli("stats mails")[1][0]["ready"] == 150 + len(numbers)
+    assert cli("stats mails")[1][0]["ready"] == 151 + len(numbers)
 
 
 # Search, schedules
@@ -670,36 +656,23 @@ def test_a_bench_leaves_nothing_behind(cli: Cli, server: PrivateServer) -> None:
 REFUSED = (
     ("stats", "missing argument 'QUEUE'. (see delayq stats --help)"),
     ("offer a", "missing argument 'VALUE'"),
-    ("stats ''", "non-empty"),
     ("dead list delayed:a", "a delayed queue cannot have dead letters"),
     (f"configure a --limit {'9' * 5000}", "--limit is too large"),
     ("inspect reliable:a", "for delayed queues"),
     ("offer a {", "not JSON"),
     ("offer a 1 --delay -1", "negative"),
-    ("offer a 1 --delay nan", "--delay must be a duration"),
-    ("doctor --overdue nan", "--overdue must be a duration"),
-    ("offer a 1 --at '2030-01-01 x/y'", "timezone"),
-    ("offer a 1 --at noon", "--at must be a date or a time"),
     ("offer a 1 --at 2030-01-01T00:00Z --delay 1", "not both"),
     ("offer a 1 --header x", "NAME=VALUE"),
-    ("offer a 1 --on-duplicate x", "--on-duplicate"),
     ("offer delayed:a 1 --id x", "need a reliable queue"),
     ("get delayed:a zz", "16 hexadecimal digits"),
     ("reschedule a x", "no due time given"),
     ("purge a", "--yes"),
     ("dead purge a --error '' --yes", "--error must not be empty"),
     ("dead redrive a x --error x", "not both"),
-    ("dead redrive a x --dry-run", "pass no ids"),
     ("dead redrive a --older-than -1", "from 0 to 100 years"),
     ("search a", "nothing to search for"),
-    ("search delayed:a --error x", "need a reliable queue"),
-    ("nonsense", "nonsense"),
     ("pause delayed:closing", "a delayed queue cannot be paused"),
-    ("result delayed:a b", "a delayed queue cannot have results"),
-    ("offer delayed:a 7 --group eve", "--group"),
     ("groups limit a ada few", "LIMIT"),
-    ("groups pause delayed:a ada", "cannot have groups"),
-    ("history delayed:a", ""),
 )
 
 
@@ -845,9 +818,8 @@ async def test_connect_without_an_address_warns_of_the_private_server(
     delayq.connect("embedded:")
     assert not caplog.records
     delayq.connect()
-    (record,) = caplog.records
-    assert record.levelname == "WARNING"
-    assert "Set $DELAYQ_URL" in record.getMessage()
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "Set $DELAYQ_URL" in caplog.text
     monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
     delayq.connect()
     assert len(caplog.records) == 1

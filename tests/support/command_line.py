@@ -151,10 +151,8 @@ def seed(url: str) -> None:
     async def main() -> None:
         async with delayq.connect(url) as client:
             mails = client.reliable_queue("mails", lease=3600)
-            long = {
-                "to": "ada@example.org",
-                "subject": "a subject that does not fit into a table of eighty columns",
-            }
+            subject = "a subject that does not fit into a table of eighty columns"
+            long = {"to": "ada@example.org", "subject": subject}
             for place, delay in enumerate((0, 90, 4000, 100_000)):
                 await mails.offer(
                     long, delay, id=f"welcome-{place}", priority=place, headers={"tenant": "acme"}
@@ -165,10 +163,8 @@ def seed(url: str) -> None:
             assert (bad.id, busy.id) == ("bad", "busy")
             await bad.bury("rejected")
             closing = client.delayed_queue("closing")
-            for delay in (3000, 100_000):
-                await closing.offer(
-                    {"order": 1, "customer": "Ada Lovelace, 12 St James's Square, London"}, delay
-                )
+            order = {"order": 1, "customer": "Ada Lovelace, 12 St James's Square, London"}
+            await closing.offer_many([(order, 3000), (order, 100_000)])
             await closing.ready.size()
             parts = client.reliable_queue("orders", partitions=4)
             await parts.offer_many(delayq.Offer(number, delay=500) for number in range(40))

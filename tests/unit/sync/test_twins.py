@@ -195,17 +195,13 @@ def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
 
 def test_what_is_wrong_is_refused_where_it_is_written() -> None:
     client = sync.connect("redis://127.0.0.1:1")
-    cases: list[tuple[str, str, dict[str, Any]]] = [
-        ("reliable_queue", "", {}),
-        ("reliable_queue", "mails", {"lease": 0}),
-        ("reliable_queue", "mails", {"codec": StringCodec}),
-        ("delayed_queue", "", {}),
-        ("delayed_queue", "mails", {"durability": "some"}),
-        ("delayed_queue", "mails", {"ordered_list": 1}),
-    ]
-    for kind, name, settings in cases:
-        with naming(kind, name, settings), pytest.raises(delayq.BadInput):
-            getattr(client, kind)(name, **settings)
+    wrong: Any
+    for wrong in ({"name": ""}, {"lease": 0}, {"codec": StringCodec}):
+        with naming(wrong), pytest.raises(delayq.BadInput):
+            client.reliable_queue(**({"name": "mails"} | wrong))
+    for wrong in ({"name": ""}, {"durability": "some"}, {"ordered_list": 1}):
+        with naming(wrong), pytest.raises(delayq.BadInput):
+            client.delayed_queue(**({"name": "mails"} | wrong))
     with pytest.raises(delayq.ConfigurationError):
         sync.connect("http://127.0.0.1")
     with pytest.raises(delayq.BadInput):
