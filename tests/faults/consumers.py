@@ -71,26 +71,20 @@ class Failed(Exception):
     """A deliberate failure of a handler."""
 
 
+@dataclass
 class Consumer:
     """A loop over a queue, which runs until it is cancelled or the queue closes."""
 
-    def __init__(
-        self,
-        client: delayq.Client,
-        kind: Kind,
-        who: str,
-        witness: Witness,
-        seed: object,
-        habits: Habits,
-        queue: str = QUEUE,
-    ) -> None:
-        self._client = client
-        self._kind: Kind = kind
-        self._who = who
-        self._witness = witness
-        self._chance = random.Random(repr(seed))
-        self._habits = habits
-        self._queue = queue
+    client: delayq.Client
+    kind: Kind
+    who: str
+    witness: Witness
+    seed: object
+    habits: Habits
+    queue: str = QUEUE
+
+    def __post_init__(self) -> None:
+        self._chance = random.Random(repr(self.seed))
         self._unsure = False
 
     async def run(self) -> None:
@@ -105,23 +99,23 @@ class Consumer:
     async def _loop(self) -> bool:
         """Consume until the loop is left; return False if it has ended because the queue closed."""
         messages: Any
-        match self._kind:
+        match self.kind:
             case "plain":
                 return await self._plain()
             case "reliable":
-                messages = aiter(open_reliable(self._client, self._queue))
+                messages = aiter(open_reliable(self.client, self.queue))
             case "deliveries":
-                messages = open_delayed(self._client).deliveries(LEASE, retry_delay=RETRY_DELAY)
+                messages = open_delayed(self.client).deliveries(LEASE, retry_delay=RETRY_DELAY)
         async with aclosing(messages):
             async for message in messages:
-                one = _delivered(message, self._who)
+                one = _delivered(message, self.who)
                 await self._handle(one, message)
-                if self._chance.random() < self._habits.leaves:
+                if self._chance.random() < self.habits.leaves:
                     return True
         return False
 
     async def _plain(self) -> bool:
-        queue = open_delayed(self._client)
+        queue = open_delayed(self.client)
         if self._chance.random() < 0.2:
             # Take one at a time for a while, at times with hardly any patience.
             for _ in range(50):
@@ -131,18 +125,18 @@ class Consumer:
         async with aclosing(queue.__aiter__()) as values:  # type: ignore[type-var]
             async for value in values:
                 self._took(value)
-                if self._chance.random() < self._habits.pauses:
+                if self._chance.random() < self.habits.pauses:
                     await asyncio.sleep(self._chance.random() * 0.03)
-                if self._chance.random() < self._habits.leaves:
+                if self._chance.random() < self.habits.leaves:
                     return True
         return False
 
     def _took(self, value: int) -> None:
         at = now_us()
-        self._witness.began(Delivered(value, at, self._who, claimed_us=at))
+        self.witness.began(Delivered(value, at, self.who, claimed_us=at))
 
     async def _handle(self, one: Delivered, message: Leased) -> None:
-        self._witness.began(one)
+        self.witness.began(one)
         try:
             async with message:
                 await self._do(one, message)
@@ -163,13 +157,13 @@ class Consumer:
             one.end = {End.NONE: End.RETURNED, End.UNKNOWN: End.EITHER}.get(one.end, one.end)
             raise
         finally:
-            self._witness.ended(one)
+            self.witness.ended(one)
 
     async def _do(self, one: Delivered, message: Leased) -> None:
         if isinstance(message, delayq.Message):
             # Nothing is kept unless the storm has said so.
             message.keep_result(_result_of(message))
-        fate, habits, self._unsure = self._chance.random(), self._habits, False
+        fate, habits, self._unsure = self._chance.random(), self.habits, False
         if fate < habits.fails:
             self._ends(one, End.NACKED)
             raise Failed
@@ -213,7 +207,7 @@ class Consumer:
     def _ends(self, one: Delivered, end: End) -> None:
         """Report the end before trying it, because this process may be killed from now on."""
         one.end = end
-        self._witness.ended(one)
+        self.witness.ended(one)
 
 
 def _result_of(message: delayq.Message[int]) -> list[int]:
@@ -231,26 +225,18 @@ def _delivered(message: Leased, who: str) -> Delivered:
     return one
 
 
-class WorkerConsumer:
-    """A worker that runs until it is stopped. Its handler does what a consumer's loop does."""
-
-    def __init__(
-        self, client: delayq.Client, who: str, witness: Witness, seed: object, habits: Habits
-    ) -> None:
-        self._who = who
-        self._witness = witness
-        self._chance = random.Random(repr(seed))
-        self._habits = habits
-        self._worker = delayq.Worker(client, concurrency=20)
-        self._worker.listener(QUEUE, lease=LEASE, max_attempts=None, backoff=_BACKOFF)(self._handle)
+class WorkerConsumer(Consumer):
+    """A worker whose handler does what a consumer's loop does."""
 
     async def run(self) -> None:
-        await self._worker.run()
+        worker = delayq.Worker(self.client, concurrency=20)
+        worker.listener(QUEUE, lease=LEASE, max_attempts=None, backoff=_BACKOFF)(self._handle_one)
+        await worker.run()
 
-    async def _handle(self, message: delayq.Message[int]) -> list[int]:
-        one = _delivered(message, self._who)
-        self._witness.began(one)
-        fate, habits = self._chance.random(), self._habits
+    async def _handle_one(self, message: delayq.Message[int]) -> list[int]:
+        one = _delivered(message, self.who)
+        self.witness.began(one)
+        fate, habits = self._chance.random(), self.habits
         try:
             if fate < habits.fails:
                 one.end = End.NACKED
@@ -267,7 +253,7 @@ class WorkerConsumer:
             one.end = End.RETURNED
             raise
         finally:
-            self._witness.ended(one)
+            self.witness.ended(one)
 
 
 def open_reliable(client: delayq.Client, name: str = QUEUE) -> delayq.ReliableQueue[int]:
@@ -320,7 +306,7 @@ async def _consume(
         try:
             async with delayq.connect(url, resync_interval=RESYNC) as client:
                 if not loops:
-                    await WorkerConsumer(client, who, notes, seed, habits).run()
+                    await WorkerConsumer(client, kind, who, notes, seed, habits).run()
                 made = (Consumer(client, kind, who, notes, (seed, n), habits) for n in range(loops))
                 await asyncio.gather(*(consumer.run() for consumer in made))
         except delayq.ServerError:

@@ -128,20 +128,6 @@ async def test_a_server_that_is_busy_for_seconds_is_waited_for_and_no_outcome_is
         assert "interrupted" not in caplog.text
 
 
-@pytest.mark.nightly
-async def test_a_long_round_trip_is_no_reason_to_doubt(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(wire_module, "DOUBT_AFTER", 3)
-    async with Links(own_server, round_trip=900) as links, delayq.connect(links.url) as client:
-        queue: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-        await asyncio.gather(*(queue.offer(n) for n in range(100)))
-        opened = links.accepted
-        assert len(await queue.drain()) == 100
-        assert client.statistics().errors == 0
-        assert links.accepted == opened
-
-
 async def test_what_takes_long_to_be_sent_or_to_arrive_is_waited_for(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

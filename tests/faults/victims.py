@@ -32,22 +32,18 @@ def words(path: Path) -> list[list[str]]:
     return [line.split() for line in path.read_text("utf-8").splitlines()] if path.exists() else []
 
 
-def offer_batches(url: str, path: Path, kind: str, number: int) -> None:
+def offer_batches(url: str, path: Path, number: int) -> None:
     """Offer forever, writing the number of each batch that is stored."""
-    asyncio.run(_offer_batches(url, path, kind, number))
+    asyncio.run(_offer_batches(url, path, number))
 
 
-async def _offer_batches(url: str, path: Path, kind: str, number: int) -> None:
+async def _offer_batches(url: str, path: Path, number: int) -> None:
     note = _notes(path)
     async with delayq.connect(url) as client:
         for batch in itertools.count(number * 1_000):
             values = range(batch * BATCH, (batch + 1) * BATCH)
-            if kind == "reliable":
-                await client.reliable_queue("jobs").offer_many(
-                    [Offer(value, id=f"m{value}") for value in values]
-                )
-            else:
-                await client.delayed_queue("orders").offer_many([(value, 0) for value in values])
+            offers = [Offer(value, id=f"m{value}") for value in values]
+            await client.reliable_queue("jobs").offer_many(offers)
             note(batch)
 
 

@@ -158,9 +158,6 @@ def test_an_impossible_handler_is_refused_where_it_is_decorated() -> None:
     async def bare(order: Order, more) -> None: ...  # type: ignore[no-untyped-def]
     async def mixed(order: Order, message: Message[int]) -> None: ...
     async def client_first(client: Client) -> None: ...
-    async def generator(order: Order) -> AsyncIterator[int]:
-        yield 1
-
     async def unreadable(order: NoSuchThing) -> None: ...  # type: ignore[name-defined]  # noqa: F821
     async def no_codec(order: Db) -> None: ...
 
@@ -172,7 +169,6 @@ def test_an_impossible_handler_is_refused_where_it_is_decorated() -> None:
         (bare, "'more', which has no annotation"),
         (mixed, "takes a Order, but a message of int"),
         (client_first, "first parameter must be the value"),
-        (generator, "is not a handler"),
         (unreadable, "'order' cannot be read"),
         (no_codec, "no codec for Db"),
         (42, "is not a handler"),
@@ -291,7 +287,6 @@ async def test_a_dependency_sees_how_its_handler_failed_and_may_fail_itself(
 
 
 async def test_a_dependency_that_cannot_work_is_refused(client: Client) -> None:
-    def no_return(): ...  # type: ignore[no-untyped-def]
     def for_nothing() -> None: ...
     def needs_unknown(cache: Cache) -> Db: ...  # type: ignore[empty-body]
     def another_client() -> Client: ...  # type: ignore[empty-body]
@@ -303,7 +298,6 @@ async def test_a_dependency_that_cannot_work_is_refused(client: Client) -> None:
 
     worker = Worker(client)
     cases: list[tuple[Any, bool, str]] = [
-        (no_return, False, "return annotation"),
         (for_nothing, False, "return annotation"),
         (needs_unknown, False, "'cache', which is a Cache"),
         (another_client, False, "there already is a dependency of type Client"),
