@@ -322,19 +322,6 @@ async def test_an_offer_fails_unless_it_is_cancelled(
     assert {"error.type" in each for points in seen.values() for each, _ in points} == {False}
 
 
-def test_the_server_is_named_without_its_password() -> None:
-    for address, endpoint in (
-        ("redis://cache.example:7000/1", ("cache.example", 7000)),
-        ("rediss://user:secret@cache.example", ("cache.example", 6379)),
-        ("unix:///run/redis.sock", ("/run/redis.sock", None)),
-        ("redis+cluster://a.example:7001,b.example:7002", ("a.example", 7001)),
-        ("redis+sentinel://a.example:26379/main/0", None),
-        ("embedded:", None),
-    ):
-        assert delayq.connect(address).endpoint == endpoint
-        assert delayq.sync.connect(address).endpoint == endpoint
-
-
 async def test_the_other_kinds_of_client_name_their_server_too(server: PrivateServer) -> None:
     traces = Traces()
 
@@ -353,3 +340,11 @@ async def test_the_other_kinds_of_client_name_their_server_too(server: PrivateSe
         ends.append(client.endpoint[0])
     assert [attributes(span)["server.address"] for span in traces.named("send jobs")] == ends
     assert Path(ends[1]).is_absolute(), "the path of its socket"
+    for address, endpoint in (
+        ("redis://cache.example:7000/1", ("cache.example", 7000)),
+        ("rediss://user:secret@cache.example", ("cache.example", 6379)),
+        ("unix:///run/redis.sock", ("/run/redis.sock", None)),
+        ("redis+cluster://a.example:7001,b.example:7002", ("a.example", 7001)),
+        ("redis+sentinel://a.example:26379/main/0", None),
+    ):
+        assert delayq.connect(address).endpoint == endpoint
