@@ -210,14 +210,11 @@ class TestCrowd:
             producer.on_recheck(ENOUGH, resters, demand=False)
             assert producer.resting == (resters > 0)
 
-    def test_one_server_of_several_tells_that_a_crowd_has_gone_and_not_that_we_are_alone(
-        self,
-    ) -> None:
+    def test_one_server_of_several_tells_that_a_crowd_has_gone(self) -> None:
         stagger = self.client(chance=0.0, servers=3)
         for listeners in (50, 1):
             stagger.on_recheck(listeners, 0, demand=True)
             assert stagger.has_room(demand=True) == (listeners == 1)
-        assert stagger.signature(0.0, demand=True)
 
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):
