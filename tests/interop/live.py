@@ -55,7 +55,7 @@ class Live:
         return self.client.delayed_queue(self.name, codec=pair.codec, **options)
 
     def raw(self) -> Any:
-        return Redis.from_url(self.server.url, socket_timeout=60)
+        return Redis.from_url(self.server.url, socket_timeout=60, socket_connect_timeout=60)
 
     async def drained(self) -> None:
         """Wait until every key with messages of this queue is gone."""
