@@ -120,6 +120,20 @@ async def test_another_value_replaces_the_waiting_one_at_its_time(jobs: Jobs) ->
     assert await waiting(jobs) == ["newest"]
 
 
+async def test_another_value_replaces_one_that_has_been_due_for_a_while(jobs: Jobs) -> None:
+    due = await schedule(jobs, "old")
+    await advance(jobs, 70)
+    await schedule(jobs, "new")
+    message = await take(jobs)
+    assert message.value == "new"
+    assert message.due_at is not None
+    assert abs(message.due_at - (due - timedelta(seconds=70))) < timedelta(seconds=1)
+    # The due time is that of the body, by which a message that is given back waits again.
+    await message.release()
+    again = await take(jobs)
+    assert (again.value, again.due_at) == ("new", message.due_at)
+
+
 @pytest.mark.every_server
 async def test_the_highest_version_wins_in_any_order(jobs: Jobs) -> None:
     await schedule(jobs, "v1", version=1)

@@ -64,9 +64,6 @@ async def demand_returned(store: Store) -> None:
     assert (stored.leases, stored.attempts) == ({}, {})
 
 
-# Duration
-
-
 @pytest.mark.every_server
 async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: Jobs, store: Store) -> None:
     before = await client.server_time()
@@ -94,9 +91,6 @@ async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateSe
         assert await client.server_time() >= first.lease_ends_at
         assert (second.id, second.value, second.attempt) == (first.id, 1, 2)
         assert second.due_at == first.due_at
-
-
-# Claims
 
 
 # All even moments at which a lease may end that is about to begin.

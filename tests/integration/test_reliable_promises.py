@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import delayq
 from delayq import Offer
-from delayq._reliable.store import CLAIM
-from tests.support.reliable import claim_one, leased, values
+from tests.support.reliable import leased, values
 from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
@@ -60,18 +59,3 @@ async def test_a_shortened_lease_wakes_a_waiting_claim(server: PrivateServer, jo
         await message.extend(0.2)
         (again,) = await asyncio.wait_for(waiting, 30)
     assert again.id == message.id
-
-
-async def test_a_bad_reply_to_a_claim_is_void(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    await jobs.offer(1)
-    client, failures = jobs._open.partitions[0].store.client, iter([True, False])
-    run_once = client.run_once
-
-    async def broken(script: Any, *args: Any) -> Any:
-        answer = await run_once(script, *args)
-        return ["?"] if script is CLAIM and next(failures, False) else answer
-
-    monkeypatch.setattr(client, "run_once", broken)
-    message = await asyncio.wait_for(claim_one(jobs, wait=60), 30)
-    # The messages claimed by the first call went back, and its attempt does not count.
-    assert (message.value, message.attempt) == (1, 1)

@@ -17,6 +17,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq import Backoff, Offer
+from delayq._reliable.store import REDRIVE
 from tests.support.depth import examples
 from tests.support.reliable import (
     all_values,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from delayq import Client, Message
+    from tests.integration.test_faults import Faults
     from tests.support.reliable import Jobs
     from tests.support.servers import PrivateServer
 
@@ -473,7 +475,11 @@ async def test_dead_letters_keep_errors(client: Client, store: Store) -> None:
 # Dead letters
 
 
-async def test_redriving_many_reports_progress_and_keeps_their_order(jobs: Jobs) -> None:
+async def test_redriving_many_reports_progress_and_keeps_their_order(
+    jobs: Jobs, faults: Faults
+) -> None:
+    # A reply that is lost half way doubles nothing.
+    faults.plan = lambda name, n: "lost" if (name, n) == (REDRIVE.name, 4) else None
     await jobs.offer_many([Offer(value=n, id=f"{n:03}") for n in range(250)])
     await bury_all(jobs)
     steps: list[tuple[int, int]] = []
