@@ -214,7 +214,7 @@ def test_what_no_worker_could_run_is_refused(configure: Configure) -> None:
 
     own.__module__, own.__qualname__ = "__main__", "own"
     with pytest.raises(InvalidTask, match="'own' is in the program itself"):
-        tasks.task(own).enqueue()
+        django.tasks.task(own).enqueue()
     assert queue().stats().ready == 0
 
 
@@ -267,7 +267,7 @@ def test_a_task_that_fails_is_retried_and_then_a_dead_letter(
     work()
     # It has run in the event loop.
     assert tasks.seen == [("value", True)]
-    statuses = [("enqueued", "READY", []), ("started", "RUNNING", [])]
+    statuses: list[Any] = [("enqueued", "READY", []), ("started", "RUNNING", [])]
     assert signals == [*statuses, ("finished", "SUCCESSFUL", [])]
     tasks.seen.clear()
     signals.clear()
