@@ -10,6 +10,7 @@ import sys
 from asyncio.subprocess import PIPE
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urljoin
 
 import delayq
 from delayq import Offer
@@ -104,11 +105,11 @@ def chromium(
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(str(DRIVER)))
     try:
-        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
-        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
         driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-        yield Seen(driver)
+        browser = Seen(driver)
+        browser.prefer("dark" if dark else "light")
+        yield browser
     finally:
         driver.quit()
 
@@ -119,6 +120,10 @@ class Seen:
     def __init__(self, driver: Any) -> None:
         self.driver = driver
         self.clicked: set[str] = set()
+
+    def prefer(self, scheme: str) -> None:
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def go(self, address: str) -> None:
         self.driver.get(address)
@@ -136,17 +141,27 @@ class Seen:
         found.click()
         self.clicked.add(text)
 
-    def follow(self, *steps: tuple[str, str]) -> None:
-        """Click one link or button after the other, and wait for what each leads to."""
-        for text, said in steps:
-            self.click(text)
-            self.until(said)
+    def follow(self, *steps: tuple[str, str | None]) -> None:
+        """Click one link or button after the other, and wait for what each leads to.
+
+        A step may also fill in a field (``#error``), go to a page (``/search``), or click what has
+        no text: a selector, and None.
+        """
+        for what, said in steps:
+            if said is None:
+                self.find(what).click()
+            elif what[0] in "#[":
+                self.type(what, said)
+            else:
+                if what[0] == "/":
+                    self.go(urljoin(self.driver.current_url, what))
+                else:
+                    self.click(what)
+                self.until(said)
 
     def put_off(self) -> None:
         """Give the message of a page another time."""
-        self.type("#delay", "5")
-        self.find("#unit").send_keys("days")
-        self.follow(("Reschedule", "Due in 4 d 23 h"))
+        self.follow(("#delay", "5"), ("#unit", "days"), ("Reschedule", "Due in 4 d 23 h"))
 
     def points(self, line: str) -> int:
         """Return how many points a line of a live view has, less one."""
@@ -154,7 +169,8 @@ class Seen:
 
     def type(self, selector: str, text: str) -> None:
         field = self.find(selector)
-        field.clear()
+        if field.tag_name != "select":
+            field.clear()
         field.send_keys(text)
 
     def until(self, said: str | Callable[[], Any], within: float = WITHIN) -> None:
@@ -185,9 +201,13 @@ class Seen:
         self.until(said)
 
     def complaints(self) -> list[str]:
-        """Return the browser's complaints: violated policies, missing files, failed scripts."""
+        """Return the browser's complaints: violated policies, missing files, failed scripts.
+
+        That a form was refused is none.
+        """
         log = self.driver.get_log("browser")
-        return [entry["message"] for entry in log if entry["level"] in ("SEVERE", "WARNING")]
+        messages = [each["message"] for each in log if each["level"] in ("SEVERE", "WARNING")]
+        return [each for each in messages if not re.search(r"with a status of 40[03]\b", each)]
 
     def picture(self, path: Path, most: int) -> None:
         """Take a picture of the page, as tall as its content up to a height."""

@@ -64,17 +64,18 @@ def fix_in_the_dashboard(
 
     browser.follow(("exports", "Due times"), ("Groups", "Limit another group"))
     look("groups")
-    browser.type('[aria-label="Limit of acme"]', "2")
-    browser.follow(("Set", "Limit set."), ("Messages", "Due times"), ("Leased", "acme-0"))
-    for message in ("acme-0", "acme-1"):
-        browser.find(f'[aria-label="Select {message}"]').click()
-    browser.follow(("Cancel running", "2 messages cancelled."), ("Groups", "Limit another group"))
+    browser.follow(
+        *(('[aria-label="Limit of acme"]', "2"), ("Set", "Limit set.")),
+        *(("Messages", "Due times"), ("Leased", "acme-0")),
+        *((f'[aria-label="Select {message}"]', None) for message in ("acme-0", "acme-1")),
+        *(("Cancel running", "2 messages cancelled."), ("Groups", "Limit another group")),
+    )
     browser.reload_until_gone("bob")
 
-    browser.follow(("Search", "Find messages"))
-    browser.type("#error", "ValueError")
-    browser.follow(("Find messages", "1 found."))
-    browser.follow(("invoice-2", "could not convert string to float"))
+    browser.follow(
+        *(("Search", "Find messages"), ("#error", "ValueError"), ("Find messages", "1 found.")),
+        ("invoice-2", "could not convert string to float"),
+    )
     look("message")
     browser.follow(("Cancel message", "Message cancelled."))
 
@@ -84,11 +85,9 @@ def fix_in_the_dashboard(
         ("KeyError", 12, "Drop matching", "12 dead letters dropped."),
     ):
         browser.follow(("Filter and count by cause", "Find dead letters"))
-        browser.find("#by").send_keys("type of error")
-        browser.follow(("Filter", cause))
+        browser.follow(("#by", "type of error"), ("Filter", cause))
         look("causes")
-        browser.follow((cause, f"{count} with the type of error"))
-        browser.find('[name="sure"]').click()
-        browser.follow((button, said))
+        told = f"{count} with the type of error"
+        browser.follow((cause, told), ('[name="sure"]', None), (button, said))
     browser.click("Queues")
     browser.until(lambda: "dead letters" not in browser.text())
