@@ -189,10 +189,15 @@ def program(path: Path, text: str) -> str:
 
 def test_a_path_in_a_url_names_the_directory() -> None:
     for url, path in {
-        "embedded:": None, "embedded://": None, "EMBEDDED:": None,
-        "embedded:./data": "data", "embedded:data/queue": "data/queue",
-        "embedded:../data": "../data", "embedded:///srv/data": "/srv/data",
-        "embedded:./my%20data%3F": "my data?", "embedded:./d\u00e4ta": "d\u00e4ta",
+        "embedded:": None,
+        "embedded://": None,
+        "EMBEDDED:": None,
+        "embedded:./data": "data",
+        "embedded:data/queue": "data/queue",
+        "embedded:../data": "../data",
+        "embedded:///srv/data": "/srv/data",
+        "embedded:./my%20data%3F": "my data?",
+        "embedded:./d\u00e4ta": "d\u00e4ta",
     }.items():
         assert parse_embedded_url(url) == (path and Path(path)), url
     for url in (
