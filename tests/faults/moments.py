@@ -53,7 +53,7 @@ RESYNC = 0.2
 """Seconds between two re-checks by the client that takes the rest."""
 LEASES_WITHIN = 8.0
 """Seconds within which due times come and the leases of consumers end."""
-REST_WITHIN = 8.0
+REST_WITHIN = 60.0
 """Seconds within which the rest arrives after that."""
 GOES_WITHIN = 60.0
 """Seconds after which the client must have left, whatever its plan."""

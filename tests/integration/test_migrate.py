@@ -495,7 +495,8 @@ def test_the_command_sums_up(raw: Raw, run: Command) -> None:
     assert figures["outdated"] == {OLD: 1200}
     status, out, err = run("orders")
     assert status == 0
-    lines = out.splitlines()
+    # A slow machine gives it the time to tell how far it is.
+    lines = [line for line in out.splitlines() if not line.startswith("ordered list: ")]
     assert lines[:5] == [
         "checked: 1,235",
         "rewritten: 1,200",
