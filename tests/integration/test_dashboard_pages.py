@@ -31,6 +31,7 @@ from tests.support.board import (
     ORDERS,
     SETTINGS,
     _templates_are_compiled_once,
+    act,
     field,
     fill_with_letters,
     form,
@@ -425,6 +426,13 @@ async def test_an_undo_that_fails_can_be_repeated_and_doubles_no_message(
     assert ("and perhaps more" in said) == bool(told)
     assert len(await jobs.list("delayed", limit=999)) == 250
     assert sorted(value for value, _ in await orders.pending.entries()) == [*range(250)]
+
+
+async def test_one_message_is_cancelled_and_brought_back(one: Jobs, admin: Browser) -> None:
+    shown = await act(admin, ONE, "cancel")
+    assert await one.get("one") is None
+    assert "1 message is as before." in await undo(admin, shown)
+    assert [message.value for message in await one.list("delayed")] == ["a payload"]
 
 
 async def test_an_id_stays_taken_when_brought_back(client: Client, admin: Browser) -> None:
