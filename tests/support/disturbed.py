@@ -12,12 +12,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from typing import TYPE_CHECKING
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 MOST = 5
 """The number of tests that may be disturbed in one run."""
@@ -105,13 +101,10 @@ class Disturbed:
             return
         for category in ("failed", "error"):
             reports = terminal.stats.pop(category, [])
-            if kept := [report for report in reports if not _is_of(report, self._disturbed)]:
+            kept = [r for r in reports if getattr(r, "nodeid", "") not in self._disturbed]
+            if kept:
                 terminal.stats[category] = kept
         terminal.stats["disturbed"] = [self._failures[name][0] for name in self._disturbed]
-
-
-def _is_of(report: object, names: Iterable[str]) -> bool:
-    return getattr(report, "nodeid", None) in names
 
 
 def register(config: pytest.Config) -> None:
