@@ -169,6 +169,16 @@ ended.start()
 ended.join(60)
 print("deaf" if ended.is_alive() else "well")
 """,
+    "a call during a fork": """
+from delayq.sync import _portal
+mails.offer(1)
+_portal._before_fork()
+ended = threading.Thread(target=mails.offer, args=[2], daemon=True)
+ended.start()
+ended.join(60)
+print("hangs" if ended.is_alive() else "well")
+_portal._after_fork_in_parent()
+""",
     "while other threads call": """
 stop, offered = threading.Event(), []
 def offer():

@@ -20,7 +20,7 @@ from tests.faults.consumers import KINDS, Habits, Kind
 from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
 from tests.faults.test_planted import altered, recovers_nothing
-from tests.support.depth import nightly
+from tests.support.depth import in_gate, nightly
 from tests.support.programs import output_of
 
 if TYPE_CHECKING:
@@ -35,11 +35,12 @@ RUNS = [
     *((kind, range(1)) for kind in KINDS),
     # A first try is stalled; the second is carried out, and its message handled. Then the client
     # closes, and the first arrives.
-    nightly("reliable", range(305, 306)),
+    in_gate("reliable", range(305, 306)),
+    *(in_gate(kind, range(1, AT_A_TIME)) for kind in KINDS),
     *(
         nightly(kind, range(first, first + AT_A_TIME))
         for kind in KINDS
-        for first in range(0, SEEDS[kind], AT_A_TIME)
+        for first in range(AT_A_TIME, SEEDS[kind], AT_A_TIME)
     ),
 ]
 

@@ -151,6 +151,13 @@ REFUSED: dict[tuple[str, Role], list[Attempt]] = {
         lambda queue, _: queue.dead.size(),
         lambda queue, _: queue.schedules(),
     ],
+    ("reliable", "consumer"): [
+        lambda queue, _: queue.purge(),
+        lambda queue, _: queue.dead.purge(),
+        lambda queue, _: queue.dead.redrive(),
+        lambda queue, _: queue.resume(),
+    ],
+    ("reliable", "admin"): [lambda queue, _: queue.offer(1), lambda queue, _: queue.claim()],
     ("delayed", "dashboard"): [
         *DELAYED_TAKES,
         lambda queue, _: queue.offer(1),

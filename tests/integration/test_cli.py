@@ -667,6 +667,8 @@ REFUSED = (
     ("get delayed:a zz", "16 hexadecimal digits"),
     ("reschedule a x", "no due time given"),
     ("purge a", "--yes"),
+    ("dead purge a", "--yes"),
+    ("dead purge a --error x", "--yes"),
     ("dead purge a --error '' --yes", "--error must not be empty"),
     ("dead redrive a x --error x", "not both"),
     ("dead redrive a --older-than -1", "from 0 to 100 years"),

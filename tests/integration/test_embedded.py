@@ -496,6 +496,15 @@ class TestAServerThatIsKilled:
         assert len(pids) == 4
         assert parent(server_pid(owner)) == owner.watchdog
 
+    def test_comes_back_empty_if_temporary(self, user: UserFactory) -> None:
+        owner = user(None)
+        call(owner, "SET", "a", "1")
+        os.kill(owner.server, signal.SIGKILL)
+        eventually(lambda: answers(owner), "the restart")
+        assert call(owner, "GET", "a") == b"$-1"
+        owner.end("exit")
+        eventually(lambda: not owner.socket_path.parent.exists(), "the end of the directory")
+
     def test_is_mended_at_once_but_ever_more_slowly_if_it_does_not_help(self) -> None:
         killed = -signal.SIGKILL
         pauses = [pause_before_restart(killed, starts, lasted=0.1) for starts in (1, 2, 3, 100)]

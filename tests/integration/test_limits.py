@@ -38,6 +38,12 @@ async def test_nothing_is_written_of_what_is_too_much(client: Client, raw: Any) 
     assert not await raw.keys("*")
     with pytest.raises(delayq.BadName):
         client.delayed_queue(LONG)
+    queue: Any = orders
+    for count in (2.5, "3", True, -1):
+        with pytest.raises(delayq.BadInput, match="max_items"):
+            await queue.drain(count)
+        with pytest.raises(delayq.BadInput, match="n must be an int"):
+            await queue.pending.poll_many(count)
     size: Any
     for size in (-1, True, 1.5, "1", 2**29):
         with pytest.raises(delayq.BadInput, match="max_payload"):

@@ -260,13 +260,14 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
         await scheduler.run_once()
         before = calls.round_trips
         with monkeypatch.context() as patch:
-            found: set[str] = set()
+            found: dict[str, int] = {}
             for queue in scheduler.queues:
-                note = lambda *_, name=queue.name: found.add(name)
+                note = lambda due_us, _ready, name=queue.name: found.update({name: due_us})
                 patch.setattr(queue, "resynced", note)
             await scheduler.run_once()
             assert calls.round_trips == before + 1
             assert len(found) == 100
+            assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
             # If that fails, as it does after a restart, each part is requested separately.
             server.call("SCRIPT", "FLUSH")
             found.clear()

@@ -14,6 +14,7 @@ import delayq
 from delayq import Offer
 from tests.conftest import FOUND
 from tests.support.clusters import Watched, admin, is_replicated, wait_for
+from tests.support.depth import nightly
 from tests.support.reliable import is_empty
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 @pytest.mark.usefixtures("_usual_limits")
 @pytest.mark.gate
 @pytest.mark.every_server
-@pytest.mark.parametrize("way", ["planned", "killed"])
+@pytest.mark.parametrize("way", ["planned", "killed", nightly("stopped")])
 async def test_producers_and_consumers_follow_a_failover(server_kind: Kind, way: str) -> None:
     with Watched(server_kind) as watched:
         await follow(watched, way)
@@ -79,10 +80,12 @@ async def follow(watched: Watched, way: str) -> None:
             await until(lambda: is_replicated(old))
             stop.clear()
             tasks[0] = asyncio.create_task(produce())
-            old.kill()
+            (old.kill if way == "killed" else old.pause)()
             await asyncio.to_thread(wait_for, lambda: watched.master() is not old, "the failover")
         seen = len(got)
         await until(lambda: len(got) > seen + 20, within=60)
+        if way == "stopped":
+            old.resume()  # as a master of former times
         stop.set()
         await tasks[0]
         await orders.offer(1)

@@ -210,7 +210,7 @@ def test_a_password_is_never_shown(scheme: str, before: str, after: str, quoted:
 
 
 UNSAFE = re.compile(
-    r"^\s*(from|import) (pickle|marshal|shelve|dill|cloudpickle|yaml)\b"
+    r"^\s*(from|import)\b[^#\n]*\b(pickle|marshal|shelve|dill|cloudpickle|yaml)\b"
     r"|(?<![.\w])(eval|exec|compile|__import__)\(",
     re.MULTILINE,
 )

@@ -79,6 +79,7 @@ def test_a_call_is_a_json_object_with_named_arguments(tasks: Tasks) -> None:
     assert sent(send_mail, "ada") == b'{"task":"send mail","args":{"to":"ada"}}'
     # Other languages may write it with more, and less.
     wanted = Call("send mail", {"to": "ada"})
+    assert repr(wanted) == "Call(task='send mail')", "no payload is in a traceback"
     assert received(tasks, b'{ "args": {"to": "ada"}, "task": "send mail", "by": 1}') == wanted
     with pytest.raises(BadArguments, match=r"send_mail\(\): missing a required argument: 'to'"):
         received(tasks, {"task": "send mail"})
