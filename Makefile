@@ -126,7 +126,7 @@ layers: $(VENV)/dev.stamp
 	$(BIN)/lint-imports
 
 coverage: $(VENV)/dev.stamp
-	@$(PYTEST) --cov --cov-report term-missing:skip-covered --cov-fail-under 96 $(ARGS)
+	@$(PYTEST) --cov --cov-report=term-missing:skip-covered --cov-fail-under=96 $(ARGS)
 
 clean:
 	rm -rf $(VENV) docs/_build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage*

@@ -29,7 +29,7 @@ QUICK = "quick"
 settings.register_profile(QUICK, deadline=None, derandomize=True, max_examples=100)
 settings.register_profile("brief", deadline=None, derandomize=True, max_examples=10)
 settings.register_profile("full", deadline=None, derandomize=True, max_examples=1_000)
-settings.register_profile("fuzz", deadline=None, max_examples=2_000)
+settings.register_profile("fuzz", deadline=None, derandomize=False, max_examples=2_000)
 settings.load_profile(QUICK)
 
 REQUIRED = "DELAYQ_REQUIRE_SERVERS"

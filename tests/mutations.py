@@ -305,7 +305,7 @@ def failed_tests(copy: Path, *paths: str) -> list[str]:
     return names
 
 
-def notice(copy: Path, module: Module, old: str, new: str) -> list[str]:
+def notice(copy: Path, module: Module, old: str, new: str, number: int) -> list[str]:
     """Plant a fault, and return the tests that have failed because of it."""
     path = copy / module.path
     text = path.read_text()
@@ -314,7 +314,7 @@ def notice(copy: Path, module: Module, old: str, new: str) -> list[str]:
     modified = path.stat().st_mtime
     path.write_text(text.replace(old, new))
     # Bytecode is taken to be that of a file which was modified in the same second.
-    os.utime(path, (modified + 10, modified + 10))
+    os.utime(path, (modified + 10 + number, modified + 10 + number))
     try:
         closest = [name for name in module.closest if (copy / name).exists()]
         return failed_tests(copy, *closest) or failed_tests(copy)
@@ -337,9 +337,11 @@ def main() -> int:
     missed = 0
     with tempfile.TemporaryDirectory() as parent:
         copy = copy_of(options.tree, Path(parent))
-        for module, name, old, new in faults:
+        if failed := failed_tests(copy):
+            raise SystemExit(f"red without any fault: {failed[0]}")
+        for number, (module, name, old, new) in enumerate(faults):
             began = time.monotonic()
-            tests = notice(copy, module, old, new)
+            tests = notice(copy, module, old, new, number)
             missed += not tests
             outcome = f"noticed by {tests[0]}" if tests else "NOT NOTICED"
             print(

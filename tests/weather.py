@@ -120,6 +120,7 @@ def run_once(seed: int, options: list[str], *, burn: int, pause: bool) -> bool:
             weather.clear_up()
             if pause:
                 thread.join()
+            run.terminate()
         after = os.times()  # the burners have not been waited for, so they do not count
     used = (
         after.children_user + after.children_system - before.children_user - before.children_system
@@ -146,6 +147,8 @@ def main() -> int:
     parser.add_argument("--no-pauses", action="store_true", help="stop no processes")
     parser.add_argument("pytest", nargs="*", help="options and paths for pytest, after --")
     options = parser.parse_args()
+    # So that nothing burns on and nothing stays stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     red = 0
     for seed in range(options.seed, options.seed + options.runs):
         print(f"seed {seed}", flush=True)

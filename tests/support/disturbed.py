@@ -5,7 +5,9 @@ A test that then passes was *disturbed*: the last lines of the output name it, a
 More than :data:`MOST` failed tests are never the weather, so none of them is run again.
 
 This applies where several processes share the machine, as in ``make test``. Somebody who runs one
-test in one process, or stops at the first failure, wants to see that failure.
+test in one process, or stops at the first failure, wants to see that failure. Nothing is forgiven
+if a test process has crashed, or if chance has found a failure: a storm, a trial at full length, or
+a random example would not find it a second time.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ MOST = 5
 """The number of tests that may be disturbed in one run."""
 WITHIN = 900
 """The seconds that one test may take when it is run again."""
+BY_CHANCE = {"storm", "nightly"}
+"""The marks of tests whose failure may not come again."""
 
 
 class Disturbed:
@@ -27,15 +31,21 @@ class Disturbed:
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
         self._failures: dict[str, list[pytest.TestReport]] = {}
+        self._is_final = False
         self._disturbed: list[str] = []
         self._second_failures: dict[str, str] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
             self._failures.setdefault(report.nodeid, []).append(report)
+            crashed = report.when not in ("setup", "call", "teardown")
+            self._is_final |= crashed or not BY_CHANCE.isdisjoint(report.keywords)
 
     @pytest.hookimpl(trylast=True)  # the test processes have ended
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        # Any other status says that not all tests were run.
+        if session.exitstatus != pytest.ExitCode.TESTS_FAILED or self._is_final:
+            return
         if not 0 < len(self._failures) <= MOST:
             return
         for name in self._failures:
@@ -59,7 +69,10 @@ class Disturbed:
             terminalreporter.section(f"disturbed: {name}")
             for report in self._failures[name]:
                 terminalreporter.write_line(report.longreprtext)
-        if len(self._failures) > MOST:
+        if self._is_final:
+            line = "NONE RUN AGAIN: a test process crashed, or chance found a failure"
+            terminalreporter.write_line(line, bold=True, red=True)
+        elif len(self._failures) > MOST:
             line = (
                 f"NONE RUN AGAIN: {len(self._failures)} failed, and at most {MOST} may be disturbed"
             )
@@ -111,5 +124,6 @@ def register(config: pytest.Config) -> None:
     """Apply the policy if this process distributes tests to others and runs all of them."""
     is_worker = hasattr(config, "workerinput")
     distributes = config.getoption("numprocesses", None)
-    if distributes and not is_worker and not config.getoption("maxfail"):
+    is_random = config.getoption("hypothesis_profile", None) == "fuzz"
+    if distributes and not is_worker and not is_random and not config.getoption("maxfail"):
         config.pluginmanager.register(Disturbed(config))

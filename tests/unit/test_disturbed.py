@@ -18,6 +18,16 @@ pytestmark = pytest.mark.gate
 CONFTEST = """
 from tests.support.disturbed import register as pytest_configure
 """
+BROKEN = """
+import os, pathlib, signal
+
+def test_breaks_its_process_once():
+    if not pathlib.Path("done").exists():
+        pathlib.Path("done").touch()
+        {how}
+
+def test_is_still_to_be_run(): pass
+"""
 TESTS = """
 import pathlib, pytest
 
@@ -29,10 +39,10 @@ def test_passes_from_some_attempt_on(number):
 """
 
 
-def run(folder: Path, *options: str, tests: int, attempts: int) -> tuple[int, str]:
-    """Run tests that pass from an attempt on. Return the exit status and the output."""
+def run(folder: Path, text: str, *options: str) -> tuple[int, str]:
+    """Run tests. Return the exit status and the output."""
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "test_attempts.py").write_text(TESTS.format(tests=tests, attempts=attempts))
+    (folder / "test_attempts.py").write_text(text)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "xdist", "-p", "no:cacheprovider", *options],
         cwd=folder,
@@ -55,12 +65,18 @@ def run(folder: Path, *options: str, tests: int, attempts: int) -> tuple[int, st
 def test_a_failed_test_is_run_once_more(
     tmp_path: Path, tests: int, attempts: int, status: int, words: str
 ) -> None:
-    actual, output = run(tmp_path, "-n2", tests=tests, attempts=attempts)
+    actual, output = run(tmp_path, TESTS.format(tests=tests, attempts=attempts), "-n2")
     assert actual == status, output
     assert words in output
 
 
 def test_with_an_option_to_stop_at_the_first_failure_none_is_run_again(tmp_path: Path) -> None:
-    status, output = run(tmp_path, "-n2", "-x", tests=1, attempts=2)
+    status, output = run(tmp_path, TESTS.format(tests=1, attempts=2), "-n2", "-x")
     assert status == pytest.ExitCode.INTERRUPTED, output
     assert "disturbed" not in output
+
+
+@pytest.mark.parametrize("how", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGINT)"])
+def test_a_run_whose_process_was_broken_is_never_green(tmp_path: Path, how: str) -> None:
+    status, output = run(tmp_path, BROKEN.format(how=how), "-n1")
+    assert status in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED), output
