@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import anyio
 import pytest
@@ -195,6 +197,48 @@ async def lasts_longer(store: Store) -> bool:
     return end > 60_000_000
 
 
+@pytest.mark.usefixtures("_eager")
+async def test_renewals_that_fail_for_a_while_cost_no_lease_even_if_it_has_ended(
+    jobs: Jobs, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = keeper_of(jobs)
+    extend, errors = keeper._extend, [TimeoutError(), delayq.ServerUnavailable("it is away")]
+
+    async def fail_twice(claims: Any, lease_us: int) -> list[bool]:
+        if errors:
+            raise errors.pop()
+        return await extend(claims, lease_us)
+
+    monkeypatch.setattr(keeper, "_extend", fail_twice)
+    async with await leased(jobs):
+        await store.let_pass(2 * LEASE)
+        # Nobody has taken it meanwhile.
+        await until(lambda: lasts_longer(store))
+    assert await depths(jobs) == NONE
+    assert keeper.lost == 0
+    for reason in ("it is away", "no answer in time"):
+        assert f"cannot renew 1 leases: {reason}" in caplog.text
+
+
+async def test_a_lease_that_cannot_be_confirmed_is_lost_only_if_it_has_surely_ended(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message, ended = await leased(jobs), await leased(jobs)
+    clock = message._origin.partition.clock
+    # They have waited here for most of their leases, one has a minute left, and the server is away.
+    message._claim.ends_us -= int((clock.seconds_until(message._claim.ends_us) - 60) * 1_000_000)
+    message._claim.fresh_until = ended._claim.fresh_until = 0.0
+    ended._claim.ends_us = 1
+    away = AsyncMock(side_effect=delayq.ServerUnavailable("it is away"))
+    monkeypatch.setattr(message._origin.partition.store, "extend", away)
+    with pytest.raises(delayq.LeaseLost):
+        async with ended:
+            raise AssertionError
+    async with message:
+        # It is renewed in time.
+        assert keeper_of(jobs)._due_at < clock.local() + 31
+
+
 async def test_a_message_is_not_begun_once_its_queue_is_closed(client: Client, jobs: Jobs) -> None:
     message = await leased(jobs)
     await jobs.aclose()
@@ -341,6 +385,23 @@ async def test_a_handler_also_cancelled_outside_stays_so(jobs: Jobs, raw: Any) -
 
     worker = asyncio.create_task(work())
     with pytest.raises(asyncio.CancelledError):
+        await worker
+
+
+@pytest.mark.usefixtures("_eager")
+async def test_a_task_that_swallowed_a_cancellation_is_told(jobs: Jobs, raw: Any) -> None:
+    message = await leased(jobs)
+
+    async def work() -> None:
+        worker.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        async with message:
+            await steal(raw, message)
+            await asyncio.sleep(60)
+
+    worker = asyncio.create_task(work())
+    with pytest.raises(delayq.LeaseLost):
         await worker
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from delayq._engine.leases import fresh_until
 from delayq._engine.server_clock import ServerClock
 
 
@@ -16,6 +17,12 @@ def test_before_the_first_answer_everything_is_due() -> None:
     assert clock.seconds_until(10**15) == 0
     assert clock.seconds_until_call(0.0, 10**15) == 0
     assert clock.seconds_until_timer(0.0, 10**15) == 0
+
+
+def test_a_lease_is_fresh_for_half_of_its_time() -> None:
+    clock = ServerClock(lambda: 100.0)
+    clock.observe(5_000_000, 100.0)
+    assert fresh_until(clock, 65_000_000, 60_000_000) == pytest.approx(130)
 
 
 @given(
