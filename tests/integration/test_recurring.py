@@ -267,6 +267,19 @@ async def test_an_occurrence_is_skipped_while_the_last_one_lives(jobs: Jobs, raw
     assert await raw.hlen("delayq:{jobs}:bodies") == 2
 
 
+async def test_a_claim_that_gets_only_skipped_occurrences_goes_on_and_waits(jobs: Jobs) -> None:
+    await (await first_tick(jobs)).extend(1000)
+    await advance(jobs, 60)
+    await jobs.offer("other")
+    assert await values(jobs, 1) == ["other"]
+    await advance(jobs, 60)
+    claim = asyncio.create_task(values(jobs, 1, wait=60))
+    await asyncio.sleep(0.05)
+    assert not claim.done()
+    await jobs.offer("last")
+    assert await claim == ["last"]
+
+
 @pytest.mark.parametrize("how", ["cancel", "purge", "expire", "reschedule"])
 async def test_a_lost_occurrence_is_followed_by_the_next(server: PrivateServer, how: str) -> None:
     async with delayq.connect(server.url, resync_interval=0.05) as client:
@@ -476,6 +489,26 @@ async def test_without_a_reply_the_message_is_handled_and_the_next_one_follows_l
     assert await waiting(jobs) == []
     await advance(jobs, 0)
     assert await waiting(jobs) == ["tick"]
+
+
+async def test_an_unknown_follow_up_waits(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = await first_tick(jobs)
+    await message.extend(1000)
+    client = jobs._open.partitions[0].store.client
+    run = client.run
+
+    async def lose_reply(script: Any, *args: Any) -> Any:
+        answer = await run(script, *args)
+        if script is OCCUR:
+            raise delayq.OutcomeUnknown("planned")
+        return answer
+
+    monkeypatch.setattr(client, "run", lose_reply)
+    await advance(jobs, 60)
+    assert await jobs.claim() == []
+    monkeypatch.undo()
+    await message.ack()
+    await take(jobs, 60)
 
 
 async def test_a_cancelled_claim_is_returned(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:

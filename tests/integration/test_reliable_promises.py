@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import delayq
 from delayq import Offer
-from tests.support.reliable import leased, values
+from tests.support.reliable import claim_one, leased, values
 from tests.support.reliable_fixtures import LEASE
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ async def test_dead_letters_of_one_id_lie_side_by_side(jobs: Jobs, store: Store)
     await (await leased(jobs, "fourth", id="order-42")).bury("no good")
     assert await jobs.dead.purge(["order-42"]) == 2
     assert (await store.look()).dead_messages == {}
+
+
+async def test_a_bad_reply_to_a_claim_is_void(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    await jobs.offer(1)
+    client = jobs._open.partitions[0].store.client
+    run_once = client.run_once
+
+    async def break_one(*call: Any) -> Any:
+        monkeypatch.undo()
+        await run_once(*call)
+        return ["?"]
+
+    monkeypatch.setattr(client, "run_once", break_one)
+    message = await claim_one(jobs, wait=60)
+    # The messages claimed by the first call went back, and its attempt does not count.
+    assert (message.value, message.attempt) == (1, 1)
 
 
 async def test_a_shortened_lease_wakes_a_waiting_claim(server: PrivateServer, jobs: Jobs) -> None:

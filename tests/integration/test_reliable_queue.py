@@ -7,6 +7,7 @@ import itertools
 import math
 import re
 from datetime import UTC, datetime, timedelta
+from enum import IntEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,15 @@ async def test_a_message_does_not_come_too_early(client: Client, jobs: Jobs) -> 
     await jobs.offer(1, HOUR)
     await jobs.offer(2, at=datetime(2020, 1, 1, tzinfo=UTC))
     assert await values(jobs) == [2]
+
+
+async def test_a_priority_may_be_a_member_of_an_enumeration(jobs: Jobs) -> None:
+    class Level(IntEnum):
+        HIGH = 7
+
+    await jobs.offer(1, priority=Level.HIGH)
+    await jobs.offer_many(offers(2, priority=Level.HIGH))
+    assert [message.priority for message in await jobs.claim(3)] == [7, 7, 7]
 
 
 BAD_FIELDS: dict[str, list[Any]] = {
@@ -168,6 +178,16 @@ async def test_a_replacement_brings_all_its_own_settings(jobs: Jobs, store: Stor
     assert (message.value, message.headers) == (2, {})
     assert await jobs.reschedule("a", at=datetime.now(UTC) + timedelta(hours=3))
     assert hours((await store.look()).live["a"][1]) == 3
+
+
+async def test_a_taken_id_is_generated_anew(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = iter(["a", "b", "b", "a", "c", "d"])
+    await jobs.stats()
+    monkeypatch.setattr(jobs._open.ids, "new_id", lambda: next(made))
+    monkeypatch.setattr("delayq._reliable.open_queue.new_id", lambda: next(made))
+    assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
+    assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
+    assert sorted(await values(jobs)) == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.every_server
