@@ -155,6 +155,16 @@ class TestOffering:
                 client.delayed_queue(name)
         assert await raw.keys() == []
 
+    async def test_concurrent_offers_share_calls(self, client: Client, queue: Orders) -> None:
+        await queue.offer(-1, 3600)
+        before = client.statistics().round_trips
+        receipts = await asyncio.gather(*(queue.offer(n, 3600) for n in range(500)))
+        # About four, and those of the client's own checks.
+        assert client.statistics().round_trips - before <= 60
+        assert [receipt.id for receipt in receipts] == sorted({receipt.id for receipt in receipts})
+        assert await receipts[250].cancel()
+        assert await queue.pending.read_all() == [*range(-1, 250), *range(251, 500)]
+
     @pytest.mark.every_server
     async def test_keys_of_foreign_types_are_kept(self, queue: Orders, raw: Any) -> None:
         for key in (ORDERED, TIMEOUT):

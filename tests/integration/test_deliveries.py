@@ -1,12 +1,8 @@
 """Deliveries: each message is leased, and delivered at least once."""
-# ruff: noqa: F401, F811 - fixtures
 
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
-import sys
 from contextlib import aclosing, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -18,14 +14,11 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.ready_watch import LINGER
 from delayq._delayed.records import pack
 from delayq._delayed.store import ACK, NACK, TRANSFER
-from tests.integration.test_faults import faults
 from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
-    from delayq import Client, DelayedQueue, Delivery
+    from delayq import Client, Delivery
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -228,6 +221,49 @@ async def test_what_java_pushes_comes_at_once(server: PrivateServer, raw: Any) -
         await raw.rpush("orders", 1)
         (delivery,) = await asyncio.wait_for(waiting, 60)
         assert delivery.value == 1
+
+
+async def test_of_single_messages_each_kind_of_takers_gets_some(queue: Orders) -> None:
+    taken: asyncio.Queue[tuple[int, int]] = asyncio.Queue()
+
+    async def take() -> None:
+        while True:
+            taken.put_nowait((0, await queue.take()))
+
+    async def lease(seconds: int) -> None:
+        async for delivery in queue.deliveries(seconds):
+            async with delivery:
+                taken.put_nowait((seconds, delivery.value))
+
+    def all_wait() -> bool:
+        waiting = [each.waiters.waiting for each in queue._open.transfer._supplies.values()]
+        return len(waiting) == 3 and all(waiting)
+
+    kinds = set()
+    async with running(take(), lease(3600), lease(7200)):
+        for n in range(12):
+            await until(all_wait)
+            await queue.offer(n)
+            kind, value = await asyncio.wait_for(taken.get(), 60)
+            assert value == n
+            kinds.add(kind)
+    assert kinds == {0, 3600, 7200}
+    assert await queue.ready.leased() == 0
+
+
+async def test_a_lease_is_renewed_while_its_block_runs(
+    queue: Orders, raw: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ten times a second.
+    monkeypatch.setattr("delayq._engine.lease_keeper._TIMES", 36_000)
+    await queue.offer(1)
+    (delivery,) = await hold(queue, lease=3600)
+    at_least = delivery.lease_ends_at.timestamp() * 1000
+    async with delivery:
+        for _ in range(2):
+            await let_leases_pass(raw, 3000)
+            await until(lambda: raw.zcount(LEASES, at_least, "+inf"))
+    assert await raw.exists(LEASES, LEASED) == 0
 
 
 # Faults

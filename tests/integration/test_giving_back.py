@@ -10,6 +10,8 @@ import pytest
 import delayq
 from delayq._delayed.store import GIVE_BACK
 from delayq._engine.waiters import Supply
+from delayq._redis import hand_back
+from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack, LastCalls
 from delayq.codecs import StringCodec
 from tests.support.links import Links
@@ -171,6 +173,50 @@ async def test_closing_outlasts_a_demotion(own_server: PrivateServer) -> None:
     own_server.call("REPLICAOF", "NO", "ONE")
     await closing
     assert [*taken, *await everything(own_server.url)] == [*range(150)]
+
+
+@pytest.mark.every_server
+async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_gives_up(
+    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, queue = await opened(own_server.url)
+    _loop, _ = await fetch_ahead(queue)
+    send_anew = hand_back.send_anew
+    tries: list[Any] = []
+    looks: list[RedisClient] = []
+
+    def look(server: RedisClient) -> int:
+        looks.append(server)
+        return 0
+
+    async def send(server: RedisClient, calls: Any) -> None:
+        tries.append(calls)
+        await send_anew(server, calls)
+
+    monkeypatch.setattr(hand_back, "send_anew", send)
+    monkeypatch.setattr(RedisClient, "bytes_to_send", property(look))
+    monkeypatch.setattr(hand_back, "_MOST", 1.0)
+    own_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+    await asyncio.wait_for(client.aclose(), 60)
+    assert 1 <= len(tries) < 100
+    assert 1 <= len(looks) < 100, "it kept the processor busy"
+
+
+@pytest.mark.every_server
+async def test_claims_are_counted_as_returned_once(own_server: PrivateServer) -> None:
+    async with delayq.connect(own_server.url) as client:
+        jobs = client.reliable_queue("jobs", lease=3600)
+        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
+        claims = jobs._open.partitions[0].claims
+        taken = await jobs._open.waiters.get(3, None, jobs._policy)
+        # The server refuses the call, so it is repeated until the server accepts it.
+        own_server.call("ACL", "SETUSER", "default", "-eval", "-evalsha")
+        jobs._open.waiters.give_back(taken)
+        await until(lambda: client.statistics().errors > 3)
+        assert claims._claimed == 3
+        own_server.call("ACL", "SETUSER", "default", "+eval", "+evalsha")
+        await until(lambda: jobs._open.waiters.is_idle)
+        assert claims._claimed == 0
 
 
 @pytest.mark.every_server

@@ -221,17 +221,20 @@ async def test_a_queue_with_eager_tasks_survives_a_restart(own_server: PrivateSe
         loop.set_task_factory(None)
 
 
-async def test_a_client_closes_only_in_its_own_event_loop(own_server: PrivateServer) -> None:
+async def test_a_client_is_used_and_closed_only_in_its_own_event_loop(
+    own_server: PrivateServer,
+) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
     queue: DelayedQueue[int] = client.delayed_queue("orders")
 
-    def close_elsewhere() -> None:
-        with pytest.raises(delayq.ConfigurationError, match="another event loop"):
-            asyncio.run(client.aclose())
+    async def use_elsewhere() -> None:
+        for use in (queue.take, queue.poll, queue.drain, lambda: queue.offer(2), client.aclose):
+            with pytest.raises(delayq.ConfigurationError, match="another event loop"):
+                await use()
 
-    await asyncio.wait_for(asyncio.to_thread(close_elsewhere), 20)
+    await asyncio.wait_for(asyncio.to_thread(lambda: asyncio.run(use_elsewhere())), 60)
     await queue.offer(1)
-    assert await queue.take() == 1
+    assert await queue.drain() == [1]
     await client.aclose()
     await client.aclose()
 

@@ -186,6 +186,23 @@ async def test_whoever_waits_for_that_may_leave(peer: Peer, to_peer: Connection)
         await asyncio.wait_for(question, 60)
 
 
+async def test_a_large_question_leaves_no_more_time_to_those_behind_it(
+    peer: Peer, to_peer: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without its pool, which would ask the peer over another connection.
+    to_peer.owner = None
+    monkeypatch.setattr(wire_module, "DOUBT_AFTER", 0.1)
+    monkeypatch.setattr(wire_module, "ANSWER_WITHIN", 0.5)
+    # It has 60 s more than others to be answered.
+    large = to_peer.ask("ECHO", b"x" * 15_000_000)
+    watch = to_peer._watch
+    await until(lambda: len(peer.heard) > 15_000_000 and to_peer._watch is not watch)
+    peer.say(b"+done\r\n")
+    assert await asyncio.wait_for(large, 60) == b"done"
+    with pytest.raises(TimeoutError, match="no answer within"):
+        await asyncio.wait_for(to_peer.ask("PING"), 20)
+
+
 async def test_what_cannot_be_sent_awaits_no_answer(wire: Connection) -> None:
     with pytest.raises(TypeError):
         wire.call(("ECHO", None), None, blocks=1.0)
