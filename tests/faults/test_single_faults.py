@@ -19,6 +19,7 @@ import pytest
 import delayq
 from delayq import Offer
 from tests.faults import victims
+from tests.support.depth import in_gate, nightly
 from tests.support.links import Links
 from tests.support.reliable import is_empty
 from tests.support.reliable_fixtures import raw
@@ -227,12 +228,11 @@ LIBRARIES = sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))
 
 
 @pytest.mark.every_server
-@pytest.mark.nightly
 @pytest.mark.skipif(
     not (LIBRARIES and shutil.which("faketime")),
     reason="FAKETIME IS NOT INSTALLED: apt-get install faketime",
 )
-@pytest.mark.parametrize("step", ["+1h", "-1h"])
+@pytest.mark.parametrize("step", [in_gate("+1h"), nightly("-1h")])
 async def test_a_step_of_the_servers_clock_loses_nothing(
     start: Callable[..., PrivateServer],
     monkeypatch: pytest.MonkeyPatch,
