@@ -85,13 +85,17 @@ async def test_a_lease_ends_by_the_servers_clock(client: Client, jobs: Jobs, sto
 
 
 async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateServer) -> None:
-    # Only the client's own timer wakes it.
-    async with delayq.connect(server.url, resync_interval=HOUR) as client:
+    # Only the client's own timer wakes it, for a lease of its own or of another client.
+    async with (
+        delayq.connect(server.url, resync_interval=HOUR) as client,
+        delayq.connect(server.url, resync_interval=HOUR) as other,
+    ):
         queue = client.reliable_queue("jobs", lease=0.3)
         first = await leased(queue)
-        second = await asyncio.wait_for(claim_one(queue, wait=60), 30)
+        await asyncio.wait_for(claim_one(queue, wait=60), 30)
+        second = await asyncio.wait_for(claim_one(other.reliable_queue("jobs"), wait=60), 30)
         assert await client.server_time() >= first.lease_ends_at
-        assert (second.id, second.value, second.attempt) == (first.id, 1, 2)
+        assert (second.id, second.value, second.attempt) == (first.id, 1, 3)
         assert second.due_at == first.due_at
 
 
