@@ -23,7 +23,7 @@ help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
 	@echo "make test         what one server shows: three minutes (ARGS='-k name' to choose, ARGS='-n0 -s' in one process and with what they print)"
 	@echo "bash .ci/run      what decides whether a change lands: 25 minutes"
-	@echo "make nightly      length and chance: all that follows, to packages, one after the other; about two hours"
+	@echo "make nightly      length and chance: all that follows, to packages, one after the other; hours"
 	@echo
 	@echo "make test-all     every test on every server, in a browser, against Redisson, and trials at full length"
 	@echo "make storms       faults at random moments under load, judged by a checker: five minutes, on a machine that is quiet"
