@@ -24,14 +24,13 @@ import random
 import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
 
 import delayq
-from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
 from tests.support.links import Links
 from tests.support.servers import PrivateServer, first_kind
@@ -43,18 +42,17 @@ if TYPE_CHECKING:
 
 ROUND_TRIPS = (20, 100, 250)
 """Milliseconds."""
-TAKING = ("loop", "take", "poll", "timeout", "drain", "poll_many")
-"""Ways to take a message for good: at most once."""
-LEASING = ("deliveries", "messages")
-"""Ways to take a message under a lease: at least once."""
+WAYS = ("loop", "take", "poll", "timeout", "drain", "poll_many")
+"""The ways to take a message for good. Storms and simulations close clients that have leases."""
 ENDINGS = ("block ends", "closed by another", "queues closed", "cancelled", "cancelled twice")
-LEASE = 3.0
 RESYNC = 0.2
 """Seconds between two re-checks by the client that takes the rest."""
-LEASES_WITHIN = 8.0
-"""Seconds within which due times come and the leases of consumers end."""
+COMES_WITHIN = 8.0
+"""Seconds within which due times come."""
 REST_WITHIN = 60.0
 """Seconds within which the rest arrives after that."""
+LEFT_WITHIN = 5.0
+"""Seconds within which the server has nothing left of a trial."""
 GOES_WITHIN = 60.0
 """Seconds after which the client must have left, whatever its plan."""
 CLOSE_WITHIN = 1.0
@@ -87,7 +85,7 @@ class Plan:
     def of(cls, seed: int) -> Plan:
         chance = random.Random(f"moments {seed}")
         ms, count = chance.choice(ROUND_TRIPS), chance.choice((1, 2, 5, 10, 20, 50))
-        queues = tuple(chance.choice((*TAKING, "loop", "loop", *LEASING)) for _ in range(count))
+        queues = tuple(chance.choice((*WAYS, "loop", "loop")) for _ in range(count))
         most = max(6, 800 // count)
         ending = chance.choice(ENDINGS)
         return cls(
@@ -114,16 +112,13 @@ class Seen:
     """The messages of one queue, by value, and where each was seen."""
 
     consumers: int = 0
-    begun: set[int] = field(default_factory=set)
     offered: set[int] = field(default_factory=set)
     broken: set[str] = field(default_factory=set)
     taken: list[int] = field(default_factory=list)
-    acked: list[int] = field(default_factory=list)
-    unsure: set[int] = field(default_factory=set)
     rest: list[int] = field(default_factory=list)
 
     def is_complete(self) -> bool:
-        return self.offered <= {*self.taken, *self.acked, *self.unsure, *self.rest}
+        return self.offered <= {*self.taken, *self.rest}
 
 
 # The client that leaves
@@ -191,8 +186,8 @@ class _Client:
             await client.aclose()
         elif plan.ending == "queues closed":
             numbers = range(len(plan.queues))
-            left = [open_queue(client, plan, n) for n in numbers if self._chance.random() < 0.7]
-            await asyncio.gather(*(queue.aclose() for queue in left))
+            left = [plan.name(number) for number in numbers if self._chance.random() < 0.7]
+            await asyncio.gather(*(client.delayed_queue(name).aclose() for name in left))
         if plan.ending.startswith("cancelled"):
             owning.cancel()
             if plan.ending == "cancelled twice":
@@ -219,7 +214,7 @@ class _Client:
         seen.consumers += 1
         chance = random.Random(f"consumer {self._plan.seed} {number} {place}")
         try:
-            queue = open_queue(client, self._plan, number)
+            queue = client.delayed_queue(self._plan.name(number))
             while await _consume(way, queue, seen, _Pace(chance, self._plan.round_trip / 1000)):
                 # The loop was left, and at times it comes back.
                 await asyncio.sleep(chance.random() * 0.2)
@@ -283,31 +278,8 @@ async def _take(way: str, queue: Any, seen: Seen, pace: _Pace) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def _leased(messages: Any, seen: Seen, pace: _Pace) -> bool:
-    async with aclosing(messages):
-        async for message in messages:
-            last = False
-            seen.begun.add(message.value)
-            try:
-                async with message:
-                    last = await pace.handle()
-                    # Handled. Until the block has ended, the acknowledgement may or may not have
-                    # been carried out.
-                    seen.unsure.add(message.value)
-                seen.unsure.discard(message.value)
-                seen.acked.append(message.value)
-            except (delayq.LeaseLost, delayq.OutcomeUnknown):
-                pass
-            if last:
-                return True
-    return False
-
-
 async def _consume(way: str, queue: Any, seen: Seen, pace: _Pace) -> bool:
     """Consume in one of the ways. Return whether it was left, or False if the queue closed."""
-    if way in LEASING:
-        messages = queue.deliveries(LEASE) if way == "deliveries" else aiter(queue)
-        return await _leased(messages, seen, pace)
     if way == "loop":
         async for value in queue:
             seen.taken.append(value)
@@ -319,13 +291,6 @@ async def _consume(way: str, queue: Any, seen: Seen, pace: _Pace) -> bool:
             await _take(way, queue, seen, pace)
         if await pace.handle():
             return True
-
-
-def open_queue(client: delayq.Client, plan: Plan, number: int) -> Any:
-    """Open the queue with this number."""
-    if plan.queues[number] == "messages":
-        return client.reliable_queue(plan.name(number), lease=LEASE, max_attempts=None)
-    return client.delayed_queue(plan.name(number))
 
 
 # The trial
@@ -369,15 +334,10 @@ class Trial:
         for number, way in enumerate(plan.queues):
             # Two consumers that leave at different times give back one after the other, no matter
             # which has the older messages.
-            if plan.later[number] or seen[number].consumers > 1 or way == "messages":
+            if plan.later[number] or seen[number].consumers > 1:
                 continue
-            there = [
-                json.loads(value)
-                for value in await self._raw.lrange(plan.name(number), 0, -1)
-                if value[:1] != b"{"
-            ]
-            # Messages whose handling was cancelled went back by themselves.
-            there = [value for value in there if value not in seen[number].begun]
+            payloads = await self._raw.lrange(plan.name(number), 0, -1)
+            there = [json.loads(payload) for payload in payloads if payload[:1] != b"{"]
             if there != sorted(there):
                 self.flaws.append(f"out of order: {way} {plan.name(number)}: {there[:40]}")
         await self._take_the_rest()
@@ -385,20 +345,9 @@ class Trial:
 
     async def _fill(self, producer: delayq.Client) -> None:
         plan, chance = self.plan, random.Random(f"producer {self.plan.seed}")
-        for number, way in enumerate(plan.queues):
-            name, one = plan.name(number), self.seen[number]
-            ready, later = plan.ready[number], plan.later[number]
+        for number, one in enumerate(self.seen):
+            name, ready, later = plan.name(number), plan.ready[number], plan.later[number]
             one.offered = set(range(ready + later))
-            # Some come due before the client leaves, and some after.
-            delays = [0.0] * ready + sorted(
-                chance.random() * 1.5 * (plan.after + 0.2) for _ in range(later)
-            )
-            if way == "messages":
-                queue = producer.reliable_queue(name, lease=LEASE, max_attempts=None)
-                await queue.offer_many(
-                    [Offer(value, delay=delay) for value, delay in enumerate(delays)]
-                )
-                continue
             payloads = [str(value) for value in range(ready)]
             if payloads and chance.random() < 0.2:
                 one.broken = {f"{{unreadable {n}" for n in range(chance.randint(1, 3))}
@@ -408,14 +357,18 @@ class Trial:
                 # As Java writes them.
                 await self._raw.rpush(name, *payloads)
             if later:
-                await producer.delayed_queue(name).offer_many(list(enumerate(delays))[ready:])
+                # Some come due before the client leaves, and some after.
+                longest = 1.5 * (plan.after + 0.2)
+                delays = sorted(chance.random() * longest for _ in range(later))
+                offers = [*enumerate(delays, ready)]
+                await producer.delayed_queue(name).offer_many(offers)
 
     async def _take_the_rest(self) -> None:
         numbers = range(len(self.seen))
         async with delayq.connect(self._server.unix_url, resync_interval=RESYNC) as client:
             tasks = [asyncio.create_task(self._take_rest_of(client, n)) for n in numbers]
             try:
-                await until(self._is_complete, LEASES_WITHIN)
+                await until(self._is_complete, COMES_WITHIN)
             except TimeoutError:
                 # A message that a call handed out and no client confirmed is kept for minutes. Skip
                 # that time.
@@ -427,7 +380,7 @@ class Trial:
                     await until(self._is_complete, REST_WITHIN)
             # A message that is delivered twice arrives now, or has already done so.
             with suppress(TimeoutError):
-                await until(self._left, LEASE + 2, equals=[])
+                await until(self._left, LEFT_WITHIN, equals=[])
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -436,26 +389,15 @@ class Trial:
         return all(one.is_complete() for one in self.seen)
 
     async def _take_rest_of(self, client: delayq.Client, number: int) -> None:
-        queue, seen = open_queue(client, self.plan, number), self.seen[number]
-        if self.plan.queues[number] != "messages":
-            async for value in queue:
-                seen.rest.append(value)
-            return
-        async for message in queue:
-            try:
-                await message.ack()
-            except delayq.LeaseLost:
-                # A pause of the machine. It comes again.
-                continue
-            seen.rest.append(message.value)
+        async for value in client.delayed_queue(self.plan.name(number)):
+            self.seen[number].rest.append(value)
 
     async def _left(self) -> list[str]:
         """Return the keys of this trial that hold messages, except the quarantine."""
-        others = (b":settings", b":history", b":workers", b":workers:facts")
         names = [
             key
             async for key in self._raw.scan_iter(f"*moments-{self.plan.seed}-*", count=1000)
-            if b"quarantine" not in key and not key.endswith(others)
+            if b"quarantine" not in key
         ]
         holding = [n for n in names if await self._raw.type(n) not in (b"string", b"none")]
         return sorted(name.decode() for name in holding)
@@ -465,16 +407,15 @@ class Trial:
             if found := sorted(map(str, values)):
                 self.flaws.append(f"{flaw}: {len(found)} of {way} {name}: {found[:8]}")
 
-        for number, (way, one) in enumerate(zip(self.plan.queues, self.seen, strict=True)):
-            name = self.plan.name(number)
-            note("lost", one.offered - {*one.taken, *one.acked, *one.unsure, *one.rest})
-            counts = Counter([*one.taken, *one.acked, *one.rest])
-            note("doubled", (n for n in counts if counts[n] > 1 and n not in one.unsure))
-            if way != "messages":
-                key = DelayedKeys.of(name).quarantine
-                stored = [value.decode() for value in await self._raw.lrange(key, 0, -1)]
-                quarantined, broken = Counter(stored), Counter(one.broken)
-                note("astray", (broken - quarantined) + (quarantined - broken))
+        for number, one in enumerate(self.seen):
+            way, name = self.plan.queues[number], self.plan.name(number)
+            counts = Counter([*one.taken, *one.rest])
+            note("lost", one.offered - {*counts})
+            note("doubled", (n for n in counts if counts[n] > 1))
+            key = DelayedKeys.of(name).quarantine
+            stored = [value.decode() for value in await self._raw.lrange(key, 0, -1)]
+            quarantined, broken = Counter(stored), Counter(one.broken)
+            note("astray", (broken - quarantined) + (quarantined - broken))
         self.flaws += [f"left: {name}" for name in await self._left()]
 
 

@@ -32,7 +32,7 @@ async def test_the_trials_name_a_client_that_hands_nothing_back(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise trials without flaws would prove nothing."""
-    monkeypatch.setattr("tests.faults.moments.LEASES_WITHIN", 2.0)
+    monkeypatch.setattr("tests.faults.moments.COMES_WITHIN", 2.0)
     monkeypatch.setattr("tests.faults.moments.REST_WITHIN", 0.5)
     monkeypatch.setattr(Supply, "put", lambda *_args, **_options: None)
     leaving: dict[str, Any] = {"round_trip": 20, "ending": "block ends", "after": 0.2}
