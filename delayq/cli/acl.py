@@ -8,7 +8,7 @@ import typer
 
 from delayq.admin.acl import Role, Servers, acl_rules
 from delayq.cli.options import AsJson, Queues  # noqa: TC001 - typer reads them
-from delayq.cli.output import print_json
+from delayq.cli.output import print_json, write
 
 
 def acl(
@@ -45,4 +45,4 @@ def acl(
     if as_json:
         print_json({"role": role, "rules": rules})
     else:
-        print(*rules)
+        write(" ".join(rules))

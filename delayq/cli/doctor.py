@@ -6,12 +6,11 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from delayq.admin.acl import Role  # noqa: TC001 - typer reads it
 from delayq.admin.doctor import diagnose
 from delayq.cli.options import AsJson, Queues, Url, duration
-from delayq.cli.output import print_json, say, show_fields
+from delayq.cli.output import print_json, say, show_fields, words
 from delayq.cli.running import with_client
 
 if TYPE_CHECKING:
@@ -69,8 +68,8 @@ def doctor(
 
 
 def _show(finding: Finding) -> None:
-    level = Text(f"{finding.level:<{_INDENT}}", _STYLES[finding.level])
-    lines: list[tuple[str | Text, str]] = [(level, f"{finding.check}: {finding.text}")]
+    level = words(f"{finding.level:<{_INDENT}}", _STYLES[finding.level])
+    lines = [(level, f"{finding.check}: {finding.text}")]
     if finding.advice:
-        lines.append((Text(), f"-> {finding.advice}"))
+        lines.append((words(""), f"-> {finding.advice}"))
     show_fields(lines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -125,9 +126,10 @@ def pause(queue: ReliableOnly, group: Name, url: Url = None, as_json: AsJson = F
         await queue.reliable(client, _DOING).groups.pause(group)
 
     with_client(url, act)
+    resuming = f"delayq groups resume {queue.argument} {shlex.quote(group)}"
     report(
         {"queue": queue.name, "group": group, "paused": True},
-        f"{group} is paused; resume it with: delayq groups resume {queue.argument} {group}",
+        f"{group} is paused; resume it with: {resuming}",
         as_json=as_json,
     )
 

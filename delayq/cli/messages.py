@@ -28,7 +28,6 @@ from delayq.cli.options import (
     value_of,
 )
 from delayq.cli.output import (
-    clean,
     moment_json,
     moment_text,
     payload_json,
@@ -36,6 +35,7 @@ from delayq.cli.output import (
     report,
     tell,
     text_of,
+    write,
 )
 from delayq.cli.running import at_server_time, server_of, with_client
 from delayq.cli.shown import MessageView, show_list, show_one
@@ -409,8 +409,7 @@ def _print_taken(queue: Target, facts: dict[str, Any], *, as_json: bool) -> None
     if as_json:
         print_json({"queue": queue.name, **facts})
     else:
-        # On one line, however long, because it may be copied or piped.
-        print(clean(text_of(facts)), flush=True)
+        write(text_of(facts))
 
 
 def _none_of(id: str) -> typer.Exit:  # noqa: A002

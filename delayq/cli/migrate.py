@@ -22,7 +22,7 @@ import delayq
 from delayq.admin.migrate import MAX_BATCH
 from delayq.admin.migrate import migrate as steps_of
 from delayq.cli.options import AsJson, DelayedOnly, RequiredUrl  # noqa: TC001 - typer reads them
-from delayq.cli.output import print_json, tell
+from delayq.cli.output import print_json, tell, write
 from delayq.cli.running import public_part, server_of, until_signalled
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def migrate(
         print_json(figures(result, public_part(address), seconds))
     else:
         for line in summary(result, seconds):
-            console.print(line, markup=False, soft_wrap=True)
+            write(line)
     raise typer.Exit(0 if result.complete or dry_run else 1)
 
 
@@ -149,10 +149,7 @@ def _lines() -> Callable[[Migration], None]:
         nonlocal said_at
         if time.monotonic() - said_at >= _SAY_EVERY:
             said_at = time.monotonic()
-            print(
-                f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten",
-                flush=True,
-            )
+            write(f"{now.phase}: {now.done:,} of {now.total:,}, {now.rewritten:,} rewritten")
 
     return show
 

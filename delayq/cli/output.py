@@ -1,4 +1,10 @@
-"""The output of commands: tables for people, JSON for programs."""
+"""The output of commands: tables for people, JSON for programs.
+
+Everything that a command prints goes through :func:`words`, :func:`write` or :func:`print_json`,
+because anyone who may offer chooses ids, headers, errors and names: a terminal would carry out the
+control sequences in them, and a line break would begin a line that only looks like one of ours. So
+``print`` and :class:`rich.text.Text` are forbidden elsewhere in this package.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +52,22 @@ def print_json(document: Any) -> None:
 
 def tell(text: str, *, prefix: str = "delayq: ") -> None:
     """Print a line on stderr. A terminal gets it broken between words, a log file on one line."""
-    console(stderr=True).print(Text(clean(f"{prefix}{' '.join(text.split())}")))
+    console(stderr=True).print(words(f"{prefix}{' '.join(text.split())}"))
 
 
 def say(text: str) -> None:
     """Print a line for people, broken between words if it is wider than the terminal."""
-    console().print(Text(clean(text)))
+    console().print(words(text))
+
+
+def write(text: str, *, stderr: bool = False, end: str = "\n") -> None:
+    """Print text on one line, however long, because it may be copied or piped."""
+    print(clean(text), end=end, file=sys.stderr if stderr else sys.stdout, flush=True)
+
+
+def words(text: str, style: str = "") -> Text:
+    """Return text to be drawn, without anything that controls a terminal."""
+    return Text(clean(text), style)
 
 
 def report(facts: dict[str, Any], text: str, *, as_json: bool) -> None:
@@ -66,9 +82,9 @@ def show_fields(lines: Iterable[tuple[str | Text, str]]) -> None:
     """Print names and their values. On a terminal, a long value continues below its beginning."""
     fields = Table.grid("", Column(overflow="fold"), padding=(0, 1, 0, 0), pad_edge=False)
     for name, text in lines:
-        fields.add_row(
-            name if isinstance(name, Text) else Text(f"{name}:", no_wrap=True), Text(clean(text))
-        )
+        title = name if isinstance(name, Text) else words(f"{name}:")
+        title.no_wrap = True
+        fields.add_row(title, words(text))
     _print(fields)
 
 
@@ -105,7 +121,13 @@ def table(
 
 
 def _cell(text: str) -> Text:
-    return Text(text, no_wrap=True, overflow="ellipsis")
+    return cut(words(text))
+
+
+def cut(text: Text) -> Text:
+    """Let a text be cut off at its end where it does not fit."""
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
 
 
 def _print(drawing: Table) -> None:
@@ -118,7 +140,9 @@ def _print(drawing: Table) -> None:
 
 
 def clean(text: str) -> str:
-    """Return the text without characters that control a terminal or cannot be written."""
+    """Return the text with every character escaped that controls a terminal, breaks a line or
+    cannot be written.
+    """
     printable = "".join(
         character if character.isprintable() else _escaped(character) for character in text
     )

@@ -17,7 +17,6 @@ from delayq.cli.errors import CommandFailed
 from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
 from delayq.cli.options import AsJson, Queue, ReliableOnly, Url, Yes, duration
 from delayq.cli.output import (
-    clean,
     console,
     moment_json,
     moment_text,
@@ -30,6 +29,7 @@ from delayq.cli.output import (
     span,
     table,
     tell,
+    write,
 )
 from delayq.cli.running import clock, with_client
 from delayq.cli.schedules import change_schedule
@@ -283,7 +283,7 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise CommandFailed("cannot ask for confirmation without a terminal: add --yes")
-    print(f"{clean(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    write(f"{question} [y/N] ", stderr=True, end="")
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         tell("nothing was changed")
         raise typer.Exit(1)

@@ -17,11 +17,10 @@ import typer
 from rich.console import Group
 from rich.live import Live
 from rich.table import Table
-from rich.text import Text
 
 from delayq.admin import inspect as inspection
 from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
-from delayq.cli.output import clean, console, moment_json, print_json, span
+from delayq.cli.output import console, cut, moment_json, print_json, span, words, write
 from delayq.cli.queues import stats_or_error
 from delayq.cli.running import clock, label_of, with_client
 from delayq.errors import ServerError
@@ -95,8 +94,8 @@ class Line:
     @property
     def trouble(self) -> int:
         """How urgently it needs attention: 0 if it does not."""
-        words, _ = self.state
-        return {"ok": 0, "dead letters": 1, "paused": 2, "see doctor": 4}.get(words, 3)
+        state, _ = self.state
+        return {"ok": 0, "dead letters": 1, "paused": 2, "see doctor": 4}.get(state, 3)
 
 
 _Order = tuple[str, "Callable[[Line], tuple[object, ...]]"]
@@ -137,24 +136,23 @@ class View:
         self.first = max(0, min(self.first, len(self.lines) - room))
         title, by = ORDERS[self.order]
         shown = sorted(self.lines, key=by)[self.first : self.first + room]
-        return Group(
-            self._heading(), Text(), self._table(shown, title), Text(), self._footer(len(shown))
-        )
+        return Group(self._heading(), "", self._table(shown, title), "", self._footer(len(shown)))
 
-    def _heading(self) -> Text:
+    def _heading(self) -> RenderableType:
         totals = "  ".join(
             f"{name} {sum(line.figure(name) for line in self.lines):,.0f}"
             for name in ("ready", "delayed", "leased", "dead")
         )
         at = f"{self.at.astimezone():%H:%M:%S}" if self.at is not None else ""
-        return _cut(Text.assemble(("delayq top", "bold"), f"  {at}  {totals}  {self.server}"))
+        heading = words("") + words("delayq top", "bold")
+        return cut(heading + words(f"  {at}  {totals}  {self.server}"))
 
     def _table(self, lines: Sequence[Line], order: str) -> Table:
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
         for title in ("state", *(name for name, _ in ORDERS[1:])):
             chosen = title == order or (title, order) == ("state", "trouble")
             table.add_column(
-                Text(title, style="bold reverse" if chosen else "bold"),
+                words(title, "bold reverse" if chosen else "bold"),
                 justify="left" if title in ("state", "queue") else "right",
                 # Only names become narrower.
                 no_wrap=title != "queue",
@@ -162,7 +160,7 @@ class View:
                 min_width=_STATE_WIDTH if title == "state" else len(title),
             )
         for line in lines:
-            words, style = line.state
+            state, style = line.state
             name = line.queue.argument
             figures = (
                 ["-"] * 4
@@ -172,17 +170,17 @@ class View:
                 ]
             )
             rate = "-" if line.rate is None else f"{line.rate:+,.1f}" if line.rate else "0"
-            table.add_row(Text(words, style), _cut(Text(clean(name))), *figures, rate)
+            table.add_row(words(state, style), cut(words(name)), *figures, rate)
         return table
 
-    def _footer(self, shown: int) -> Text:
+    def _footer(self, shown: int) -> RenderableType:
         if self.problem:
-            return _cut(Text(clean(self.problem), "bold red"))
+            return cut(words(self.problem, "bold red"))
         if not self.lines:
-            return Text("no queues")
+            return words("no queues")
         last = self.first + shown
-        return _cut(
-            Text(
+        return cut(
+            words(
                 f"{self.first + 1}-{last} of {len(self.lines)} queues   left/right sort   up/down"
                 " scroll   q quit",
                 "dim",
@@ -260,7 +258,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
         lines = sorted(await monitor.read(), key=ORDERS[0][1])
         at = moment_json(await clock(monitor.client))
         for line in lines:
-            words, _ = line.state
+            state, _ = line.state
             counts = {
                 name: None if isinstance(line.depth, str) else int(line.figure(name))
                 for name in ("ready", "delayed", "leased", "dead")
@@ -269,7 +267,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
                 "at": at,
                 "kind": line.queue.kind,
                 "queue": line.queue.name,
-                "state": words,
+                "state": state,
                 **counts,
                 "oldest_due_age": round(line.figure("oldest_due_age"), 3),
                 "change_per_s": None if line.rate is None else round(line.rate, 3),
@@ -277,9 +275,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
             if as_json:
                 print_json(facts)
             else:
-                print(
-                    clean(" ".join(f"{name}={value}" for name, value in facts.items())), flush=True
-                )
+                write(" ".join(f"{name}={value}" for name, value in facts.items()))
         await asyncio.sleep(interval)
 
 
@@ -340,8 +336,3 @@ def _keys() -> Iterator[asyncio.Queue[str]]:
     finally:
         loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-def _cut(text: Text) -> Text:
-    text.no_wrap, text.overflow = True, "ellipsis"
-    return text

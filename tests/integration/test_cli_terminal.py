@@ -15,8 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import typer
 
+import delayq
+from delayq._delayed.keys import DelayedKeys
 from delayq.cli.app import app, run
 from tests.integration.test_cli import bury, evaluate_in_steps, sync_raw
+from tests.integration.test_workers_listed import listed
 from tests.support.command_line import MAILS, SECRET, Cli, Stream, cli, ctrl_c_at, seed
 from tests.support.programs import run_python
 from tests.support.terminal import PATIENCE, at_terminal
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.process import BaseProcess
 
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
 __all__ = ["cli", "sync_raw"]
@@ -169,14 +173,86 @@ def test_top_hears_keys_even_while_the_server_does_not_answer(server: PrivateSer
     assert "\x1b[?1049l" in seen.raw
 
 
-def test_what_a_message_holds_cannot_move_the_cursor(cli: Cli) -> None:
-    value, name = json.dumps("\x1b[2J\x9b2J\u202eevil"), "a\x1b[2J"
-    assert cli.at_terminal("offer mails", value, "--id", name)[0] == 0
-    for command in (["peek", "mails"], ["get", "mails", name], ["take", "mails"]):
-        _, raw = cli.at_terminal(shlex.join(command))
-        assert not {"\x9b", "\u202e"} & {*raw}
-        assert "\x1b[2J" not in raw
-    # A value that is taken is one line, however long.
+# It sets the clipboard, clears the screen, turns the line around, and begins a line.
+EVIL = "a\x1b]52;c;eA==\x07\x9b2J\u202e\r\nforged: 1"
+# Every command that shows what a server holds, with QUEUE for names that contain all that.
+SHOWING = (
+    *("queues", "stats QUEUE", "top QUEUE --interval 0.1", "peek QUEUE", "workers"),
+    *("list QUEUE", "list QUEUE --state ready", "list QUEUE --state leased", "get QUEUE QUEUE"),
+    *("history QUEUE", "history QUEUE --id QUEUE", "result QUEUE QUEUE", "schedules QUEUE"),
+    *("search QUEUE --payload a", "search delayed:QUEUE --payload a", "list delayed:QUEUE"),
+    *("inspect QUEUE", "inspect QUEUE --state quarantined", "migrate QUEUE", "doctor"),
+    *("dead list QUEUE", "dead list QUEUE --long", "dead list QUEUE --group-by error"),
+    *("dead redrive QUEUE --error QUEUE", "dead purge QUEUE QUEUE --yes", "groups list QUEUE"),
+    *("groups list QUEUE --limit 1", "groups limit QUEUE QUEUE 3"),
+    *("groups pause QUEUE QUEUE", "groups resume QUEUE QUEUE", "offer QUEUE 1 --id QUEUE"),
+    *("configure QUEUE --max-size 9", "pause QUEUE --schedule QUEUE", "acl admin QUEUE"),
+    *("resume QUEUE --schedule QUEUE", "unschedule QUEUE QUEUE", "unschedule QUEUE none"),
+    *("pause QUEUE", "resume QUEUE", "pause none-QUEUE", "reschedule QUEUE QUEUE --delay 9"),
+    *("take QUEUE", "cancel QUEUE QUEUE", "get QUEUE QUEUE", "purge QUEUE", "purge QUEUE --yes"),
+)
+# They show figures, or rules, of their own.
+SHOWING_NOTHING = {"bench", "dashboard", "demo", "worker"}
+
+
+async def seed_evil(client: Client) -> None:
+    """Put hostile text wherever those who offer, or fail, choose it; keep one message leased."""
+    headers = {EVIL: EVIL, "reason": EVIL, "error": EVIL}
+    jobs = client.reliable_queue(EVIL, max_attempts=1, lease=3600, keep=3600)
+    for name in ("failed", "buried", "leased"):
+        await jobs.offer(EVIL, id=f"{name} {EVIL}", group=EVIL, headers=headers)
+    await jobs.offer(EVIL, 60, id=EVIL, group=EVIL, headers=headers)
+    await jobs.offer(EVIL, 60, group=f"other {EVIL}")
+    await jobs.schedule(EVIL, every=3600, value=EVIL)
+    failed, buried = await jobs.claim(2)
+    await failed.nack(error=ValueError(EVIL))
+    await buried.bury(EVIL)
+    await jobs.claim(1)
+    await client.delayed_queue(EVIL).offer_many([(EVIL, 60), (EVIL, 0)])
+    await listed(client, name=EVIL)
+
+
+def _in_a_file(cli: Cli, words: list[str], act: Callable[[str], object]) -> str:
+    """Run a command, and return all that it prints where no terminal is."""
+    out = Stream()
+    out.act = act
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(out, "isatty", lambda: False)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", out)
+        run([*words, "--url", cli.url] if words[0] != "acl" else words)
+    return out.getvalue()
+
+
+def test_what_others_have_written_controls_no_terminal(
+    cli: Cli, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = {name for name in commands() for line in SHOWING if f"{line} ".startswith(f"{name} ")}
+    assert tried == set(commands()) - SHOWING_NOTHING
+    about = {"host": EVIL, "pid": 1, "version": EVIL}
+    monkeypatch.setattr("delayq._reliable.workers._about", lambda _: about)
+    for how in ("terminal", "file"):
+        server.call("FLUSHALL")
+        server.call("RPUSH", DelayedKeys.of(EVIL).quarantine, EVIL)
+        with delayq.sync.connect(cli.url, resync_interval=0.05) as client:
+            client.run(seed_evil)
+            for line in SHOWING:
+                words = [word.replace("QUEUE", EVIL) for word in line.split()]
+                if how == "file":
+                    act = ctrl_c_at("change_per_s") if words[0] == "top" else len
+                    shown = _in_a_file(cli, words, act)
+                    assert all(one.isprintable() for one in shown.replace("\n", "")), line
+                    assert "\nforged" not in shown, line
+                elif words[0] == "top":
+                    shown = ""
+                else:
+                    _, shown = cli.at_terminal(shlex.join(words))
+                    assert not {"\x07", "\x9b", "\u202e"} & {*shown}, line
+                    assert "\x1b]" not in shown, line
+                assert "Traceback" not in shown.replace("  Traceback", ""), line
+
+
+def test_a_value_that_is_taken_is_one_line_however_long(cli: Cli) -> None:
     cli.plain("offer mails", json.dumps("x" * 200))
     assert cli.at_terminal("take mails")[1] == f'"{"x" * 200}"\r\n'
 

@@ -50,6 +50,8 @@ log = redis.Redis.from_url(os.environ["SERVER"], socket_timeout=60)
 @worker.listener("jobs")
 async def handle(value: str) -> None:
     log.rpush("log", f"{os.getpid()} begin {value}")
+    if value.startswith("fail"):
+        raise ValueError(value)
     if value == "crash":
         os._exit(9)
     if value.startswith("block"):
@@ -254,6 +256,11 @@ async def test_a_burst_handles_what_is_due_and_ends(own_server: PrivateServer, a
         status, errors = await it.end()
     assert status == 1
     assert "delayq: process 1 exited with status 9\n" in errors
+    # What a message holds begins no line of the log, and controls no terminal.
+    await offer(own_server, "fail\x1b]52;c;eA==\x07\nforged")
+    async with command(own_server, app, WORKER, "--burst", "--url", own_server.url) as it:
+        _, errors = await it.end()
+    assert "ValueError: fail\\x1b]52;c;eA==\\x07\n  forged\n" in errors
 
 
 @pytest.mark.gate

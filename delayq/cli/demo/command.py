@@ -19,7 +19,7 @@ from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import counts, headline, live, print_summary
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
-from delayq.cli.output import print_json
+from delayq.cli.output import print_json, write
 from delayq.cli.running import public_part, until_signalled
 
 if TYPE_CHECKING:
@@ -59,8 +59,8 @@ def demo(
             with live(console, plan) as show:
                 result = _run(plan, show, 0.15)
         else:
-            print(f"delayq demo: {headline(plan)}", flush=True)
-            result = _run(plan, lambda ledger: print(counts(ledger), flush=True), 1)
+            write(f"delayq demo: {headline(plan)}")
+            result = _run(plan, lambda ledger: write(counts(ledger)), 1)
     if as_json:
         print_json(asdict(result))
     else:

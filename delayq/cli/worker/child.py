@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import delayq
 from delayq.cli.errors import CommandFailed
+from delayq.cli.output import clean
 from delayq.cli.running import label_of
 from delayq.client import URL_VARIABLE
 
@@ -92,9 +93,9 @@ def main() -> int:
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     told = _Report(given.report)
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"
-    )
+    handler = logging.StreamHandler()
+    handler.setFormatter(_LogLines("%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
         worker = find(given.where, url=given.url)
         asyncio.run(_run(worker, given.lifeline, told, burst=given.burst, metrics=given.metrics))
@@ -149,6 +150,17 @@ async def _metrics(host: str, port: str, worker: delayq.Worker) -> AsyncIterator
                 f"cannot serve metrics at {host}:{port}: {error.strerror or error}"
             ) from None
         yield
+
+
+class _LogLines(logging.Formatter):
+    """Formats log records. What a message or an error holds begins no line and controls nothing."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - by logging
+        return clean(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(f"  {clean(line)}" for line in lines)
 
 
 class _Report:

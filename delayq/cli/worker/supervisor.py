@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._redis.retry import retry_delay
 from delayq.cli.errors import CommandFailed
-from delayq.cli.output import print_json, tell
+from delayq.cli.output import print_json, tell, write
 from delayq.cli.running import SIGNALS, python
 from delayq.client import URL_VARIABLE
 
@@ -252,7 +251,7 @@ class Supervisor:
 
     def _say(self, line: str) -> None:
         """Print a problem, for people."""
-        print(f"delayq: {line}", file=sys.stderr, flush=True)
+        write(f"delayq: {line}", stderr=True)
 
 
 async def _stop_at(changed: asyncio.Event, process: asyncio.subprocess.Process) -> None:
