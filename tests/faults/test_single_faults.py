@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
-import signal
 import time
-from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -18,10 +15,7 @@ import pytest
 
 import delayq
 from delayq import Offer
-from tests.faults import victims
 from tests.support.depth import in_gate, nightly
-from tests.support.links import Links
-from tests.support.reliable import is_empty
 from tests.support.reliable_fixtures import raw
 from tests.support.servers import Kind, PrivateServer
 from tests.support.waiting import until
@@ -335,92 +329,6 @@ async def stored(raw: Any) -> int:
     )
 
 
-# Processes that die or freeze
-
-
-@pytest.mark.gate
-async def test_a_producer_killed_in_a_batch_has_all_stored_that_it_was_told_and_nothing_twice(
-    server: PrivateServer, raw: Any, tmp_path: Path
-) -> None:
-    async def size() -> int:
-        return int(await raw.hlen("delayq:{jobs}:bodies"))
-
-    before = 0
-
-    async def is_in_a_batch() -> bool:
-        # Not in the first one of this producer.
-        more = await size() - before
-        return more > victims.BATCH and more % victims.BATCH > 0
-
-    cut_short = 0
-    for number in range(20):
-        victim = await asyncio.to_thread(
-            victims.start, victims.offer_batches, server.url, tmp_path / f"{number}", number
-        )
-        before = await size()
-        await until(is_in_a_batch)
-        victim.kill()
-        await asyncio.to_thread(victim.join)
-        cut_short += await size() % victims.BATCH > 0
-        if cut_short == 3:
-            break
-    assert cut_short == 3
-    told = {int(batch) for path in tmp_path.iterdir() for (batch,) in victims.words(path)}
-    size_of = victims.BATCH
-    certain = {value for batch in told for value in range(batch * size_of, (batch + 1) * size_of)}
-    stored, got = await size(), Counter[int]()
-    async with delayq.connect(server.url) as client:
-        async for message in client.reliable_queue("jobs"):
-            async with message:
-                got[message.value] += 1
-            if got.total() == stored:
-                break
-    assert certain <= set(got)
-    assert set(got.values()) == {1}
-    passing = (b":call:", b":settings", b":history", b":workers")
-    assert [name for name in await raw.keys() if not any(part in name for part in passing)] == []
-
-
-@pytest.mark.gate
-async def test_a_consumer_that_is_stopped_for_longer_than_its_lease_finds_it_lost(
-    server: PrivateServer, tmp_path: Path
-) -> None:
-    """Another consumer handles its messages, even those that it had claimed ahead."""
-    notes = tmp_path / "notes"
-    async with delayq.connect(server.url) as client:
-        jobs: delayq.ReliableQueue[int] = client.reliable_queue("jobs", lease=victims.LEASE)
-        await jobs.offer_many([Offer(n) for n in range(40)])
-        victim = await asyncio.to_thread(victims.start, victims.handle_slowly, server.url, notes)
-        try:
-            # At its fourth message.
-            await until(
-                lambda: len(victims.words(notes)) % 2 == 1 and len(victims.words(notes)) >= 7
-            )
-            os.kill(victim.pid, signal.SIGSTOP)
-            before = victims.words(notes)
-            done = {int(number) for word, number in before if word == "done"}
-            handled: list[int] = []
-            consuming = asyncio.create_task(consume(jobs, handled))
-            # An acknowledgement may have left before the process froze.
-            await until(lambda: len(done | set(handled)) >= 39)
-            await until(lambda: is_empty(jobs))
-            os.kill(victim.pid, signal.SIGCONT)
-            await until(lambda: len(victims.words(notes)) > len(before))
-            await jobs.offer(99)
-            await until(lambda: 99 in handled or ["done", "99"] in victims.words(notes))
-            await cancelled(consuming)
-        finally:
-            victim.kill()
-            await asyncio.to_thread(victim.join)
-    noted = victims.words(notes)[len(before) :]
-    after = [(word, int(number)) for word, number in noted if number != "99"]
-    # The message that it was handling.
-    ((word, number),) = after
-    assert (word == "lost") == (number in handled)
-    assert len(handled) == len(set(handled))
-    assert not done & set(handled)
-
-
 # An event loop that freezes
 
 
@@ -485,29 +393,3 @@ async def test_a_server_that_has_no_room_for_more_clients_says_so_to_the_others(
     async with delayq.connect(server.url) as client:
         await client.reliable_queue("jobs").offer(count)
         assert (await client.reliable_queue("jobs").stats()).ready >= len(served) + 1
-
-
-# A network that is slow or mute
-
-
-async def test_what_was_given_back_is_not_given_back_again_by_a_try_that_arrives_late(
-    server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first try is held up in the network, its repetition overtakes it, and then it arrives."""
-    async with Links(server) as links, delayq.connect(links.url, resync_interval=60) as client:
-        orders: delayq.DelayedQueue[int] = client.delayed_queue("orders")
-        await orders.offer_many([(n, 0) for n in range(50)])
-        taken: list[int] = []
-        async for value in orders:
-            taken.append(value)
-            if len(taken) == 5:
-                # Not before: an offer that gets no answer in time fails.
-                monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
-                links.stall("requests", new=False)
-                break
-        # New links work. The old ones hold on to what they have.
-        await until(lambda: raw.llen("orders"), equals=45)
-        await asyncio.sleep(0.2)
-        links.heal()
-        await asyncio.sleep(0.2)
-        assert await raw.llen("orders") == 45

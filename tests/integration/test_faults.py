@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +20,6 @@ from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
 from delayq.errors import OutcomeUnknown, ServerUnavailable
 from tests.support.foreign import store
-from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -374,31 +372,3 @@ async def test_while_the_server_is_away_calls_wait_and_then_say_so(
         monkeypatch.setattr(queue._open.offers.plain._plan, "expires_after", 60)
         await queue.offer(2)
         assert await asyncio.wait_for(taker, 60) == 2
-
-
-async def test_random_faults_everywhere_lose_and_double_nothing(
-    server: PrivateServer, faults: Faults
-) -> None:
-    chance = random.Random(7)
-    shaky = ("transfer", "recover", "give_back", "resync")
-
-    def fault(name: str, _n: int) -> str | None:
-        is_hit = name in shaky and chance.random() < 0.3
-        return chance.choice(["lost", "unsent"]) if is_hit else None
-
-    faults.plan = fault
-    got: list[int] = []
-    async with delayq.connect(server.url, resync_interval=0.2) as client:
-        queue: Orders = client.delayed_queue("orders")
-
-        async def consume() -> None:
-            while True:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(chance.random() * 0.02):
-                        got.append(await queue.take())
-
-        async with running(*(consume() for _ in range(5))):
-            for base in range(0, 600, 20):
-                await queue.offer_many([(base + i, chance.random() * 0.05) for i in range(20)])
-            await until(lambda: len(got) >= 600, within=60)
-    assert sorted(got) == list(range(600))
