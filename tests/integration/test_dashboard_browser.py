@@ -278,30 +278,6 @@ async def test_updates_come_without_a_reload_and_keep_focus_ticks_and_selection(
         await visit(look)
 
 
-@pytest.mark.usefixtures("_workers_stay_listed")
-async def test_clients_of_one_process_stay_listed(own_server: PrivateServer) -> None:
-    connect = partial(delayq.connect, own_server.url, resync_interval=0.05)
-
-    def look(address: str, browser: Seen) -> None:
-        asks = browser.driver.execute_script
-        browser.go(address + "workers")
-        browser.until("Workers 2")
-        asks("document.querySelectorAll('tbody tr').forEach((row, n) => { row.n = n; })")
-        for _ in range(2):
-            asks("document.getElementById('live').hidden = true")
-            browser.until(lambda: browser.find("#live").is_displayed())
-        # They are the same rows, in the same order.
-        assert asks("return [...document.querySelectorAll('tbody tr')].map(row => row.n)") == [0, 1]
-
-    async with (
-        serving(own_server) as (_, address),
-        connect() as one,
-        connect() as two,
-        running(*(each.reliable_queue("jobs").claim(wait=3600) for each in (one, two))),
-    ):
-        await visit(partial(look, address))
-
-
 async def test_a_page_goes_on_once_a_proxy_has_an_answer_again(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,16 +48,6 @@ async def test_the_history_is_drawn(server: PrivateServer, reader: Browser) -> N
         assert not re.search(r"style=|\son\w+=|<script>", shown)
 
 
-async def test_the_highest_bar_fills_its_chart(client: Client, reader: Browser, raw: Any) -> None:
-    await client.reliable_queue("jobs").offer(1)
-    hour = int((await client.server_time()).timestamp()) // 3600
-    counts = {f"h{n % 720}": f"{n} o={count}" for n, count in ((hour - 16, 8), (hour - 32, 2))}
-    await raw.hset(KEYS.history, mapping=counts)
-    shown = await page(reader, f"{HISTORY}&span=week")
-    heights = re.findall(r'height="([0-9.]+)"><title>[^<]*UTC: ([0-9]+)<', shown)
-    assert heights == [("10.0", "2"), ("40.0", "8")]
-
-
 async def test_a_queue_without_history_says_so(client: Client, reader: Browser) -> None:
     await client.reliable_queue("jobs").offer(1, 3600)
     assert "Nothing happened in this period" in await page(reader, f"{HISTORY}&span=nonsense")

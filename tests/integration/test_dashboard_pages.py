@@ -260,9 +260,8 @@ async def test_an_action_applies_to_what_a_filter_shows(
 
 async def test_a_cause_of_several_lines_is_acted_on(client: Client, admin: Browser) -> None:
     jobs = client.reliable_queue("jobs")
-    await jobs.offer_many([Offer(n) for n in range(2)])
-    for message, reason in zip(await jobs.claim(2), ("two\nlines & 100 %", "other"), strict=True):
-        await message.bury(reason)
+    await die(jobs, "two\nlines & 100 %", "")
+    await die(jobs, "other", "")
     shown = await page(admin, f"{LETTERS}&by=reason")
     (address,) = [each for each in links(shown, "letters?") if "two" in each]
     fields = confirmation(await page(admin, address))
@@ -830,18 +829,9 @@ async def test_a_message_is_added_with_all_options(client: Client, admin: Browse
     await orders.offer(0, 7200)
     fields = new_message(await page(admin, "enqueue?kind=delayed&name=orders"), payload='{"n": 1}')
     assert "Due in 59 min" in texts(await send(admin, fields | {"delay": "1", "unit": "hours"}))
-    assert [value for value, _ in await orders.pending.entries()] == [{"n": 1}, 0]
-
-
-async def test_a_message_is_due_at_a_date(one: Jobs, admin: Browser) -> None:
-    fields = new_message(await page(admin, ENQUEUE), payload="plain", format="text")
-    for typed, due in (
-        ("2099-01-31T12:30", "2099-01-31 12:30:00"),
-        ("2099-01-31T12:00+05:00", "2099-01-31 07:00:00"),
-        ("2099-01-31T12:00Z", "2099-01-31 12:00:00"),
-        ("2099-01-31", "2099-01-31 00:00:00"),
-    ):
-        assert due in await send(admin, fields | {"at_time": typed}), typed
+    fields |= {"at_time": "2099-01-31T12:00+05:00"}
+    assert "2099-01-31 07:00:00" in await send(admin, fields)
+    assert [value for value, _ in await orders.pending.entries()] == [{"n": 1}, 0, {"n": 1}]
 
 
 async def test_a_wrong_message_is_told_beside_the_field(client: Client, admin: Browser) -> None:
