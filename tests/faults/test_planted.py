@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._delayed import store as delayed_store
-from delayq._delayed.hand_outs import HandOuts
 from delayq._engine.line import Line
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redis.hand_back import LastCalls
 from delayq._reliable import store as reliable_store
-from delayq._reliable.ids import new_id
-from delayq._reliable.offers import ReliableOffers
 from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
 from tests.faults.storm import Plan, ride_out
@@ -82,15 +79,6 @@ def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Line, "number", forgetful)
 
 
-def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never ask for lost replies. Messages come back by themselves only after the storm."""
-
-    async def forget(calls: Any) -> None:
-        calls._lost.clear()
-
-    monkeypatch.setattr(HandOuts, "recover", forget)
-
-
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
     wake_in = WakeupPlan._wake_in
@@ -106,22 +94,6 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
             plan, seconds + 2 * WITHIN, now, due_us
         ),
     )
-
-
-def offers_again_under_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Repeat an offer with other ids as well, as a caller would who repeats the whole offer."""
-    repeat = ReliableOffers._repeat
-
-    async def again(offers: Any, server: Any, request: Any, messages: Any, lost: Any) -> Any:
-        if lost is not None:
-            call = request.keys[-1]
-            another = f"{call}-{new_id()}"
-            offers._placements[another] = offers._placements[call]
-            messages = [message._replace(id=new_id()) for message in messages]
-            request = request._replace(keys=(*request.keys[:-1], another), args=[1])
-        return await repeat(offers, server, request, messages, lost)
-
-    monkeypatch.setattr(ReliableOffers, "_repeat", again)
 
 
 def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
@@ -154,12 +126,7 @@ def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
 ANSWERS = ("cut in a reply", "replies stalled", "cut")
 # The kind of queue, the violation that a storm must name, and what plants the bug.
 PLANTS: dict[str, tuple[Kind, str, Plant]] = {
-    "an offer is repeated as a new one": (
-        *("reliable", "stored twice"),
-        offers_again_under_another_number,
-    ),
     "messages are dropped on the way": ("plain", "lost", drops_messages),
-    "a lost answer is not asked for": ("plain", "lost", recovers_nothing),
     "whoever waits wakes late": ("reliable", "stuck", wakes_late),
     "a close loses what its loops have at hand": (
         *("plain", "lost"),
@@ -215,8 +182,6 @@ plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain"
 
 _CLOSING: dict[str, Any] = {"faults": 20, "round_trip": 20, "only": ("client closed",)}
 STORMS: dict[str, dict[str, Any]] = {
-    "an offer is repeated as a new one": {"faults": 20, "round_trip": 20},
-    "a lost answer is not asked for": {"faults": 20},
     "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
     "a close loses what its loops have at hand": {**_CLOSING, "habits": Habits(pauses=0.1)},
     "a close loses what is on its way": _CLOSING,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._delayed import store as delayed_store
+from delayq._delayed.hand_outs import HandOuts
 from delayq._engine import wakeup_plan
 from delayq._engine.returns import Returns
 from delayq._engine.scheduler import Scheduler
@@ -19,7 +20,7 @@ from tests.faults.checker import summary
 from tests.faults.consumers import KINDS, Habits, Kind
 from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
-from tests.faults.test_planted import altered, recovers_nothing
+from tests.faults.test_planted import altered
 from tests.support.depth import in_gate, nightly
 from tests.support.programs import output_of
 
@@ -45,6 +46,13 @@ RUNS = [
 ]
 
 ANSWERS = ("reply lost", "cut")
+
+
+def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def forget(calls: Any) -> None:
+        calls._lost.clear()
+
+    monkeypatch.setattr(HandOuts, "recover", forget)
 
 
 def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:

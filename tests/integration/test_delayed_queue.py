@@ -399,16 +399,3 @@ class TestClients:
         with pytest.raises(delayq.Closed, match="the client is closed"):
             client.statistics()
         await client.aclose()
-
-    @pytest.mark.every_server
-    async def test_a_full_server_hands_out_what_it_has(self, own_server: PrivateServer) -> None:
-        async with delayq.connect(own_server.url) as client:
-            queue = client.delayed_queue("orders")
-            await queue.offer_many([(i, 0.2) for i in range(150)])
-            own_server.call("CONFIG", "SET", "maxmemory", "1")
-            with pytest.raises(delayq.ServerRefused, match="memory"):
-                await queue.offer(1)
-            assert [await queue.take() for _ in range(150)] == list(range(150))
-            own_server.call("CONFIG", "SET", "maxmemory", "0")
-            await queue.offer(1)
-            assert await queue.take() == 1

@@ -189,26 +189,6 @@ async def test_a_server_killed_and_restarted_loses_nothing(own_server: PrivateSe
     log.check()
 
 
-async def test_a_server_that_stalls_for_longer_than_a_call_may_take_loses_nothing(
-    own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that connections look for a missing answer often, from the beginning.
-    monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 0.3)
-    log = Log()
-    async with delayq.connect(own_server.url, resync_interval=0.2) as client:
-        queue: DelayedQueue[int] = client.delayed_queue("orders")
-        async with log.consuming(queue):
-            await asyncio.gather(*(log.offer(queue, i, 0.1 + i / 500) for i in range(500)))
-            # Not before: an offer that gets no answer in time fails.
-            monkeypatch.setattr("delayq._redis.connection.ANSWER_WITHIN", 0.3)
-            for _ in range(3):
-                with own_server.paused():
-                    await asyncio.sleep(0.4)
-                await asyncio.sleep(0.1)
-            await log.complete()
-    log.check()
-
-
 @pytest.mark.gate
 async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServer) -> None:
     async with (

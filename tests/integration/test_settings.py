@@ -90,17 +90,6 @@ class TestDeclaring:
         await jobs.schedule("daily", every=HOUR, value=1)
         assert await raw.hget(KEYS.settings, "layout") == LAYOUT.encode()
 
-    async def test_what_is_declared_first_is_stored_at_the_first_call(
-        self, client: Client, raw: Any
-    ) -> None:
-        jobs = client.reliable_queue("jobs", max_size=5, expired="dead", dedup_window=60)
-        assert await raw.exists(KEYS.settings) == 0
-        assert await jobs.claim() == []
-        stored = await raw.hgetall(KEYS.settings)
-        expected = {b"max_size": b"5", b"expired": b"dead", b"dedup_window": b"60000000"}
-        assert stored.items() >= expected.items()
-        assert await jobs.settings() == QueueSettings(1, 5, "dead", 60.0)
-
     async def test_a_producer_that_names_only_the_queue_keeps_to_what_is_stored(
         self, client: Client, other: Client
     ) -> None:
@@ -113,16 +102,6 @@ class TestDeclaring:
         with pytest.raises(delayq.DuplicateMessage):
             await producer.offer(4, id=message.id)
         await producer.offer(5)
-
-    async def test_another_client_adds_what_is_missing(self, client: Client, other: Client) -> None:
-        await client.reliable_queue("jobs", max_size=None).stats()
-        theirs = other.reliable_queue("jobs", expired="dead")
-        assert await theirs.settings() == QueueSettings()
-        await theirs.stats()
-        assert await theirs.settings() == QueueSettings(expired="dead")
-        # That there is no limit has been declared, too.
-        with pytest.raises(ConfigurationError, match="max_size is None on the server, and 5 here"):
-            await other.reliable_queue("jobs", max_size=5).stats()
 
     async def test_who_declares_something_else_is_told_at_the_first_call(
         self, client: Client, other: Client, raw: Any
@@ -217,15 +196,6 @@ class TestConfiguring:
         for call in (jobs.configure, jobs.settings):
             with pytest.raises(delayq.Closed):
                 await call()
-
-    async def test_the_handle_that_configures_goes_on(self, client: Client, other: Client) -> None:
-        jobs = client.reliable_queue("jobs", max_size=1000)
-        await jobs.configure(max_size=500)
-        await jobs.offer(1)
-        theirs = other.reliable_queue("jobs", max_size=500)
-        await theirs.offer(1)
-        await jobs.configure(max_size=100)
-        await theirs.offer(1)
 
     async def test_everything_that_is_configured_at_once_is_kept(
         self, client: Client, other: Client

@@ -141,24 +141,13 @@ def declared(text: str) -> list[str]:
     return found
 
 
-def global_writes(script: Script) -> set[str]:
-    """Return the names that are assigned to but never declared as local."""
-    text = _code(script.text)
-    assigned: set[str] = set()
-    for words in re.findall(
-        r"(?:^|\bthen |\bdo |\belse |; )\s*((?:\w+)(?:, \w+)*) =(?!=)", text, re.MULTILINE
-    ):
-        assigned |= {word.strip() for word in words.split(",")}
-    globals_made = set(re.findall(r"^\s*function (\w+)", text, re.MULTILINE))
-    return (assigned - {*declared(text)}) | globals_made
-
-
-def global_reads(script: Script) -> set[str]:
-    """Return the names that are used but neither declared nor given to every script."""
-    text = _code(script.text)
-    fields = set(re.findall(r"[{,]\s*(\w+) = ", text))
+def unknown_names(script: Script) -> set[str]:
+    """Return the names that are used or assigned to, but neither declared nor given to every
+    script.
+    """
+    text = re.sub(r"'[^'\n]*'", "''", without_comments(script.text))
+    # What looks like the fields of a table may be variables that share an assignment.
+    assignment = r"(^|\bthen |\bdo |\belse |; )\s*(local )?\w+(, \w+)* =(?!=)"
+    tables = re.sub(assignment, r"\1", text, flags=re.MULTILINE)
+    fields = set(re.findall(r"[{,]\s*(\w+) = ", tables))
     return names_in(text) - {*declared(text)} - {*_KEYWORDS.split(), *_GIVEN.split()} - fields
-
-
-def _code(text: str) -> str:
-    return re.sub(r"'[^'\n]*'", "''", without_comments(text))

@@ -174,15 +174,6 @@ def test_expiry_stops_when_the_budget_is_spent_and_says_that_work_is_left(wheel:
     assert expire(wheel, 25.0)[0] is timeout
 
 
-def test_clearing_cancels_everything_and_returns_it_in_order(wheel: Wheel) -> None:
-    first, second, third, fourth = timeouts = fill(wheel, [900, 3, 40, 3])
-    assert wheel.clear() == [second, fourth, third, first]
-    assert all(timeout.cancelled for timeout in timeouts)
-    assert wheel.pending == 0
-    check(wheel)
-    assert wheel.clear() == []
-
-
 def test_a_wheel_has_a_sensible_size() -> None:
     ticks: list[Any] = [0, -1, 2**30 + 1, 10**100, 1.5, 512.0, "512", None]
     for length, number, wrong in (
