@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -22,7 +22,7 @@ from delayq._dashboard.queues import AnySource, Cached
 from delayq.errors import Closed, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -40,6 +40,12 @@ T = TypeVar("T")
 # Maximum number of live views at a time; each holds a connection. They end by themselves, because a
 # server that stops waits for them and cannot notify them. A browser then opens a new one.
 _MOST_STREAMS = 64
+# Of these, for each login, and for all visitors together who may not act: some are left for
+# operators, who need them most, whatever the others do.
+_MOST_OF_LOGIN = 16
+_MOST_OF_VIEWERS = 48
+# No login has such a name.
+_ALL, _VIEWERS = "all", "viewers"
 _STREAM_LASTS = 15.0
 _RETRY_MS = 300
 _EVERY = 1.0
@@ -56,7 +62,10 @@ _AT_ONCE = 50
 async def events(board: Board, request: Request) -> Response:
     """Send the live parts of a page until the viewer leaves."""
     page = board.live_page(request.query_params.get("page", "queue"))
-    return await board.live.view(page, request, operator=board.may_act(request))
+    login = board.login(request)
+    # The name of a visitor whom the host application knows is the browser's choice.
+    owner = None if login is None or login.hosted else login.name
+    return await board.live.view(page, request, owner, operator=board.may_act(request))
 
 
 class Trail:
@@ -155,7 +164,8 @@ class Live:
 
     def __init__(self, render: Render) -> None:
         self._render = render
-        self._streams = 0
+        # By login, besides all together, and those of visitors who may not act.
+        self._streams: Counter[str] = Counter()
         self._depths: Answers[AnySource, QueueDepth] = Answers(lambda source: source.depth())
         self._workers: Answers[ReliableSource, list[WorkerInfo]]
         self._workers = Answers(lambda source: source.workers())
@@ -184,33 +194,43 @@ class Live:
 
     # Views
 
-    async def view(self, page: Page, request: Request, *, operator: bool) -> Response:
-        """Begin a live view.
+    async def view(
+        self, page: Page, request: Request, owner: str | None, *, operator: bool
+    ) -> Response:
+        """Begin a live view, of the login ``owner`` if there is one.
 
         Raises:
             HTTPException: There are too many, or there is nothing to see.
         """
-        if self._streams >= _MOST_STREAMS:
+        bounds = {_ALL: _MOST_STREAMS}
+        if not operator:
+            bounds[_VIEWERS] = _MOST_OF_VIEWERS
+        if owner is not None:
+            bounds[owner] = _MOST_OF_LOGIN
+        if any(self._streams[name] >= most for name, most in bounds.items()):
             raise HTTPException(
                 503, "Too many live views are open. Close some of them and try again."
             )
         # Count the view here, and not when it begins: others may be let in before that.
-        self._streams += 1
+        self._streams.update(bounds.keys())
+        ended = partial(self._ended, bounds.keys())
         try:
             parts = self._parts(page, request, operator)
             # The view tells of a server that is away, and lasts until that is back.
             with suppress(DelayqError):
                 await parts.at_most(_FRESH)
         except BaseException:
-            self._ended()
+            ended()
             raise
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         view = _LiveView(_events(parts), media_type="text/event-stream", headers=headers)
-        view.ended = self._ended
+        view.ended = ended
         return view
 
-    def _ended(self) -> None:
-        self._streams -= 1
+    def _ended(self, names: Iterable[str]) -> None:
+        self._streams.subtract(names)
+        # Drops the names that have none left.
+        self._streams = +self._streams
 
     def _parts(self, page: Page, request: Request, operator: bool) -> Cached[str]:
         """Return the live parts of a page, shared by all viewers who may do the same."""

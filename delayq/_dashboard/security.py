@@ -42,10 +42,14 @@ COOKIE = "delayq_session"
 SHORTEST_TOKEN = 16
 # How long a login lasts, in seconds.
 _LASTS = 12 * 3600
-# Number of wrong tokens from an address in a minute before it is locked out for the rest of it.
+# Number of wrong tokens from an address in a minute before further ones are answered late, and how
+# late, in seconds. A right one never is: behind a proxy, many visitors may share an address.
 _TRIES = 10
+LATE = 1.0
 # Maximum number of addresses whose wrong tokens are counted.
 _MOST_ADDRESSES = 10_000
+# Maximum number of logins that have been logged out and are remembered until they would have ended.
+_MOST_ENDED = 10_000
 
 _NAME = re.compile("[A-Za-z0-9_-]{22}")
 
@@ -121,11 +125,13 @@ class Guard:
         }
         # By address. The one with the latest wrong token comes last.
         self._wrong: dict[str, list[float]] = {}
+        # When each login that was logged out would have ended by itself. The latest comes last.
+        self._ended: dict[str, float] = {}
 
-    def is_locked(self, address: str) -> bool:
+    def is_guessing(self, address: str) -> bool:
         """Return whether too many wrong tokens came from this address in the last minute."""
         now = time.monotonic()
-        return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) >= _TRIES
+        return len([at for at in self._wrong.get(_network(address), ()) if at > now - 60]) > _TRIES
 
     def login_with(self, token: str, address: str) -> Login | None:
         """Return the login for a token; None if it is wrong. All wrong ones take equally long."""
@@ -159,8 +165,13 @@ class Guard:
             samesite="strict",
         )
 
-    def log_out(self, response: Response) -> None:
-        """Delete the cookie."""
+    def log_out(self, response: Response, login: Login) -> None:
+        """Delete the cookie, and accept no copy of it in this process."""
+        now = time.monotonic()
+        self._ended[login.name] = now + _LASTS
+        first = next(iter(self._ended))
+        if len(self._ended) > _MOST_ENDED or self._ended[first] <= now:
+            del self._ended[first]
         response.delete_cookie(COOKIE, path=None, httponly=True, samesite="strict")  # type: ignore[arg-type]
 
     async def login(self, request: Request) -> Login | None:
@@ -169,9 +180,8 @@ class Guard:
             return await self._hosted_login(request, self._authenticate)
         for may_act, signer in self._signers.items():
             with suppress(BadSignature):
-                return Login(
-                    signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode(), may_act
-                )
+                name = signer.unsign(request.cookies.get(COOKIE, ""), max_age=_LASTS).decode()
+                return None if name in self._ended else Login(name, may_act)
         return None
 
     async def _hosted_login(self, request: Request, authenticate: Authenticate) -> Login | None:

@@ -41,6 +41,17 @@ def dashboard(
         ),
     ] = None,
     title: Annotated[str, typer.Option(help="The title of the pages.")] = "delayq",
+    proxy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help=(
+                "The address or network of your proxy, which sets X-Forwarded-For and"
+                " X-Forwarded-Proto: 10.0.0.7, 10.0.0.0/8. Repeatable. These headers are ignored"
+                " from everyone else."
+            ),
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Serve a web dashboard of the server's queues. Needs the extra `dashboard`.
@@ -53,11 +64,17 @@ def dashboard(
         raise CommandFailed("uvicorn is missing: pip install 'delayq[dashboard]'")
     shown = [f"{queue.kind}:{queue.name}" for queue in queues or ()]
     options = {"token": token, "read_token": read_token, "queues": shown or None, "title": title}
-    asyncio.run(_serve(address, host, port, options, as_json=as_json))
+    asyncio.run(_serve(address, host, port, options, proxy or [], as_json=as_json))
 
 
 async def _serve(
-    address: str, host: str, port: int, options: dict[str, Any], *, as_json: bool
+    address: str,
+    host: str,
+    port: int,
+    options: dict[str, Any],
+    proxies: list[str],
+    *,
+    as_json: bool,
 ) -> None:
     import uvicorn  # noqa: PLC0415 - an extra
 
@@ -76,6 +93,9 @@ async def _serve(
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                # Anyone on this machine could otherwise pass for any address.
+                proxy_headers=bool(proxies),
+                forwarded_allow_ips=proxies,
                 timeout_graceful_shutdown=1,
             )
             server = uvicorn.Server(config)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
+import signal
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 import typer
 
@@ -255,6 +259,33 @@ def test_what_others_have_written_controls_no_terminal(
 def test_a_value_that_is_taken_is_one_line_however_long(cli: Cli) -> None:
     cli.plain("offer mails", json.dumps("x" * 200))
     assert cli.at_terminal("take mails")[1] == f'"{"x" * 200}"\r\n'
+
+
+def cookie_behind_a_proxy(cli: Cli, *options: str) -> str:
+    """Return the cookie of a login that says to come from a proxy, at this machine's ::1."""
+    cookies: list[str] = []
+    begun: list[threading.Thread] = []
+
+    def log_in(address: str) -> None:
+        headers = {"Origin": address, "X-Forwarded-Proto": "https"}
+        answer = httpx.post(f"{address}/login", data={"token": "x" * 16}, headers=headers)
+        cookies.append(answer.headers["set-cookie"])
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def act(written: str) -> None:
+        if (serving := re.search(r"(http://\S+)/ serves", written)) and not begun:
+            begun.append(threading.Thread(target=log_in, args=serving.groups()))
+            begun[0].start()
+
+    line = f"dashboard --host ::1 --port 0 --token {'x' * 16}"
+    assert cli.at_terminal(line, *options, act=act)[0] == 130
+    return cookies[0]
+
+
+def test_headers_of_a_proxy_count_only_if_its_address_is_given(cli: Cli) -> None:
+    assert "Secure" not in cookie_behind_a_proxy(cli)
+    assert "Secure" not in cookie_behind_a_proxy(cli, "--proxy", "192.0.2.1")
+    assert "Secure" in cookie_behind_a_proxy(cli, "--proxy", "::1")
 
 
 def test_a_purge_asks(cli: Cli) -> None:

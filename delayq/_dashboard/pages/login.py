@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.forms import see
 from delayq._dashboard.page import Note, Page
+from delayq._dashboard.security import LATE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +26,13 @@ async def log_in(board: Board, request: Request) -> Response:
     form = await board.form(request)
     wanted = form.get("next")
     address = request.client.host if request.client is not None else ""
-    if board.guard.is_locked(address):
-        locked = "Too many failed attempts. Try again in a minute."
-        return await board.page(request, PAGE.template, 429, wrong=locked, next=wanted)
     login = board.guard.login_with(form.get("token"), address)
     if login is None:
-        wrong = "Wrong token."
-        return await board.page(request, PAGE.template, 403, wrong=wrong, next=wanted)
+        status, wrong = 403, "Wrong token."
+        if board.guard.is_guessing(address):
+            await asyncio.sleep(LATE)
+            status, wrong = 429, "Wrong token, after many others from your address."
+        return await board.page(request, PAGE.template, status, wrong=wrong, next=wanted)
     page, query = board.own_address(wanted)
     response = see(page, **query | {"done": "loggedin" if login.may_act else "reading"})
     board.guard.log_in(request, response, login)
@@ -38,9 +40,11 @@ async def log_in(board: Board, request: Request) -> Response:
 
 
 async def log_out(board: Board, request: Request) -> Response:
-    await board.form_of(board.login(request), request)
+    login = board.login(request)
+    await board.form_of(login, request)
     response = see("login" if board.guard.private else "./", done="loggedout")
-    board.guard.log_out(response)
+    if login is not None:
+        board.guard.log_out(response, login)
     return response
 
 
