@@ -361,35 +361,3 @@ async def test_a_loop_blocked_beyond_its_lease_loses_it_and_says_so(server: Priv
         await elsewhere
         assert await jobs.claim() == []
         assert (await jobs.stats()).leased == 0
-
-
-# Many clients
-
-
-@pytest.mark.every_server
-async def test_a_server_that_has_no_room_for_more_clients_says_so_to_the_others(
-    start: Callable[..., PrivateServer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.5)
-    server, count = start("--maxclients", "20"), 100
-    served: list[int] = []
-    refused: list[delayq.ServerError] = []
-
-    async def attempt(n: int) -> None:
-        try:
-            async with delayq.connect(server.url) as client:
-                await client.reliable_queue("jobs").offer(n)
-                served.append(n)
-                # Not before all have tried.
-                await until(lambda: len(served) + len(refused) >= count, 100)
-        except delayq.ServerError as error:
-            refused.append(error)
-
-    await asyncio.gather(*(attempt(n) for n in range(count)))
-    assert refused
-    assert len(served) + len(refused) >= count
-    # There is room again once they have left.
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 60.0)
-    async with delayq.connect(server.url) as client:
-        await client.reliable_queue("jobs").offer(count)
-        assert (await client.reliable_queue("jobs").stats()).ready >= len(served) + 1

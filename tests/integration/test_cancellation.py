@@ -114,20 +114,6 @@ async def test_closing_ends_each_waiting_call(client: Client, queue: Orders) -> 
     assert [type(result) for result in results] == [delayq.Closed, delayq.Closed, type(None)] * 5
 
 
-async def test_closing_ends_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client:
-        queue: Orders = client.delayed_queue("orders")
-        taker = asyncio.create_task(queue.take())
-        await until(lambda: client.statistics().waiting)
-        with own_server.paused():
-            offer = asyncio.create_task(queue.offer(1))
-            await asyncio.sleep(0.05)
-            async with asyncio.timeout(120):
-                await client.aclose()
-            results = await asyncio.gather(taker, offer, return_exceptions=True)
-    assert [type(result) for result in results] == [delayq.Closed, delayq.OutcomeUnknown]
-
-
 async def test_closing_that_takes_too_long_is_not_somebody_elses_cancellation(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,27 +147,6 @@ async def test_a_cancelled_drain_puts_back_what_it_had(queue: Orders) -> None:
 
     await until(count, equals=1000)
     assert sorted(rest) == list(range(1000))
-
-
-async def test_a_cancelled_offer_is_stored_whole_or_not_at_all(queue: Orders) -> None:
-    chance = random.Random(3)
-    finished = set()
-
-    async def offer(value: int) -> None:
-        await queue.offer(value, 0)
-        finished.add(value)
-
-    for base in range(0, 1000, 20):
-        offers = [asyncio.create_task(offer(base + i)) for i in range(20)]
-        for task in offers:
-            if chance.random() < 0.5:
-                await asyncio.sleep(0)
-            if chance.random() < 0.5:
-                task.cancel()
-        await asyncio.gather(*offers, return_exceptions=True)
-    stored = await settled(queue)
-    assert len(stored) == len(set(stored))
-    assert finished <= set(stored)
 
 
 async def test_nothing_is_left_behind_by_a_client(server: PrivateServer, raw: Any) -> None:

@@ -61,18 +61,18 @@ async def test_many_claims_that_are_cancelled_or_short_lose_nothing(
 
 async def test_closing_is_quick_while_the_server_does_not_answer(own_server: PrivateServer) -> None:
     client = await delayq.connect(own_server.url).__aenter__()
-    queue = client.reliable_queue("jobs")
-    message = await leased(queue)
-    claim = asyncio.create_task(queue.claim(wait=60))
-    await until(lambda: client.statistics().waiting)
+    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+    message = await leased(jobs)
+    waiting = [asyncio.create_task(call) for call in (jobs.claim(wait=60), orders.poll(60))]
+    await until(lambda: client.statistics().waiting == 2)
     with own_server.paused():
-        offer, ack = asyncio.create_task(queue.offer(1)), asyncio.create_task(message.ack())
+        sent = [asyncio.create_task(call) for call in (jobs.offer(1), orders.offer(1))]
+        sent.append(asyncio.create_task(message.ack()))
         await asyncio.sleep(0.05)
         async with asyncio.timeout(20):
             await client.aclose()
-        results = await asyncio.gather(claim, offer, ack, return_exceptions=True)
-    unknown = delayq.OutcomeUnknown
-    assert [type(result) for result in results] == [delayq.Closed, unknown, unknown]
+        results = await asyncio.gather(*waiting, *sent, return_exceptions=True)
+    assert [type(each) for each in results] == [delayq.Closed] * 2 + [delayq.OutcomeUnknown] * 3
 
 
 @pytest.mark.parametrize("inside", [True, False], ids=["inside its block", "where its block ends"])

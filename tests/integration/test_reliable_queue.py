@@ -319,23 +319,6 @@ async def test_concurrent_offers_keep_their_order(jobs: Jobs) -> None:
     assert await all_values(jobs) == list(range(100))
 
 
-@pytest.mark.every_server
-async def test_priority_goes_before_due_time_among_due_messages(jobs: Jobs, store: Store) -> None:
-    for value, due_in, priority in (
-        ("low, first", 1, 0),
-        ("high, last", 3, 9),
-        ("middle", 2, 5),
-        ("high, not due", 5, 9),
-        ("low, last", 3, 0),
-    ):
-        await jobs.offer(value, due_in * HOUR, priority=priority)
-    await store.let_pass(3 * HOUR)
-    due = ["high, last", "middle", "low, first", "low, last"]
-    assert [message.value for message in await jobs.peek(9)] == [*due, "high, not due"]
-    assert await values(jobs, 2) == due[:2]
-    assert await values(jobs) == due[2:]
-
-
 @given(
     st.lists(
         st.tuples(
