@@ -5,12 +5,8 @@ from __future__ import annotations
 import math
 import time
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 from delayq.errors import BadDelay, BadInput
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Above 2**53 ms, a sorted set's score is no longer exact.
 MAX_MS = 2**53
@@ -26,6 +22,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 Duration = float | timedelta
 """Seconds, or a :class:`~datetime.timedelta`."""
+
+When = int | str
+"""When a message is due, as scripts take it: microseconds from now, or ``@`` and a moment on the
+server's clock, in microseconds since the epoch.
+"""
 
 
 def microseconds(duration: Duration, what: str = "delay") -> int:
@@ -103,16 +104,11 @@ def seconds(duration: Duration, what: str) -> float:
     return microseconds(duration, what) / 1_000_000
 
 
-def delay_us(
-    delay: Duration | None,
-    at: datetime | None,
-    now: Callable[[], datetime] = lambda: datetime.now(UTC),
-) -> int:
-    """Return the delay that ``delay`` or ``at`` asks for, in microseconds; 0 if neither is given or
-    ``at`` has passed.
+def when_due(delay: Duration | None, at: datetime | None) -> When:
+    """Return what ``delay`` or ``at`` asks for, as scripts take it; 0 if neither is given.
 
-    ``at`` and ``now`` are read from the same clock, so the distance between them is right even if
-    that clock is wrong.
+    A moment travels as it is, and the script compares it with the server's clock: so neither this
+    machine's clock nor the way there makes a difference.
 
     Raises:
         BadDelay: As for :func:`microseconds`; or both are given; or ``at`` has no timezone.
@@ -123,7 +119,22 @@ def delay_us(
         raise BadDelay("pass either delay or at, not both")
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise BadDelay(f"at must be a datetime with a timezone, not {at!r}")
-    return max(0, (at - now()) // MICROSECOND)
+    return f"@{max(0, (at - _EPOCH) // MICROSECOND)}"
+
+
+def moment_in(when: When) -> int | None:
+    """Return the moment that ``when`` names, in microseconds; None if it is a delay."""
+    return int(when[1:]) if isinstance(when, str) else None
+
+
+def estimated_delay(delay: Duration | None, at: datetime | None) -> float:
+    """Return the delay that ``delay`` or ``at`` asks for, in seconds by this machine's clock.
+
+    Only for those who look on. Raises as :func:`when_due`.
+    """
+    moment = moment_in(when := when_due(delay, at))
+    wait_us = when if moment is None else max(0, moment - time.time_ns() // 1000)
+    return float(wait_us) / 1_000_000
 
 
 def moment_us(us: float) -> datetime:

@@ -18,7 +18,7 @@ from delayq.errors import OutcomeUnknown
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq._delayed.store import PendingRecord
+    from delayq._delayed.store import Offer, PendingRecord
     from delayq._engine.session import Session
     from delayq.admin.catalog import QueueKind
     from delayq.admin.inspect import PurgeState
@@ -136,8 +136,8 @@ class DelayedSource:
                 ) from error
         return len(rows)
 
-    async def offer(self, offers: Sequence[tuple[int, bytes]]) -> list[Place]:
-        """Store messages, each with its delay in microseconds, and return their places."""
+    async def offer(self, offers: Sequence[Offer]) -> list[Place]:
+        """Store messages, and return their places."""
         reply = await self._store.send(self._store.offer_request(offers))
         _, stored = self._store.parse_offered(offers, reply)
         # A record begins with the length of its id.

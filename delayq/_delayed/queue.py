@@ -19,10 +19,11 @@ from delayq._durations import (
     Duration,
     check_count,
     check_max_payload,
-    delay_us,
+    estimated_delay,
     microseconds,
     moment_us,
     seconds,
+    when_due,
 )
 from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
@@ -202,9 +203,8 @@ class DelayedQueue(Generic[T]):
         Args:
             value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. It is compared
-                with this machine's clock, and only the distance from now counts: a clock that is
-                wrong by an hour does no harm. A moment in the past means now.
+            at: Instead of ``delay``, the moment when it is due, with a timezone, by the server's
+                clock. A moment in the past means now.
             durability: How safe the message must be before this returns, overriding the queue's own
                 setting. ``"memory"``: the server has it. ``"fsync"``: it is on the server's disk;
                 needs Valkey, or Redis 7.2 or later, with ``appendonly yes``. ``"replicas:N"``: N
@@ -226,10 +226,8 @@ class DelayedQueue(Generic[T]):
         queue = self._open
         if durability is None and self._promise is None and not queue.hooks.sending:
             payload = self._encode(value)
-            wait_us = (
-                microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
-            )
-            item = wait_us, payload
+            when = microseconds(delay) if at is None and delay is not None else when_due(delay, at)
+            item = when, payload
             # Awaited here, because each coroutine in between takes its time.
             if (stored := queue.offers.plain.submit_now(item, len(payload))) is not None:
                 return Receipt(self, payload, await stored)
@@ -241,9 +239,7 @@ class DelayedQueue(Generic[T]):
         """Offer as :meth:`offer`, for callers that have to wait or are observed."""
         if not (hooks := self._open.hooks).sending:
             return await self._offer_unobserved(value, delay, at, durability)
-        sending = OfferEvent(
-            self.name, "delayed", 1, batch=False, delay=delay_us(delay, at) / 1_000_000
-        )
+        sending = OfferEvent(self.name, "delayed", 1, batch=False, delay=estimated_delay(delay, at))
         with hooks.around_sending(sending):
             receipt = await self._offer_unobserved(value, delay, at, durability)
             sending.ids = (receipt.id,)
@@ -255,7 +251,7 @@ class DelayedQueue(Generic[T]):
         commits = await self._commits(durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         payload = self._encode(value)
-        stored = await commits.submit((delay_us(delay, at), payload), len(payload), since)
+        stored = await commits.submit((when_due(delay, at), payload), len(payload), since)
         if isinstance(stored, Unconfirmed):
             raise NotDurable(
                 f"the message is stored, but {stored.reason}",
@@ -284,7 +280,9 @@ class DelayedQueue(Generic[T]):
             NotDurable: All are stored; ``stored`` has receipts of those not that safe within 2 s.
         """
         self._check_open()
-        items = [(microseconds(delay), self._encode(value)) for value, delay in messages]
+        items: list[Offer] = [
+            (microseconds(delay), self._encode(value)) for value, delay in messages
+        ]
         if not (hooks := self._open.hooks).sending:
             return await self._store(items, durability)
         sending = OfferEvent(self.name, "delayed", len(items), batch=True, delay=None)
@@ -547,7 +545,7 @@ class DelayedQueue(Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
-        due_us = await self._open.store.reschedule(record, delay_us(delay, at))
+        due_us = await self._open.store.reschedule(record, when_due(delay, at))
         if due_us is not None:
             self._open.on_due(due_us)
         return due_us

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from delayq._delayed.listing import paged
 from delayq._delayed.records import any_id_of, id_of, payload_of
+from delayq._durations import When, moment_in
 from delayq._engine.store import RESYNC, NextDue, Resynced, due_counts
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
@@ -39,10 +40,10 @@ EXTEND = Script("delayed/extend")
 RELEASE = Script("delayed/release")
 MIGRATE = Script("delayed/migrate")
 
-Offer = tuple[int, bytes]
-"""The delay in microseconds, and the payload."""
-Stored = tuple[Sequence[Any], int, int]
-"""The reply to the call that stored a message, its place in that call, and its delay, microseconds.
+Offer = tuple[When, bytes]
+"""When the message is due, and the payload."""
+Stored = tuple[Sequence[Any], int, When]
+"""The reply to the call that stored a message, its place in that call, and when it is due.
 
 :func:`id_of_stored` and :func:`due_us_of_stored` work out the rest, which few programs ask for.
 """
@@ -67,11 +68,13 @@ def id_of_stored(stored: Stored) -> bytes:
 def due_us_of_stored(stored: Stored) -> int:
     """Return when a message is due, in microseconds, as ``lua/include/clock.lua`` works it out."""
     now_us: int = stored[0][1]
-    delay_us = stored[2]
-    if not delay_us:
-        return now_us // UNIT_US * UNIT_US
+    when = stored[2]
+    this_ms = now_us // UNIT_US * UNIT_US
+    if not when:
+        return this_ms
+    moment = moment_in(when)
     # Lua's numbers are floats, which makes a difference after the year 2255.
-    due = float(now_us) + delay_us
+    due = float(now_us) + cast("int", when) if moment is None else float(max(moment, this_ms))
     rest = due - float(math.floor(due / UNIT_US)) * UNIT_US
     return int((due - rest + UNIT_US if rest > 0 else due) / UNIT_US) * UNIT_US
 
@@ -247,9 +250,13 @@ class DelayedStore:
         self, offers: Sequence[Offer], reply: Sequence[Any]
     ) -> tuple[int, list[Stored]]:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
-        delays = [delay for delay, _ in offers]
-        stored = list(zip(repeat(reply), range(len(delays)), delays))
-        return due_us_of_stored((reply, 0, min(delays))), stored
+        times = [when for when, _ in offers]
+        stored = list(zip(repeat(reply), range(len(times)), times))
+        delays = [when for when in times if isinstance(when, int)]
+        moments = [when for when in times if not isinstance(when, int)]
+        soonest: list[When] = [min(delays)] if delays else []
+        soonest += moments
+        return min(due_us_of_stored((reply, 0, when)) for when in soonest), stored
 
     # Taking
 
@@ -478,9 +485,9 @@ class DelayedStore:
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 
-    async def reschedule(self, record: bytes, delay_us: int) -> int | None:
-        """Make a message due ``delay_us`` from now. Return when, microseconds, or None if gone."""
-        return _moment_or_none(await self._run(RESCHEDULE, record, delay_us))
+    async def reschedule(self, record: bytes, when: When) -> int | None:
+        """Make a message due then. Return its due time, microseconds, or None if it is gone."""
+        return _moment_or_none(await self._run(RESCHEDULE, record, when))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
         """Move the message offered last to a list's head. Return how many left, and the payload."""

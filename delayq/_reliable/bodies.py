@@ -2,11 +2,12 @@
 
 A body is ``enqueued+delay``, limits, a space and headers, a newline, then the payload. The first
 field is the time of the offer by the server's clock, written by ``offer.lua``: 16 digits of
-microseconds, and one that counts quarters of a microsecond, by which the messages of one call
-differ. The delay is in microseconds, such as ``36e8`` for an hour; 0 is left out. The limits are
-``x`` and the number of attempts, ``t`` and how long a handler may take, in microseconds, then ``g``
-and the message's group, quoted as in a URL; each is left out unless the message has its own. The
-headers are JSON on one line, or left out with the space. The payload is as the codec made it.
+microseconds, and further ones that count quarters of a microsecond, by which the messages of one
+call differ, or those that were offered for one moment. The delay is in microseconds, such as
+``36e8`` for an hour; 0 is left out. The limits are ``x`` and the number of attempts, ``t`` and how
+long a handler may take, in microseconds, then ``g`` and the message's group, quoted as in a URL;
+each is left out unless the message has its own. The headers are JSON on one line, or left out with
+the space. The payload is as the codec made it.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ if TYPE_CHECKING:
 
 
 # The most digits of a time, and the most characters of a delay, in a plain body.
-_TIME_DIGITS, _DELAY_DIGITS = 17, 20
+_TIME_DIGITS, _DELAY_DIGITS = 25, 20
 # A number with more digits is not a time, and takes a long time to parse.
 _TIMES = re.compile(
-    rb"([0-9]{1,16})([0-9]?)(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
+    rb"([0-9]{1,16})([0-9]{0,9})(?:\+([0-9]{1,20})(?:e(1?[0-9]))?)?"
     rb"(?:x([0-9]{1,16}))?(?:t([0-9]{1,16}))?(?:g([^ \n]{1,1536}))?[ \n]"
 )
 _GROUP = re.compile(rb"(?:x[0-9]+)?(?:t[0-9]+)?g([^ \n]+)")

@@ -49,7 +49,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|places|lines|grouped|turns|trials|starts|done"
+    r"|places|lines|grouped|turns|trials|starts|done|moments"
     r"|dead|dead:messages|paused|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
@@ -75,6 +75,10 @@ class ReliableKeys:
     """Channel on which clients that rest are called: how many of them are needed."""
     done: str
     """ZSET of ids that count as taken, scored by the end of that time, microseconds."""
+    shared_moments: str
+    """ZSET of moments for which several messages were offered, scored by the due time of the last
+    one, microseconds.
+    """
     dead: str
     """ZSET of ids of dead letters, scored by when they died, microseconds."""
     dead_messages: str
@@ -139,6 +143,7 @@ class ReliableKeys:
             wake=f"{prefix}wake",
             summons=f"{prefix}summons",
             done=f"{prefix}done",
+            shared_moments=f"{prefix}moments",
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",

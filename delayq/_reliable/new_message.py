@@ -9,6 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+ENDS_EARLY = (
+    "ttl ends before the message is due: it counts from now, so make it longer than the delay"
+)
+
+
 class PlainMessage(NamedTuple):
     """A message with a generated id and the default options: most messages.
 
@@ -16,18 +21,18 @@ class PlainMessage(NamedTuple):
 
     Attributes:
         id: The message's id.
-        delay: Time until the message is due, as :func:`delayq._reliable.bodies.brief` writes it.
+        when: The delay, as :func:`delayq._reliable.bodies.brief` writes it.
         content: Headers and payload, as :func:`delayq._reliable.bodies.content` builds them.
     """
 
     id: str
-    delay: int | str
+    when: int | str
     content: bytes
 
     @property
     def arguments(self) -> tuple[str | bytes | int, ...]:
         """The arguments that ``offer.lua`` takes for it."""
-        return self.id, 0, self.delay, 0, 0, "raise", self.content
+        return self.id, 0, self.when, 0, 0, "raise", self.content
 
     def __repr__(self) -> str:
         return f"<PlainMessage {self.id!r}, {len(self.content)} bytes>"
@@ -45,7 +50,8 @@ class OptionsMessage(NamedTuple):
     Attributes:
         id: The message's id.
         priority: 0 to 9.
-        delay: As in :class:`PlainMessage`.
+        when: As in :class:`PlainMessage`; or ``@`` and the moment, as in
+            :data:`delayq._durations.When`.
         ttl_us: Time to live, in microseconds; 0 for no limit.
         unique_us: For how long the id counts as taken, whatever becomes of the message, in
             microseconds; 0 for as long as the message lives.
@@ -56,7 +62,7 @@ class OptionsMessage(NamedTuple):
 
     id: str
     priority: int
-    delay: int | str
+    when: int | str
     ttl_us: int
     unique_us: int
     on_duplicate: str

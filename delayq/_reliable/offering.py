@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict
 
-from delayq._durations import Duration, delay_us, microseconds
+from delayq._durations import Duration, microseconds, when_due
 from delayq._generics import T
 from delayq._reliable.bodies import brief, content
 from delayq._reliable.ids import checked_group, checked_id
 from delayq._reliable.keys import PRIORITIES
-from delayq._reliable.new_message import OptionsMessage, PlainMessage, plain_message
+from delayq._reliable.new_message import ENDS_EARLY, OptionsMessage, plain_message
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings import check_limit
 from delayq.errors import (
@@ -104,7 +104,7 @@ class OfferEncoder(Generic[T]):
         delay: Duration | None,
         at: datetime | None,
         headers: Mapping[str, str] | None,
-    ) -> PlainMessage:
+    ) -> NewMessage:
         """Check and encode a message whose other options are the default ones: most messages.
 
         Raises:
@@ -115,8 +115,11 @@ class OfferEncoder(Generic[T]):
             stored = b"\n" + payload
         else:
             stored = self._content(payload, headers)
-        wait_us = microseconds(delay) if at is None and delay is not None else delay_us(delay, at)
-        return plain_message((self._ids.new_id(), brief(wait_us), stored))
+        if at is None:
+            wait_us = 0 if delay is None else microseconds(delay)
+            return plain_message((self._ids.new_id(), brief(wait_us), stored))
+        when = when_due(delay, at)
+        return OptionsMessage(self._ids.new_id(), USUAL_PRIORITY, when, 0, 0, "raise", stored)
 
     def message(self, offer: Offer[T]) -> NewMessage:
         """Check and encode any message. Raises as :meth:`plain`."""
@@ -156,12 +159,10 @@ class OfferEncoder(Generic[T]):
         ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
         if offer.ttl is not None and not ttl_us:
             raise BadDelay("ttl must be more than 0")
-        wait_us = delay_us(offer.delay, offer.at)
-        if ttl_us and ttl_us <= wait_us:
-            raise BadDelay(
-                "ttl ends before the message is due: it counts from now, so make it longer than the"
-                " delay"
-            )
+        when = when_due(offer.delay, offer.at)
+        # Whether a moment comes first, the server's clock decides.
+        if ttl_us and isinstance(when, int) and ttl_us <= when:
+            raise BadDelay(ENDS_EARLY)
         unique_us = 0 if offer.unique_for is None else microseconds(offer.unique_for, "unique_for")
         if offer.unique_for is not None and not unique_us:
             raise BadDelay("unique_for must be more than 0")
@@ -172,7 +173,7 @@ class OfferEncoder(Generic[T]):
         return OptionsMessage(
             self._ids.new_id() if offer.id is None else checked_id(offer.id),
             priority,
-            brief(wait_us),
+            brief(when) if isinstance(when, int) else when,
             ttl_us,
             unique_us,
             on_duplicate,

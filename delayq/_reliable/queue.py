@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
 
-from delayq._durations import Duration, delay_us, seconds
+from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
 from delayq._generics import T
 from delayq._redis.error_reader import SettingsChanged
@@ -160,8 +160,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Args:
             value: Any value that the codec can encode.
             delay: Seconds or a timedelta; without ``delay`` and ``at`` the message is due now.
-            at: Instead of ``delay``, the moment when it is due, with a timezone. A moment in the
-                past means now.
+            at: Instead of ``delay``, the moment when it is due, with a timezone, by the server's
+                clock. Several messages for one moment come in the order of their offers. A moment
+                in the past means now.
             id: Your own id for the message, up to 512 bytes; generated if None. Only one message
                 with a given id lives at a time.
             headers: Text to store with it, by name; up to 16 KiB in all.
@@ -243,7 +244,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _offer_observed(self, offer: Offer[T], durability: str | None) -> str:
         """Offer as :meth:`offer`, and notify observers."""
-        delay = delay_us(offer.delay, offer.at) / 1_000_000
+        delay = estimated_delay(offer.delay, offer.at)
         sending = OfferEvent(self.name, "reliable", 1, batch=False, delay=delay)
         with self._hooks.around_sending(sending):
             (offer,) = with_headers([offer], sending.headers)
@@ -266,7 +267,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Raises:
             DuplicateMessage, QueueFull, OutcomeUnknown: Some are not stored; ``stored`` has the ids
-                of those that are.
+                of those that are. Only the server can tell whether a ``ttl`` ends before the moment
+                ``at``, so such a message may raise the last of these.
             NotDurable: ``stored`` has the ids of those that are stored, but did not become as safe
                 as requested within 2 s. Otherwise as :meth:`offer`.
         """
@@ -418,8 +420,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if delay is None and at is None:
             raise BadDelay("pass delay or at")
-        wait_us = delay_us(delay, at)
-        return await self._change(ids, lambda store, some: store.reschedule(some, wait_us))
+        when = when_due(delay, at)
+        return await self._change(ids, lambda store, some: store.reschedule(some, when))
 
     async def _change(
         self,

@@ -11,8 +11,9 @@ from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import group_in
 from delayq._reliable.known_settings import before_a_call
-from delayq._reliable.new_message import OptionsMessage, PlainMessage
+from delayq._reliable.new_message import ENDS_EARLY, OptionsMessage, PlainMessage
 from delayq.errors import (
+    BadDelay,
     DelayqError,
     DuplicateMessage,
     NotDurable,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     Commits = Batcher[NewMessage, Any]
 
 # The outcomes of offer.lua.
-STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP = 1, 2, 0, -1, -2, -4
+STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP, _ENDS_EARLY = 1, 2, 0, -1, -2, -4, -5
 _THERE = (STORED, _REPLACED, _IGNORED)
 
 
@@ -388,6 +389,8 @@ def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> No
         )
     )
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if _ENDS_EARLY in outcomes:
+        errors.append(BadDelay(ENDS_EARLY))
     if errors:
         unknown = next((error for error in errors if isinstance(error, OutcomeUnknown)), None)
         if stored or unknown:

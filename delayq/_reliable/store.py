@@ -40,6 +40,7 @@ from delayq.stats import QueueDepth
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Sequence
 
+    from delayq._durations import When
     from delayq._redis.client import RedisClient
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.new_message import NewMessage, OptionsMessage
@@ -345,11 +346,11 @@ class ReliableStore:
         """
         return [bool(each) for each in await self._run(CANCEL, int(leased), *ids)]
 
-    async def reschedule(self, ids: Sequence[str | bytes], delay_us: int) -> list[bool]:
-        """Make messages due ``delay_us`` from now that no worker has, and return which were
+    async def reschedule(self, ids: Sequence[str | bytes], when: When) -> list[bool]:
+        """Make messages due then that no worker has, and return which were
         there.
         """
-        return [bool(each) for each in await self._run(RESCHEDULE, delay_us, *ids)]
+        return [bool(each) for each in await self._run(RESCHEDULE, when, *ids)]
 
     async def get(self, id: str | bytes) -> StoredMessage | None:  # noqa: A002
         """Return a live message; None if there is none with that id."""

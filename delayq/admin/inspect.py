@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, get_args
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import any_id_of, payload_of
 from delayq._delayed.store import DelayedStore
-from delayq._durations import delay_us, moment_us
+from delayq._durations import moment_us, when_due
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
@@ -310,9 +310,9 @@ async def reschedule(
     """
     if delay is None and at is None:
         raise BadDelay("pass delay or at")
-    wait_us = delay_us(delay, at)
+    when = when_due(delay, at)
     found = await find(client, name, id)
-    due_us = None if found is None else await _store(client, name).reschedule(found.raw, wait_us)
+    due_us = None if found is None else await _store(client, name).reschedule(found.raw, when)
     return None if due_us is None else moment_us(due_us)
 
 

@@ -107,10 +107,18 @@ class TestOffering:
         after = await client.server_time()
         assert before + timedelta(seconds=2.5) <= receipt.due_at <= after + timedelta(seconds=2.502)
         for zone in (UTC, timezone(timedelta(hours=-7))):
-            began = datetime.now(zone)
-            at = began + timedelta(minutes=5)
-            due_at = (await queue.offer(1, at=at)).due_at
-            assert at <= due_at <= at + (datetime.now(zone) - began) + timedelta(milliseconds=1)
+            at = datetime.now(zone).replace(microsecond=123_001) + timedelta(minutes=5)
+            # A moment is that of the server's clock, however long the call takes; Redisson counts
+            # in milliseconds.
+            due_at = at.replace(microsecond=124_000)
+            receipts = [await queue.offer(number, at=at) for number in range(5)]
+            assert [receipt.due_at for receipt in receipts] == [due_at] * 5
+            assert await receipts[0].reschedule(at=at + timedelta(minutes=1))
+            assert receipts[0].due_at == due_at + timedelta(minutes=1)
+            put_off = (0, due_at + timedelta(minutes=1))
+            entries = await queue.pending.entries()
+            assert entries[-5:] == [*((number, due_at) for number in range(1, 5)), put_off]
+            assert await queue.pending.clear()
 
     @pytest.mark.every_server
     async def test_no_delay_and_a_moment_in_the_past_are_due_at_once(self, queue: Orders) -> None:

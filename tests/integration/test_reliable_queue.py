@@ -19,6 +19,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Backoff, Offer
 from delayq._reliable.store import REDRIVE
+from delayq.testing import advance
 from tests.support.depth import examples
 from tests.support.reliable import (
     all_values,
@@ -78,6 +79,59 @@ async def test_a_message_does_not_come_too_early(client: Client, jobs: Jobs) -> 
     await jobs.offer(1, HOUR)
     await jobs.offer(2, at=datetime(2020, 1, 1, tzinfo=UTC))
     assert await values(jobs) == [2]
+
+
+@pytest.mark.every_server
+async def test_messages_for_one_moment_are_due_then_and_come_in_the_order_of_their_offers(
+    client: Client, jobs: Jobs
+) -> None:
+    """Whatever their ids, groups and calls, and however long the calls took."""
+    at = datetime.now(UTC) + timedelta(hours=1)
+    soon = at - timedelta(microseconds=1)
+    ids = [f"{number * 37 % 101:03}" for number in range(60)]
+    for name in ids[:20]:
+        await jobs.offer(0, at=at, id=name)
+    await jobs.offer_many([Offer(0, at=at, id=name) for name in ids[20:40]])
+    for name in ids[40:]:
+        await jobs.offer(0, at=at, id=name)
+    made_up = [await jobs.offer(0, at=at) for _ in range(3)]
+    # The place of one that has left stays empty.
+    assert await jobs.cancel_many([ids[0], ids[7]]) == [True, True]
+    await jobs.offer(0, at=soon, id="last, and due first")
+    await jobs.offer(0, at=at, id=ids[7])
+    await jobs.offer(0, delay=7200, id="moved")
+    assert await jobs.reschedule("moved", at=at + timedelta(hours=1))
+    due = ["last, and due first", *ids[1:7], *ids[8:], *made_up, ids[7], "moved"]
+    listed = await jobs.list("delayed")
+    assert [message.id for message in listed] == due
+    assert [message.due_at for message in listed] == [
+        soon,
+        *[at] * (len(due) - 2),
+        at + timedelta(hours=1),
+    ]
+    assert [(await jobs.get(name)).due_at for name in ids[1:6]] == [at] * 5  # type: ignore[union-attr]
+    ordered = client.reliable_queue("ordered", group_limit=delayq.Limit(ordered=True))
+    for name in ids:
+        await ordered.offer(0, at=at, id=name, group="g", priority=3)
+    await advance(client, 4000)
+    claimed = await jobs.claim(100)
+    assert [message.id for message in claimed] == due[:-1]
+    assert {at - message.due_at for message in claimed[1:]} == {timedelta(seconds=4000)}
+    for name in ids:
+        (message,) = await ordered.claim()
+        assert message.id == name
+        await message.ack()
+
+
+@pytest.mark.every_server
+async def test_a_message_that_would_expire_before_its_moment_is_refused(jobs: Jobs) -> None:
+    at = datetime.now(UTC) + timedelta(hours=1)
+    with pytest.raises(delayq.BadDelay, match="ttl ends before the message is due"):
+        await jobs.offer(1, at=at, ttl=60)
+    with pytest.raises(delayq.OutcomeUnknown, match="ttl ends before") as caught:
+        await jobs.offer_many([Offer(1, id="a"), Offer(1, at=at, ttl=60)])
+    assert caught.value.stored == ("a",)
+    await jobs.offer(1, at=at, ttl=7200)
 
 
 async def test_a_priority_may_be_a_member_of_an_enumeration(jobs: Jobs) -> None:

@@ -189,6 +189,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "span": (3,),
     "brief": (0, 1),
     "delay_us": (0, HOUR_US),
+    "when": (0, HOUR_US, "@9000000000000000"),
     "epoch": ("8",),
     "error": ("an error",),
     "expected": ("0",),

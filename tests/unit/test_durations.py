@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayq._durations import MAX_MS, delay_us, microseconds, moment_us, seconds
+from delayq._durations import MAX_MS, estimated_delay, microseconds, moment_us, seconds, when_due
 from delayq.errors import BadDelay
 from tests.support.cases import naming
 
@@ -47,21 +47,24 @@ def test_what_is_no_duration_is_refused() -> None:
         seconds(-1, "timeout")
 
 
-def test_a_moment_is_a_distance_on_one_and_the_same_clock() -> None:
-    assert delay_us(None, None) == 0
-    due = NOW + timedelta(seconds=2)
-    for moment in (due, due.astimezone(timezone(timedelta(hours=9)))):
-        assert delay_us(None, moment, lambda: NOW) == 2_000_000
-    assert delay_us(None, NOW - timedelta(days=2), lambda: NOW) == 0
+def test_a_moment_travels_as_it_is() -> None:
+    assert when_due(None, None) == 0
+    for moment in (NOW, NOW.astimezone(timezone(timedelta(hours=9)))):
+        assert when_due(None, moment) == "@1767323045600000"
+    assert when_due(None, datetime(1969, 1, 1, tzinfo=UTC)) == "@0"
+    # Who looks on gets an estimate.
+    assert estimated_delay(None, datetime.max.replace(tzinfo=UTC)) > 1e11
+    assert estimated_delay(None, datetime(2020, 1, 1, tzinfo=UTC)) == 0
+    assert estimated_delay(2, None) == 2
 
 
 def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
     with pytest.raises(BadDelay, match="timezone"):
-        delay_us(None, NOW.replace(tzinfo=None))
+        when_due(None, NOW.replace(tzinfo=None))
     with pytest.raises(BadDelay, match="timezone"):
-        delay_us(None, "2026-01-01")  # type: ignore[arg-type]
+        when_due(None, "2026-01-01")  # type: ignore[arg-type]
     with pytest.raises(BadDelay, match="not both"):
-        delay_us(1, NOW)
+        when_due(1, NOW)
 
 
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:

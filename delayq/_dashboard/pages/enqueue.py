@@ -13,7 +13,7 @@ from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
 from delayq._delayed.queue import MAX_PAYLOAD
-from delayq._durations import delay_us
+from delayq._durations import estimated_delay, when_due
 from delayq._reliable.offering import Offer
 from delayq.codecs import JsonCodec
 from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull
@@ -85,9 +85,8 @@ async def _store(source: AnySource, offer: dict[str, Any]) -> Response:
     if not isinstance(source, ReliableSource):
         if len(payload) > MAX_PAYLOAD:
             raise PayloadTooLarge(len(payload), MAX_PAYLOAD)
-        wait_us = delay_us(offer["delay"], offer["at"])
-        (place,) = await source.offer([(wait_us, payload)])
-        if not wait_us:
+        (place,) = await source.offer([(when_due(offer["delay"], offer["at"]), payload)])
+        if not estimated_delay(offer["delay"], offer["at"]):
             # It may be on the ready list by now, where it has no id.
             return see("queue", source, done="enqueued")
         return see("message", source, at=packed(place), done="enqueued")

@@ -19,8 +19,7 @@
 -- include: store
 
 local now = now_us()
-local delay = tonumber(delay_us)
-local due = delay and delay >= 0 and due_ms(now, delay)
+local due = due_ms(now, delay_us)
 if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out of range') end
 local payload = redis.call('HGET', leased, token)
 redis.call('LLEN', ordered)

@@ -1,4 +1,4 @@
--- offer: store messages, each due after its own delay.
+-- offer: store messages, each due after a delay of its own or at a moment.
 --
 -- Keys:
 --   timeout  ZSET     records, scored by due time, ms
@@ -6,7 +6,7 @@
 --   channel  CHANNEL  where a new head is announced: its due time, ms
 -- Arguments:
 --   listed       0 or 1  whether the ordered list is kept
---   delay_us...  int     of each message, microseconds
+--   when...      text    of each message: microseconds from now; or "@" and the moment, microseconds
 --   payload...   bytes   of each message
 -- Roles: producer
 -- Repeatable: no
@@ -20,10 +20,9 @@
 local now = now_us()
 local first = math.huge
 for at = FIRST, #ARGV, STRIDE do
-  local delay = tonumber(ARGV[at + DELAY_US])
-  local due = delay and delay >= 0 and due_ms(now, delay)
+  local due = due_ms(now, ARGV[at + WHEN])
   if not due or due > MAX_MS then return redis.error_reply('DELAYQ_DELAY delay out of range') end
-  ARGV[at + DELAY_US] = due
+  ARGV[at + WHEN] = due
   if due < first then first = due end
 end
 announce(first)

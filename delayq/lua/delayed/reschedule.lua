@@ -1,20 +1,19 @@
--- reschedule: give a pending record a new delay, counted from now. It keeps its place in the
--- ordered list.
+-- reschedule: give a pending record a new delay, counted from now, or a new moment. It keeps its
+-- place in the ordered list.
 --
 -- Keys:
 --   timeout  ZSET     records, scored by due time, ms
 --   channel  CHANNEL  where a new head is announced: its due time, ms
 -- Arguments:
---   record    bytes  whole, as it was stored
---   delay_us  int    time from now, microseconds
+--   record  bytes  whole, as it was stored
+--   when    text   microseconds from now; or "@" and the moment, microseconds
 -- Roles: producer, admin
 -- Repeatable: no
 --
 -- Returns the new due time in ms, or -1 if the record is no longer pending.
 -- include: clock
 
-local delay = tonumber(delay_us)
-local due = delay and delay >= 0 and due_ms(now_us(), delay)
+local due = due_ms(now_us(), when)
 if not due or due > 9007199254740992 then return redis.error_reply('DELAYQ_DELAY delay out of range') end
 if not redis.call('ZSCORE', timeout, record) then return -1 end
 -- Before any write: a user who may not publish is refused, as Redisson's clients need to hear.

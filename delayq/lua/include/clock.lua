@@ -4,11 +4,23 @@ local function now_us()
   return tonumber(time[1]) * 1000000 + tonumber(time[2])
 end
 
--- Return the due time in ms of a message offered now. Rounded up, so that it is never early;
--- without a delay, it is due now.
-local function due_ms(now, delay)
-  if delay == 0 then return (now - now % 1000) / 1000 end
-  local due = now + delay
+-- Return the moment that an argument names by "@" and microseconds; nil if it is a delay.
+local function moment_in(text) return tonumber(string.match(text, '^@(%d+)$')) end
+
+-- Return the due time in ms of a message offered now, after a delay in microseconds or at such a
+-- moment; nil if that cannot be read. Rounded up, so that it is never early; without a delay, or
+-- after its moment, it is due now.
+local function due_ms(now, text)
+  local moment, delay = moment_in(text), tonumber(text)
+  local this_ms, due = (now - now % 1000) / 1000, nil
+  if delay == 0 then return this_ms end
+  if moment then
+    due = math.max(moment, this_ms * 1000)
+  elseif delay and delay > 0 then
+    due = now + delay
+  else
+    return nil
+  end
   local rest = due % 1000
   if rest > 0 then due = due - rest + 1000 end
   return due / 1000

@@ -1,9 +1,11 @@
--- offer: store messages, each due after its own delay.
+-- offer: store messages, each due after a delay of its own or at a moment.
 --
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   done      ZSET     ids that count as taken, scored by the end of that time, microseconds
+--   shared_moments  ZSET  moments for which several messages were offered, scored by the due time
+--                   of the last one, microseconds
 --   settings  HASH     see include/settings.lua
 --   call      STRING   see include/call.lua
 -- Arguments:
@@ -11,7 +13,7 @@
 --   epoch            text  of the settings that the caller knows
 --   id...            text  of each message
 --   priority...      int   0 to 9
---   delay_us...      int   time from now, microseconds
+--   when...          text  microseconds from now; or "@" and the moment, microseconds
 --   ttl_us...        int   time to live, microseconds; 0: no end
 --   unique_us...     int   for this long, the id counts as taken whatever becomes of the message,
 --                          microseconds; 0: as long as the message lives
@@ -22,8 +24,9 @@
 -- Repeatable: yes
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
--- is one already, -2 full, -4 there is none to swap. And behind these -3, if the user may not
--- announce a new head. An error, DELAYQ_SETTINGS, if other settings are stored.
+-- is one already, -2 full, -4 there is none to swap, -5 it would expire before its moment. And
+-- behind these -3, if the user may not announce a new head. An error, DELAYQ_SETTINGS, if other
+-- settings are stored.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -52,6 +55,8 @@ local now = now_us()
 -- The writes, collected: one command for all costs a third of one for each. By priority: scores,
 -- and the first due time.
 local new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
+-- The due time of the last message for each moment; and those of moments that have several.
+local last_due, new_moments = {}, {}
 -- Of those in groups: the scores, members and places, and the groups.
 local grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
 local function write()
@@ -75,14 +80,23 @@ local function write()
     settle(without_turn(groups, now), now)
   end
   grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
+  if #new_moments > 0 then
+    redis.call('ZADD', shared_moments, unpack(new_moments))
+    -- It disappears with the last of them.
+    local last = tonumber(redis.call('ZRANGE', shared_moments, -1, -1, 'WITHSCORES')[2])
+    redis.call('PEXPIRE', shared_moments, string.format('%.0f', math.max(0, math.ceil((last - now) / 1000)) + 2000))
+  end
+  new_moments = {}
 end
 
-local ids, some_grouped = {}, false
+local ids, some_grouped, some_moments = {}, false, false
 for at = FIRST, #ARGV, STRIDE do
-  local delay = tonumber(ARGV[at + DELAY_US])
+  local moment = moment_in(ARGV[at + WHEN])
+  local delay = moment or tonumber(ARGV[at + WHEN])
   if not delay or delay < 0 or delay > 9007199254740992000 then
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
+  some_moments = some_moments or moment ~= nil
   ids[#ids + 1] = ARGV[at + ID]
   some_grouped = some_grouped or group_in(ARGV[at + CONTENT]) ~= nil
 end
@@ -90,6 +104,7 @@ local remembers = redis.call('EXISTS', done) == 1
 -- A key of a foreign type must fail before the first write.
 if some_grouped then check_groups() end
 if remembers then redis.call('ZSCORE', done, '') end
+if some_moments then redis.call('ZSCORE', shared_moments, '') end
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then
   local due, later = count_expired(now)
@@ -107,11 +122,32 @@ end
 -- without a delay are put back in time for it.
 local quarters, whole, first_moment = {[0] = '0', '1', '2', '3'}, nil, nil
 local earlier = now - math.ceil(COUNT / 4)
+
+-- Return the due time of the next message that is offered for a moment and goes into this set; nil
+-- if that is now. The first one is due at the moment, and each further one as little later as a
+-- score can tell: so they come in the order of their offers.
+local function due_at(moment, set)
+  local name = string.format('%.0f', moment)
+  local last = last_due[name] or tonumber(redis.call('ZSCORE', shared_moments, name) or nil)
+  if not last and redis.call('ZCOUNT', set, name, name) > 0 then last = moment end
+  if (last or moment) <= earlier then return nil end
+  local due, step = moment, 0.25
+  if last then
+    repeat due, step = last + step, 2 * step until due > last
+    new_moments[#new_moments + 1], new_moments[#new_moments + 2] = format_score(due), name
+  end
+  last_due[name] = due
+  return due
+end
+
 local reply, index, unique = {}, 0, {}
 for at = FIRST, #ARGV, STRIDE do
   local id, priority, on_duplicate = ARGV[at + ID], tonumber(ARGV[at + PRIORITY]), ARGV[at + ON_DUPLICATE]
   local status = 1
-  if in_use[id] then
+  local moment_asked, ttl = moment_in(ARGV[at + WHEN]), tonumber(ARGV[at + TTL_US])
+  if moment_asked and ttl > 0 and moment_asked >= now + ttl then
+    status = -5
+  elseif in_use[id] then
     status = on_duplicate == 'ignore' and 0 or -1
     if on_duplicate == 'replace' or on_duplicate == 'swap' then
       write()
@@ -130,17 +166,26 @@ for at = FIRST, #ARGV, STRIDE do
   end
   if status == 1 and max_size > 0 and size >= max_size then status = -2 end
   if status > 0 then
-    local delay, ttl = tonumber(ARGV[at + DELAY_US]), ARGV[at + TTL_US]
-    local moment, quarter = delay > 0 and now or earlier, index % 4
-    if quarter == 0 or moment ~= first_moment then
-      whole, first_moment = string.format('%.0f', moment + (index - quarter) / 4), moment
+    local group = some_grouped and group_in(ARGV[at + CONTENT])
+    local set, due, times = waiting[priority], nil, nil
+    if group then set = grouped end
+    if moment_asked then due = due_at(moment_asked, set) end
+    if due then
+      -- The moment may have passed just now.
+      local enqueued = math.min(now, moment_asked)
+      times = string.format('%016.0f%.0f+%.0f', enqueued, (due - moment_asked) * 4, moment_asked - enqueued)
+    else
+      local delay = moment_asked and 0 or tonumber(ARGV[at + WHEN])
+      local moment, quarter = delay > 0 and now or earlier, index % 4
+      if quarter == 0 or moment ~= first_moment then
+        whole, first_moment = string.format('%.0f', moment + (index - quarter) / 4), moment
+      end
+      due, times = moment + index / 4 + delay, whole .. quarters[quarter] .. (delay > 0 and '+' .. ARGV[at + WHEN] or '')
     end
-    local due, waits = moment + index / 4 + delay, delay > 0 and '+' .. ARGV[at + DELAY_US] or ''
     size = size + 1
     in_use[id] = true
     local used = #new_bodies
-    new_bodies[used + 1], new_bodies[used + 2] = id, whole .. quarters[quarter] .. waits .. ARGV[at + CONTENT]
-    local group = some_grouped and group_in(ARGV[at + CONTENT])
+    new_bodies[used + 1], new_bodies[used + 2] = id, times .. ARGV[at + CONTENT]
     if group then
       local place = place_of(group, tostring(9 - priority), due)
       add_group(groups, group)
@@ -162,9 +207,9 @@ for at = FIRST, #ARGV, STRIDE do
       used = #new_priorities
       new_priorities[used + 1], new_priorities[used + 2] = id, priority
     end
-    if ttl ~= '0' then
+    if ttl > 0 then
       used = #new_expiries
-      new_expiries[used + 1], new_expiries[used + 2] = id, format_score(now + tonumber(ttl))
+      new_expiries[used + 1], new_expiries[used + 2] = id, format_score(now + ttl)
     end
     local unique_us = tonumber(ARGV[at + UNIQUE_US])
     if unique_us > 0 then unique[#unique + 1] = {id, now + unique_us} end
@@ -176,6 +221,11 @@ write()
 -- Last, because a full server refuses a script only before its first write.
 for _, each in ipairs(unique) do remember({each[1]}, each[2], now) end
 if remembers then trim_done(now) end
+if some_moments then
+  -- Those that have passed: a few more than one call adds.
+  local past = redis.call('ZRANGEBYSCORE', shared_moments, '-inf', format_score(now - 1000000), 'LIMIT', 0, 400)
+  if #past > 0 then redis.call('ZREM', shared_moments, unpack(past)) end
+end
 if not may_announce then reply[#reply + 1] = -3 end
 keep_reply(reply)
 return reply

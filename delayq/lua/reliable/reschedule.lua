@@ -1,12 +1,12 @@
--- reschedule: give messages that no worker has a new delay, counted from now.
+-- reschedule: give messages that no worker has a new delay, counted from now, or a new moment.
 --
 -- Keys:
 --   messages  see include/queue.lua
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua
 -- Arguments:
---   delay_us  int   time from now, microseconds
---   id...     text  of each message
+--   when   text  microseconds from now; or "@" and the moment, microseconds
+--   id...  text  of each message
 -- Roles: producer, admin
 -- Repeatable: yes
 --
@@ -19,11 +19,12 @@
 -- include: queue
 
 local now = now_us()
+local due = math.max(now, moment_in(when) or now + tonumber(when))
 local reply = {}
 for i, id in ipairs(ids) do
   local found = find_message(id, now)
   local is_waiting = found and not found.leased and not found.expired
   reply[i] = is_waiting and 1 or 0
-  if is_waiting then return_message(id, find_record(id, found), now + tonumber(delay_us), now) end
+  if is_waiting then return_message(id, find_record(id, found), due, now) end
 end
 return reply

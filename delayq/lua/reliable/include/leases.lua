@@ -11,8 +11,8 @@
 --   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
 --   bodies      HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
 --                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
---                     another digit; delay: microseconds, such as 36e8; x: attempts; t: microseconds
---                     that a handler may take
+--                     further digits; delay: microseconds, such as 36e8; x: attempts; t:
+--                     microseconds that a handler may take
 --   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
 --                     the attempts before the lease, if it has one, and how many of them are
 --                     forgiven; the due time if it is not that of the body, or nothing; at the end
@@ -95,12 +95,15 @@ local function lose(record, ends)
   record.used, record.forgiven = record.used + 1, record.forgiven + (ends % 2 == 1 and 1 or 0)
 end
 
--- Return when a message that was retried or rescheduled by this record, or never, was due.
+-- Return when a message that was retried or rescheduled by this record, or never, was due; and the
+-- moment for which it was offered, if that is another: of several messages for one moment, each is
+-- due a little later than the one before.
 local function due_of(record, body)
-  if record.due then return record.due end
+  if record.due then return record.due, record.due end
   local enqueued, delay = string.match(body or '', '^(%d+)%+?([%de]*)')
-  local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17, 17)
-  return math.min((tonumber(whole) or 0) + (tonumber(quarters) or 0) / 4 + (tonumber(delay) or 0), MAX_SCORE)
+  local whole, quarters = string.sub(enqueued or '', 1, 16), string.sub(enqueued or '', 17)
+  local moment = (tonumber(whole) or 0) + (tonumber(delay) or 0)
+  return math.min(moment + (tonumber(quarters) or 0) / 4, MAX_SCORE), math.min(moment, MAX_SCORE)
 end
 
 -- Publish a hint, which changes nothing if the user may not publish: the others look every few

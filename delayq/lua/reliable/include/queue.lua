@@ -176,8 +176,11 @@ end
 local function describe(found, now, record, priority, body, error)
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
   if found.lost then lose(record, found.score) end
-  local was_lost = found.lost or record.mark == ':r'
-  local moment = was_lost and due_of(record, body) or found.score
+  local was_lost, moment = found.lost or record.mark == ':r', found.score
+  if was_lost or body and not found.leased then
+    local _, asked = due_of(record, body)
+    moment = asked
+  end
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
   return {state, priority, moment, record.used + (found.leased and 1 or 0), body, error}
 end
