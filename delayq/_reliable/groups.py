@@ -28,18 +28,22 @@ class Group:
     Attributes:
         name: The group's name.
         waiting: The number of its messages that wait, due or not.
+        ready: The number of these that are due.
         running: The number of its messages that workers have.
         next_at: When one of its messages may be handed out, as far as its own limit goes (UTC); a
             moment that has passed if one may be by now, and None if none is foreseen.
         limit: Its own limit, or else the queue's ``group_limit``; None if there is none.
+        has_own_limit: Whether that limit, or its absence, is its own.
         paused: Whether it is paused.
     """
 
     name: str
     waiting: int
+    ready: int
     running: int
     next_at: datetime | None
     limit: Limit | None
+    has_own_limit: bool
     paused: bool
 
 
@@ -88,7 +92,8 @@ class Groups:
         if found and found[0].name == group.encode():
             return to_group(found[0])
         settings = await (await self._every())[0].settings()
-        return Group(group, 0, 0, None, settings.public().group_limit, paused=False)
+        limit = settings.public().group_limit
+        return Group(group, 0, 0, 0, None, limit, has_own_limit=False, paused=False)
 
     async def list(self, *, after: str | None = None, limit: int = 100) -> list[Group]:
         """List groups by name.
@@ -126,8 +131,10 @@ def to_group(stored: StoredGroup) -> Group:
     return Group(
         stored.name.decode(errors="replace"),
         stored.waiting,
+        stored.due,
         stored.running,
         None if stored.next_us is None else moment_us(stored.next_us),
         parse_limit(stored.limit),
+        stored.has_own_limit,
         stored.is_paused,
     )

@@ -243,26 +243,32 @@ class StoredGroup(NamedTuple):
     Attributes:
         name: Its name.
         waiting: Number of its messages that wait.
+        due: Number of these that are due.
         running: Number of its messages that workers have.
         next_us: When one of its messages may be handed out, in microseconds; None if none is
             foreseen.
         limit: Its limit, as the server stores it; empty if it has none.
+        has_own_limit: Whether that limit is its own.
         is_paused: Whether it is paused.
     """
 
     name: bytes
     waiting: int
+    due: int
     running: int
     next_us: int | None
     limit: str
+    has_own_limit: bool
     is_paused: bool
 
     @classmethod
     def of(cls, facts: Sequence[Any]) -> StoredGroup:
         """Parse what ``list_groups.lua`` returns for a group."""
-        name, waiting, running, moment, limit, is_paused = facts
+        name, waiting, due, running, moment, limit, has_own, is_paused = facts
         next_us = parse_us(moment) if moment else None
-        return cls(name, waiting, running, next_us, limit.decode(), bool(is_paused))
+        return cls(
+            name, waiting, due, running, next_us, limit.decode(), bool(has_own), bool(is_paused)
+        )
 
 
 class Death(NamedTuple):

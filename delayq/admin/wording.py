@@ -12,6 +12,9 @@ from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from datetime import datetime
+
+    from delayq._reliable.groups import Group
 
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0, "w": 604_800.0}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(ms|s|min|m|h|d|w)")
@@ -106,6 +109,29 @@ def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:
         assert isinstance(limit.per, float)
         parts.append(f"{limit.rate:,} in {span(limit.per)}")
     return ", ".join(parts) or "none"
+
+
+def describe_group_limit(group: Group, usual: Limit | None, span: Callable[[float], str]) -> str:
+    """Return the limit of a group in words, and whether it is its own.
+
+    ``usual`` is the group limit of the queue.
+    """
+    limit = describe_limit(group.limit, span)
+    if not group.has_own_limit:
+        return f"{limit}: the group limit of the queue"
+    return f"{limit}: its own, instead of the queue's group limit, {describe_limit(usual, span)}"
+
+
+def describe_group_state(group: Group, now: datetime) -> str:
+    """Return in a few words what becomes of the messages of a group."""
+    if group.paused:
+        return "paused"
+    if not group.ready:
+        return "ok"
+    if group.next_at is not None and group.next_at <= now:
+        return "due"
+    is_held_up = group.limit is not None and group.limit.ordered and not group.running
+    return "held up" if is_held_up else "at its limit"
 
 
 def _is_number(text: str) -> bool:

@@ -687,7 +687,9 @@ async def test_a_group_is_limited_paused_and_resumed(client: Client, admin: Brow
     name = "tenant/é 1"
     await jobs.offer(1, group=name)
     shown = await page(admin, GROUPS)
-    assert f"{name} 1 0" in texts(shown)
+    # Waiting, ready, running.
+    assert f"{name} 1 1 0" in texts(shown)
+    assert ">Unset<" not in shown
     fields = form_about(shown, "group", name)
     shown = await send(admin, fields | {"do": "limit_group", "limit": "5,100/10m"})
     assert 'value="5,100/600s"' in shown
@@ -695,7 +697,11 @@ async def test_a_group_is_limited_paused_and_resumed(client: Client, admin: Brow
     shown = await send(admin, fields | {"do": "limit_group", "limit": "five"}, 400)
     assert shown.count("must be how many run at a time") == 1
     assert (await jobs.groups.get(name)).limit == Limit(5, 100, 600)
-    await send(admin, fields | {"do": "clear_limit"})
+    assert ">Unset<" in shown
+    shown = await send(admin, fields | {"do": "limit_group", "limit": "none"})
+    assert "Nothing limits this group now" in texts(shown)
+    shown = await send(admin, fields | {"do": "clear_limit"})
+    assert "The queue's group limit applies again" in html.unescape(texts(shown))
     assert (await jobs.groups.get(name)).limit is None
     assert "paused" in texts(await send(admin, fields | {"do": "pause_group"}))
     assert (await jobs.groups.get(name)).paused

@@ -9,8 +9,9 @@ from urllib.parse import unquote
 from delayq._dashboard.forms import see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.rendering import link
+from delayq._durations import moment_us
 from delayq._reliable.limits import Limit
-from delayq.admin.wording import read_limit
+from delayq.admin.wording import describe_group_state, read_limit, write_limit
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ async def _values(
         "source": source,
         "settings": settings,
         "rows": shown,
+        "states": [describe_group_state(group, moment_us(now)) for group in shown],
         "wanted": wanted,
         "now": now,
         "wrong": wrong,
@@ -74,7 +76,7 @@ async def limit_group(board: Board, source: ReliableSource, form: Form) -> Respo
         values = await _values(board, source, group, None)
         kept = {"group": group or typed, "limit": form.get("limit"), "wrong": {name: str(error)}}
         return await board.refused(form, PAGE, **values | kept)
-    return see("groups", source, done="limited")
+    return see("groups", source, done="limited" if write_limit(limit) != "none" else "lifted")
 
 
 async def clear_limit(board: Board, source: ReliableSource, form: Form) -> Response:
@@ -110,7 +112,12 @@ PAGE = Page(
     },
     notes={
         "limited": Note("Limit set. Running messages continue, and count towards it."),
-        "unlimited": Note("Limit cleared. The queue's group limit applies again."),
+        "lifted": Note(
+            "Nothing limits this group now, whatever the queue's group limit is. To let that apply"
+            " again, unset the limit of the group.",
+            bad=True,
+        ),
+        "unlimited": Note("Limit unset. The queue's group limit applies again."),
         "group_paused": Note("Group paused. None of its messages start until you resume it."),
         "group_resumed": Note("Group resumed."),
         "not_paused": Note("Nothing changed: the group is not paused.", bad=True),

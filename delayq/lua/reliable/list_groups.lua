@@ -10,14 +10,31 @@
 -- Roles: admin, dashboard
 -- Repeatable: yes
 --
--- Returns for each group {name, waiting, running, next, limit, is_paused}. next: the moment at which
--- one of its messages may be handed out as far as its own limit goes, microseconds; empty if none is
--- foreseen. limit: its own, or that of all groups; empty if there is none.
+-- Returns for each group {name, waiting, due, running, next, limit, has_own, is_paused}. due: how many
+-- of those that wait are due. next: the moment at which one of its messages may be handed out as far
+-- as its own limit goes, microseconds; empty if none is foreseen. limit: its own, or that of all
+-- groups; empty if there is none. has_own: whether it is its own.
 -- include: clock
 -- include: leases
 -- include: groups
 
 local now, reply = now_us(), {}
+
+-- Return how many messages of a group wait at a level, and are due.
+local function due_at(group, level)
+  local to = '(' .. place_of(group, level, now) .. '\255'
+  return redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0' .. level, to)
+end
+
+local function due_of(group)
+  local due = due_at(group, '!') + due_at(group, '9') + due_at(group, '?')
+  -- Mostly, no message has a priority.
+  if redis.call('ZLEXCOUNT', lines, '[' .. group .. '\0000', '(' .. group .. '\0009') > 0 then
+    for level = 0, 8 do due = due + due_at(group, level) end
+  end
+  return due
+end
+
 local from = after == '1' and '(' .. first .. '\0\255' or '[' .. first
 for i = 1, tonumber(limit) do
   local member = redis.call('ZRANGEBYLEX', lines, from, '+', 'LIMIT', 0, 1)[1]
@@ -30,8 +47,8 @@ for i = 1, tonumber(limit) do
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
   local its_own = own and string.match(own, '=(.*)$')
   reply[i] = {
-    group, all - running, running, soonest < MAX_SCORE and format_score(soonest) or '', its_own or usual or '',
-    own and string.sub(own, 1, 1) == 'z' and 1 or 0,
+    group, all - running, due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
+    its_own or usual or '', its_own and 1 or 0, own and string.sub(own, 1, 1) == 'z' and 1 or 0,
   }
   from = '(' .. behind(group, member)
 end
