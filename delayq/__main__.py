@@ -5,12 +5,18 @@ from __future__ import annotations
 import sys
 from importlib.util import find_spec
 
+from delayq._version import __version__
+
 # The packages that the extra `cli` installs.
 _NEEDED = ("typer", "rich")
 
 
 def main() -> int:
     """Run the command line, and return its exit status."""
+    if sys.argv[1:] == ["--version"]:
+        # Without the command line, whose imports take a second on a slow machine.
+        print(__version__)  # noqa: T201
+        return 0
     try:
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
             print(  # noqa: T201

@@ -4,22 +4,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
 from delayq._delayed.keys import DelayedKeys
 from delayq._redis import server_info
 from delayq._redis.slots import SLOTS
+from delayq._reliable.groups import to_group
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules
 from delayq.admin.inspect import FoundQueue
+from delayq.admin.wording import describe_group_state
 from delayq.errors import BadName, DelayqError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 
+    from delayq._reliable.store import ReliableStore
     from delayq.admin.acl import Role
     from delayq.client import Client
+    from delayq.stats import QueueDepth
 
 Level = Literal["ok", "note", "wrong"]
 
@@ -29,6 +34,9 @@ _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
 _NOBODYS = "delayq-doctor"
+# The number of groups of a partition that are looked at, and of those that are named.
+_MOST_GROUPS = 100
+_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -296,19 +304,73 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[
         f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
         " dead"
     )
+    stores = await inspection.stores_of_found(client, queue)
+    if not (stats.ready or stats.delayed or stats.leased or stats.dead or stats.paused) and (
+        not await inspection.was_used(stores[0])
+    ):
+        return "note", "there is no such queue", "delayq queues lists those that there are"
     late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
         return "wrong" if late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
-    age = _ago(int(stats.oldest_due_age))
-    if late and not stats.leased:
-        advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
-        return "wrong", f"{text}: due for {age}, but not taken", advice
     if late:
-        advice = "start more workers, or raise their concurrency"
-        return "note", f"{text}: behind by {age}", advice
+        level, why, advice = await _why_late(stores, queue, stats)
+        return level, f"{text}: {why}", advice
+    if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(stores[0]):
+        advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
+        return "note", f"{text}: no process works on it", advice
     if stats.dead:
         return "note", text, f"delayq dead list {queue.argument}"
     return "ok", text, ""
+
+
+async def _why_late(
+    stores: Sequence[ReliableStore], queue: FoundQueue, stats: QueueDepth
+) -> tuple[Level, str, str]:
+    age = _ago(int(stats.oldest_due_age))
+    if limit := await _limit_of(stores, queue, stats):
+        why, advice = limit
+        return "note", f"behind by {age}, {why}", advice
+    if not stats.leased:
+        advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
+        return "wrong", f"due for {age}, but not taken", advice
+    return "note", f"behind by {age}", "start more workers, or raise their concurrency"
+
+
+async def _has_workers(store: ReliableStore) -> bool:
+    """Return whether a process works on a queue; also True if the user may not know."""
+    try:
+        return bool(await store.workers())
+    except ServerRefused:
+        return True
+
+
+async def _limit_of(
+    stores: Sequence[ReliableStore], queue: FoundQueue, stats: QueueDepth
+) -> tuple[str, str] | None:
+    """Return what keeps due messages back if more workers would not help, and how to change it."""
+    try:
+        settings = (await stores[0].settings()).public()
+        groups = [
+            to_group(group) for store in stores for group in await store.groups("", _MOST_GROUPS)
+        ]
+    except ServerRefused:
+        return None
+    limit = settings.limit
+    if limit is not None and limit.concurrency is not None and stats.leased >= limit.concurrency:
+        raising = f"delayq configure {queue.argument} --limit N"
+        return f"at its limit of {limit.concurrency:,} at a time", f"to raise it: {raising}"
+    now = datetime.now(UTC)
+    held = [
+        group
+        for group in groups
+        if group.ready and describe_group_state(group, now) not in ("ok", "due")
+    ]
+    if held and sum(group.ready for group in held) >= stats.ready:
+        names = ", ".join(f"{group.name!r}" for group in held[:_NAMED])
+        more = f" and {len(held) - _NAMED:,} more" if len(held) > _NAMED else ""
+        kept = f"all in groups that are paused, held up, or at their limits: {names}{more}"
+        return kept, f"see: delayq groups list {queue.argument}"
+    return None
 
 
 async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:

@@ -162,7 +162,7 @@ async def found_stats(client: Client, queue: FoundQueue) -> QueueDepth:
     if queue.kind == "delayed":
         store = DelayedStore(_server(client), DelayedKeys.of(queue.name))
         return await _delayed_stats(client, store)
-    stores = await _stores_of(partial(_found_partition, client, queue.name))
+    stores = await stores_of_found(client, queue)
     return QueueDepth.total([await store.depth() for store in stores])
 
 
@@ -213,9 +213,23 @@ async def settings(client: Client, name: str) -> QueueSettings | None:
 
 
 async def exists(client: Client, name: str) -> bool:
-    """Return whether a reliable queue was ever used: has had a message, or a setting."""
-    stored = await _partition(client, name, 0).settings()
-    return not stored.is_new
+    """Return whether a reliable queue was ever used: has had a message, or a setting.
+
+    True if the user may not know.
+    """
+    return await was_used(_partition(client, name, 0))
+
+
+async def was_used(store: ReliableStore) -> bool:
+    """Return the same as :func:`exists`, of a queue with this first partition."""
+    try:
+        if not (await store.settings()).is_new:
+            return True
+        # Its settings may have been evicted.
+        depth = await store.depth()
+    except ServerRefused:
+        return True
+    return depth.delayed + depth.ready + depth.leased + depth.dead > 0
 
 
 async def shelves(queue: ReliableQueue[T], state: State) -> Sequence[Shelf[Message[T]]]:
@@ -344,6 +358,11 @@ def _store(client: Client, name: str) -> DelayedStore:
 async def stores_of(client: Client, name: str) -> list[ReliableStore]:
     """Return the data of a reliable queue's partitions."""
     return await _stores_of(partial(_partition, client, name))
+
+
+async def stores_of_found(client: Client, queue: FoundQueue) -> list[ReliableStore]:
+    """Return the data of the partitions of a reliable queue that was found."""
+    return await _stores_of(partial(_found_partition, client, queue.name))
 
 
 async def _stores_of(partition: Callable[[int], ReliableStore]) -> list[ReliableStore]:

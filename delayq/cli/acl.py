@@ -31,6 +31,8 @@ def acl(
 
     In redis-cli: ACL SETUSER name on >password RULES. In an ACL file: user name on >password RULES.
     Give queue names as they are stored on the server. The rules work with Redis 6.2 and later.
+
+    Example: `delayq acl producer mails`
     """
     rules = acl_rules(
         role,

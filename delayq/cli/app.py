@@ -20,6 +20,7 @@ from delayq.cli.demo.command import demo
 from delayq.cli.doctor import doctor
 from delayq.cli.errors import CommandFailed
 from delayq.cli.groups import groups
+from delayq.cli.helping import Command, Group
 from delayq.cli.history import history
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
@@ -34,7 +35,10 @@ from delayq.errors import DelayqError
 # Plain tracebacks, because pretty ones show the values of variables, payloads and passwords among
 # them. Help texts are Markdown, so that their paragraphs are wrapped to the width of the terminal.
 app: typer.Typer = typer.Typer(
-    invoke_without_command=True, pretty_exceptions_enable=False, rich_markup_mode="markdown"
+    cls=Group,
+    invoke_without_command=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
 )
 _LOOKING, _MESSAGES, _KEEPING, _RUNNING = "Inspect", "Messages", "Manage queues", "Run and set up"
 app.command(rich_help_panel=_LOOKING)(queues.queues)
@@ -67,6 +71,9 @@ app.command(rich_help_panel=_RUNNING)(dashboard)
 app.command(rich_help_panel=_RUNNING)(acl)
 app.command(rich_help_panel=_RUNNING)(bench)
 app.command(rich_help_panel=_RUNNING)(demo)
+for _part in (app, dead, groups):
+    for _command in _part.registered_commands:
+        _command.cls = Command
 
 
 # With a callback, a lone command keeps its name.
@@ -76,8 +83,15 @@ def delayq(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version of delayq and exit.")
     ] = False,
+    url: Annotated[  # noqa: ARG001 - read by the commands
+        str | None,
+        typer.Option("--url", metavar="URL", help="The server; also after the command."),
+    ] = None,
 ) -> None:
-    """Inspect and manage delayq's queues on a Redis or Valkey server."""
+    """Inspect and manage delayq's queues on a Redis or Valkey server.
+
+    Examples: `delayq --url redis://127.0.0.1:6379/0 queues`, `delayq doctor`
+    """
     if version:
         typer.echo(__version__)
         raise typer.Exit
@@ -94,7 +108,10 @@ def run(arguments: list[str] | None = None) -> int:
         status: int = app(arguments, prog_name="delayq", standalone_mode=False) or 0
         # Flushed here, where a failure can be reported. At the end of the process it could not.
         sys.stdout.flush()
-    except (CommandFailed, DelayqError) as error:
+    except CommandFailed as error:
+        tell(str(error))
+        return error.status
+    except DelayqError as error:
         return _fail(str(error))
     except BrokenPipeError:
         _silence()

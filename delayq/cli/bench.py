@@ -149,6 +149,8 @@ def bench(
 
     The benchmark puts load on the server, so do not run it against a busy one. Exit status: 0; 1 if
     it took too long; 130 after Ctrl-C.
+
+    Example: `delayq bench --partitions 4`
     """
     if kind == "delayed" and partitions is not None:
         raise CommandFailed("a delayed queue has no partitions")

@@ -49,7 +49,8 @@ def delayed_names(context: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(context: typer.Context, incomplete: str, kinds: tuple[QueueKind, ...]) -> list[str]:
-    url = context.params.get("url") or os.environ.get(URL_VARIABLE)
+    given = context.params.get("url") or context.find_root().params.get("url")
+    url = given or os.environ.get(URL_VARIABLE)
     if not url or url.startswith("embedded:"):
         return []
     # A line on stderr would be in the middle of the command that is being typed.

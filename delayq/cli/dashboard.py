@@ -58,6 +58,8 @@ def dashboard(
 
     Shows all queues, or those that you name. Without a read token, anyone who can reach the port
     can read it. On a loopback address, it answers only requests for localhost.
+
+    Example: `delayq dashboard --url redis://127.0.0.1:6379/0`
     """
     address = server_of(url)
     if find_spec("uvicorn") is None:

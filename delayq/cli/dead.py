@@ -12,6 +12,7 @@ from delayq.admin import letters as admin
 from delayq.admin.inspect import stores_of
 from delayq.admin.letters import GroupBy, LetterQuery
 from delayq.cli.errors import CommandFailed
+from delayq.cli.helping import Group
 from delayq.cli.options import (
     AsJson,
     CodecName,
@@ -50,7 +51,9 @@ if TYPE_CHECKING:
     from delayq.admin.letters import LetterGroup
     from delayq.codecs import Codec
 
-dead: typer.Typer = typer.Typer(help="List, redrive or purge the dead letters of a reliable queue.")
+dead: typer.Typer = typer.Typer(
+    cls=Group, help="List, redrive or purge the dead letters of a reliable queue."
+)
 
 _DOING = "have dead letters"
 # Seconds. Longer ago than any letter, and still a moment that can be computed.
@@ -140,6 +143,8 @@ def list_dead(
     """List dead letters, oldest first, or count them by their cause.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq dead list mails --group-by error`
     """
     how = codec_of(codec)
     choice = _Choice.of(error, reason, older_than)
@@ -148,7 +153,7 @@ def list_dead(
         return
 
     async def look(client: Client) -> tuple[list[DeadLetter[bytes]], int | None]:
-        letters = queue.reliable(client, _DOING).dead
+        letters = (await queue.existing(client, _DOING)).dead
         if choice.is_all:
             return await letters.list(offset=offset, limit=limit), await letters.size()
         query = await choice.query(client)
@@ -176,9 +181,14 @@ def list_dead(
 
 def _show(letters: list[DeadLetter[bytes]], how: Codec[Any], now: datetime, *, long: bool) -> None:
     if not long:
-        columns = ("id", "died", "attempts", "reason", "value")
+        columns = ["id", "died", "attempts", "reason", "error", "value"]
         rows = [_row(letter, how, now) for letter in letters]
-        show_table(columns, rows, wide=["reason", "value"])
+        if not any(letter.error for letter in letters):
+            place = columns.index("error")
+            columns.pop(place)
+            for row in rows:
+                row.pop(place)
+        show_table(columns, rows, wide=["reason", "error", "value"])
         return
     for place, letter in enumerate(letters):
         if place:
@@ -198,6 +208,7 @@ def _show_groups(
 ) -> None:
     async def look(client: Client) -> list[LetterGroup]:
         queue.check_reliable(_DOING)
+        await queue.check_existence(client)
         stores = await stores_of(client, queue.name)
         with progress("counted", shown=not as_json) as show:
             return await admin.groups(stores, by, await choice.query(client), progress=show)
@@ -236,6 +247,8 @@ def redrive(
     many are left.
 
     Exit status: 0; 1 if none was redriven; 130 after Ctrl-C.
+
+    Example: `delayq dead redrive mails --error Timeout`
     """
     work = _Work("redriven", "redriven", queue, ids, _Choice.of(error, reason, older_than))
     work.check(dry_run=dry_run)
@@ -257,6 +270,8 @@ def purge(
     """Drop dead letters for good. Ctrl-C stops between two steps and reports how many are left.
 
     Exit status: 0; 1 if there were none or you decline; 130 after Ctrl-C.
+
+    Example: `delayq dead purge mails --older-than 30d`
     """
     work = _Work("purged", "dropped", queue, ids, _Choice.of(error, reason, older_than))
     work.check(dry_run=dry_run)
@@ -290,6 +305,7 @@ class _Work:
         looked_at = 0
 
         async def act(client: Client) -> int:
+            await self.queue.check_existence(client)
             with progress("checked" if dry_run else self.name, shown=not as_json) as show:
 
                 def tell(done: int, total: int) -> None:
@@ -353,13 +369,12 @@ def _facts(letter: DeadLetter[bytes], codec: Codec[Any]) -> dict[str, Any]:
 
 
 def _row(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> list[str]:
-    # How the last attempt ended says more than that all attempts were used.
-    why = letter.error if letter.error and letter.reason == "attempts" else letter.reason
     return [
         letter.id,
         moment_cell(letter.died_at, now),
         str(letter.attempt),
-        why,
+        letter.reason,
+        letter.error or "-",
         payload_text(codec, payload_of(letter)),
     ]
 
@@ -370,6 +385,7 @@ def _show_long(letter: DeadLetter[bytes], codec: Codec[Any], now: datetime) -> N
             ("id", letter.id),
             ("died", moment_text(letter.died_at, now)),
             ("reason", letter.reason),
+            ("error", letter.error or "-"),
             ("attempts", str(letter.attempt)),
             ("priority", str(letter.priority)),
             ("offered", moment_text(letter.enqueued_at, now)),

@@ -44,6 +44,8 @@ def doctor(
 
     Checks all queues, or those that you name, and changes nothing. Exit status: 0 if nothing is
     wrong; 1 if something is; 2 if the server does not answer.
+
+    Example: `delayq doctor`
     """
     seconds = duration(overdue, "--overdue") or 0.0
     findings: list[Finding] = []

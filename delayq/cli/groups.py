@@ -9,6 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq._reliable.limits import Limit
+from delayq.admin import inspect as inspection
+from delayq.admin.wording import describe_group_limit, describe_group_state
+from delayq.cli.errors import CommandFailed
+from delayq.cli.helping import Group as HelpfulGroup
 from delayq.cli.limits import LIMIT_METAVAR, limit_of, limit_shown
 from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
 from delayq.cli.options import Limit as Most  # noqa: TC001
@@ -20,17 +24,19 @@ from delayq.cli.output import (
     say,
     show_fields,
     show_table,
+    span,
+    tell,
 )
 from delayq.cli.running import at_server_time, with_client
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from delayq import Client
+    from delayq import Client, QueueSettings
     from delayq._reliable.groups import Group
 
 groups: typer.Typer = typer.Typer(
-    help="List, limit, pause or resume the groups of a reliable queue's messages."
+    cls=HelpfulGroup, help="List, limit, pause or resume the groups of a reliable queue's messages."
 )
 
 _DOING = "have groups"
@@ -51,22 +57,26 @@ def list_groups(
     """List groups by name: those that have messages, a limit of their own, or a pause.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq groups list mails`
     """
     queue.check_reliable(_DOING)
 
     async def look(client: Client) -> list[Group]:
         # One more tells whether there are more.
-        return await queue.reliable(client, _DOING).groups.list(after=after, limit=limit + 1)
+        return await (await queue.existing(client, _DOING)).groups.list(
+            after=after, limit=limit + 1
+        )
 
     found, now = at_server_time(url, look)
     shown = found[:limit]
     if as_json:
         for group in shown:
-            print_json(_facts(group))
+            print_json(_facts(group, now))
     elif not shown:
         say("no groups")
     else:
-        columns = ("group", "waiting", "running", "next", "limit", "state")
+        columns = ("group", "waiting", "ready", "running", "next", "limit", "state")
         show_table(columns, [_row(group, now) for group in shown], wide=["group", "limit"])
         if len(found) > limit:
             say(f"there are more; continue with --after {shown[-1].name!r}, or use --limit")
@@ -78,39 +88,57 @@ def set_limit(
     queue: ReliableOnly,
     group: Name,
     limit: Annotated[
-        str,
+        str | None,
         typer.Argument(
-            metavar=f"{LIMIT_METAVAR}|queue",
+            metavar=LIMIT_METAVAR,
             help=(
                 "How many messages run at a time, or start within a period: 5, 100/s, 5,100/10m,"
-                " ordered; none; or queue, for the group limit of the queue."
+                " ordered. none lifts every limit, that of the queue's groups, too."
             ),
         ),
-    ],
+    ] = None,
+    unset: Annotated[
+        bool,
+        typer.Option("--unset", help="Let the group limit of the queue apply again."),
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give a group a limit of its own, and show the group. Running messages continue, and count."""
+    """Give a group a limit of its own, and show the group. Running messages continue, and count.
+
+    Examples: `delayq groups limit mails acme 1`, and to undo it, `delayq groups limit mails acme
+    --unset`.
+    """
     queue.check_reliable(_DOING)
+    if (limit is None) != unset:
+        raise CommandFailed("pass a limit, such as 5 or 100/s, or --unset")
     # None is the limit of the queue.
-    chosen = None if limit == "queue" else limit_of(limit, "LIMIT") or Limit()
+    chosen = None if limit is None else limit_of(limit, "LIMIT") or Limit()
 
-    async def act(client: Client) -> Group:
-        found = queue.reliable(client, _DOING).groups
+    async def act(client: Client) -> tuple[Group, QueueSettings | None]:
+        found = (await queue.existing(client, _DOING)).groups
         await found.set_limit(group, chosen)
-        return await found.get(group)
+        return await found.get(group), await inspection.settings(client, queue.name)
 
-    changed = with_client(url, act)
+    (changed, settings), now = at_server_time(url, act)
+    usual = None if settings is None else settings.group_limit
     if as_json:
-        print_json({"queue": queue.name, **_facts(changed)})
+        print_json({"queue": queue.name, **_facts(changed, now)})
     else:
         show_fields(
             [
                 ("group", changed.name),
-                ("limit", limit_shown(changed.limit)),
+                ("limit", describe_group_limit(changed, usual, span)),
                 ("waiting", f"{changed.waiting:,}"),
+                ("ready", f"{changed.ready:,}"),
                 ("running", f"{changed.running:,}"),
             ]
+        )
+    if limit is not None and changed.limit is None:
+        undo = f"delayq groups limit {queue.argument} {shlex.quote(group)} --unset"
+        tell(
+            f"warning: nothing limits {group} now, whatever the group limit of the queue is; to let"
+            f" that apply again: {undo}"
         )
 
 
@@ -119,11 +147,13 @@ def pause(queue: ReliableOnly, group: Name, url: Url = None, as_json: AsJson = F
     """Pause a group: no process takes its messages until it is resumed.
 
     Leased messages are not affected, and neither are other groups.
+
+    Example: `delayq groups pause mails acme`
     """
     queue.check_reliable(_DOING)
 
     async def act(client: Client) -> None:
-        await queue.reliable(client, _DOING).groups.pause(group)
+        await (await queue.existing(client, _DOING)).groups.pause(group)
 
     with_client(url, act)
     resuming = f"delayq groups resume {queue.argument} {shlex.quote(group)}"
@@ -139,11 +169,13 @@ def resume(queue: ReliableOnly, group: Name, url: Url = None, as_json: AsJson = 
     """Resume a paused group.
 
     Exit status: 0, or 1 if it was not paused.
+
+    Example: `delayq groups resume mails acme`
     """
     queue.check_reliable(_DOING)
 
     async def act(client: Client) -> bool:
-        return await queue.reliable(client, _DOING).groups.resume(group)
+        return await (await queue.existing(client, _DOING)).groups.resume(group)
 
     there_was_one = with_client(url, act)
     report(
@@ -154,14 +186,17 @@ def resume(queue: ReliableOnly, group: Name, url: Url = None, as_json: AsJson = 
     raise typer.Exit(0 if there_was_one else 1)
 
 
-def _facts(group: Group) -> dict[str, Any]:
+def _facts(group: Group, now: datetime) -> dict[str, Any]:
     return {
         "group": group.name,
         "waiting": group.waiting,
+        "ready": group.ready,
         "running": group.running,
         "next_at": moment_json(group.next_at),
         "limit": None if group.limit is None else asdict(group.limit),
+        "has_own_limit": group.has_own_limit,
         "paused": group.paused,
+        "state": describe_group_state(group, now),
     }
 
 
@@ -169,8 +204,9 @@ def _row(group: Group, now: datetime) -> list[str]:
     return [
         group.name,
         f"{group.waiting:,}",
+        f"{group.ready:,}",
         f"{group.running:,}",
         moment_cell(group.next_at, now),
         limit_shown(group.limit),
-        "paused" if group.paused else "ok",
+        describe_group_state(group, now),
     ]

@@ -63,6 +63,8 @@ def history(
     when a message was due until it was handed out, and the run time of its handler.
 
     Exit status: 0, or 1 if nothing happened, or nothing is known about the message.
+
+    Example: `delayq history mails --hours 24`
     """
     queue.check_reliable(_DOING)
     if minutes is not None and hours is not None:
@@ -72,7 +74,7 @@ def history(
         return
 
     async def look(client: Client) -> list[Activity]:
-        return await queue.reliable(client, _DOING).activity(minutes=minutes, hours=hours)
+        return await (await queue.existing(client, _DOING)).activity(minutes=minutes, hours=hours)
 
     found, now = at_server_time(url, look)
     whole = Activity.total(found)
@@ -99,7 +101,7 @@ def history(
 
 def _of_message(queue: ReliableOnly, id: str, url: str | None, *, as_json: bool) -> None:  # noqa: A002
     async def look(client: Client) -> MessageHistory | None:
-        return await queue.reliable(client, _DOING).history(id)
+        return await (await queue.existing(client, _DOING)).history(id)
 
     found, now = at_server_time(url, look)
     if found is None:

@@ -46,6 +46,8 @@ def inspect(
     is changed.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq inspect orders`
     """
     how = codec_of(codec)
 

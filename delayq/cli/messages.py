@@ -114,6 +114,8 @@ def offer(
     """Offer a message that is due now or later.
 
     Exit status: 0; 1 if the id is taken; 2 if the message was not stored.
+
+    Example: `delayq offer mails '{"to": "ada@example.org"}' --delay 30m`
     """
     payload = codec_of(codec).encode(value_of(value, as_text=text, codec=codec))
     wait, moment = duration(delay), instant(at)
@@ -177,12 +179,14 @@ def peek(
     """Show the next messages without taking them: ready ones first, then those due soonest.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq peek mails`
     """
     how = codec_of(codec)
 
     async def look(client: Client) -> list[MessageView]:
         if queue.is_reliable:
-            messages = await queue.reliable(client).peek(limit)
+            messages = await (await queue.existing(client)).peek(limit)
             return [MessageView.of_message(one, how) for one in messages]
         ready = await _page(client, queue, "ready", how, 0, limit)
         return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
@@ -204,10 +208,17 @@ def list_messages(
     """List the messages in one state, in order of delivery, without taking them.
 
     Leased messages are listed with the end of their lease. Exit status: 0, or 1 if there are none.
+
+    Example: `delayq list mails --state ready`
     """
     how = codec_of(codec)
-    found, now = at_server_time(url, lambda client: _page(client, queue, state, how, offset, limit))
-    show_list(found, now, as_json=as_json)
+
+    async def look(client: Client) -> tuple[list[MessageView], str]:
+        page = await _page(client, queue, state, how, offset, limit)
+        return page, "" if page else await _elsewhere(client, queue, state, offset)
+
+    (found, elsewhere), now = at_server_time(url, look)
+    show_list(found, now, as_json=as_json, if_empty=elsewhere)
     raise typer.Exit(0 if found else 1)
 
 
@@ -223,12 +234,14 @@ def get(
     In a delayed queue, this works while the message is pending. The command has to search for it.
 
     Exit status: 0, or 1 if there is no message with that id.
+
+    Example: `delayq get mails welcome-3`
     """
     how = codec_of(codec)
 
     async def look(client: Client) -> MessageView | None:
         if queue.is_reliable:
-            message = await queue.reliable(client).get(id)
+            message = await (await queue.existing(client)).get(id)
             return None if message is None else MessageView.of_message(message, how)
         record = await inspection.find(client, queue.name, id)
         return None if record is None else MessageView.of_record(record, "delayed", how)
@@ -256,12 +269,15 @@ def result(
     """Show the result of a message, in a reliable queue that keeps results.
 
     Exit status: 0, or 1 if there is none: the message failed, is unknown, or has not ended yet.
+
+    Example: `delayq result reports report-7 --timeout 1m`
     """
     seconds, how = duration(timeout, "--timeout") or 0.0, codec_of(codec)
 
     async def look(client: Client) -> bytes | None:
-        found: bytes | None = await queue.reliable(client, "have results").result(id, seconds)
-        return found
+        jobs = await queue.existing(client, "have results")
+        payload: bytes | None = await jobs.result(id, seconds)
+        return payload
 
     try:
         payload = with_client(url, look)
@@ -285,13 +301,15 @@ def cancel(
     """Cancel a message that has not been delivered yet.
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
+
+    Example: `delayq cancel mails welcome-3`
     """
     if running and not queue.is_reliable:
         raise CommandFailed("--running needs a reliable queue")
 
     async def act(client: Client) -> bool:
         if queue.is_reliable:
-            return await queue.reliable(client).cancel(id, running=running)
+            return await (await queue.existing(client)).cancel(id, running=running)
         return await inspection.cancel(client, queue.name, id)
 
     if not with_client(url, act):
@@ -312,6 +330,8 @@ def reschedule(
     """Change the due time of a message that has not been delivered yet.
 
     Exit status: 0, or 1 if there is no message with that id, or a worker has it.
+
+    Example: `delayq reschedule mails welcome-3 --delay 2h`
     """
     wait, moment = duration(delay), instant(at)
     if (wait is None) == (moment is None):
@@ -321,7 +341,7 @@ def reschedule(
         if not queue.is_reliable:
             due_at = await inspection.reschedule(client, queue.name, id, wait, at=moment)
             return due_at is not None, due_at
-        handle = queue.reliable(client)
+        handle = await queue.existing(client)
         moved = await handle.reschedule(id, wait, at=moment)
         return moved, await _due_at(handle, id) if moved else None
 
@@ -349,6 +369,8 @@ def take(
     queue is gone at once.
 
     Exit status: 0, or 1 if no message was due.
+
+    Example: `delayq take mails --wait 1m`
     """
     seconds = duration(wait, "--wait") or 0.0
     how = codec_of(codec)
@@ -359,7 +381,9 @@ def take(
             if payload is not None:
                 _print_taken(queue, payload_json(how, payload), as_json=as_json)
             return payload is not None
-        for message in await queue.reliable(client).claim(1, seconds):
+        # One who waits may be there before the first message.
+        jobs = queue.reliable(client) if seconds else await queue.existing(client)
+        for message in await jobs.claim(1, seconds):
             # A message that cannot be read or printed goes back.
             async with message:
                 value = payload_json(how, message.value)
@@ -377,10 +401,24 @@ async def _page(
     client: Client, queue: Target, state: PendingState, codec: Codec[Any], offset: int, limit: int
 ) -> list[MessageView]:
     if queue.is_reliable:
-        messages = await queue.reliable(client).list(state, offset=offset, limit=limit)
+        messages = await (await queue.existing(client)).list(state, offset=offset, limit=limit)
         return [MessageView.of_message(one, codec) for one in messages]
     records = await inspection.records(client, queue.name, state, offset=offset, limit=limit)
     return [MessageView.of_record(one, state, codec) for one in records]
+
+
+async def _elsewhere(client: Client, queue: Target, state: PendingState, offset: int) -> str:
+    """Say where the messages of a queue are if none of one state is listed."""
+    depth = await inspection.found_stats(client, queue)
+    counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
+    if offset and counts[state]:
+        return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"
+    others = [
+        f"{count:,} {'is' if count == 1 else 'are'} {other}: --state {other}"
+        for other, count in counts.items()
+        if count and other != state
+    ]
+    return "; ".join([f"no {state} messages", *others])
 
 
 async def _due_at(handle: ReliableQueue[bytes], id: str) -> datetime | None:  # noqa: A002

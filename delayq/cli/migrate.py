@@ -63,6 +63,8 @@ def migrate(
     Exit status: 0 if every readable record is current, or in a dry run; 1 if a client keeps writing
     outdated ones; 2 if the command could not be carried out. A queue without pending messages
     counts as current.
+
+    Example: `delayq migrate orders --dry-run`
     """
     address = server_of(url)
     console = Console(highlight=False)

@@ -13,10 +13,11 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 
 from delayq import codecs
+from delayq.admin import inspect as inspection
 from delayq.admin.inspect import KINDS, FoundQueue
 from delayq.admin.wording import read_duration
 from delayq.cli.completion import delayed_names, queue_names, reliable_names
-from delayq.cli.errors import CommandFailed
+from delayq.cli.errors import CommandFailed, NoQueue
 from delayq.client import URL_VARIABLE
 from delayq.codecs import BytesCodec
 from delayq.errors import BadInput
@@ -25,12 +26,38 @@ if TYPE_CHECKING:
     from delayq import Client, DelayedQueue, ReliableQueue
     from delayq.codecs import Codec
 
+
+def _or_given_first(context: typer.Context, value: str | None) -> str | None:
+    """Return the address before the command if none comes after it: ``delayq --url URL queues``."""
+    source: Any = context.get_parameter_source("url")
+    if source is not None and source.name == "COMMANDLINE":
+        return value
+    given: str | None = context.find_root().params.get("url")
+    return given or value
+
+
+_URL: dict[str, Any] = {"metavar": "URL", "callback": _or_given_first}
 Url = Annotated[
     str | None,
-    typer.Option("--url", envvar=URL_VARIABLE, help="The server. Defaults to a private one."),
+    typer.Option(
+        "--url", envvar=URL_VARIABLE, help="The server. Defaults to a private one.", **_URL
+    ),
 ]
 # For commands that make no sense on an empty private server.
-RequiredUrl = Annotated[str | None, typer.Option("--url", envvar=URL_VARIABLE, help="The server.")]
+RequiredUrl = Annotated[
+    str | None, typer.Option("--url", envvar=URL_VARIABLE, help="The server.", **_URL)
+]
+# For commands that find the variable themselves.
+WorkerUrl = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The server, for a Worker() without an address. Defaults to ${URL_VARIABLE}.", **_URL
+    ),
+]
+DemoUrl = Annotated[
+    str | None,
+    typer.Option(help="The server to use. Defaults to a private embedded one.", **_URL),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Skip the confirmation prompt.")]
 Limit = Annotated[int, typer.Option(min=1, max=10_000, help="Show at most this many.")]
@@ -105,6 +132,26 @@ class Target(FoundQueue):
         self.check_reliable(doing)
         return client.reliable_queue(self.name, codec=BytesCodec(), max_attempts=None)
 
+    async def existing(self, client: Client, doing: str = "do this") -> ReliableQueue[bytes]:
+        """Return the reliable queue, as ``reliable`` does. A wrong name must not make one.
+
+        Raises:
+            NoQueue: It has never been used.
+        """
+        handle = self.reliable(client, doing)
+        await self.check_existence(client)
+        return handle
+
+    async def check_existence(self, client: Client) -> None:
+        """Raise NoQueue for a reliable queue that has never been used, if the user may know."""
+        if not self.is_reliable or await inspection.exists(client, self.name):
+            return
+        hint = "delayq queues lists those that there are"
+        if await inspection.next_due_at(client, self.name) is not None:
+            delayed = FoundQueue("delayed", self.name).argument
+            hint = f"to name the delayed queue of that name, write {delayed}"
+        raise NoQueue(f"there is no reliable queue {self.name!r}: {hint}")
+
     def check_reliable(self, doing: str) -> None:
         """Raise CommandFailed for a delayed queue."""
         if not self.is_reliable:
@@ -143,6 +190,16 @@ ReliableOnly = Annotated[
         parser=Target.parse,
         autocompletion=reliable_names,
         help="The name of a reliable queue.",
+    ),
+]
+ReliableOrAll = Annotated[
+    Target | None,
+    typer.Argument(
+        metavar="[QUEUE]",
+        parser=Target.parse,
+        autocompletion=reliable_names,
+        show_default=False,
+        help="The name of a reliable queue. All of them if left out.",
     ),
 ]
 DelayedOnly = Annotated[

@@ -13,7 +13,7 @@ from rich.live import Live
 from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
-from delayq.cli.errors import CommandFailed
+from delayq.cli.errors import CommandFailed, NoQueue
 from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
 from delayq.cli.options import AsJson, Queue, ReliableOnly, Url, Yes, duration
 from delayq.cli.output import (
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("kind", "queue", "ready", "delayed", "leased", "dead", "state")
 _MOST_DIGITS = 100
+# A message that is due for less than this, seconds, is not late.
+_LATE = 1.0
 
 
 def queues(url: Url = None, as_json: AsJson = False) -> None:
@@ -55,6 +57,8 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     alone could belong to any application.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq queues`
     """
     try:
         rows = with_client(url, _all)
@@ -86,12 +90,20 @@ def stats(
 ) -> None:
     """Show how many messages a queue has in each state.
 
-    Exit status: 0, or 130 after Ctrl-C. A queue that does not exist counts as empty.
+    Exit status: 0; 1 if there is no such reliable queue; 130 after Ctrl-C. A delayed queue without
+    messages counts as empty, and so does one that --watch waits for.
+
+    Example: `delayq stats mails --watch`
     """
-    if watch:
-        with_client(url, lambda client: _watch(client, queue, interval, as_json=as_json))
-    else:
-        with_client(url, lambda client: _print_stats(client, queue, as_json=as_json))
+
+    async def act(client: Client) -> None:
+        if watch:
+            await _watch(client, queue, interval, as_json=as_json)
+        else:
+            await queue.check_existence(client)
+            await _print_stats(client, queue, as_json=as_json)
+
+    with_client(url, act)
 
 
 def configure(
@@ -141,6 +153,8 @@ def configure(
     Clients that are running use the new settings at once. Code that declares other settings is
     refused when it starts the next time, so change it as well. Without an option for a setting,
     nothing is changed. If there is no such queue, the command fails unless you add --create.
+
+    Example: `delayq configure mails --max-size 10000`
     """
     window = "0" if dedup_window == "none" else dedup_window
     changes: dict[str, Any] = {
@@ -164,8 +178,8 @@ def configure(
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
         if not create and not await inspection.exists(client, queue.name):
-            raise CommandFailed(
-                f"there is no reliable queue {queue.name!r}; to give a new queue its settings"
+            raise NoQueue(
+                f"there is no reliable queue {queue.name!r}: to give a new queue its settings"
                 " before its first message, add --create"
             )
         return await handle.configure(**changes)
@@ -192,13 +206,15 @@ def pause(
     and its waiting one is dropped.
 
     Exit status: 0, or 1 if there is no such schedule.
+
+    Example: `delayq pause mails`
     """
     if schedule is not None:
         change_schedule(queue, schedule, "paused", url, as_json=as_json)
         return
 
     async def act(client: Client) -> None:
-        await queue.reliable(client, "be paused").pause()
+        await (await queue.existing(client, "be paused")).pause()
 
     with_client(url, act)
     report(
@@ -220,13 +236,15 @@ def resume(
     """Resume a paused reliable queue, or one of its schedules.
 
     Exit status: 0, or 1 if the queue was not paused, or there is no such schedule.
+
+    Example: `delayq resume mails`
     """
     if schedule is not None:
         change_schedule(queue, schedule, "resumed", url, as_json=as_json)
         return
 
     async def act(client: Client) -> bool:
-        return await queue.reliable(client, "be paused").resume()
+        return await (await queue.existing(client, "be paused")).resume()
 
     there_was_one = with_client(url, act)
     report(
@@ -250,6 +268,8 @@ def purge(
     steps and reports how many are left.
 
     Exit status: 0; 1 if you decline; 130 after Ctrl-C.
+
+    Example: `delayq purge mails --state delayed`
     """
     confirm(
         f"Drop {'all' if state == 'all' else f'the {state}'} messages of {queue.name} for good?",
@@ -260,7 +280,7 @@ def purge(
         if not queue.is_reliable:
             return await inspection.purge(client, queue.name, state)
         with progress("dropped", shown=not as_json) as show:
-            return await queue.reliable(client).purge(state, progress=show)
+            return await (await queue.existing(client)).purge(state, progress=show)
 
     async def left(client: Client) -> str:
         now, _ = await _stats(client, queue)
@@ -389,21 +409,26 @@ def _about(queue: FoundQueue) -> dict[str, Any]:
 def _row(queue: FoundQueue, depth: QueueDepth | str) -> list[str]:
     name = f"{queue.name} ({queue.partitions} partitions)" if queue.partitions > 1 else queue.name
     if isinstance(depth, str):
-        return [queue.kind, name, *"----", "see doctor"]
+        return [queue.kind, name, *"----", state_of(depth)[0]]
     dead = depth.dead + (depth.quarantined or 0)
-    state = (
-        "paused"
-        if depth.paused
-        else f"{span(depth.oldest_due_age)} late"
-        if depth.oldest_due_age >= 1
-        else "ok"
-    )
+    state, _ = state_of(depth)
     return [
         queue.kind,
         name,
         *(f"{count:,}" for count in (depth.ready, depth.delayed, depth.leased, dead)),
         state,
     ]
+
+
+def state_of(depth: QueueDepth | str) -> tuple[str, str]:
+    """Return the state of a queue in words, and their style. A text says why it is unknown."""
+    if isinstance(depth, str):
+        return "see doctor", "bold red"
+    if depth.paused:
+        return "paused", "yellow"
+    if depth.oldest_due_age >= _LATE:
+        return f"{span(depth.oldest_due_age)} late", "bold red"
+    return ("dead letters", "yellow") if depth.dead or depth.quarantined else ("ok", "green")
 
 
 def _lines(

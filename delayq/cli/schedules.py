@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
+from delayq.admin import inspect as inspection
+from delayq.admin.schedules import list_schedules
+from delayq.cli.errors import CommandFailed
+from delayq.cli.options import (  # noqa: TC001 - typer reads them
+    AsJson,
+    Limit,
+    ReliableOnly,
+    ReliableOrAll,
+    Url,
+)
 from delayq.cli.output import (
     moment_cell,
     moment_json,
@@ -18,9 +27,9 @@ from delayq.cli.output import (
     tell,
 )
 from delayq.cli.running import at_server_time, with_client
+from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
     from datetime import datetime
 
     from delayq import Client, Schedule
@@ -28,20 +37,45 @@ if TYPE_CHECKING:
 _DOING = "have schedules"
 
 
-def schedules(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> None:
-    """List the schedules of a reliable queue, with their next and last occurrences.
+def schedules(
+    queue: ReliableOrAll = None,
+    limit: Limit = 100,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the schedules of a reliable queue, or of all, with their next and last occurrences.
 
     Exit status: 0, or 1 if there are none.
+
+    Examples: `delayq schedules`, `delayq schedules reports`
     """
+    if queue is not None:
+        queue.check_reliable(_DOING)
 
-    def look(client: Client) -> Awaitable[list[Schedule]]:
-        return queue.reliable(client, _DOING).schedules()
+    async def look(client: Client) -> list[tuple[str, Schedule]]:
+        if queue is not None:
+            await queue.check_existence(client)
+            names = [queue.name]
+        else:
+            names = [one.name for one in await inspection.queues(client) if one.kind == "reliable"]
+        return [
+            (name, listed.schedule)
+            for name in names
+            for listed in await list_schedules(await inspection.stores_of(client, name))
+            if listed.schedule is not None
+        ]
 
-    found, now = at_server_time(url, look)
+    try:
+        every, now = at_server_time(url, look)
+    except ServerRefused as error:
+        hint = "; without +scan, name a queue: delayq schedules NAME" if queue is None else ""
+        raise CommandFailed(f"{error}{hint}") from error
+    found = every[:limit]
     if as_json:
-        for schedule in found:
+        for name, schedule in found:
             print_json(
                 {
+                    "queue": name,
                     "name": schedule.name,
                     "cron": schedule.cron,
                     "every": None if schedule.every is None else schedule.every.total_seconds(),
@@ -54,8 +88,11 @@ def schedules(queue: ReliableOnly, url: Url = None, as_json: AsJson = False) -> 
                 }
             )
     elif found:
-        columns = ("name", "when", "next", "last", "priority", "version")
-        show_table(columns, [_row(schedule, now) for schedule in found], wide=["name"])
+        columns = ("queue", "name", "when", "next", "last", "priority", "version")
+        rows = [[name, *_row(schedule, now)] for name, schedule in found]
+        show_table(columns, rows, wide=["queue", "name"])
+        if len(every) > len(found):
+            say(f"{len(every) - len(found):,} more: use --limit, or name a queue")
     else:
         say("no schedules")
     raise typer.Exit(0 if found else 1)
@@ -72,6 +109,8 @@ def unschedule(
     An application that calls `schedule()` when it starts brings the schedule back.
 
     Exit status: 0, or 1 if there is no such schedule.
+
+    Example: `delayq unschedule reports nightly`
     """
     change_schedule(queue, name, "unscheduled", url, as_json=as_json)
 
@@ -82,7 +121,7 @@ def change_schedule(
     """Pause, resume or delete a schedule, so that it is ``done``."""
 
     async def act(client: Client) -> bool:
-        jobs = queue.reliable(client, _DOING)
+        jobs = await queue.existing(client, _DOING)
         return await {
             "paused": jobs.pause_schedule,
             "resumed": jobs.resume_schedule,

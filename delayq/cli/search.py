@@ -58,7 +58,7 @@ async def _shelves(
             return [MessageView.of_record(one, state, codec) for one in found]
 
         return [Shelf(getattr(depth, state), partial(records, state)) for state in states]
-    handle = queue.reliable(client)
+    handle = await queue.existing(client)
 
     async def letters(
         some: Shelf[DeadLetter[bytes]], offset: int, limit: int
@@ -121,6 +121,8 @@ def search(
     Looks at messages one after the other: ready ones first, then delayed, leased and dead ones.
 
     Exit status: 0, or 1 if none was found.
+
+    Example: `delayq search mails --payload ada@example.org`
     """
     query = SearchQuery(payload, id, error, group, headers_of(header) or {})
     if query.is_empty:

@@ -120,7 +120,12 @@ def payload_of(letter: DeadLetter[bytes]) -> bytes:
 
 
 def show_list(
-    messages: Sequence[MessageView], now: datetime, *, as_json: bool, mixed: bool = False
+    messages: Sequence[MessageView],
+    now: datetime,
+    *,
+    as_json: bool,
+    mixed: bool = False,
+    if_empty: str = "no messages",
 ) -> None:
     """Print messages as a table, or as JSON lines. ``mixed``: they are in different states."""
     if as_json:
@@ -128,7 +133,7 @@ def show_list(
             print_json(message.facts)
         return
     if not messages:
-        say("no messages")
+        say(if_empty)
         return
     leased = not mixed and messages[0].facts["state"] == "leased"
     cells = {

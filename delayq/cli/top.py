@@ -20,8 +20,8 @@ from rich.table import Table
 
 from delayq.admin import inspect as inspection
 from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
-from delayq.cli.output import console, cut, moment_json, print_json, span, words, write
-from delayq.cli.queues import stats_or_error
+from delayq.cli.output import console, cut, moment_json, print_json, words, write
+from delayq.cli.queues import state_of, stats_or_error
 from delayq.cli.running import clock, label_of, with_client
 from delayq.errors import ServerError
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _SHARE = 20
 # The rate is the change over this many seconds.
 _WINDOW = 10.0
-# A message that is due for less than this, seconds, is not late.
-_LATE = 1.0
 # The lines around the rows.
 _OTHER_LINES = 5
 _STATE_WIDTH = len("dead letters")
@@ -83,13 +81,7 @@ class Line:
     @property
     def state(self) -> tuple[str, str]:
         """Its state in words, and their style."""
-        if isinstance(self.depth, str):
-            return "see doctor", "bold red"
-        if self.depth.paused:
-            return "paused", "yellow"
-        if self.figure("oldest_due_age") >= _LATE:
-            return f"{span(self.figure('oldest_due_age'))} late", "bold red"
-        return ("dead letters", "yellow") if self.figure("dead") else ("ok", "green")
+        return state_of(self.depth)
 
     @property
     def trouble(self) -> int:
@@ -240,6 +232,8 @@ def top(
     terminal, or with --json, prints a line for each queue at each update until Ctrl-C.
 
     Exit status: 0 after q, or 130 after Ctrl-C.
+
+    Example: `delayq top`
     """
     named = list(queues or ())
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from delayq.admin import inspect as inspection
-from delayq.cli.completion import reliable_names
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson, Target, Url
+from delayq.cli.options import AsJson, ReliableOrAll, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import moment_json, print_json, say, show_table, span
 from delayq.cli.running import at_server_time
 from delayq.errors import ServerRefused
@@ -24,16 +23,7 @@ _COLUMNS = ("queue", "host", "pid", "delayq", "running", "slots", "longest", "up
 
 
 def workers(
-    queue: Annotated[
-        Target | None,
-        typer.Argument(
-            metavar="[QUEUE]",
-            parser=Target.parse,
-            autocompletion=reliable_names,
-            show_default=False,
-            help="The name of a reliable queue. All of them if left out.",
-        ),
-    ] = None,
+    queue: ReliableOrAll = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,6 +33,8 @@ def workers(
     that each of them handles: the 20 that have run longest.
 
     Exit status: 0, or 1 if there are none.
+
+    Example: `delayq workers mails`
     """
     name = None
     if queue is not None:
@@ -50,6 +42,8 @@ def workers(
         name = queue.name
 
     async def look(client: Client) -> list[WorkerInfo]:
+        if queue is not None:
+            await queue.check_existence(client)
         return await inspection.workers(client, name)
 
     try:

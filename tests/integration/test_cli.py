@@ -30,6 +30,7 @@ from delayq.cli.worker.child import find
 from delayq.codecs import BytesCodec, StringCodec
 from tests.support.command_line import CLOSING, MAILS, SECRET, Cli, cli, ctrl_c_at, seed
 from tests.support.fields import fields
+from tests.support.programs import run_python
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -58,7 +59,47 @@ def sync_raw(server: PrivateServer) -> Iterator[Any]:
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out == f"{metadata.version('delayq')}\n"
+    told = f"{metadata.version('delayq')}\n"
+    assert capsys.readouterr().out == told
+    # As a program, it does not even load the command line.
+    program = "import sys; sys.argv[1:] = ['--version']; import delayq.__main__ as command"
+    loaded = "assert not {'typer', 'rich', 'redis'} & sys.modules.keys()"
+    result = run_python("-c", f"{program}; command.main(); {loaded}")
+    assert (result.returncode, result.stdout) == (0, told)
+
+
+# Every command that names a reliable queue, but does not make one.
+ON_A_QUEUE = (
+    *("stats x", "peek x", "list x", "get x y", "history x", "history x --id y", "search x --id y"),
+    *("schedules x", "workers x", "result x y", "cancel x y", "reschedule x y --delay 1"),
+    *("take x", "dead list x", "dead list x --group-by error", "dead redrive x"),
+    *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
+    *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
+    *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
+)
+
+
+def test_a_wrong_name_makes_no_queue(cli: Cli, server: PrivateServer) -> None:
+    for line in ON_A_QUEUE:
+        assert cli.plain(line) == (1, ""), line
+        assert cli.error.startswith("delayq: there is no reliable queue 'x': "), line
+    assert server.call("KEYS", "*") in (b"*0", b"")
+    cli("offer delayed:x 1 --delay 1h")
+    assert cli("stats x")[0] == 1
+    assert cli.error.endswith("to name the delayed queue of that name, write delayed:x\n")
+    # Those who wait may come before the first message, and a doctor reports.
+    assert cli.plain("take x --wait 0.01s") == (1, "")
+    assert "no message is due" in cli.error
+    assert cli.check("reliable y", "doctor y")["text"] == "there is no such queue"
+
+
+def test_an_address_may_come_first(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    cli("offer mails 1")
+    monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
+    for words in (["queues"], ["dead", "list", "mails"], ["offer", "mails", "2"]):
+        assert run(["--url", cli.url, *words]) == int("dead" in words)
+    # The one after the command is the last word.
+    assert run(["--url", "redis://127.0.0.1:1", "stats", "mails", "--url", cli.url]) == 0
 
 
 def test_queues_are_found_with_their_counts(cli: Cli, server: PrivateServer) -> None:
@@ -112,7 +153,6 @@ def test_stats_and_lists_of_both_kinds(cli: Cli) -> None:
         ("mails", "delayed ready leased dead", (3, 1, 1, 1)),
         ("delayed:closing", "kind delayed", ("delayed", 2)),
         ("reliable:orders", "delayed", (40,)),
-        ("nobody", "ready", (0,)),
     ):
         assert fields(cli(f"stats {queue}")[1][0], names) == figures
     # Lists are of one state, and have pages.
@@ -122,6 +162,14 @@ def test_stats_and_lists_of_both_kinds(cli: Cli) -> None:
     _, some = cli("list mails --state delayed --limit 2 --offset 1")
     assert [one["id"] for one in some] == ["welcome-2", "welcome-1"]
     assert len(cli("list orders --limit 7")[1]) == 7
+    # Where nothing is listed, it says where the messages are.
+    told = "no ready messages; 40 are delayed: --state delayed\n"
+    assert cli.plain("list orders --state ready") == (1, told)
+    assert "--offset is 9, and 3 are delayed" in cli.plain("list mails --offset 9")[1]
+    assert [line.split()[-1] for line in cli.plain("queues")[1].splitlines()[2:]] == [
+        "letters",
+        "ok",
+    ]
 
 
 def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
@@ -138,10 +186,8 @@ def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
 
 def test_configure(cli: Cli) -> None:
     for options in ("", " --max-size 2"):
-        cli.assert_refused(
-            f"configure mails{options}", words="no reliable queue 'mails'; to give a new queue"
-        )
-    assert cli("stats mails")[1][0]["max_size"] is None
+        assert cli.plain(f"configure mails{options}") == (1, "")
+        assert "no reliable queue 'mails': to give a new queue" in cli.error
     assert "max size: none" in " ".join(
         cli.plain("configure mails --partitions 1 --create")[1].split()
     )
@@ -179,7 +225,9 @@ def test_configure(cli: Cli) -> None:
         cli.assert_refused(f"configure mails --{option}")
 
 
+@pytest.mark.every_server
 def test_groups(cli: Cli) -> None:
+    assert cli("configure mails --max-size 99 --create")[0] == 0
     assert cli("groups list mails") == (1, [])
     with delayq.sync.connect(cli.url) as client:
         client.reliable_queue("mails").offer_many(
@@ -187,20 +235,54 @@ def test_groups(cli: Cli) -> None:
         )
     status, (ada, bob) = cli("groups list mails")
     assert (status, ada["group"], bob["group"]) == (0, "ada", "bob")
-    assert fields(ada, "waiting running limit paused") == (3, 0, None, False)
+    assert fields(ada, "waiting ready running limit paused") == (3, 3, 0, None, False)
     assert ada["next_at"].endswith("Z")
     assert cli("groups list mails --after ada")[1] == [bob]
     assert "continue with --after 'ada'" in cli.plain("groups list mails --limit 1")[1]
     assert cli("configure mails --group-limit 7")[0] == 0
-    for limit, concurrency in (("2,10/m", 2), ("none", None), ("queue", 7)):
+    lifted = "warning: nothing limits ada now, whatever the group limit of the queue is"
+    for limit, concurrency, told, warning in (
+        ("1,10/m", 1, "1 at a time, 10 in 1 min: its own, instead of", ""),
+        ("none", None, "none: its own, instead of the queue's group limit, 7 at a time", lifted),
+        ("--unset", 7, "7 at a time: the group limit of the queue", ""),
+        ("1", 1, "1 at a time: its own", ""),
+    ):
+        assert told in cli.plain(f"groups limit mails ada {limit}")[1]
+        assert cli.error.startswith(f"delayq: {warning}") if warning else not cli.error
         status, (limited,) = cli(f"groups limit mails ada {limit}")
         assert (status, limited["queue"], limited["group"]) == (0, "mails", "ada")
         assert (limited["limit"] or {}).get("concurrency") == concurrency
+        assert limited["has_own_limit"] == (limit != "--unset")
+    for words in ("", "1 --unset"):
+        cli.assert_refused(f"groups limit mails ada {words}", words="or --unset")
     assert cli("groups pause mails ada")[1] == [{"queue": "mails", "group": "ada", "paused": True}]
     assert [row["paused"] for row in cli("groups list mails")[1]] == [True, False]
     assert [cli.plain("groups resume mails ada")[0] for _ in range(2)] == [0, 1]
     assert cli("offer mails 7 --group eve --id m7")[0] == 0
     assert cli("get mails m7")[1][0]["group"] == "eve"
+    # A group says what becomes of its messages, whatever their priority.
+    assert cli("configure mails --group-limit 7 --max-size none")[0] == 0
+    assert cli("offer mails 8 --group eve --priority 3")[0] == 0
+    assert cli("offer mails 9 --group eve --delay 1h")[0] == 0
+    with delayq.sync.connect(cli.url) as client:
+        assert client.run(claim_five) == {"ada", "bob", "eve"}
+        states = [fields(row, "group ready running state") for row in cli("groups list mails")[1]]
+        assert states == [
+            ("ada", 2, 1, "at its limit"),
+            ("bob", 1, 2, "due"),
+            ("eve", 0, 2, "ok"),
+        ]
+        assert cli("groups pause mails bob")[0] == 0
+        told = "all in groups that are paused, held up, or at their limits: 'ada', 'bob'"
+        assert told in cli.check("reliable mails", "doctor mails --overdue 0")["text"]
+        assert cli("configure mails --limit 5")[0] == 0
+        at_limit = cli.check("reliable mails", "doctor mails --overdue 0")
+        assert "at its limit of 5 at a time" in at_limit["text"]
+        assert at_limit["advice"] == "to raise it: delayq configure mails --limit N"
+
+
+async def claim_five(client: delayq.Client) -> set[str | None]:
+    return {message.group for message in await client.reliable_queue("mails").claim(5)}
 
 
 def test_purge(cli: Cli) -> None:
@@ -298,8 +380,8 @@ def test_result(cli: Cli) -> None:
         assert cli(f"result mails {of}") == (1, [])
         assert words in cli.error
 
-    has_none("keeps none; give it keep=")
     cli("offer mails 5 --id a")
+    has_none("keeps none; give it keep=")
     assert cli("configure mails --keep 1h")[0] == 0
     has_none("never offered", "b")
     has_none("was not finished within 0 s")
@@ -402,6 +484,7 @@ def test_dead_letters_are_grouped_and_chosen_by_cause_and_age(cli: Cli, partitio
     assert (status, [one["id"] for one in found]) == (0, ["dead-000001", "dead-000002"])
     letter = ("attempts", 3, "ValueError: no", "dead-000001")
     assert fields(found[0], "reason attempt error value") == letter
+    assert "ValueError: no" in cli.plain("dead list mails --limit 1")[1]
     bury_some(cli.url, partitions)
     act(
         ("redrive mails dead-000003 nobody", 0, {"redriven": 1}),
@@ -537,7 +620,10 @@ def test_schedules_are_listed_and_deleted(cli: Cli) -> None:
     assert cli("unschedule mails nightly")[1] == [named | {"unscheduled": True}]
     assert cli("unschedule mails nightly") == (1, [])
     assert [one["name"] for one in cli("schedules mails")[1]] == ["often"]
+    cli("offer others 1")
     assert cli("schedules others") == (1, [])
+    assert [fields(one, "queue name") for one in cli("schedules")[1]] == [("mails", "often")]
+    assert cli.plain("schedules")[1].split()[0] == "queue"
 
 
 # Inspect, doctor, bench
@@ -579,6 +665,11 @@ def test_a_doctor_finds_what_is_stuck_and_nothing_else(cli: Cli, sync_raw: Any) 
     assert checks <= levels.keys()
     assert levels["version"] == "ok"
     cli("offer mails 1")
+    # Nothing is late yet, but no process is there.
+    assert fields(cli.check("reliable mails"), "level advice") == (
+        "note",
+        "start a worker: delayq worker MODULE:ATTRIBUTE",
+    )
     cli("offer halted 1")
     cli.plain("pause halted")
     sync_raw.zadd(CLOSING.timeout, {pack(b"ABCDEFGH", b"1", 8): 1000.0})
@@ -594,6 +685,7 @@ def test_a_doctor_finds_what_is_stuck_and_nothing_else(cli: Cli, sync_raw: Any) 
 
 def test_advice_can_be_copied_to_a_shell_for_any_name(cli: Cli, sync_raw: Any) -> None:
     name = "x; touch 'y' #"
+    assert cli.plain("offer", name, "1")[0] == 0
     _, paused = cli.plain("pause", name)
     for advice in (paused.partition("with: ")[2], cli.check(f"reliable {name}")["advice"]):
         assert shlex.split(advice) == ["delayq", "resume", name]
@@ -621,7 +713,7 @@ def test_a_doctor_knows_what_a_user_lacks(
     rules = [*acl_rules("dashboard", reliable=["mails"]), "+acl|dryrun", "+acl|whoami", "+command"]
     own_server.call("ACL", "SETUSER", "dash", "on", f">{SECRET}", *rules)
     cli = Cli(own_server.url.replace("unix://", f"unix://dash:{SECRET}@"), capsys)
-    assert cli.check("reliable mails", "doctor mails --role consumer")["level"] == "ok"
+    assert cli.check("reliable mails", "doctor mails --role consumer")["level"] == "note"
     rights = cli.check("rights", "doctor mails --role consumer")
     assert rights["level"] == "wrong"
     assert "'dash' cannot act as consumer: lacks +" in rights["text"]

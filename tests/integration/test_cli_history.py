@@ -41,6 +41,7 @@ async def work(url: str) -> None:
 
 
 def test_history_has_lines_bars_and_attempts(cli: Cli) -> None:
+    assert cli.plain("configure jobs --max-size 99 --create")[0] == 0
     assert cli.plain("history jobs --hours 5") == (1, "nothing happened in the last 5 h 0 min\n")
     asyncio.run(work(cli.url))
     status, lines = cli("history jobs --minutes 10")

@@ -126,12 +126,18 @@ DOCUMENTS = (
 )
 
 
-def test_every_command_is_tried_and_has_json() -> None:
+def test_every_command_is_tried_and_has_json_and_an_example(cli: Cli) -> None:
     known = commands()
     tried = {name for name in known for case in SCREENS if f"{case.line} ".startswith(f"{name} ")}
     assert tried == set(known) - ELSEWHERE
     for command in known.values():
         assert any("--json" in option.opts for option in command.params)
+    for name in ("", "dead", "groups", *known):
+        _, shown = cli.screen(f"{name} --help")
+        # Types that tell users nothing are left out.
+        assert not {"<bool>", "<Target>"} & {*shown.split()}, name
+        if name in known:
+            assert f"delayq {name}" in shown.partition("Example")[2], name
 
 
 # At a terminal

@@ -18,7 +18,7 @@ from delayq._embedded import server as embedded
 from delayq.cli.demo.run import Plan, run
 from delayq.cli.demo.screen import counts, headline, live, print_summary
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
+from delayq.cli.options import AsJson, DemoUrl  # noqa: TC001 - typer reads them
 from delayq.cli.output import print_json, write
 from delayq.cli.running import public_part, until_signalled
 
@@ -36,15 +36,15 @@ def demo(
     max_delay: Annotated[
         float, typer.Option(min=0, max=_LONGEST, help="The longest delay, in seconds.")
     ] = 3.0,
-    url: Annotated[
-        str | None, typer.Option(help="The server to use. Defaults to a private embedded one.")
-    ] = None,
+    url: DemoUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Show delayed messages arriving, sent by one process to another on a private server.
 
     Exit status: 0 if no message was early, lost or delivered twice, otherwise 1; 2 if the demo
     could not run.
+
+    Example: `delayq demo --messages 1000`
     """
     if math.isnan(max_delay):
         raise CommandFailed("--max-delay must be a number")

@@ -10,9 +10,8 @@ import anyio
 import typer
 
 from delayq.cli.errors import CommandFailed
-from delayq.cli.options import AsJson  # noqa: TC001 - typer reads it
+from delayq.cli.options import AsJson, WorkerUrl  # noqa: TC001 - typer reads them
 from delayq.cli.worker.supervisor import Plan, Supervisor
-from delayq.client import URL_VARIABLE
 
 _PORTS = 65_536
 
@@ -60,12 +59,7 @@ def worker(
             help="Watch this directory instead of the working directory. Repeatable.",
         ),
     ] = None,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help=f"The server, for a Worker() without an address. Defaults to ${URL_VARIABLE}."
-        ),
-    ] = None,
+    url: WorkerUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Run a worker in one or more processes.
@@ -76,6 +70,8 @@ def worker(
 
     Exit status: 0 after a stop or a burst; 1 if processes died in a burst; 2 if the worker could
     not be started; 128 plus the signal's number after a second signal.
+
+    Example: `delayq worker app.jobs:worker --processes 4`
     """
     metrics = None
     if metrics_port is not None:
