@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from delayq._logging import log
+from delayq._redis import client as patience
+from delayq._redis.retry import retry_delay
 from delayq.errors import OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -55,28 +57,43 @@ async def settle(
     ends_us: Sequence[int],
     lost: OutcomeUnknown | None,
 ) -> list[bool | OutcomeUnknown]:
-    """Make a call that settles leased messages, and repeat it once if its answer is lost, as it was
-    already if ``lost`` is set.
+    """Make a call that settles leased messages, until it is answered or the last lease has ended.
+
+    A call whose answer was lost, as it was already if ``lost`` is set, is repeated. Whatever keeps
+    a call from being sent, the next one may be: a message that was handled is not handled again
+    because its server was away, or refused connections, for a part of its lease.
 
     Returns:
         For each lease, which ends at ``ends_us``, whether it was ours, or the error if the outcome
         is unknown.
     """
-    if lost is None:
+    until, failures = clock.local() + _patience(clock, ends_us), 0
+    while True:
         try:
-            return [bool(done) for done in await server.run(*request)]
+            answer = await server.run(*request._replace(until=until))
+            break
         except OutcomeUnknown as error:
-            lost = error
-    try:
-        again = await server.run(*request)
-    except ServerError:
-        # Whatever happened to the second try, the first one may have been carried out.
-        raise lost from lost.__cause__
+            lost, failures = error, failures + 1
+            if clock.local() >= until:
+                raise
+        except ServerError:
+            if lost is None:
+                raise
+            # Whatever has become of the later tries, an earlier one may have been carried out.
+            raise lost from lost.__cause__
+        await asyncio.sleep(retry_delay(failures, most=0.5))
+    if lost is None:
+        return [bool(done) for done in answer]
     # A lease that is gone but cannot have ended was settled by the first try.
     return [
         bool(done) or clock.seconds_until(ends) > _SURELY or lost
-        for done, ends in zip(again, ends_us, strict=True)
+        for done, ends in zip(answer, ends_us, strict=True)
     ]
+
+
+def _patience(clock: ServerClock, ends_us: Sequence[int]) -> float:
+    """Return for how many seconds a call that settles leases is made again."""
+    return max(patience.RETRY_FOR, *map(clock.seconds_until, ends_us))
 
 
 def settled(

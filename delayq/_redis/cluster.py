@@ -174,7 +174,12 @@ class Cluster(Topology):
 
     def _pool(self, place: HostPort) -> ConnectionPool:
         if place not in self._pools:
-            self._pools[place] = ConnectionPool(self._address.seeds[0].at(*place), self._limit)
+            self._pools[place] = ConnectionPool(
+                self._address.seeds[0].at(*place),
+                self._limit,
+                # By one of the servers, whose users and certificates are those of all.
+                was_let_in=bool(self._masters),
+            )
         return self._pools[place]
 
     def _place_of(self, pool: ConnectionPool) -> HostPort:

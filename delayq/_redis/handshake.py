@@ -39,10 +39,19 @@ _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "C
 
 
 class Opener:
-    """Opens connections to one server, or to the master that Sentinels name."""
+    """Opens connections to one server, or to the master that Sentinels name.
 
-    def __init__(self, address: Address | SentinelAddress) -> None:
+    Who is refused at first has a wrong address. Once a connection was open, the address is right,
+    and a refusal is the server's state: its certificate is replaced, say, or its users are read.
+    """
+
+    def __init__(self, address: Address | SentinelAddress, *, was_let_in: bool = False) -> None:
+        """Args:
+        address: The server, or the Sentinels that name it.
+        was_let_in: Whether the address is known to be right.
+        """
         self._address = address
+        self._was_let_in = was_let_in
         # The one that was right is asked first.
         self._sentinels = list(address.sentinels) if isinstance(address, SentinelAddress) else []
         # Whether every connection so far has led to a replica.
@@ -50,7 +59,22 @@ class Opener:
         self._found_a_master = False
 
     async def open(self) -> Connection:
-        """Connect, send the greeting, and select the database, or raise ServerError."""
+        """Connect, send the greeting, and select the database.
+
+        Raises:
+            ServerUnavailable: The server does not answer, or refuses a client that was let in.
+            ServerRefused: It refuses a client that was never let in.
+        """
+        try:
+            wire = await self._open()
+        except ServerRefused as error:
+            if not self._was_let_in:
+                raise
+            raise ServerUnavailable(*error.args) from error.__cause__
+        self._was_let_in = True
+        return wire
+
+    async def _open(self) -> Connection:
         if isinstance(self._address, SentinelAddress):
             return await self._open_master(self._address)
         try:

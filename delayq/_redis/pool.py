@@ -92,9 +92,11 @@ class ConnectionPool:
     answered while an older one that has waited longer is not, the older one is dead.
     """
 
-    def __init__(self, address: Address | SentinelAddress, limit: int) -> None:
+    def __init__(
+        self, address: Address | SentinelAddress, limit: int, *, was_let_in: bool = False
+    ) -> None:
         self.label: str = address.label
-        self._opener = Opener(address)
+        self._opener = Opener(address, was_let_in=was_let_in)
         self._free = FreeConnections()
         self._used: dict[Connection, _Use] = {}
         # How many may be in use at the same time, and how many are being opened within that limit.

@@ -10,6 +10,7 @@ import pytest
 
 import delayq
 from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import be_impatient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -52,7 +53,7 @@ async def held(
     request: pytest.FixtureRequest, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> Held:
     held = await request.param(client)
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
+    be_impatient(monkeypatch, 0.2)
     return held
 
 

@@ -128,6 +128,29 @@ async def test_a_wrong_password_for_the_sentinel_is_told_at_once(some_kind: Priv
             assert "wrong" not in str(caught.value).replace("WRONGPASS", "")
 
 
+async def test_a_refusal_that_passes_spends_no_acknowledgement(
+    some_kind: PrivateServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a certificate that is replaced, or users that are read from a file again."""
+    some_kind.call("ACL", "SETUSER", "me", "on", ">mine", "allkeys", "allchannels", "+@all")
+    async with delayq.connect(some_kind.url.replace("redis://", "redis://me:mine@")) as client:
+        queue = client.reliable_queue("jobs", lease=3600)
+        await queue.offer_many([delayq.Offer(n) for n in range(2)])
+        messages = await queue.claim(2, wait=10)
+        some_kind.call("ACL", "SETUSER", "me", "off")
+        some_kind.call("CLIENT", "KILL", "USER", "me")
+        await until(lambda: "notifications are interrupted" in caplog.text)
+        # Whatever is done meanwhile takes longer than calls are retried.
+        monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+        settling = [asyncio.create_task(messages[0].ack()), asyncio.create_task(messages[1].nack())]
+        with pytest.raises(delayq.ServerUnavailable, match="rejected the credentials"):
+            await queue.stats()
+        some_kind.call("ACL", "SETUSER", "me", "on")
+        await asyncio.wait_for(asyncio.gather(*settling), 60)
+        stats = await queue.stats()
+        assert (stats.leased, stats.delayed + stats.ready) == (0, 1)
+
+
 async def test_a_replica_serves_reads_and_refuses_the_first_write(some_kind: PrivateServer) -> None:
     with PrivateServer(some_kind.kind, tcp=True) as replica:
         replica.call("REPLICAOF", "127.0.0.1", str(some_kind.port))

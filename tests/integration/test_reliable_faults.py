@@ -23,7 +23,7 @@ from tests.support.links import Links
 from tests.support.reliable import bodies, bury_all, claim_one, leased, offers
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import HOUR, Store, Stored, hours
-from tests.support.waiting import until
+from tests.support.waiting import be_impatient, until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 OFFERS = (OFFER.name, OFFER_NEW.name)
-
-
-def be_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the retries, for faults that last."""
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
 
 
 def working(_name: str, _n: int) -> str | None:
@@ -230,7 +225,7 @@ async def test_an_operation_has_its_whole_effect_or_none_and_tells_truly(
         with monkeypatch.context() as patience:
             if lasts:
                 # A queue that opens from here on gives up its offers after this time.
-                patience.setattr("delayq._redis.client.RETRY_FOR", 0.3)
+                be_impatient(patience, 0.3)
             queue, held = await prepare(client, name, operation)
             caplog.clear()
             faults.plan = nth_call(faults, plan, n)

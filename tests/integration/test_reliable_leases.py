@@ -27,7 +27,7 @@ from tests.support.reliable import (
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import HOUR, Store, hours
 from tests.support.tasks import end
-from tests.support.waiting import until
+from tests.support.waiting import be_impatient, until
 
 if TYPE_CHECKING:
     from delayq import Client, Message
@@ -433,7 +433,7 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
 async def test_a_handler_whose_ack_failed_keeps_its_lease(jobs: Jobs, faults: Faults) -> None:
     async with await leased(jobs) as message:
         with pytest.MonkeyPatch.context() as patience:
-            patience.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+            be_impatient(patience, 0.05)
             faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
             with pytest.raises(delayq.ServerUnavailable):
                 await message.ack()

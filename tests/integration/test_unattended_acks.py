@@ -16,6 +16,7 @@ from delayq._engine.leases import Batch
 from delayq._reliable.store import ACK
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
+from tests.support.waiting import be_impatient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -168,7 +169,7 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     await fill(jobs, 30)
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.05)
+    be_impatient(monkeypatch, 0.05)
     faults.plan = lambda name, _n: "unsent" if name == ACK.name else None
     unwatched = 0
     async for message in jobs:

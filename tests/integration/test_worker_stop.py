@@ -24,7 +24,7 @@ from delayq.worker._signals import signals_handled
 from tests.support.depth import in_gate, nightly
 from tests.support.reliable import Jobs, claim_one, depths, offers
 from tests.support.timing import Control
-from tests.support.waiting import until
+from tests.support.waiting import be_impatient, until
 from tests.support.workers import SETTINGS, Gate, Seen, on_jobs, running, work_off
 
 if TYPE_CHECKING:
@@ -486,7 +486,7 @@ async def test_a_start_that_fails_lets_the_run_fail(
             raise LookupError("no licence")
         yield
 
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+    be_impatient(monkeypatch, 0.1)
     for worker, error in (
         (Worker(client, lifespan=broken), LookupError),
         (Worker("redis://127.0.0.1:1/0"), delayq.ServerUnavailable),

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    import pytest
+
     from delayq import DelayedQueue
 
 
@@ -41,3 +43,9 @@ async def fetch_ahead(
     while not any(len(reader.ahead) >= at_least for reader in queue._waiters._readers):
         taken.append(await anext(values))
     return values, taken
+
+
+def be_impatient(patch: pytest.MonkeyPatch, seconds: float = 0.05) -> None:
+    """Give up calls after ``seconds``, also acknowledgements, for faults that last."""
+    patch.setattr("delayq._redis.client.RETRY_FOR", seconds)
+    patch.setattr("delayq._engine.leases._patience", lambda *_: seconds)
