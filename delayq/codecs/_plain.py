@@ -18,10 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     Form = Callable[[Any], Any]
+    Check = Callable[[Any, str], None]
 
 _SCALARS = (str, int, float, type(None))
 _ZERO, _MINUTE = timedelta(0), timedelta(minutes=1)
 _CURE = "convert it first, or open the queue with a codec for it (codec=...)"
+HIDDEN_CURE = (
+    "it is written as asterisks, so offer a reference to it, or give its field a serializer that"
+    " returns get_secret_value()"
+)
+_HAVE_FIELDS = ("__dataclass_fields__", "__struct_fields__", "model_fields")
 # Raised by the objects themselves: an unset attribute, or a field of another type than declared.
 _FAILURES = (TypeError, ValueError, AttributeError, ArithmeticError)
 
@@ -32,7 +38,7 @@ class Unencodable(TypeError):
 
 class _UnknownType(TypeError):
     def __init__(self, kind: type[Any]) -> None:
-        super().__init__(f"JSON cannot hold {_a(kind)}")
+        super().__init__(f"JSON cannot hold {a_kind(kind)}")
         self.kind = kind
 
 
@@ -42,22 +48,48 @@ def plain(value: Any, /) -> Any:
     return _form(kind)(value)
 
 
-def to_plain(value: Any, /) -> Any:
+def to_plain(value: Any, /, check: Check = lambda *_: None) -> Any:
     """Turn ``value``, everything in it, and the keys of its dicts into the values that JSON has.
 
     This is slower than an encoder that calls :func:`plain`, which does not convert keys, and cannot
     tell where it failed.
 
+    Args:
+        value: The value.
+        check: Called with each part that JSON does not have itself, and the part's place, after
+            everything in the part has been converted. It may raise Unencodable.
+
     Raises:
         Unencodable: JSON cannot hold it, or something in it.
         RecursionError: It is nested too deeply.
     """
-    return _to_plain(value, "value", set())
+    return _to_plain(value, "value", set(), check)
+
+
+def is_record(kind: type[Any]) -> bool:
+    """Return whether a class is an enum, or one with fields that are written as an object."""
+    return (
+        issubclass(kind, Enum)
+        or "__pydantic_serializer__" in vars(kind)
+        or any(hasattr(kind, name) for name in _HAVE_FIELDS)
+    )
+
+
+def is_secret(value: Any) -> bool:
+    """Return whether a value, or its class, is one of pydantic's that hide what they hold."""
+    return hasattr(value, "get_secret_value")
+
+
+def a_kind(kind: type[Any]) -> str:
+    """Return the name of a class with its article."""
+    return f"{'an' if kind.__name__[0] in 'AEIOaeio' else 'a'} {kind.__name__}"
 
 
 @lru_cache(maxsize=1024)
 def _form(kind: type[Any]) -> Form:
     """Return a function that brings values of a class closer to JSON."""
+    if is_secret(kind):
+        raise _UnknownType(kind)
     if issubclass(kind, Enum):
         return attrgetter("value")
     # Its own: a subclass that is a plain dataclass inherits one that leaves out its fields.
@@ -76,10 +108,10 @@ def _form(kind: type[Any]) -> Form:
 
 
 def _pydantic(value: Any) -> Any:
-    # By alias, because it is read by alias. A value of another type than its field would only
-    # cause a warning by default.
+    # By alias, because it is read by alias, and without what is computed. A value of another type
+    # than its field would only cause a warning by default.
     return value.__pydantic_serializer__.to_python(
-        value, mode="json", by_alias=True, warnings="error", fallback=plain
+        value, mode="json", by_alias=True, round_trip=True, warnings="error", fallback=plain
     )
 
 
@@ -94,6 +126,12 @@ def _datetime(value: datetime) -> str:
         # RFC 3339 has no offsets with seconds, such as cities had before there were time zones.
         value, offset = value.astimezone(UTC), _ZERO
     return _with_z(value.isoformat(), offset)
+
+
+def _time(value: time) -> str:
+    if value.tzinfo is not None and value.utcoffset() is None:
+        raise Unencodable(" whose offset depends on the date, and JSON holds no zone: use UTC")
+    return _with_z(value.isoformat(), value.utcoffset())
 
 
 def _with_z(text: str, offset: timedelta | None) -> str:
@@ -116,7 +154,7 @@ _FORMS: dict[type[Any], Form] = {
     # Before date, of which it is a subclass.
     datetime: _datetime,
     date: date.isoformat,
-    time: lambda value: _with_z(value.isoformat(), value.utcoffset()),
+    time: _time,
     timedelta: _timedelta,
     set: to_plain,
     frozenset: to_plain,
@@ -129,9 +167,9 @@ encode_json = json.JSONEncoder(
 """Writes compact JSON. It calls :func:`plain` for each value that JSON has no form for."""
 
 
-def _to_plain(value: Any, path: str, above: set[int]) -> Any:
+def _to_plain(value: Any, path: str, above: set[int], check: Check) -> Any:
     """Convert the value at ``path``, which is inside the containers that have the ids ``above``."""
-    if isinstance(value, _SCALARS):
+    if isinstance(value, _SCALARS) and not isinstance(value, Enum):
         return _checked(value, path)
     if id(value) in above:
         raise Unencodable(f"{path} contains itself, and JSON has no references")
@@ -140,25 +178,30 @@ def _to_plain(value: Any, path: str, above: set[int]) -> Any:
     if isinstance(value, dict):
         # The path does not quote a key, which is data like a value.
         result = {
-            _key(key, path): _to_plain(item, f"{path}[...]", above) for key, item in value.items()
+            _key(key, path): _to_plain(item, f"{path}[...]", above, check)
+            for key, item in value.items()
         }
     elif isinstance(value, list | tuple):
-        result = [_to_plain(item, f"{path}[{i}]", above) for i, item in enumerate(value)]
+        result = [_to_plain(item, f"{path}[{i}]", above, check) for i, item in enumerate(value)]
     elif isinstance(value, set | frozenset):
         # Sorted, so that equal sets are equal bytes, by which queues compare them.
-        items = [_to_plain(item, f"{path}[...]", above) for item in value]
+        items = [_to_plain(item, f"{path}[...]", above, check) for item in value]
         result = sorted(items, key=encode_json)
     else:
-        nearer, names = _nearer(value, path), _field_names(type(value))
-        if isinstance(nearer, dict):
-            result = {
-                name: _to_plain(item, f"{path}.{name}" if name in names else path, above)
-                for name, item in nearer.items()
-            }
-        else:
-            result = _to_plain(nearer, path, above)
+        result = _record(value, path, above, check)
+        check(value, path)
     above.remove(id(value))
     return result
+
+
+def _record(value: Any, path: str, above: set[int], check: Check) -> Any:
+    nearer, names = _nearer(value, path), _field_names(type(value))
+    if not isinstance(nearer, dict):
+        return _to_plain(nearer, path, above, check)
+    return {
+        name: _to_plain(item, f"{path}.{name}" if name in names else path, above, check)
+        for name, item in nearer.items()
+    }
 
 
 def _key(key: Any, path: str) -> Any:
@@ -166,7 +209,9 @@ def _key(key: Any, path: str) -> Any:
     if not isinstance(key, _SCALARS):
         nearer = _nearer(key, path)
         if not isinstance(nearer, _SCALARS):
-            raise Unencodable(f"{path} is {_a(type(key))}, but keys are text in JSON: use a str")
+            raise Unencodable(
+                f"{path} is {a_kind(type(key))}, but keys are text in JSON: use a str"
+            )
         key = nearer
     return _checked(key, path)
 
@@ -195,20 +240,19 @@ def _nearer(value: Any, path: str) -> Any:
     try:
         return plain(value)
     except _UnknownType as error:
-        inner = "" if error.kind is kind else f" that holds {_a(error.kind)}"
-        reason = f"{inner}, which JSON cannot hold: {_CURE}"
+        inner = "" if error.kind is kind else f" that holds {a_kind(error.kind)}"
+        cure = HIDDEN_CURE if is_secret(error.kind) else _CURE
+        reason = f"{inner}, which JSON cannot hold: {cure}"
+    except Unencodable as error:
+        reason = str(error)
     except _FAILURES as error:
         reason = f" that cannot be read ({type(error).__name__}): check the types of its fields"
-    raise Unencodable(f"{path} is {_a(kind)}{reason}")
+    raise Unencodable(f"{path} is {a_kind(kind)}{reason}")
 
 
 def _field_names(kind: type[Any]) -> Iterable[str]:
-    for attribute in ("__dataclass_fields__", "__struct_fields__", "model_fields"):
+    for attribute in _HAVE_FIELDS:
         if hasattr(kind, attribute):
             names: Iterable[str] = getattr(kind, attribute)
             return names
     return ()
-
-
-def _a(kind: type[Any]) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__name__}"

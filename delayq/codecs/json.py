@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def _plain(value: Any) -> Any:
     # Many programs never need it, nor the modules that it imports.
-    from delayq.codecs._plain import plain  # noqa: PLC0415
+    from delayq.codecs._checked import plain  # noqa: PLC0415
 
     return plain(value)
 
@@ -71,7 +71,8 @@ class JsonCodec:
             _write = _new_writer()
         # It has keys that need conversion, another thread is writing a part of it, or JSON cannot
         # hold it.
-        from delayq.codecs._plain import Unencodable, encode_json, to_plain  # noqa: PLC0415
+        from delayq.codecs._checked import to_plain  # noqa: PLC0415
+        from delayq.codecs._plain import Unencodable, encode_json  # noqa: PLC0415
 
         try:
             return encode_json(to_plain(value)).encode()

@@ -17,6 +17,7 @@ from delayq.errors import BadArguments, ConfigurationError, DecodeError, EncodeE
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from delayq.codecs._libraries import LibraryCodec
     from delayq.codecs.protocol import Codec
 
 _JSON = JsonCodec()
@@ -28,10 +29,12 @@ class _Reader(NamedTuple):
     Attributes:
         kind: The annotated type. Values of this very class that JSON has itself stay as they are.
         codec: Decodes other values; None if there is nothing to check.
+        plain: The types whose values are written as they are.
     """
 
     kind: Any
-    codec: Codec[Any] | None
+    codec: LibraryCodec | None
+    plain: tuple[type[Any], ...]
 
 
 class Arguments:
@@ -101,7 +104,7 @@ class Arguments:
         """Return the arguments as a JSON object.
 
         Raises:
-            BadArguments: One is not of the annotated type: a worker could not read it.
+            BadArguments: One is not of the annotated type, or a worker could not read it as it is.
             EncodeError: JSON has no form for one.
         """
         self._check_names(named)
@@ -113,7 +116,10 @@ class Arguments:
                 raise EncodeError(f"{self._place(name)}: {error}") from None
             reader = self._readers[name]
             if reader.codec is not None and type(value) is not reader.kind:
-                self._read(name, reader.codec, part)
+                back = self._read(name, reader.codec, part)
+                # What is plain already is given for what it is read as.
+                if type(value) not in reader.plain and (why := reader.codec.change(value, back)):
+                    raise BadArguments(f"{self._place(name)}: {why}")
             parts.append(b'"%b":%b' % (name.encode(), part))
         return b"{%b}" % b",".join(parts)
 
@@ -178,6 +184,7 @@ class Arguments:
 
     def _reader(self, parameter: Parameter) -> _Reader:
         # Reading types needs more modules than registering a task.
+        from delayq.codecs._libraries import LibraryCodec  # noqa: PLC0415
         from delayq.codecs._readers import PLAIN  # noqa: PLC0415
         from delayq.codecs.typed import codec_for  # noqa: PLC0415
 
@@ -194,7 +201,9 @@ class Arguments:
                 " default delayq.tasks.INJECTED"
             ) from error
         return _Reader(
-            kind if kind in PLAIN else NOTHING, None if isinstance(codec, JsonCodec) else codec
+            kind if kind in PLAIN else NOTHING,
+            codec if isinstance(codec, LibraryCodec) else None,
+            (*PLAIN, tuple) if parameter.kind in _VARIABLE else PLAIN,
         )
 
     def _kind(self, parameter: Parameter) -> Any:

@@ -1,0 +1,244 @@
+"""Codecs of single types, made by msgspec, by pydantic, or with the standard library."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import sys
+import typing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from delayq.codecs._plain import encode_json, to_plain
+from delayq.codecs._readers import reader_of
+from delayq.codecs._reasons import said, shown
+from delayq.codecs._round_trip import changed, not_finite, unread, unwritten
+from delayq.codecs._shapes import has_odd_enums, shape_of
+from delayq.errors import ConfigurationError, DecodeError, EncodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from delayq.codecs._shapes import Shape
+    from delayq.codecs.protocol import Codec
+
+# Attributes of dataclasses, TypedDicts and named tuples.
+_HAVE_FIELDS = ("__dataclass_fields__", "__required_keys__", "_fields")
+# The maximum number of faults that a reason names.
+_FAULTS = 3
+FAILURES = (TypeError, ValueError, ArithmeticError, RecursionError)
+# An offset whose minutes are unusual may have seconds, which the libraries cut off. Since 1973, no
+# zone has any.
+_ODD_OFFSET = re.compile(rb':(?!00|15|30|45)\d\d"')
+
+
+class LibraryCodec:
+    """A codec for one type, from functions that write and read it.
+
+    The texts of their errors quote nothing but what :func:`said` leaves out.
+
+    Attributes:
+        results: The codec of the results of handlers, which are of other types. Set by
+            :func:`delayq.codecs.codec_for`.
+    """
+
+    results: Codec[Any]
+
+    def __init__(
+        self,
+        kind: Any,
+        write: Callable[[Any], bytes],
+        read: Callable[[bytes], Any],
+        shape: Shape | None = None,
+    ) -> None:
+        """Args:
+        kind: The type.
+        write: Encodes a value.
+        read: Decodes a payload.
+        shape: Tells which values have to be read back; None if all of them are certain to be the
+            same.
+        """
+        self._name = f"codec_for({shown(kind)})"
+        self._class = class_of(kind)
+        self._write = write
+        self._read = read
+        self._shape = shape
+
+    def encode(self, value: Any, /) -> bytes:
+        if self._class is not None and not isinstance(value, self._class):
+            raise EncodeError(f"{self._name} cannot encode {type(value).__name__}")
+        try:
+            payload = self._write(value)
+            reason = self.flaw(value, payload)
+        except EncodeError:
+            raise
+        except RecursionError as error:
+            reason = str(said(error))
+        except FAILURES as error:
+            reason = unwritten(value, said(error))
+        if reason is None:
+            return payload
+        raise EncodeError(f"{self._name} cannot encode this {type(value).__name__}: {reason}")
+
+    def write(self, value: Any) -> bytes:
+        """Encode a value without a check, or raise what the library raises."""
+        return self._write(value)
+
+    def decode(self, payload: bytes, /) -> Any:
+        try:
+            return self._read(payload)
+        except FAILURES as error:
+            reason = said(error)
+        raise DecodeError(self._name, payload) from reason
+
+    def __repr__(self) -> str:
+        return self._name
+
+    def flaw(self, value: Any, payload: bytes) -> str | None:
+        """Return why a value would not be read from a payload as it was; None if it would."""
+        shape = self._shape
+        if shape is None or not self._is_doubtful(value, payload, shape):
+            return None
+        try:
+            back = self._read(payload)
+        except FAILURES as error:
+            return unread(value, said(error))
+        # An infinity comes back with some of pydantic's settings, but what they write is no JSON.
+        return (_names_a_number(payload) and not_finite(value)) or changed(
+            value, back, is_open=shape.is_open
+        )
+
+    def change(self, value: Any, back: Any) -> str | None:
+        """Return why a value is not what was read for it; None if it is, or is certain to be."""
+        shape = self._shape
+        if shape is None or shape.decides():
+            return None
+        return changed(value, back, is_open=shape.is_open)
+
+    def _is_doubtful(self, value: Any, payload: bytes, shape: Shape) -> bool:
+        return (
+            not shape.decides()
+            or (self._class is not None and type(value) is not self._class)
+            # Neither library refuses NaN and the infinities.
+            or (shape.has_numbers and b"null" in payload)
+            or (shape.has_decimals and _names_a_number(payload))
+            or (shape.has_moments and _names_an_odd_offset(payload))
+        )
+
+
+def _names_a_number(payload: bytes) -> bool:
+    return b"NaN" in payload or b"Infinity" in payload
+
+
+def _names_an_odd_offset(payload: bytes) -> bool:
+    before_2000 = b'"1' in payload or b'"0' in payload
+    return before_2000 and _ODD_OFFSET.search(payload) is not None
+
+
+def library_codec(kind: Any) -> LibraryCodec:
+    """Return the codec of the first library that knows a type.
+
+    Raises:
+        ConfigurationError: None does.
+    """
+    makers: list[tuple[str, Callable[[Any], LibraryCodec]]] = [
+        ("msgspec", msgspec_codec),
+        ("pydantic", pydantic_codec),
+        ("json", standard_codec),
+    ]
+    if "pydantic" in sys.modules and _holds_pydantics(kind, []):
+        # The others take pydantic's dataclasses for plain ones, and would skip their validators.
+        makers = makers[1:2]
+    elif has_odd_enums(kind):
+        # Neither of the others reads them back.
+        makers.reverse()
+    reasons = []
+    for library, make in makers:
+        try:
+            import_module(library)
+        except ImportError:
+            reasons.append(f"pip install 'delayq[{library}]'")
+            continue
+        try:
+            return make(kind)
+        except Exception as error:  # noqa: BLE001 - each library has its own errors for a type that it does not know
+            reasons.append(f"{library}: {str(error).splitlines()[0]}")
+    raise ConfigurationError(f"no codec for {shown(kind)}: {'; or '.join(reasons)}")
+
+
+def msgspec_codec(kind: Any) -> LibraryCodec:
+    """Return a codec for a type that msgspec knows."""
+    import msgspec  # noqa: PLC0415 - an extra
+
+    # This raises for an unknown type; a decoder would do so only when it meets a value.
+    msgspec.json.schema(kind)
+    encoder, decoder = msgspec.json.Encoder(), msgspec.json.Decoder(kind)
+    return LibraryCodec(kind, encoder.encode, decoder.decode, shape_of(kind))
+
+
+def pydantic_codec(kind: Any) -> LibraryCodec:
+    """Return a codec for a type that pydantic knows."""
+    import pydantic  # noqa: PLC0415 - an extra
+
+    adapter = pydantic.TypeAdapter(kind)
+
+    # The texts of pydantic's errors quote the value, which may be private.
+    def write(value: Any) -> bytes:
+        try:
+            # By alias, because it is read by alias, and without what is computed. A value of
+            # another type would only cause a warning by default.
+            return adapter.dump_json(value, by_alias=True, round_trip=True, warnings="error")
+        except (TypeError, ValueError, RecursionError):
+            raise ValueError(
+                "pydantic cannot write it: check the types of its fields, and their serializers"
+            ) from None
+
+    def read(payload: bytes) -> Any:
+        try:
+            return adapter.validate_json(payload)
+        except pydantic.ValidationError as error:
+            faults = error.errors(include_input=False, include_url=False, include_context=False)
+        raise ValueError(
+            "; ".join(
+                ": ".join(filter(None, (".".join(map(str, fault["loc"])), fault["msg"])))
+                for fault in faults[:_FAULTS]
+            )
+        )
+
+    return LibraryCodec(kind, write, read, shape_of(kind))
+
+
+def standard_codec(kind: Any) -> LibraryCodec:
+    """Return a codec for a type that needs neither msgspec nor pydantic."""
+    read = reader_of(kind)
+
+    def write(value: Any) -> bytes:
+        return encode_json(to_plain(value)).encode()
+
+    return LibraryCodec(kind, write, lambda payload: read(json.loads(payload)), shape_of(kind))
+
+
+def _holds_pydantics(kind: Any, seen: list[Any]) -> bool:
+    """Return whether a type of pydantic's is among those that a type is composed of."""
+    if kind in seen:
+        return False
+    seen.append(kind)
+    parts = typing.get_args(kind)
+    if isinstance(kind, type):
+        if hasattr(kind, "__pydantic_validator__"):
+            return True
+        if any(hasattr(kind, name) for name in _HAVE_FIELDS):
+            with contextlib.suppress(NameError, TypeError):
+                parts += tuple(typing.get_type_hints(kind).values())
+    return any(_holds_pydantics(part, seen) for part in parts)
+
+
+def class_of(kind: Any) -> type[Any] | tuple[type[Any], ...] | None:
+    """Return the class of which a value must be an instance, if the type is a class."""
+    if kind is float:
+        return float, int
+    if hasattr(kind, "__required_keys__"):
+        # A TypedDict, including one from typing_extensions: its values are plain dicts.
+        return dict
+    return kind if isinstance(kind, type) and typing.get_origin(kind) is None else None
