@@ -214,7 +214,9 @@ UNSAFE = re.compile(
     r"|(?<![.\w])(eval|exec|compile|__import__)\(",
     re.MULTILINE,
 )
-IMPORTS = {*("_on_demand.py", "codecs/typed.py", "cli/worker/child.py", "testing/pytest_plugin.py")}
+IMPORTS = {
+    *("_on_demand.py", "codecs/_libraries.py", "cli/worker/child.py", "testing/pytest_plugin.py")
+}
 """These import our own modules and libraries by name, and one named on the command line."""
 
 
