@@ -40,6 +40,7 @@ _READS: dict[str, str] = {
     "HGET": _NOTHING,
     "HLEN": "",
     "HMGET": _NOTHING,
+    "HSCAN": "'wrong'",
     "HSTRLEN": _NOTHING,
     "LINDEX": "'wrong'",
     "LLEN": "",

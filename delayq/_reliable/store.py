@@ -64,6 +64,8 @@ RESCHEDULE = Script("reliable/reschedule")
 GET = Script("reliable/get")
 LIST = Script("reliable/list")
 STATS = Script("reliable/stats")
+EVICTED = Script("reliable/evicted")
+MEND = Script("reliable/mend")
 SUMMON = Script("reliable/summon")
 PURGE = Script("reliable/purge")
 REDRIVE = Script("reliable/redrive")
@@ -407,6 +409,24 @@ class ReliableStore:
         """Count the messages by state."""
         delayed, ready, leased, dead, oldest_us, paused = await self._run(STATS)
         return QueueDepth(delayed, ready, leased, dead, oldest_us / 1_000_000, paused=bool(paused))
+
+    async def missing_keys(self) -> str:
+        """Return what seems to be missing of the queue's keys; empty if nothing is.
+
+        Servers evict whole keys if their memory is short and they may.
+        """
+        lost, out_of_line, is_unlisted = await self._run(EVICTED)
+        if lost:
+            return f"{lost:,} messages have lost their content"
+        if out_of_line:
+            return f"{out_of_line:,} messages of groups wait where no worker finds them"
+        return "messages are in no list" if is_unlisted else ""
+
+    async def mend(self) -> None:
+        """Put messages back where they wait. Those whose contents were evicted are lost."""
+        cursor = await self._run(MEND, 0)
+        while cursor != b"0":
+            cursor = await self._run(MEND, cursor)
 
     async def tally(self, counts: str) -> None:
         """Add what a client has done to the history, without repeating the call."""

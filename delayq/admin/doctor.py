@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
@@ -34,6 +35,10 @@ _CLOCK_OFF = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
 _NOBODYS = "delayq-doctor"
+_EVICTED = (
+    "CONFIG SET maxmemory-policy noeviction, and start a worker, which puts back what waits; offer"
+    " again what has lost its content"
+)
 # The number of groups of a partition that are looked at, and of those that are named.
 _MOST_GROUPS = 100
 _NAMED = 3
@@ -289,6 +294,8 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     check = f"{queue.kind} {queue.name}"
     look = _reliable if queue.kind == "reliable" else _delayed
     try:
+        if queue.kind == "reliable" and (missing := await _missing_keys(client, queue)):
+            return Finding("wrong", check, missing, _EVICTED)
         level, text, advice = await look(client, queue, overdue)
     except ServerRefused as error:
         advice = f"see the rights that it needs: delayq acl dashboard {queue.argument}"
@@ -334,6 +341,16 @@ async def _why_late(
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "wrong", f"due for {age}, but not taken", advice
     return "note", f"behind by {age}", "start more workers, or raise their concurrency"
+
+
+async def _missing_keys(client: Client, queue: FoundQueue) -> str:
+    """Return what the server seems to have evicted of a queue; empty if that is nothing."""
+    for store in await inspection.stores_of_found(client, queue):
+        # Other findings say which rights are missing.
+        with suppress(ServerRefused):
+            if missing := await store.missing_keys():
+                return f"{missing}: the server has evicted keys of this queue"
+    return ""
 
 
 async def _has_workers(store: ReliableStore) -> bool:

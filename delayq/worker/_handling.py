@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from delayq._engine.line import Taken
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.replies import Claim
+    from delayq._reliable.store import ReliableStore
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._threads import Threads
@@ -65,6 +66,7 @@ class Source:
 
     def __init__(self, queue: ReliableQueue[Any], concurrency: int) -> None:
         self._open = queue._open
+        self._settled = queue._settled
         self.ahead: Batch[Any] = Batch()
         self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
         # Returns the message to handle.
@@ -79,6 +81,11 @@ class Source:
         # Counts, within a block, how many messages are handled at a time, given a function that
         # returns how many more could be.
         self.served = partial(self._open.served, concurrency)
+
+    async def stores(self) -> list[ReliableStore]:
+        """Return the data of the queue's partitions."""
+        await self._settled()
+        return [partition.store for partition in self._open.partitions]
 
     @property
     def most_at_once(self) -> int:

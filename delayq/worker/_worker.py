@@ -18,6 +18,7 @@ from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._dependencies import Scope
+from delayq.worker._evictions import look_for_evictions
 from delayq.worker._handling import Handling, Source
 from delayq.worker._listener import check_count, check_settings, listen
 from delayq.worker._pool import Pool
@@ -523,6 +524,10 @@ class Worker:
                     pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
                     for feed in feeds:
                         stack.enter_context(feed.source.served(partial(pool.free, feed)))
+                    sources = [feed.source for feed in feeds]
+                    background = client._open_session().background  # noqa: SLF001 - one library
+                    looking = background.spawn(look_for_evictions(client, sources), "evictions")
+                    stack.callback(looking.cancel)
                     await self._work(stop, pool, started=started)
         finally:
             self._client = self._stop = None

@@ -10,7 +10,10 @@ import pytest
 
 import delayq
 from delayq import Offer
+from delayq.admin import inspect as inspection
 from tests.support.reliable import claim_one, leased, offers
+from tests.support.tasks import running
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -181,3 +184,55 @@ async def test_an_unreadable_body_can_die_and_be_listed(jobs: Jobs, raw: Any) ->
     (letter,) = await jobs.dead.list()
     assert (letter.id, letter.reason) == ("damaged", "undecodable")
     assert await jobs.dead.redrive() == 0
+
+
+EVICTED = ("turns", "lines", "places", "lines places", "turns places")
+
+
+async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(
+    client: Client, raw: Any
+) -> None:
+    for evicted in EVICTED:
+        queue = client.reliable_queue(f"jobs {evicted}", lease=3600)
+        grouped = [Offer(n, id=f"{n}", group=f"g{n % 3}", priority=n % 2) for n in range(9)]
+        await queue.offer_many([*grouped, Offer(9, id="9"), Offer(10, delay=3600, id="10")])
+        # One that runs, one that was retried, and a group that waits until it is resumed.
+        begun, retried = await queue.claim(2)
+        await retried.nack(0)
+        await queue.groups.pause("g2")
+        assert not await missing_keys(client, queue.name)
+        await raw.delete(*(f"delayq:{{{queue.name}}}:{key}" for key in evicted.split()))
+        assert await missing_keys(client, queue.name), evicted
+        handled: list[int] = []
+        worker = delayq.Worker(client)
+
+        @worker.listener(queue.name)
+        async def handle(value: int) -> None:
+            handled.append(value)  # noqa: B023
+
+        async with running(worker.run()):
+            # All but those of the paused group, the running one, and the one that is not due.
+            wanted = {n for n in range(10) if n % 3 != 2} - {begun.value}
+            await until(lambda: {*handled} >= wanted)  # noqa: B023
+        assert len(handled) == len({*handled}), evicted
+        await begun.ack()
+        assert (await queue.stats()).delayed == 1
+        assert not await missing_keys(client, queue.name), evicted
+
+
+async def missing_keys(client: Client, name: str) -> str:
+    (store,) = await inspection.stores_of(client, name)
+    return await store.missing_keys()
+
+
+async def test_a_worker_warns_of_a_server_that_may_evict_keys(
+    client: Client, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = delayq.Worker(client)
+    worker.listener("jobs")(lambda value: value)
+    await raw.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        async with running(worker.run()):
+            await until(lambda: "its maxmemory-policy is allkeys-lru" in caplog.text)
+    finally:
+        await raw.config_set("maxmemory-policy", "noeviction")

@@ -272,6 +272,14 @@ def cases_of(script: Script) -> list[tuple[Script, str, Any]]:
     return [(script, str(call), prepared(call)) for call in range(count)]
 
 
+async def lines_evicted(at: Prepared) -> Any:
+    """Return a call that puts back what waits, with a group, without, and in a worker's hands."""
+    await messages(at)
+    await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
+    await at.raw.delete(RELIABLE.named("lines"), RELIABLE.waiting[0])
+    return [0]
+
+
 async def limits_changed(at: Prepared) -> Any:
     """Return a claim that gives groups their turns anew: a limit has kept them from running."""
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
@@ -383,6 +391,7 @@ async def paused(at: Prepared) -> None:
 
 
 _CASES: list[tuple[Script, str, Any]] = [
+    (reliable.MEND, "lines", lines_evicted),
     (delayed.OFFER, "head", given(after(60), 1, SECOND_US, b"new")),
     (
         *(delayed.OFFER, "several"),

@@ -1,0 +1,52 @@
+"""What a worker does about a server that evicts keys when its memory is short."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from delayq._logging import about
+from delayq._redis import server_info
+from delayq.errors import DelayqError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from delayq.client import Client
+    from delayq.worker._handling import Source
+
+_log = logging.getLogger("delayq.worker")
+
+
+async def look_for_evictions(client: Client, sources: Iterable[Source]) -> None:
+    """Warn if the server may evict keys, and put back what waits where no worker finds it."""
+    # Who may not ask is not told.
+    with suppress(DelayqError):
+        await _warn_of_policy(client)
+    for source in sources:
+        with suppress(DelayqError):
+            await _mend(source)
+
+
+async def _warn_of_policy(client: Client) -> None:
+    infos = await server_info.servers(client._open_session().server)  # noqa: SLF001 - one library
+    for policy in {info.get("maxmemory_policy", "noeviction") for info in infos} - {"noeviction"}:
+        _log.warning(
+            "the server may drop messages when its memory is short: its maxmemory-policy is %s. Set"
+            " it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration"
+            " file",
+            policy,
+        )
+
+
+async def _mend(source: Source) -> None:
+    for store in await source.stores():
+        if missing := await store.missing_keys():
+            await store.mend()
+            _log.error(
+                "queue %r: %s, because the server has evicted keys. What waits was put back",
+                source.name,
+                missing,
+                extra=about(source.name),
+            )
