@@ -402,8 +402,8 @@ class Client:
                 Acknowledgements do not wait for it: at worst a message is redelivered.
             partitions: The number of cluster slots to spread the queue over, so that the servers of
                 a cluster share its work; 1 by default. A message's id determines its partition.
-                Ordering, ``max_size`` and the throughput of one server apply to each partition. A
-                queue can get more partitions at any time.
+                Ordering, ``max_size`` and the throughput of one server apply to each partition. The
+                number is fixed as soon as anything is in the queue.
             keep_dead: How long dead letters stay, seconds or a timedelta; None, the default, until
                 they are redriven or purged.
             max_dead: The largest number of dead letters, in each partition, beyond which the oldest

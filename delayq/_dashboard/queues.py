@@ -156,7 +156,7 @@ async def _partitions(server: RedisClient, kind: QueueKind, name: str, seen: int
         stored = await ReliableStore(server, ReliableKeys.of(name)).settings()
     except ServerRefused:
         return seen
-    return max(seen, stored.partitions, *stored.former)
+    return max(seen, stored.partitions)
 
 
 def _named(names: Iterable[str]) -> list[tuple[QueueKind, str]]:

@@ -12,7 +12,6 @@ from delayq._dashboard.depths import edges
 from delayq._dashboard.rows import Listing, Place, Row, of_letter, of_message
 from delayq._dashboard.steps import AT_A_TIME, in_steps
 from delayq._durations import moment_us
-from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.dead_letters import half_way, purge_letters, read_dead_letter, redrive_letters
 from delayq._reliable.groups import Groups
 from delayq._reliable.keys import ReliableKeys
@@ -85,18 +84,14 @@ class ReliableSource:
 
     async def _home_of_group(self, group: str) -> ReliableStore:
         stored = await self._learn()
-        return self._parts[home_of(group, stored.partitions_of_groups)]
+        return self._parts[home_of(group, stored.partitions)]
 
     async def _set_group(self, group: str, what: str, limit: str) -> bool:
-        """Change a group where it lies by now."""
-        known = self._known_settings()
-        while True:
-            stored = await known.read()
-            number = home_of(group, stored.partitions_of_groups)
-            try:
-                return await self._partition(number).set_group(stored.epoch, group, what, limit)
-            except SettingsChanged:
-                await known.after_refusal(number, stored.epoch)
+        """Change a group where it lies."""
+        return await self._known_settings().write(
+            partial(home_of, group),
+            lambda place, count: self._partition(place).set_group(count, group, what, limit),
+        )
 
     def _known_settings(self) -> KnownSettings:
         return KnownSettings(self.name, self._partition, self._session.background, lambda _: None)
@@ -358,22 +353,16 @@ class ReliableSource:
     # Internals
 
     async def _learn(self) -> StoredSettings:
-        """Add the partitions that were not found yet, and return the settings."""
+        """Find all partitions, and return the settings."""
         stored = await self._parts[0].settings()
-        number = max(stored.partitions, *stored.former, 0)
-        self._parts += map(self._partition, range(len(self._parts), number))
+        self._parts = [self._partition(number) for number in range(stored.partitions)]
         return stored
 
     async def _everywhere(self, act: Callable[[ReliableStore], Awaitable[object]]) -> None:
-        """Act on every partition, the first one first: see :mod:`delayq._reliable.settings_writer`.
-
-        Act on all of them again if the number of partitions has changed in the meantime.
-        """
-        epoch = ""
-        while epoch != (epoch := (await self._learn()).epoch):
-            if len(self._parts) > 1:
-                await act(self._parts[0])
-            await self._each(lambda _, store: act(store))
+        """Act on every partition."""
+        await self._known_settings().learn({}, stores=True)
+        await self._learn()
+        await self._each(lambda _, store: act(store))
 
     async def _each(self, of: Callable[[int, ReliableStore], Awaitable[R]]) -> list[R]:
         # Wait for all calls, so that none continues behind the page.

@@ -121,15 +121,11 @@ class Claims:
             if not take:
                 return NOT_ASKED
             while True:
-                if partition.index >= settings.stored.partitions:
-                    # The queue no longer has this partition, which was empty.
-                    self.supply.end([], more=False)
-                    return -1
-                epoch = settings.epoch
                 try:
-                    claims, wait, now = await self._call(take, policy, epoch)
+                    claims, wait, now = await self._call(take, policy)
                 except SettingsChanged:
-                    await settings.after_refusal(self._partition.index, epoch)
+                    # They have the layout of another release, which this tells.
+                    await settings.after_refusal(partition.index)
                     continue
                 if claims or wait or not self._is_wanted:
                     break
@@ -138,7 +134,7 @@ class Claims:
                 await asyncio.sleep(0)
             self.supply.end(claims, more=wait == 0)
             # Partitions take turns.
-            turn = IN_TURN if len(partition.queue.partitions) > 1 else 0
+            turn = IN_TURN if partition.queue.ids.partitions > 1 else 0
             return due_us(now, wait) or turn
         except DelayqError as error:
             self.supply.fail(error)
@@ -177,7 +173,7 @@ class Claims:
                     await self._partition.store.forget_calls([self._key])
         await self.supply.returns.aclose(max(0.0, until - self._services.clock.local()))
 
-    async def _call(self, take: int, policy: Policy, epoch: str) -> tuple[list[Claim], int, int]:
+    async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages for callers of that policy.
 
         Also returns the time until the next message is due, as :class:`ClaimReply` has it, and the
@@ -196,7 +192,6 @@ class Claims:
             reply = await self._partition.store.claim(
                 self._key,
                 self._number,
-                epoch,
                 take,
                 policy,
                 self.wakeups.signature(),

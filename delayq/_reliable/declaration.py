@@ -25,20 +25,21 @@ class Declaration:
         self.is_made: bool = False
         self._queue = queue
         self._declared = declared
-        self._making: asyncio.Task[DelayqError | None] | None = None
+        # The calls under way, by whether the caller is about to store something.
+        self._making: dict[bool, asyncio.Task[DelayqError | None]] = {}
 
-    async def make(self) -> None:
+    async def make(self, *, stores: bool = False) -> None:
         """Learn the settings on the server, and declare those of the handle.
 
+        If the caller ``stores`` something, a queue without a number of partitions gets one.
         Concurrent callers share one call. Raises as :meth:`KnownSettings.learn`, and
         :class:`~delayq.Closed`.
         """
         queue = self._queue
-        if self._making is None:
-            self._making = queue.services.background.spawn(
-                self._make(), f"settings of {queue.name}"
+        if (making := self._making.get(stores)) is None:
+            making = self._making[stores] = queue.services.background.spawn(
+                self._make(stores), f"settings of {queue.name}"
             )
-        making = self._making
         either: set[asyncio.Future[Any]] = {making, queue.closing}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         queue.check_open()
@@ -78,13 +79,13 @@ class Declaration:
         """Declare the changed settings from now on, where the handle declared other ones."""
         self._declared = {name: changes.get(name, text) for name, text in self._declared.items()}
 
-    async def _make(self) -> DelayqError | None:
+    async def _make(self, stores: bool) -> DelayqError | None:
         try:
-            await self._queue.settings.learn(self._declared)
+            await self._queue.settings.learn(self._declared, stores=stores)
         except DelayqError as error:
             return error
         else:
             self.is_made = True
             return None
         finally:
-            self._making = None
+            del self._making[stores]

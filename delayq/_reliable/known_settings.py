@@ -1,14 +1,17 @@
-"""Keeps a queue's settings as one client knows them, and learns when they have changed.
+"""Keeps a queue's settings as one client knows them, changes them, and learns of changes.
 
-The settings are in a hash on the queue's server. Each partition has a copy, because a script reads
-only the keys of its own slot; the copy of partition 0 decides. Every change gives the settings a
-new *epoch*: see :mod:`delayq._reliable.settings_writer`. A client sends the epoch that it knows
-with each offer and each claim, and a script that knows another one refuses the call before it
-writes anything. The client then reads the settings and repeats the call, so that callers notice
-nothing. A client that looks for a message and does not find it reads the settings too, in case it
-has looked in the wrong partitions.
+The settings are in a hash on the queue's server, in partition 0, where each change is one script.
+The other partitions have copies, because a script reads only the keys of its own slot. Each change
+gives the settings a higher *epoch*, and a copy gives way only to one of a higher epoch. So whoever
+finds a copy that is missing or old replaces it, in any order and as often as they like.
 
-A notification, or an epoch in the answer of a re-check, makes a client read the settings earlier.
+The number of partitions is stored by the first client that stores a message, or by an earlier
+declaration, and stays. Offers and schedules carry the number by which they were placed, and a
+script that knows another one refuses the call before it writes anything: the server has lost its
+data, a partition has no copy yet, or the queue was given another number while nothing was in it.
+The client then reads the settings and repeats the call, so that callers notice nothing.
+
+A notification, or an epoch in the answer of a re-check, makes a client read the settings again.
 """
 
 from __future__ import annotations
@@ -16,29 +19,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import secrets
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from delayq._logging import about
-from delayq._reliable.settings import StoredSettings
-from delayq._reliable.settings_writer import SettingsWriter
-from delayq.errors import DelayqError, OutcomeUnknown, ServerUnavailable
+from delayq._redis.error_reader import SettingsChanged
+from delayq._reliable.settings import ChangeOutcome, StoredSettings, repartition
+from delayq.errors import ConfigurationError, DelayqError, OutcomeUnknown, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from delayq._background import Background
     from delayq._reliable.settings import Declared
     from delayq._reliable.store import ReliableStore
 
+R = TypeVar("R")
+
 _log = logging.getLogger("delayq")
 
-# How long a partition may differ from partition 0 before its copy is replaced, seconds.
-_DIFFERS_FOR = 3.0
-# How often a change is tried that others have overtaken.
-_TRIES = 20
-# How long to wait before asking such a partition again, seconds.
-_PAUSE = 0.02
+MOST_TRIES = 10
+"""How often a call is made that is refused because settings have changed."""
+# How long to wait before asking again for the number of partitions, seconds.
+_PAUSE = 0.05
 
 
 class KnownSettings:
@@ -62,18 +66,19 @@ class KnownSettings:
         changed: Called with the settings when they are known, and whenever they have changed.
         """
         self._name = name
+        self._store_of = store_of
         self._store = store_of(0)
-        self._writer = SettingsWriter(name, store_of, background)
         self._background = background
         self._changed = changed
         # Declared by the handles on this client.
         self._declared: dict[str, str] = {}
-        # Tells what was read later from what was read earlier.
+        # Numbers the reads, so that an earlier one never replaces a later one.
         self._reads = itertools.count(1)
         self._newest = 0
         self._reading: asyncio.Task[Any] | None = None
         self._read_again = False
-        self._differences: dict[int, _Difference] = {}
+        # Partitions whose copies differed at the last re-check.
+        self._differing: set[int] = set()
         self.stored: StoredSettings = StoredSettings({})
 
     @property
@@ -81,94 +86,119 @@ class KnownSettings:
         """Whether the settings were read."""
         return self._newest > 0
 
-    @property
-    def epoch(self) -> str:
-        """The epoch to send with offers and claims."""
-        return self.stored.epoch
-
-    async def learn(self, declared: Declared) -> None:
+    async def learn(self, declared: Declared, *, stores: bool = False) -> None:
         """Read the settings, unless they are known, and declare those that a handle has given.
+
+        Args:
+            declared: The settings that the handle has given.
+            stores: Whether the handle is about to store something: then a queue without a number
+                of partitions gets one.
 
         Raises:
             ConfigurationError: Other settings are stored; or another release has written them.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
-        if not self.is_known or any(
-            self.stored.fields.get(name) != text for name, text in declared.items()
+        if (
+            not self.is_known
+            or (stores and not self.stored.is_numbered)
+            or self.stored.differing(declared)
         ):
             with before_a_call():
-                stored = await self.read()
-                while True:
-                    stored.check(self._name, declared)
-                    if not (missing := stored.missing(declared)):
-                        break
-                    stored = await self._change(stored, missing) or await self.read()
+                if stores:
+                    number = self._declared.get("partitions", "1")
+                    stored = await self._declare({"partitions": number, **declared})
+                elif declared:
+                    stored = await self._declare(declared)
+                else:
+                    stored = await self.read()
+                stored.check(self._name, declared)
         self._declared = {**declared, **self._declared}
 
     async def read(self) -> StoredSettings:
         """Read the settings from the server. Raises as :meth:`learn`."""
         with before_a_call():
-            while True:
-                number = next(self._reads)
-                stored = await self._store.settings()
-                stored.check_layout(self._name)
-                # The server may have lost its data.
-                if not (missing := stored.missing(self._declared)):
-                    self._adopt(stored, number)
-                    return stored
-                await self._change(stored, missing)
+            number = next(self._reads)
+            stored = await self._store.settings()
+            stored.check_layout(self._name)
+            declared = self._declared
+            if self.stored.is_numbered:
+                declared = {**declared, "partitions": str(self.stored.partitions)}
+            # The server may have lost its data.
+            if missing := stored.missing(declared):
+                return await self._declare(missing)
+            self._adopt(stored, number)
+            return stored
 
     async def configure(self, changes: Declared) -> StoredSettings:
         """Change settings, and return all of them.
 
         Raises:
-            ConfigurationError: The queue is not empty, and would have fewer partitions; or as for
-                :meth:`learn`.
+            ConfigurationError: The queue would have another number of partitions, and is not empty;
+                or as for :meth:`learn`.
+            OutcomeUnknown: They may have been changed, or not in every partition yet.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
-        for _ in range(_TRIES):
-            stored = await self.read()
-            if all(stored.fields.get(name) == text for name, text in changes.items()):
-                break
-            if (changed := await self._change(stored, changes)) is not None:
-                stored = changed
-                break
-        else:
-            raise ServerUnavailable("nothing was changed: other clients kept changing settings")
+        if not changes:
+            return await self.read()
+        number = next(self._reads)
+        outcome, stored = await self._store.configure("change", changes)
+        if outcome is ChangeOutcome.OTHER_NUMBER:
+            number = next(self._reads)
+            outcome, stored = await self._renumber(stored, changes)
+        self._check_shares(outcome, {**stored.fields, **changes})
+        self._adopt(stored, number)
         # This client does not declare what it has just changed.
         self._declared |= {name: text for name, text in changes.items() if name in self._declared}
-        # The change was made, whatever becomes of this.
-        with suppress(DelayqError):
-            if (changed := await self._writer.forget_former(stored)) is not None:
-                self._adopt(changed, next(self._reads))
-                return changed
+        try:
+            await self._copy(stored, range(1, stored.partitions))
+        except ServerUnavailable as error:
+            raise OutcomeUnknown(
+                f"the settings are changed, but not in every partition yet: {error}"
+            ) from error.__cause__
         return stored
 
-    async def after_refusal(self, partition: int, epoch: str) -> None:
-        """Wait until a call can be repeated that a partition refused, because it was made with this
-        epoch.
+    async def write(
+        self, home: Callable[[int], int], call: Callable[[int, int], Awaitable[R]]
+    ) -> R:
+        """Make a call that changes something in the partition to which it belongs.
+
+        Args:
+            home: Returns that partition, if there are so many.
+            call: Makes the call to a partition, with the number of partitions.
+        """
+        for _ in range(MOST_TRIES):
+            await self.learn({}, stores=True)
+            count = self.stored.partitions
+            partition = home(count)
+            try:
+                return await call(partition, count)
+            except SettingsChanged:
+                await self.after_refusal(partition)
+        raise ServerUnavailable(
+            f"nothing was changed: the settings of queue {self._name!r} keep changing"
+        )
+
+    async def after_refusal(self, partition: int) -> None:
+        """Wait until a call can be repeated that a partition has refused.
 
         Raises as :meth:`learn`.
         """
-        if self.epoch == epoch:
-            await self.read()
-        if self.epoch != epoch or partition == 0:
-            return
-        # Another client is changing the settings, or has died meanwhile.
-        now = asyncio.get_running_loop().time()
-        difference = self._differences.get(partition)
-        if difference is None or not difference.goes_on(epoch, now):
-            difference = self._differences[partition] = _Difference(epoch, now)
-        difference.last = now
-        if now - difference.since < _DIFFERS_FOR:
-            await asyncio.sleep(_PAUSE)
-        else:
-            with before_a_call():
-                self._adopt(await self._writer.repair(), next(self._reads))
+        with before_a_call():
+            stored = await self.read()
+            while stored.is_held:
+                # Not for long: the server ends this if the client that began it has died.
+                await asyncio.sleep(_PAUSE)
+                number = next(self._reads)
+                _, stored = await self._store.configure("change", {})
+                self._adopt(stored, number)
+            if 0 < partition < stored.partitions:
+                await self._copy(stored, [partition])
 
-    def on_epoch(self, epoch: str) -> None:
-        """Act on the epoch that the server has now."""
-        if epoch != self.epoch:
+    def on_epoch(self, partition: int, epoch: str) -> None:
+        """Act on the epoch that a partition has now."""
+        if epoch != self.stored.epoch:
+            if partition:
+                self._differing.add(partition)
             self.on_change()
 
     def on_change(self) -> None:
@@ -183,7 +213,10 @@ class KnownSettings:
         try:
             while self._read_again:
                 self._read_again = False
-                await self.read()
+                stored = await self.read()
+                differing, self._differing = self._differing, set()
+                if not stored.is_held:
+                    await self._copy(stored, (n for n in differing if n < stored.partitions))
         except DelayqError as error:
             _log.warning(
                 "queue %r: reading the settings failed: %s",
@@ -194,13 +227,90 @@ class KnownSettings:
         finally:
             self._reading = None
 
-    async def _change(self, stored: StoredSettings, changes: Declared) -> StoredSettings | None:
-        """Change the settings as :meth:`SettingsWriter.change` does, and adopt the new ones."""
-        if (new := await self._writer.change(stored, changes)) is not None:
-            self._adopt(new, next(self._reads))
-        return new
+    # Changing
+
+    async def _declare(self, declared: Declared) -> StoredSettings:
+        """Store those of these settings of which none is stored, and return all."""
+        number = next(self._reads)
+        outcome, stored = await self._store.configure("declare", declared)
+        self._check_shares(outcome, {**declared, **stored.fields})
+        self._adopt(stored, number)
+        if outcome is ChangeOutcome.CHANGED:
+            # A partition that is not reached gets its copy from the first client that it refuses.
+            with suppress(DelayqError):
+                await self._copy(stored, range(1, stored.partitions))
+        return stored
+
+    def _check_shares(self, outcome: ChangeOutcome, wanted: Declared) -> None:
+        if outcome is ChangeOutcome.TOO_SMALL:
+            StoredSettings(wanted).check_shares(self._name)
+
+    async def _copy(self, stored: StoredSettings, partitions: Iterable[int]) -> None:
+        """Give partitions copies of these settings, unless they have newer ones.
+
+        Waits for all calls, then raises the first error.
+        """
+        calls = (self._copy_to(stored, partition) for partition in partitions)
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _copy_to(self, stored: StoredSettings, partition: int) -> None:
+        store = self._store_of(partition)
+        try:
+            epoch = await store.copy_settings(stored, partition)
+            if epoch == stored.epoch or (await self._store.settings()).epoch != stored.epoch:
+                return
+            # The server of partition 0 has lost the change of which this is a copy.
+            number = next(self._reads)
+            _, stored = await self._store.configure("change", {}, above=epoch)
+            self._adopt(stored, number)
+            await store.copy_settings(stored, partition)
+        except SettingsChanged:
+            (await store.settings()).check_layout(self._name)
+
+    async def _renumber(
+        self, stored: StoredSettings, changes: Declared
+    ) -> tuple[ChangeOutcome, StoredSettings]:
+        """Give a queue in which nothing is another number of partitions, and other changes.
+
+        Meanwhile, offers wait. If this client dies, they go on after some seconds, as before.
+        """
+        token, first = secrets.token_hex(8), self._store
+        others = [self._store_of(number) for number in range(1, stored.partitions)]
+        try:
+            for _ in range(MOST_TRIES):
+                outcome, stored = await first.renumber("hold", token, changes)
+                if outcome is ChangeOutcome.HELD:
+                    if not all(await asyncio.gather(*(store.vacate() for store in others))):
+                        outcome = ChangeOutcome.IN_USE
+                        break
+                    outcome, stored = await first.renumber("commit", token, changes)
+                if outcome is not ChangeOutcome.LOST:
+                    break
+        except BaseException:
+            self._background.spawn(self._release(token), f"settings of {self._name}")
+            raise
+        if outcome in (ChangeOutcome.BUSY, ChangeOutcome.LOST):
+            raise ServerUnavailable(
+                f"nothing was changed: another client changes the partitions of {self._name!r}"
+            )
+        if outcome in (ChangeOutcome.IN_USE, ChangeOutcome.TOO_SMALL):
+            await self._release(token)
+        if outcome is ChangeOutcome.IN_USE:
+            raise ConfigurationError(
+                f"queue {self._name!r} is not empty, so it keeps its number of partitions,"
+                f" {stored.partitions}: to change that, run: {repartition(self._name, changes)}"
+            )
+        return outcome, stored
+
+    async def _release(self, token: str) -> None:
+        # Otherwise, the first client that is refused does.
+        with suppress(DelayqError):
+            await self._store.renumber("release", token, {"partitions": "1"})
 
     def _adopt(self, stored: StoredSettings, number: int) -> None:
+        stored.check_layout(self._name)
         if number < self._newest:
             return
         was_known, before = self.is_known, self.stored
@@ -218,21 +328,3 @@ def before_a_call() -> Iterator[None]:
         yield
     except OutcomeUnknown as error:
         raise ServerUnavailable(f"nothing was sent yet: {error}") from error.__cause__
-
-
-class _Difference:
-    """A partition whose settings differ from those of partition 0.
-
-    Attributes:
-        since: When this was seen first, in seconds.
-        last: When this was seen last, in seconds.
-    """
-
-    def __init__(self, epoch: str, now: float) -> None:
-        self._epoch = epoch
-        self.since: float = now
-        self.last: float = now
-
-    def goes_on(self, epoch: str, now: float) -> bool:
-        """Return whether a difference seen now is the same one."""
-        return epoch == self._epoch and now - self.last < _DIFFERS_FOR

@@ -67,7 +67,7 @@ class Looks:
 
         def found(partition: Partition, due_us: int, reply: NextDue) -> None:
             knowledge = left.pop(partition)
-            self._queue.settings.on_epoch(reply.epoch.decode(errors="replace"))
+            self._queue.settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
             if due_us:
                 partition.wakeups.on_look(due_us, knowledge)
             partition.claims.supply.looked(number, may_have_items=not due_us)

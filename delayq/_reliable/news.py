@@ -117,8 +117,9 @@ class MessageNews:
         """Return the end of a message, or that it lives."""
         queue = self._queue
         while True:
-            epoch, ends = queue.settings.epoch, list[Outcome]()
-            for partitions in (queue.placements(id), queue.elsewhere(id)):
+            number, ends = queue.settings.stored.partitions, list[Outcome]()
+            first, *others = queue.places(id)
+            for partitions in ([first], others):
                 for partition in partitions:
                     found = await partition.store.await_end(id, for_us)
                     if found.is_live:
@@ -127,7 +128,7 @@ class MessageNews:
                 newest = max(ends, key=lambda end: end.moment_us)
                 if newest.moment_us:
                     return newest
-            # A client that was not told of a change may have asked the wrong partitions.
+            # A client that was not notified may have asked the wrong partitions.
             await queue.settings.read()
-            if queue.settings.epoch == epoch:
+            if queue.settings.stored.partitions == number:
                 return newest

@@ -12,6 +12,7 @@ from delayq._engine.batcher import Batcher
 from delayq._engine.durability import DurableBatchers
 from delayq._engine.wakeup import warn_of_refusal
 from delayq._redis.error_reader import SettingsChanged
+from delayq._reliable.known_settings import MOST_TRIES
 from delayq.errors import ConfigurationError, ServerError, ServerRefused, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -49,8 +50,6 @@ class ReliableOffers:
         # A try of these calls that we gave up may still arrive. Their records keep it from storing,
         # and expire by themselves.
         self._unsure: set[str] = set()
-        # Among how many partitions the messages of the calls in flight were placed.
-        self._placements: dict[str, int] = {}
         self._promised: DurableBatchers[NewMessage, int] = DurableBatchers(
             self._store.client, self._store.keys.wake, self._new_commits
         )
@@ -63,7 +62,7 @@ class ReliableOffers:
     def recall(self) -> None:
         """Fail what was not sent yet with :class:`SettingsChanged`: it may belong elsewhere now."""
         for commits in self._promised.all:
-            commits.recall(SettingsChanged("the settings of the queue have changed"))
+            commits.recall(SettingsChanged("the number of partitions has changed"))
 
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""
@@ -88,7 +87,6 @@ class ReliableOffers:
                 self._used += calls
             number += 1
             settings = self._partition.queue.settings.stored
-            self._placements[calls[slot]] = settings.partitions
             return self._store.offer_request(calls[slot], number, settings, messages)
 
         def results(messages: Sequence[NewMessage], answer: Any) -> Sequence[int]:
@@ -131,17 +129,18 @@ class ReliableOffers:
         settings = self._partition.queue.settings
         try:
             # The call keeps its number, so anything already carried out is not carried out again.
-            while True:
+            for _ in range(MOST_TRIES):
                 known = settings.stored
-                if known.partitions != self._placements[call]:
-                    # The messages may belong elsewhere now. Unless they are stored already, the old
-                    # epoch is refused.
-                    return await server.run(*request)
+                if known.partitions != request.args[1]:
+                    # The messages belong elsewhere now: unless they are stored already, this is
+                    # refused.
+                    break
                 try:
                     again = self._store.offer_request(call, number, known, messages)
                     return await server.run(*again._replace(until=request.until))
                 except SettingsChanged:
-                    await settings.after_refusal(self._partition.index, known.epoch)
+                    await settings.after_refusal(self._partition.index)
+            return await server.run(*request)
         except (ServerUnavailable, ServerRefused, ConfigurationError) as error:
             # Whatever happened to this try, an earlier one may have been carried out.
             raise lost or error from error.__cause__

@@ -23,7 +23,15 @@ from delayq.errors import Closed, DelayqError, ServerError
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Container, Iterator, Sequence
+    from collections.abc import (
+        Awaitable,
+        Callable,
+        Collection,
+        Container,
+        Iterable,
+        Iterator,
+        Sequence,
+    )
 
     from delayq._engine.context import EngineContext
     from delayq._engine.line import Taken
@@ -41,7 +49,8 @@ class OpenReliableQueue:
     """An open reliable queue, in one or more partitions.
 
     Attributes:
-        partitions: The partitions that are known, in order. The first one has the queue's own keys.
+        opened: The partitions, in order. Behind them may be some that the queue had before it was
+            given fewer while nothing was in it.
         waiters: The callers that wait for messages, whichever partition they come from.
         ids: Generates the ids of new messages.
         settings: The queue's settings on the server, as far as this client knows them.
@@ -82,19 +91,24 @@ class OpenReliableQueue:
         )
         self.news: MessageNews = MessageNews(self)
         self.reports: Reports = Reports(self, services)
-        self.partitions: list[Partition] = [Partition(self, 0, keys_of(0), services)]
+        self.opened: list[Partition] = [Partition(self, 0, keys_of(0), services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)
 
     @property
+    def partitions(self) -> list[Partition]:
+        """The partitions of the queue, in order. The first one has the queue's own keys."""
+        return self.opened[: self.ids.partitions]
+
+    @property
     def name(self) -> str:
         """The queue's name."""
-        return self.partitions[0].name
+        return self.opened[0].name
 
     @property
     def closed(self) -> bool:
         """Whether the queue was closed."""
-        return self.partitions[0].closed
+        return self.opened[0].closed
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -113,68 +127,40 @@ class OpenReliableQueue:
     # Placement
 
     def place(self, id: str) -> Partition:  # noqa: A002
-        """Return the partition for a new message."""
+        """Return the partition of a message, unless it has a group and an id of the caller's
+        own.
+        """
         number = self.ids.partitions
-        return self.partitions[partition_of(id, number) if number > 1 else 0]
+        return self.opened[partition_of(id, number) if number > 1 else 0]
 
-    def placements(self, id: str) -> list[Partition]:  # noqa: A002
-        """Return the partitions in which a message may lie, the one for new messages last.
+    def home(self, name: str) -> Partition:
+        """Return the partition in which a schedule lies, or all messages of a group."""
+        return self.opened[home_of(name, self.ids.partitions)]
 
-        The others are those of the numbers of partitions that the queue had before. No message is
-        ever stored there any more, so a search in this order misses none.
+    def places(self, id: str) -> list[Partition]:  # noqa: A002
+        """Return the partitions in which a message may lie, that of its id first.
+
+        A generated id tells the partition, but an id of the caller's own may look like one, and
+        belong to a message that lies with its group.
         """
-        return self._places(lambda number: partition_of(id, number))
-
-    def home_of_group(self, group: str) -> Partition:
-        """Return the partition in which all messages of a group lie.
-
-        As long as messages may lie where a former number of partitions has placed them, that number
-        still counts, so that no group is ever split.
-        """
-        return self.partitions[home_of(group, self.settings.stored.partitions_of_groups)]
-
-    def elsewhere(self, id: str) -> list[Partition]:  # noqa: A002
-        """Return the other partitions in which a message may lie that has a group and an id of the
-        caller's own.
-
-        A generated id tells the partition, but an id of the caller's own may look like one.
-        """
-        if self.settings.stored.is_whole:
-            return []
-        there = self.placements(id)
-        return [partition for partition in self.partitions if partition not in there]
-
-    def homes(self, schedule: str) -> list[Partition]:
-        """Return the partitions in which a schedule may lie, as :meth:`placements` does."""
-        return self._places(lambda number: home_of(schedule, number))
-
-    def _places(self, place: Callable[[int], int]) -> list[Partition]:
-        stored = self.settings.stored
-        if stored.is_whole:
-            return [self.partitions[0]]
-        places = dict.fromkeys(place(number) for number in (stored.partitions, *stored.former))
-        # Partitions that are gone were empty.
-        there = len(self.partitions)
-        return [self.partitions[each] for each in reversed(places) if each < there]
+        first = self.place(id)
+        return [first, *(partition for partition in self.partitions if partition is not first)]
 
     async def search(
-        self,
-        places: Callable[[str], list[Partition]],
-        name: str,
-        of: Callable[[Partition], Awaitable[R]],
+        self, places: Callable[[], Sequence[Partition]], of: Callable[[Partition], Awaitable[R]]
     ) -> R | None:
         """Ask the partitions in which something may lie, one after the other.
 
         Returns the first answer that is not false; None if there is none.
         """
         while True:
-            epoch = self.settings.epoch
-            for partition in places(name):
+            number = self.settings.stored.partitions
+            for partition in places():
                 if found := await of(partition):
                     return found
-            # A client that was not told of a change may have asked the wrong partitions.
+            # A client that was not notified may have asked the wrong partitions.
             await self.settings.read()
-            if self.settings.epoch == epoch:
+            if self.settings.stored.partitions == number:
                 return None
 
     async def change(
@@ -192,8 +178,8 @@ class OpenReliableQueue:
         changed: dict[str, bool] = dict.fromkeys(ids, False)
         try:
             while True:
-                epoch = self.settings.epoch
-                places = [self.placements(id) + self.elsewhere(id) for id in changed]  # noqa: A001
+                number = self.settings.stored.partitions
+                places = [self.places(id) for id in changed]  # noqa: A001
                 for partitions in zip_longest(*places):
                     parts: dict[Partition, list[str]] = {}
                     for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
@@ -206,9 +192,9 @@ class OpenReliableQueue:
                             changed.update(zip(page, done, strict=True))
                 if all(changed.values()):
                     break
-                # A client that was not told of a change may have asked the wrong partitions.
+                # A client that was not notified may have asked the wrong partitions.
                 await self.settings.read()
-                if self.settings.epoch == epoch:
+                if self.settings.stored.partitions == number:
                     break
         except ServerError as error:
             raise half_way(error, sum(changed.values())) from error.__cause__
@@ -236,17 +222,17 @@ class OpenReliableQueue:
         is missed.
         """
         while True:
-            epoch = self.settings.epoch
-            result = await of([*self.partitions])
+            number = self.settings.stored.partitions
+            result = await of(self.partitions)
             # The calls were made, whatever becomes of this one.
             with suppress(DelayqError):
                 await self.settings.read()
-            if self.settings.epoch == epoch:
+            if self.settings.stored.partitions == number:
                 return result
 
     def new_id_in(self, partition: Partition) -> str:
         """Generate an id for a message of a group, which lies in a certain partition."""
-        number = self.settings.stored.partitions_of_groups
+        number = self.settings.stored.partitions
         while True:
             beginning, _ = new_block()
             if endings := endings_in(beginning, partition.index, number):
@@ -269,8 +255,7 @@ class OpenReliableQueue:
         if failed and not self.services.nodes.spread:
             # All are on one server.
             return True
-        in_use = self.partitions[: self.ids.partitions]
-        return all(self.is_away(partition, failed) for partition in in_use)
+        return all(self.is_away(partition, failed) for partition in self.partitions)
 
     def is_away(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
         """Return whether the server of a partition is not available, as far as we know."""
@@ -297,7 +282,7 @@ class OpenReliableQueue:
         for place in {
             claim.partition for _, claim in taken if b"@" in claim.id and is_occurrence(claim.id)
         }:
-            taken = await self.partitions[place].recurrence.begin(taken)
+            taken = await self.opened[place].recurrence.begin(taken)
         return taken
 
     def _ask(self, insist: bool) -> None:
@@ -312,7 +297,7 @@ class OpenReliableQueue:
         unknown = [
             partition
             for number in self.waiters.line.unknown_sources()
-            if not (partition := self.partitions[number]).wakeups.plan.up_to_date
+            if not (partition := self.opened[number]).wakeups.plan.up_to_date
         ]
         if not insist:
             for each in self.partitions:
@@ -348,12 +333,17 @@ class OpenReliableQueue:
         if self.closed:
             # It opens no more partitions.
             return
-        for place in range(len(self.partitions), stored.partitions):
-            self.partitions.append(self._open_partition(place))
-        self.ids.settings_changed(stored.partitions)
-        for partition in self.partitions:
-            partition.offers.recall()
-            # Other limits may let more messages run.
+        if stored.partitions != self.ids.partitions:
+            for partition in self.opened:
+                partition.offers.recall()
+            for place in range(len(self.opened), stored.partitions):
+                self.opened.append(self._open_partition(place))
+            self.ids.settings_changed(stored.partitions)
+        self.limits_changed(self.partitions)
+
+    def limits_changed(self, partitions: Iterable[Partition]) -> None:
+        """Look for messages in these partitions again, because limits may let more run."""
+        for partition in partitions:
             partition.wakeups.plan.forget()
         if self.waiters.wanted:
             self._ask(False)
@@ -391,6 +381,6 @@ class OpenReliableQueue:
         """Start nothing new, and end every waiting call, when the first partition is closed."""
         if not self.closing.done():
             self.closing.set_result(None)
-            for partition in self.partitions:
+            for partition in self.opened:
                 partition.claims.close()
             self.waiters.close(last)

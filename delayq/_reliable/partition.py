@@ -132,7 +132,7 @@ class Partition:
         return ()
 
     def resynced(self, due_us: int, found: NextDue) -> None:
-        self.queue.settings.on_epoch(found.epoch.decode(errors="replace"))
+        self.queue.settings.on_epoch(self.index, found.epoch.decode(errors="replace"))
         if found.extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
             self.recurrence.learn()
@@ -161,7 +161,9 @@ class Partition:
             self.claims.cancelled((id, token))
         elif what == _FINISHED:
             self.queue.news.on_finished(rest)
-        elif not self.index:
+        elif self.index:
+            self.queue.limits_changed([self])
+        else:
             # The settings of the first partition decide.
             self.queue.settings.on_change()
 

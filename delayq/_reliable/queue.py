@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from contextlib import aclosing, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import anyio
@@ -12,7 +13,6 @@ import anyio
 from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
 from delayq._generics import T
-from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
@@ -28,6 +28,7 @@ from delayq._reliable.offering import (
 )
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import decoded, history_of, result_codec
+from delayq._reliable.placement import home_of
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
@@ -105,9 +106,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         scheduler = session.scheduler
         first = scheduler.open(
             keys_of(0).wake,
-            lambda services: OpenReliableQueue(
-                name, keys_of, given, scheduler, services
-            ).partitions[0],
+            lambda services: OpenReliableQueue(name, keys_of, given, scheduler, services).opened[0],
         )
         self._open = first.queue
         # Settings that this handle was not given come from the others on this client.
@@ -438,15 +437,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         id.
         """
         await self._settled()
-        queue = self._open
+        queue, checked = self._open, checked_id(id)
 
         async def find(partition: Partition) -> Message[T] | None:
-            found = await partition.store.get(id)
+            found = await partition.store.get(checked)
             return None if found is None else self._seen(partition, found)
 
-        return await queue.search(
-            lambda name: queue.placements(name) + queue.elsewhere(name), checked_id(id), find
-        )
+        return await queue.search(lambda: queue.places(checked), find)
 
     # Results
 
@@ -490,7 +487,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return history_of(checked, outcome, found, self._codec)
 
         # A partition that has only the record of an earlier message with that id is asked first.
-        places = queue.elsewhere(checked) + queue.placements(checked)
+        places = reversed(queue.places(checked))
         histories = [each for place in places if (each := await find(place)) is not None]
         live = [each for each in histories if each.is_live]
         found = live or histories
@@ -613,16 +610,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Leased messages are not affected.
         """
         await self._ready()
-        if len(self._open.partitions) > 1:
-            # A configurer that adds partitions looks at the first one.
-            await self._open.partitions[0].store.pause()
+        # Partitions that a queue is given later would not be paused.
+        await self._open.settings.learn({}, stores=True)
         await self._open.of_each(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         await self._ready()
-        first, *others = self._open.partitions
-        ended = bool(others) and await first.store.resume()
+        ended = False
 
         async def resume(partition: Partition) -> None:
             nonlocal ended
@@ -664,9 +659,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
             expired: How to treat messages past their time to live.
             dedup_window: How long the id of a handled message still counts as taken. Ids of
                 messages that have been handled keep their window.
-            partitions: The number of partitions. It may grow at any time. Before you reduce it,
-                let the workers finish, or purge the queue, and wait until its dedup window has
-                passed.
+            partitions: The number of partitions. Only a queue with nothing in it gets another one:
+                neither messages, dead letters and schedules nor ids and starts that still count,
+                results, a pause, or groups with settings of their own. For any other queue, run
+                ``delayq repartition``.
             keep_dead: How long dead letters stay.
             max_dead: The largest number of dead letters.
             keep: How long results and attempts of finished messages stay; 0 for not at all.
@@ -677,7 +673,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
-            ConfigurationError: The queue is not empty, and would have fewer partitions.
+            ConfigurationError: The queue is not empty, and would have another number of partitions.
             ServerRefused: The user lacks a right: see :func:`delayq.admin.acl.acl_rules`.
             OutcomeUnknown: The reply was lost: the settings may have been changed. Calling it again
                 is safe.
@@ -711,7 +707,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queues(self._open.partitions)
+            await self._session.close_queues(self._open.opened)
 
     async def __aenter__(self) -> Self:
         return self
@@ -818,7 +814,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def _origin_of(self, claim: Claim) -> QueueHandle[T]:
         place = claim.partition
         if place not in self._origins:
-            partition = self._open.partitions[place]
+            partition = self._open.opened[place]
             self._origins[place] = QueueHandle(
                 self._codec,
                 partition,
@@ -854,19 +850,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Return the partition of a group."""
         await self._settled()
         await self._open.settings.read()
-        return self._open.home_of_group(group).store
+        return self._open.home(group).store
 
     async def _set_group(self, group: str, what: str, limit: str) -> bool:
-        """Change a group where it lies by now."""
+        """Change a group where it lies."""
         await self._settled()
-        settings = self._open.settings
-        while True:
-            stored = await settings.read()
-            partition = self._open.home_of_group(group)
-            try:
-                return await partition.store.set_group(stored.epoch, group, what, limit)
-            except SettingsChanged:
-                await settings.after_refusal(partition.index, stored.epoch)
+        queue = self._open
+        return await queue.settings.write(
+            partial(home_of, group),
+            lambda place, count: queue.opened[place].store.set_group(count, group, what, limit),
+        )
 
     async def _every_store(self) -> Sequence[ReliableStore]:
         await self._settled()
@@ -890,7 +883,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return dict.fromkeys(partition.store for partition in queue.partitions)
         parts: dict[ReliableStore, list[str]] = {}
         for id in ids:  # noqa: A001
-            for partition in queue.placements(id) + queue.elsewhere(id):
+            for partition in queue.places(id):
                 parts.setdefault(partition.store, []).append(id)
         return parts
 

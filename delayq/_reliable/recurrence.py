@@ -83,14 +83,14 @@ class Recurrence:
         self._timeout: Timeout | None = None
 
     async def schedule(
-        self, epoch: str, name: str, timing: Timing, version: int, message: OptionsMessage
+        self, partitions: int, name: str, timing: Timing, version: int, message: OptionsMessage
     ) -> datetime:
         """Make ``message`` recur, and return when it is due next.
 
-        Raises SettingsChanged if the settings have another epoch.
+        Raises SettingsChanged if the queue has another number of partitions.
         """
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
-        due_us = await self._store.schedule(epoch, name, timing, version, message, moments)
+        due_us = await self._store.schedule(partitions, name, timing, version, message, moments)
         self._know(name)
         return moment_us(due_us)
 

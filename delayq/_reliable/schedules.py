@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 from datetime import UTC, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Generic
 
 from delayq._durations import Duration, moment_us
 from delayq._generics import T
 from delayq._logging import about
-from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.offering import Offer
+from delayq._reliable.placement import home_of
 from delayq._reliable.recurrence import DIGITS, Unreadable, read
 from delayq._reliable.timing import timing_of
 from delayq.errors import BadInput
@@ -155,19 +156,16 @@ class Recurring(Generic[T]):
                 timeout=timeout,
             )
         )
+        # An expression that never matches is refused before anything is written.
+        timing.moments(0)
         await self._ready()
-        settings = self._open.settings
-        while True:
-            epoch = settings.epoch
-            *former, partition = self._open.homes(name)
-            for each in former:
-                # It stays where it is when the queue gets more partitions.
-                if await each.store.schedule_record(name) is not None:
-                    partition = each
-            try:
-                return await partition.recurrence.schedule(epoch, name, timing, version, message)
-            except SettingsChanged:
-                await settings.after_refusal(partition.index, epoch)
+        queue = self._open
+        return await queue.settings.write(
+            partial(home_of, name),
+            lambda place, count: queue.opened[place].recurrence.schedule(
+                count, name, timing, version, message
+            ),
+        )
 
     async def unschedule(self, name: str) -> bool:
         """Delete a schedule, and drop its waiting message.
@@ -207,10 +205,11 @@ class Recurring(Generic[T]):
         return await self._at_home(name, lambda each: each.store.resume_schedule(name))
 
     async def _at_home(self, name: str, act: Callable[[Partition], Awaitable[bool]]) -> bool:
-        """Act on each partition that may have the schedule, until one has it."""
+        """Act on the partition that has the schedule."""
         _check_name(name)
         await self._ready()
-        return bool(await self._open.search(self._open.homes, name, act))
+        queue = self._open
+        return bool(await queue.search(lambda: [queue.home(name)], act))
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.

@@ -10,7 +10,7 @@ from delayq._engine.durability import Unconfirmed
 from delayq._redis.error_reader import SettingsChanged
 from delayq._redis.retry import retry_delay
 from delayq._reliable.bodies import group_in
-from delayq._reliable.known_settings import before_a_call
+from delayq._reliable.known_settings import MOST_TRIES, before_a_call
 from delayq._reliable.new_message import ENDS_EARLY, OptionsMessage, PlainMessage
 from delayq.errors import (
     BadDelay,
@@ -19,6 +19,7 @@ from delayq.errors import (
     NotDurable,
     OutcomeUnknown,
     QueueFull,
+    ServerRefused,
     ServerUnavailable,
 )
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     Commits = Batcher[NewMessage, Any]
 
 # The outcomes of offer.lua.
-STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _NONE_TO_SWAP, _ENDS_EARLY = 1, 2, 0, -1, -2, -4, -5
+STORED, _REPLACED, _IGNORED, _DUPLICATE, _FULL, _ENDS_EARLY = 1, 2, 0, -1, -2, -5
 _THERE = (STORED, _REPLACED, _IGNORED)
 
 
@@ -47,8 +48,8 @@ class Sender:
     """Sends the messages that are offered through one queue handle.
 
     A message is submitted in the same step of the event loop in which its partition is chosen, and
-    comes back as :class:`SettingsChanged` if the queue gets other partitions before it is stored.
-    So no message is ever stored where clients with newer settings would not look for it.
+    comes back as :class:`SettingsChanged` if the queue has another number of partitions by the time
+    when it would be stored. So no message is ever stored where others would not look for it.
     """
 
     def __init__(
@@ -104,21 +105,18 @@ class Sender:
         The arguments are those of :meth:`submit`.
         """
         _check(durability)
-        if not self._declaration.is_made:
-            await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
+        if not self._declaration.is_made or not settings.stored.is_numbered:
+            await self._declaration.make(stores=True)
         stored = settings.stored
         if not stored.max_size and self._promise is None:
             self._simple = stored
-        if stored.former and not made_up:
-            return (await self.send_many([message], [made_up], durability))[0]
         partition, message = self._place(message, made_up)
         commits = await self._commits(partition.offers, durability)
         since = await commits.wait_for_capacity() if commits.is_full else None
         if not made_up or settings.stored.max_size:
             await queue.flush()
-        if settings.epoch != stored.epoch:
-            # The queue may have got other partitions meanwhile.
+        if settings.stored.partitions != stored.partitions:
             return (await self._send_all([message], [made_up], durability))[0].id
         try:
             outcome = await commits.submit(message, len(message.content), since)
@@ -159,9 +157,9 @@ class Sender:
             durability: Overrides the handle's own setting.
         """
         _check(durability)
-        if not self._declaration.is_made:
-            await self._declaration.make()
         queue, settings = self._queue, self._queue.settings
+        if not self._declaration.is_made or not settings.stored.is_numbered:
+            await self._declaration.make(stores=True)
         if settings.stored.max_size or not all(made_up):
             await queue.flush()
         outcomes: list[Any] | None = None
@@ -197,9 +195,12 @@ class Sender:
                 return messages
         failed: set[Partition] = set()
         unconfirmed: dict[int, str] = {}
-        tries = 0
+        tries = refusals = 0
         while again:
             _note_unconfirmed(outcomes, again, unconfirmed)
+            refusals += any(isinstance(outcome, SettingsChanged) for outcome in outcomes)
+            if refusals > MOST_TRIES:
+                _give_up(outcomes)
             again = self._to_send_again(messages, made_up, outcomes, failed)
             if not again and self._waits and _FULL in outcomes:
                 tries += 1
@@ -232,7 +233,7 @@ class Sender:
         for place, outcome in enumerate(outcomes):
             if outcome in _THERE:
                 continue
-            if outcome == _NONE_TO_SWAP or isinstance(outcome, SettingsChanged):
+            if isinstance(outcome, SettingsChanged):
                 # It belongs elsewhere now.
                 again.append(place)
             elif outcome == _DUPLICATE and made_up[place]:
@@ -262,10 +263,10 @@ class Sender:
         """Send the messages at these places of the list, and set the outcome of each."""
         settings = self._queue.settings
         while True:
-            epoch = settings.epoch
-            parts = await self._parts(messages, made_up, places, outcomes)
+            number = settings.stored.partitions
+            parts = self._parts(messages, made_up, places)
             batchers = [await self._commits_of(each, durability) for each in parts]
-            if settings.epoch == epoch:
+            if settings.stored.partitions == number:
                 break
         sent: list[list[int]] = []
         futures: list[Awaitable[list[Any]]] = []
@@ -295,54 +296,20 @@ class Sender:
         group = None if queue.settings.stored.is_whole else _group_of(message)
         if group is None:
             return queue.place(message.id), message
-        partition = queue.home_of_group(group)
-        if made_up and partition not in queue.placements(message.id):
+        partition = queue.home(group)
+        if made_up and partition is not queue.place(message.id):
             message = message._replace(id=queue.new_id_in(partition))
         return partition, message
 
-    async def _parts(
-        self,
-        messages: MutableSequence[NewMessage],
-        made_up: Sequence[bool],
-        places: Sequence[int],
-        outcomes: MutableSequence[Any],
+    def _parts(
+        self, messages: MutableSequence[NewMessage], made_up: Sequence[bool], places: Sequence[int]
     ) -> dict[Partition, list[tuple[int, NewMessage]]]:
-        """Return the messages to send to each partition, with their places in the list.
-
-        Sets the outcome of the others.
-        """
-        queue = self._queue
+        """Return the messages to send to each partition, with their places in the list."""
         parts: dict[Partition, list[tuple[int, NewMessage]]] = {}
-        is_grown = bool(queue.settings.stored.former)
         for place in places:
-            partition, message = self._place(messages[place], made_up[place])
-            messages[place] = message
-            if is_grown and not made_up[place] and isinstance(message, OptionsMessage):
-                try:
-                    former = await self._former_place(message)
-                except DelayqError as error:
-                    outcomes[place] = error
-                    continue
-                if former is not None and message.on_duplicate != "replace":
-                    ignored = message.on_duplicate == "ignore"
-                    outcomes[place] = _IGNORED if ignored else _DUPLICATE
-                    continue
-                if former is not None:
-                    # One script replaces it where it is, so that neither is lost in between.
-                    partition, message = former, message._replace(on_duplicate="swap")
-            parts.setdefault(partition, []).append((place, message))
+            partition, messages[place] = self._place(messages[place], made_up[place])
+            parts.setdefault(partition, []).append((place, messages[place]))
         return parts
-
-    async def _former_place(self, message: OptionsMessage) -> Partition | None:
-        """Return the partition in which a message with the same id was placed before the queue got
-        other partitions; None if there is none.
-        """
-        with before_a_call():
-            for partition in self._queue.placements(message.id)[:-1]:
-                handled = message.on_duplicate != "replace"
-                if await partition.store.knows(message.id, handled=handled):
-                    return partition
-        return None
 
     async def _commits(self, offers: ReliableOffers, durability: str | None) -> Commits:
         promise = self._promise if durability is None else durabilities.parse(durability)
@@ -368,6 +335,13 @@ def _check(durability: str | None) -> None:
 
 def _group_of(message: NewMessage) -> str | None:
     return group_in(message.content) if isinstance(message, OptionsMessage) else None
+
+
+def _give_up(outcomes: MutableSequence[Any]) -> None:
+    """Let messages fail that were refused again and again."""
+    for place, outcome in enumerate(outcomes):
+        if isinstance(outcome, SettingsChanged):
+            outcomes[place] = ServerRefused(f"it is not stored: {outcome} again and again")
 
 
 def _note_unconfirmed(

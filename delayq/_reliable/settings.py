@@ -10,9 +10,11 @@ Everything here decides without asking a server: :mod:`delayq._reliable.known_se
 
 from __future__ import annotations
 
-import secrets
+import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from delayq._durations import Duration, check_max_payload, microseconds
@@ -43,7 +45,7 @@ FIELDS = (
     "layout",
     "epoch",
     "partitions",
-    "former",
+    "renumbering",
     "max_size",
     "expired",
     "dedup_window",
@@ -54,7 +56,7 @@ FIELDS = (
     "limit",
     "group_limit",
 )
-"""The fields of the hash on the server."""
+"""The fields of the hash on the server, in the order of ``lua/reliable/include/change.lua``."""
 
 Declared = Mapping[str, str]
 """Settings of a queue that somebody has given, as the server stores them, by their names."""
@@ -65,6 +67,23 @@ RETRIES = Backoff.exponential(base=1, factor=2, max=300, jitter=0.1)
 
 MOST_KEPT = 10_000
 """The default of ``max_kept``, as in ``lua/reliable/include/kept.lua``."""
+
+
+# A question mark: the number is about to change.
+_NUMBER = re.compile(r"([1-9][0-9]{0,3})\??")
+
+
+class ChangeOutcome(StrEnum):
+    """What became of a change of settings: see ``configure.lua`` and ``renumber.lua``."""
+
+    CHANGED = "changed"
+    SAME = "same"
+    OTHER_NUMBER = "other number"
+    TOO_SMALL = "too small"
+    HELD = "held"
+    BUSY = "busy"
+    LOST = "lost"
+    IN_USE = "in use"
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +250,9 @@ class StoredSettings:
         fields: Every field that is stored, as text.
         epoch: Changes whenever a setting does; ``0`` if none was ever stored.
         partitions: The number of partitions.
-        former: Numbers of partitions that the queue had before, by which messages may still be
-            placed.
-        partitions_of_groups: The number of partitions by which groups are placed: the first one, as
-            long as messages may still be placed by it, so that no group is ever split.
-        is_whole: Whether every message is in the one partition.
+        is_numbered: Whether this number is stored: then it stays.
+        is_held: Whether nothing can be stored now, because the number is about to change.
+        is_whole: Whether there is only one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
         drops_letters: Whether dead letters are dropped at some age or number.
         keep_us: How long records of finished messages are kept, in microseconds; 0 for not at all.
@@ -245,26 +262,22 @@ class StoredSettings:
         "drops_letters",
         "epoch",
         "fields",
-        "former",
+        "is_held",
+        "is_numbered",
         "is_whole",
         "keep_us",
         "max_size",
         "partitions",
-        "partitions_of_groups",
     )
 
     def __init__(self, fields: Mapping[str, str]) -> None:
         self.fields: Mapping[str, str] = fields
         self.epoch: str = fields.get("epoch", UNDECLARED)
-        self.partitions: int = _partitions(fields.get("partitions"))
-        former = map(_number, fields.get("former", "").split(","))
-        self.former: tuple[int, ...] = tuple(
-            number for number in former if 0 < number <= MOST_PARTITIONS
-        )
-        # A queue that had more partitions than now was empty when it lost them.
-        smaller = (number for number in self.former if number < self.partitions)
-        self.partitions_of_groups: int = next(smaller, self.partitions)
-        self.is_whole: bool = self.partitions == 1 and not self.former
+        number = _NUMBER.fullmatch(fields.get("partitions", ""))
+        self.is_numbered: bool = number is not None and int(number[1]) <= MOST_PARTITIONS
+        self.partitions: int = int(number[1]) if number is not None and self.is_numbered else 1
+        self.is_held: bool = self.is_numbered and fields["partitions"].endswith("?")
+        self.is_whole: bool = self.partitions == 1
         self.max_size: int = max(_number(fields.get("max_size")), 0)
         limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
         self.keep_us: int = max(_number(fields.get("keep")), 0)
@@ -277,11 +290,6 @@ class StoredSettings:
         return cls(
             {name: value.decode(errors="replace") for name, value in found if value is not None}
         )
-
-    @property
-    def is_new(self) -> bool:
-        """Whether neither a message nor a setting was ever stored."""
-        return "layout" not in self.fields
 
     def public(self) -> QueueSettings:
         """Return the settings as users see them."""
@@ -319,17 +327,36 @@ class StoredSettings:
             " another name"
         )
 
+    def differing(self, declared: Declared) -> list[str]:
+        """Return the names of those of the declared settings that are not stored like that."""
+        return [name for name, text in declared.items() if self._text(name) != text]
+
+    def missing(self, declared: Declared) -> dict[str, str]:
+        """Return those of the declared settings of which none is stored."""
+        return {name: text for name, text in declared.items() if self._text(name) is None}
+
+    def _text(self, name: str) -> str | None:
+        if name == "partitions":
+            return str(self.partitions) if self.is_numbered else None
+        return self.fields.get(name)
+
     def check(self, queue: str, declared: Declared) -> None:
         """Check that a handle may declare these settings.
 
         Raises:
             ConfigurationError: Others are stored.
         """
+        number = declared.get("partitions")
+        if self.is_numbered and number not in (None, str(self.partitions)):
+            raise ConfigurationError(
+                f"queue {queue!r} has {self.partitions} partitions on the server, and {number}"
+                f" here: leave partitions out, or run: {repartition(queue, declared)}"
+            )
         differing = [
-            f"{name} is {_shown(name, self.fields[name])} on the server, and "
-            f"{_shown(name, text)} here"
-            for name, text in declared.items()
-            if self.fields.get(name, text) != text
+            f"{name} is {_shown(name, stored)} on the server, and "
+            f"{_shown(name, declared[name])} here"
+            for name in self.differing(declared)
+            if (stored := self._text(name)) is not None
         ]
         if differing:
             what = "it" if len(differing) == 1 else "them"
@@ -337,36 +364,6 @@ class StoredSettings:
                 f"queue {queue!r}: {'; '.join(differing)}: "
                 f"call configure() to change {what}, or leave {what} out"
             )
-
-    def missing(self, declared: Declared) -> dict[str, str]:
-        """Return those of the declared settings of which none is stored."""
-        return {name: text for name, text in declared.items() if name not in self.fields}
-
-    def changed(self, changes: Declared, epoch: str) -> StoredSettings:
-        """Return what to store for these changes, under a new epoch."""
-        fields = {**self.fields, **changes, "layout": LAYOUT, "epoch": epoch}
-        now, before = _partitions(fields.get("partitions")), self.partitions
-        # Messages stay where they are: they are found by the number that placed them.
-        if "partitions" in changes:
-            former = dict.fromkeys(() if self.is_new else (*self.former, before))
-            fields["former"] = ",".join(str(number) for number in former if number != now)
-        return StoredSettings(fields)
-
-    def share_of(self, partition: int) -> str:
-        """Return the part of the queue's limit that one of its partitions has, as the server stores
-        it; empty if no limit was declared.
-        """
-        limit, count = parse_limit(self.fields.get("limit")), self.partitions
-        if limit is None:
-            return self.fields.get("limit", "")
-        # Those of a queue that is about to have fewer partitions get nothing more to do.
-        place = partition % count
-
-        def share(number: int | None) -> int | None:
-            return None if number is None else number // count + (place < number % count)
-
-        own = replace(limit, concurrency=share(limit.concurrency), rate=share(limit.rate))
-        return limit_text(own, "limit", of_groups=False)
 
     def check_shares(self, queue: str) -> None:
         """Check that each partition gets a part of the queue's limit.
@@ -384,11 +381,10 @@ class StoredSettings:
                     " fewer partitions"
                 )
 
-    def next_epoch(self, now_us: int) -> str:
-        """Return an epoch for the next change: higher than this one, probably higher than any that
-        was lost with the server's data, and different from that of any other change.
-        """
-        return str(max(_number(self.epoch), now_us) + 1 + secrets.randbelow(1_000_000))
+
+def repartition(queue: str, changes: Declared) -> str:
+    """Return the command that gives a queue another number of partitions."""
+    return f"delayq repartition {shlex.quote(queue)} --to {changes['partitions']}"
 
 
 def declare(
@@ -470,11 +466,6 @@ def _number(text: object) -> int:
         return int(text)  # type: ignore[call-overload,no-any-return]
     except (TypeError, ValueError):
         return 0
-
-
-def _partitions(text: str | None) -> int:
-    number = _number(text)
-    return number if 1 <= number <= MOST_PARTITIONS else 1
 
 
 def _most_kept(text: str | None) -> int:

@@ -9,11 +9,10 @@ methods build the :class:`Request` instead. All moments and durations are in mic
 from __future__ import annotations
 
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from delayq._engine.store import due_counts
 from delayq._redis.scripts import Request, Script
-from delayq._reliable.keys import name_in
 from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.outcomes import Outcome, attempt_of, offered_of
 from delayq._reliable.replies import (
@@ -32,7 +31,7 @@ from delayq._reliable.replies import (
     StoredSchedules,
     parse_us,
 )
-from delayq._reliable.settings import FIELDS, StoredSettings
+from delayq._reliable.settings import FIELDS, ChangeOutcome, StoredSettings
 from delayq._reliable.tallies import activity_of
 from delayq._reliable.workers import worker_of
 from delayq.stats import QueueDepth
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.replies import Claim
-    from delayq._reliable.settings import Policy
+    from delayq._reliable.settings import Declared, Policy
     from delayq._reliable.tallies import Unit
     from delayq._reliable.timing import Timing
     from delayq.stats import Activity, WorkerInfo
@@ -83,6 +82,9 @@ OCCUR = Script("reliable/occur")
 RECUR = Script("reliable/recur")
 REFILL = Script("reliable/refill")
 CONFIGURE = Script("reliable/configure")
+RENUMBER = Script("reliable/renumber")
+VACATE = Script("reliable/vacate")
+COPY_SETTINGS = Script("reliable/copy_settings")
 SET_GROUP = Script("reliable/set_group")
 LIST_GROUPS = Script("reliable/list_groups")
 TALLY = Script("reliable/tally")
@@ -102,8 +104,6 @@ MOST_COUNTED = 1000
 """
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
-# The prefix of the fields that hold the settings of groups.
-_OF_GROUP = b"group:"
 # The replies of offer_new.lua.
 _STORED, _IN_USE, _UNANNOUNCED = 1, -1, -3
 # The replies of redrive.lua for letters that stay, and for one that was empty.
@@ -128,25 +128,67 @@ class ReliableStore:
         """Return the settings that are stored here: those of the queue, or a partition's copy."""
         return StoredSettings.of(await self.client.command("HMGET", self.keys.settings, *FIELDS))
 
-    async def configure(self, expected: str, settings: StoredSettings) -> str:
-        """Store settings in place of those that have the expected epoch.
+    async def configure(
+        self, mode: Literal["declare", "change"], changes: Declared, *, above: str = ""
+    ) -> tuple[ChangeOutcome, StoredSettings]:
+        """Change settings of the queue, in its first partition.
+
+        Args:
+            mode: Whether to keep what is stored, or to replace it.
+            changes: The settings.
+            above: An epoch, above which that of these settings must be.
 
         Returns:
-            The epoch that is stored now: another one if nothing was changed.
+            What became of it, and the settings that are stored now.
         """
-        others = {k: v for k, v in settings.fields.items() if k not in ("layout", "epoch")}
-        found = name_in(self.keys.ids)
-        if share := settings.share_of(0 if found is None else found[1]):
-            others["share"] = share
-        parts = chain.from_iterable(others.items())
-        stored: bytes = await self._run(CONFIGURE, expected, settings.epoch, *parts)
-        return stored.decode(errors="replace")
+        parts = chain.from_iterable(changes.items())
+        return _changed(await self._run(CONFIGURE, mode, above, *parts))
 
-    async def set_group(self, epoch: str, group: str, what: str, limit: str = "") -> bool:
+    async def renumber(
+        self, step: Literal["hold", "commit", "release"], token: str, changes: Declared
+    ) -> tuple[ChangeOutcome, StoredSettings]:
+        """Give the queue another number of partitions, and other changes, in its first partition.
+
+        Args:
+            step: What to do: see ``renumber.lua``.
+            token: Names the caller.
+            changes: The settings, among them ``partitions``.
+
+        Returns:
+            As :meth:`configure`.
+        """
+        others = chain.from_iterable(
+            change for change in changes.items() if change[0] != "partitions"
+        )
+        return _changed(await self._run(RENUMBER, step, token, changes["partitions"], *others))
+
+    async def vacate(self) -> bool:
+        """Drop the copy of the settings if nothing is in the partition, and return whether that is
+        so.
+        """
+        return bool(await self._run(VACATE))
+
+    async def copy_settings(self, settings: StoredSettings, partition: int) -> str:
+        """Replace the copy of the settings in this partition, unless it is newer.
+
+        Returns:
+            The epoch of the copy that is there now.
+
+        Raises:
+            SettingsChanged: Another release has written it.
+        """
+        derived = ("layout", "epoch", "renumbering")
+        parts = chain.from_iterable(
+            item for item in settings.fields.items() if item[0] not in derived
+        )
+        epoch: bytes = await self._run(COPY_SETTINGS, partition, settings.epoch, *parts)
+        return epoch.decode(errors="replace")
+
+    async def set_group(self, partitions: int, group: str, what: str, limit: str = "") -> bool:
         """Pause or resume a group, or give it a limit of its own.
 
         Args:
-            epoch: Of the settings by which the group lies here.
+            partitions: The number of partitions by which the group lies here.
             group: The group's name.
             what: ``"pause"``, ``"resume"`` or ``"limit"``.
             limit: The limit, as the server stores it; empty for that of the queue.
@@ -155,22 +197,9 @@ class ReliableStore:
             Whether it was paused.
 
         Raises:
-            SettingsChanged: The settings have another epoch. Nothing was changed.
+            SettingsChanged: The queue has another number of partitions. Nothing was changed.
         """
-        return bool(await self._run(SET_GROUP, epoch, group, what, limit))
-
-    async def own_settings(self) -> dict[bytes, bytes]:
-        """Return all that groups have of their own here, as the server stores it, by group."""
-        found: dict[bytes, bytes] = {}
-        async for fields in self._scan(self.keys.settings, PAGE):
-            for field, text in fields.items():
-                if field.startswith(_OF_GROUP):
-                    found[field.removeprefix(_OF_GROUP)] = text
-        return found
-
-    async def put_own_settings(self, group: bytes, text: bytes) -> None:
-        """Replace all that a group has of its own here; an empty text is nothing."""
-        await self._run(SET_GROUP, "", group, "own", text)
+        return bool(await self._run(SET_GROUP, partitions, group, what, limit))
 
     async def groups(self, first: str, limit: int, *, after: bool = False) -> list[StoredGroup]:
         """List up to ``limit`` groups by name, from one on, or from behind it."""
@@ -192,7 +221,7 @@ class ReliableStore:
     ) -> Request:
         """Build the call that stores messages.
 
-        If other settings are stored by now, the call fails with
+        If the queue has another number of partitions by now, or a size limit, the call fails with
         :class:`~delayq._redis.error_reader.SettingsChanged`.
 
         Args:
@@ -208,7 +237,7 @@ class ReliableStore:
         else:
             script, parts = OFFER_NEW, cast("Iterable[Part]", chain.from_iterable(messages))
         keys = (*self.keys.of_script(script), call)
-        return Request(script, keys, [number, settings.epoch, *parts])
+        return Request(script, keys, [number, settings.partitions, *parts])
 
     def parse_offered(self, count: int, reply: Any) -> Offered:
         """Return what became of ``count`` messages, from the reply to :meth:`offer_request`."""
@@ -226,7 +255,6 @@ class ReliableStore:
         self,
         call: str,
         number: int,
-        epoch: str,
         limit: int,
         policy: Policy,
         signature: str,
@@ -241,7 +269,6 @@ class ReliableStore:
             call: The key of the client's claims, which tells :meth:`release_call` what the last one
                 has handed out.
             number: Tells it from the earlier ones with this key.
-            epoch: The epoch of the settings that the client knows.
             limit: The largest number of messages.
             policy: The settings of those who want the messages.
             signature: Published with the notice to other clients; empty for no notice.
@@ -250,13 +277,12 @@ class ReliableStore:
             has_company: Whether the client has other messages of this queue at hand.
 
         Raises:
-            SettingsChanged: The settings have another epoch.
+            SettingsChanged: The settings have the layout of another release.
         """
         reply = await self.client.run_once(
             CLAIM,
             (*self.keys.of_script(CLAIM), call),
             (
-                epoch,
                 number,
                 limit,
                 policy.lease_us,
@@ -376,15 +402,6 @@ class ReliableStore:
         """
         return Outcome.of(await self._run(AWAIT, id, for_us))
 
-    async def knows(self, id: str, *, handled: bool) -> bool:  # noqa: A002
-        """Return whether there is a message with that id, or there was one whose id still counts as
-        taken, if ``handled`` ones count.
-        """
-        if await self.get(id) is not None:
-            return True
-        until = await self.client.command("ZSCORE", self.keys.done, id) if handled else None
-        return until is not None and parse_us(until) > await self.client.time_us(self.keys.done)
-
     async def times(self, message: StoredMessage) -> MessageTimes:
         """Return what is stored about a message's times, beyond what :meth:`get` returns."""
         record = await self.client.command("HGET", self.keys.named("attempts"), message.id)
@@ -497,21 +514,6 @@ class ReliableStore:
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         return bool(await self._run(RESUME))
-
-    async def remembers(self) -> bool:
-        """Return whether ids of handled messages still count as duplicates."""
-        if not await self.client.command("EXISTS", self.keys.done):
-            return False
-        now_us = await self.client.time_us(self.keys.done)
-        return bool(await self.client.command("ZCOUNT", self.keys.done, f"({now_us}", "+inf"))
-
-    async def has_records(self) -> bool:
-        """Return whether records of finished messages are kept."""
-        return bool(await self.client.command("EXISTS", self.keys.recorded))
-
-    async def has_schedules(self) -> bool:
-        """Return whether any message recurs."""
-        return any([names async for names in self.schedule_names()])
 
     async def summon(self, share: int, left: int) -> None:
         """Call as many clients that rest as the due messages need if each takes ``share``.
@@ -644,7 +646,7 @@ class ReliableStore:
 
     async def schedule(
         self,
-        epoch: str,
+        partitions: int,
         name: str,
         timing: Timing,
         version: int,
@@ -653,12 +655,12 @@ class ReliableStore:
     ) -> int:
         """Make a message recur, and return when it is due next.
 
-        ``moments`` are the next ones if there is no period. Raises SettingsChanged if the settings
-        have another epoch.
+        ``moments`` are the next ones if there is no period. Raises SettingsChanged if the queue has
+        another number of partitions.
         """
         due_us, _ = await self._run(
             SCHEDULE,
-            epoch,
+            partitions,
             name,
             timing.text,
             version,
@@ -739,6 +741,11 @@ class ReliableStore:
             yield dict(zip(found[::2], found[1::2], strict=True))
             if cursor == b"0":
                 return
+
+
+def _changed(reply: Any) -> tuple[ChangeOutcome, StoredSettings]:
+    outcome, *values = reply
+    return ChangeOutcome(outcome.decode()), StoredSettings.of(values)
 
 
 def _by_token(claims: Sequence[Claim]) -> list[Part]:

@@ -129,7 +129,7 @@ def acl_rules(
             recurring messages: everything a worker does. ``"admin"``: inspect, purge, redrive,
             pause, migrate. ``"dashboard"``: inspect, without changing anything. All but the last
             may change the settings of a reliable queue, because the first handle that declares one
-            stores it; only an admin can reduce the number of partitions.
+            stores it; only an admin can change the number of partitions.
         delayed: Names of delayed queues as the server knows them: with a ``name_mapper``, the names
             it returns.
         reliable: The same for reliable queues.

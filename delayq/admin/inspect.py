@@ -223,7 +223,7 @@ async def exists(client: Client, name: str) -> bool:
 async def was_used(store: ReliableStore) -> bool:
     """Return the same as :func:`exists`, of a queue with this first partition."""
     try:
-        if not (await store.settings()).is_new:
+        if "layout" in (await store.settings()).fields:
             return True
         # Its settings may have been evicted.
         depth = await store.depth()
@@ -368,7 +368,7 @@ async def stores_of_found(client: Client, queue: FoundQueue) -> list[ReliableSto
 async def _stores_of(partition: Callable[[int], ReliableStore]) -> list[ReliableStore]:
     stored = await _settings(partition(0))
     # A user that may not read the settings sees what the queue's own keys hold.
-    partitions = 1 if stored is None else max(stored.partitions, *stored.former, 1)
+    partitions = 1 if stored is None else stored.partitions
     return [partition(number) for number in range(partitions)]
 
 

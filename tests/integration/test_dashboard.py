@@ -667,6 +667,9 @@ async def test_settings_are_changed_for_all_clients(client: Client, admin: Brows
     await change(max_size="", dedup_window="0", limit="none", group_limit="none")
     assert await jobs.settings() == delayq.QueueSettings(1, None, "dead", 0.0)
     assert "Nothing changed: confirm" in await change(partitions="3")
+    refused = await send(admin, fields | {"partitions": "3", "sure": "1"}, 400)
+    assert "delayq repartition jobs --to 3" in texts(refused)
+    await jobs.purge()
     assert "jobs reliable, 3 partitions" in await change(partitions="3", sure="1")
 
 

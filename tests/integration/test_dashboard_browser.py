@@ -68,7 +68,7 @@ async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
         async with running(work(client.reliable_queue("thumbs"))):
             await visit(partial(_click_through, address), 390)
         mails = client.reliable_queue("mails", lease=600)
-        assert await mails.settings() == delayq.QueueSettings(2, 50_000, "dead", 5400.0)
+        assert await mails.settings() == delayq.QueueSettings(1, 50_000, "dead", 5400.0)
         stats = await mails.stats()
         assert (stats.paused, stats.dead) == (False, 0)
         assert await mails.get("welcome-ada") is None
@@ -101,7 +101,7 @@ def _click_through(address: str, browser: Seen) -> None:
         *(("#dedup_window", "1.5"), ("#unit", "hours"), ("Change settings", "Settings changed")),
         *(("#partitions", "2"), ("Change partitions", "Nothing changed: confirm")),
         *(("#partitions", "2"), ('[name="sure"]', None)),
-        *(("Change partitions", "mails reliable, 2 partitions"), ("Messages", "welcome-ada")),
+        *(("Change partitions", "delayq repartition mails --to 2"), ("Messages", "welcome-ada")),
         *(("welcome-ada", "ada@example.org"), ("Cancel message", "Message cancelled")),
         *(("Next →", "26–50 of"), ("← Previous", "1–25 of")),  # noqa: RUF001
         ("/message?kind=reliable&name=mails&at=//welcome-grace", "grace@example.org"),

@@ -1,9 +1,8 @@
-"""The number of partitions changes while the queue is in use."""
+"""The number of partitions is chosen when a queue is created, and stays while anything is in it."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,203 +10,234 @@ import pytest
 import delayq
 from delayq import Limit, Offer
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.store import ReliableStore
-from tests.integration.test_partitioned_queue import handled
+from tests.support.reliable_fixtures import raw
 from tests.support.reliable_store import HOUR
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from delayq import ReliableQueue
-    from delayq._reliable.settings import StoredSettings
+    from delayq import Message, ReliableQueue
     from tests.support.servers import PrivateServer
+
+    Jobs = ReliableQueue[int]
+    Clear = Callable[[], Awaitable[object]]
+
+__all__ = ["raw"]
+
+pytestmark = pytest.mark.every_server
+
+KEYS = [ReliableKeys.of("jobs", partition=n) for n in range(4)]
 
 
 @pytest.fixture
-async def jobs(client: delayq.Client) -> ReliableQueue[int]:
-    return client.reliable_queue("jobs")
+async def jobs(client: delayq.Client) -> Jobs:
+    return client.reliable_queue("jobs", partitions=4)
 
 
 @pytest.fixture
 async def stale(
-    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[ReliableQueue[int]]:
-    """The queue as a process sees it that knows one partition and hears of no change."""
+    server: PrivateServer, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Jobs]:
+    """The queue as a process sees it that hears of no change."""
+    await jobs.stats()
     async with delayq.connect(server.url, resync_interval=HOUR) as client:
-        queue: ReliableQueue[int] = client.reliable_queue("jobs")
+        queue: Jobs = client.reliable_queue("jobs")
         await queue.stats()
         monkeypatch.setattr(queue._open.settings, "on_change", lambda: None)
         yield queue
-
-
-def ids_that_move(before: int, after: int) -> list[str]:
-    """Return ids that are placed in other partitions after the change."""
-    names = (f"m{n}" for n in range(100))
-    return [name for name in names if partition_of(name, before) != partition_of(name, after)]
 
 
 async def copies(raw: Any, count: int) -> list[dict[bytes, bytes]]:
     return [await raw.hgetall(ReliableKeys.of("jobs", partition=n).settings) for n in range(count)]
 
 
-async def test_all_messages_of_a_queue_that_grows_are_handled_once(
-    jobs: ReliableQueue[int], server: PrivateServer
-) -> None:
-    await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(50)])
-    async with delayq.connect(server.url) as other:
-        theirs: ReliableQueue[int] = other.reliable_queue("jobs", lease=60)
-        handling = asyncio.create_task(handled(theirs, 250))
-        for at, partitions in ((50, 4), (150, 16)):
-            await jobs.configure(partitions=partitions)
-            await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(at, at + 100)])
-        assert sorted(await handling) == list(range(250))
-    stats = await jobs.stats()
-    assert (stats.ready, stats.delayed, stats.leased) == (0, 0, 0)
+async def take(jobs: Jobs) -> Message[int]:
+    (message,) = await jobs.claim(wait=60)
+    return message
 
 
-async def test_what_was_placed_by_a_former_number_is_found_by_its_id(
-    client: delayq.Client,
-) -> None:
-    queue: ReliableQueue[int] = client.reliable_queue("jobs", dedup_window=60)
-    await queue.offer_many([Offer(n, id=name) for n, name in enumerate(("taken", "d1", "d2"))])
-    taken, *buried = await queue.claim(3)
-    await taken.ack()
-    for message in buried:
-        await message.bury("no")
-    names = [f"m{n}" for n in range(6)]
-    await queue.offer_many([Offer(n, delay=HOUR, id=name) for n, name in enumerate(names)])
-    await queue.schedule("nightly", every=HOUR, value=0)
-    await queue.configure(partitions=9)
-    with pytest.raises(delayq.DuplicateMessage):
-        await queue.offer(1, id="taken")
-    assert await queue.dead.redrive(["d1"]) == 1
-    assert await queue.dead.purge(["d2"]) == 1
-    assert await queue.cancel("d1")
-    for name in names[:3]:
-        assert await queue.reschedule(name, 2 * HOUR)
-        with pytest.raises(delayq.DuplicateMessage):
-            await queue.offer(1, id=name)
-        assert await queue.offer(1, id=name, on_duplicate="ignore") == name
-    assert await queue.offer(-1, HOUR, id="m3", on_duplicate="replace") == "m3"
-    replaced = await queue.get("m3")
-    assert replaced is not None
-    assert replaced.value == -1
-    with pytest.raises(delayq.DuplicateMessage) as caught:
-        await queue.offer_many([Offer(1, delay=HOUR, id=name) for name in ("m4", "new", "m5")])
-    assert (caught.value.ids, caught.value.stored) == (("m4", "m5"), ("new",))
-    for name in names:
-        assert await queue.cancel(name)
-    # A schedule stays where it is, too.
-    await queue.schedule("nightly", every=HOUR, value=0)
-    assert len(await queue.schedules()) == 1
-    assert (await queue.stats()).delayed == 2
-    assert await queue.pause_schedule("nightly")
-    assert await queue.resume_schedule("nightly")
-    assert await queue.unschedule("nightly")
+async def leave_a_message(jobs: Jobs, raw: Any) -> Clear:
+    id = await jobs.offer(1, HOUR)  # noqa: A001
+    return lambda: jobs.cancel(id)
 
 
-async def test_clients_that_were_not_told_find_everything(
-    jobs: ReliableQueue[int], stale: ReliableQueue[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each call asks the wrong partition first, whatever was learnt by the one before."""
-    name = next(name for name in ids_that_move(1, 4) if home_of(name, 4))
-    settings = stale._open.settings
-    old, partitions = settings.stored, stale._open.partitions[:1]
-    await jobs.configure(partitions=4)
-    await jobs.offer(1, HOUR, id=name)
-    await jobs.schedule(name, every=HOUR, value=1)
-    await jobs.offer_many([Offer(n) for n in range(40)])
-    many = [f"o{n}" for n in range(200)]
-    calls: list[tuple[Callable[[], Awaitable[Any]], Callable[[Any], Any]]] = [
-        # The first one leaves alone, and is refused. The others wait behind it.
-        (lambda: asyncio.gather(*(stale.offer(1, HOUR, id=name) for name in many)), bool),
-        (lambda: jobs.cancel_many(many), all),
-        (lambda: stale.offer_many([Offer(1, delay=HOUR, id=name) for name in many]), bool),
-        (lambda: jobs.cancel_many(many), all),
-        (lambda: stale.get(name), bool),
-        (lambda: stale.reschedule(name, HOUR), bool),
-        (lambda: stale.cancel(name), bool),
-        (lambda: stale.schedule(name, every=HOUR, value=1), bool),
-        (lambda: stale.unschedule(name), bool),
-        (stale.stats, lambda depth: depth.ready == 40),
-        (lambda: stale.list("ready"), lambda found: len(found) == 40),
-        (stale.pause, lambda result: result is None),
-        (stale.purge, lambda dropped: dropped == 40),
-    ]
-    for call, is_right in calls:
-        monkeypatch.setattr(settings, "stored", old)
-        monkeypatch.setattr(stale._open, "partitions", partitions)
-        assert is_right(await call())
-    await jobs.offer_many([Offer(n) for n in range(40)])
-    assert await jobs.claim(40) == []
+async def leave_a_lease(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.offer(1)
+    return (await take(jobs)).ack
 
 
-async def test_only_an_empty_queue_shrinks(jobs: ReliableQueue[int], raw: Any) -> None:
-    await jobs.configure(partitions=4)
-    await jobs.offer(1, HOUR)
+async def leave_a_dead_letter(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.offer(1)
+    await (await take(jobs)).bury("no")
+    return jobs.dead.purge
+
+
+async def leave_a_schedule(jobs: Jobs, raw: Any) -> Clear:
     await jobs.schedule("nightly", every=HOUR, value=0)
-    before = await copies(raw, 4)
-    with pytest.raises(delayq.ConfigurationError, match=r"is not empty.*2 partitions.*purge"):
-        await jobs.configure(partitions=2, max_size=1)
-    assert await copies(raw, 4) == before
-    await jobs.purge("all")
-    with pytest.raises(delayq.ConfigurationError, match="unschedule what recurs"):
-        await jobs.configure(partitions=2)
-    assert await jobs.unschedule("nightly")
-    assert (await jobs.configure(partitions=2)).partitions == 2
-    # No client with the old settings reaches a partition that has gone.
-    epochs = {copy[b"epoch"] for copy in await copies(raw, 4)}
-    assert before[0][b"epoch"] not in epochs
+    return lambda: jobs.unschedule("nightly")
 
 
-async def test_a_change_that_is_cancelled_leaves_nothing_behind(
-    jobs: ReliableQueue[int], raw: Any, monkeypatch: pytest.MonkeyPatch
+async def leave_an_id(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.offer(1, id="a", unique_for=HOUR)
+    await (await take(jobs)).ack()
+
+    async def forget() -> None:
+        for keys in KEYS:
+            await raw.zadd(keys.done, {"a": 1}, xx=True)
+
+    return forget
+
+
+async def leave_a_start(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.configure(limit=Limit(rate=100, per=HOUR))
+    await jobs.offer(1)
+    await (await take(jobs)).ack()
+
+    async def forget() -> None:
+        for keys in KEYS:
+            await raw.delete(keys.named("starts"))
+            # As it was left when its period had ended.
+            await raw.zadd(keys.named("starts"), {"\0" + "0000000000000001.00 5 0 1 0": 0})
+
+    return forget
+
+
+async def leave_a_result(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.configure(keep=HOUR)
+    await jobs.offer(1)
+    await (await take(jobs)).ack()
+
+    async def forget() -> None:
+        for keys in KEYS:
+            await raw.delete(keys.recorded, keys.records)
+
+    return forget
+
+
+async def leave_a_pause(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.pause()
+    return jobs.resume
+
+
+async def leave_a_group(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.groups.set_limit("tenant", Limit(concurrency=1))
+    return lambda: jobs.groups.set_limit("tenant", None)
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        leave_a_message,
+        leave_a_lease,
+        leave_a_dead_letter,
+        leave_a_schedule,
+        leave_an_id,
+        leave_a_start,
+        leave_a_result,
+        leave_a_pause,
+        leave_a_group,
+    ],
+)
+async def test_only_a_queue_with_nothing_in_it_gets_another_number(
+    jobs: Jobs, raw: Any, leave: Callable[[Jobs, Any], Awaitable[Clear]]
 ) -> None:
-    await jobs.configure(partitions=4, max_size=100)
-    before = await copies(raw, 4)
-    calls = itertools.count()
-    configure = ReliableStore.configure
-
-    async def counted(self: ReliableStore, expected: str, new: StoredSettings) -> str:
-        if next(calls) == 3:
-            changing.cancel()
-            await asyncio.sleep(0)
-        return await configure(self, expected, new)
-
-    monkeypatch.setattr(ReliableStore, "configure", counted)
-    changing = asyncio.create_task(jobs.configure(partitions=8, dedup_window=60))
-    with pytest.raises(asyncio.CancelledError):
-        await changing
-
-    async def are_repaired() -> bool:
-        truth, *others = await copies(raw, 4)
-        said = {**truth, b"epoch": b""} == {**before[0], b"epoch": b""}
-        return said and others == [truth] * 3 and truth[b"epoch"] != before[0][b"epoch"]
-
-    await until(are_repaired)
-    await jobs.offer_many([Offer(n) for n in range(100)])
+    clear = await leave(jobs, raw)
+    before = await jobs.settings()
+    cure = r"run: delayq repartition jobs --to 3$"
+    with pytest.raises(delayq.ConfigurationError, match=cure) as caught:
+        await jobs.configure(partitions=3, max_size=7)
+    assert "\n" not in str(caught.value)
+    assert await jobs.settings() == before
+    await clear()
+    await jobs.configure(partitions=3, max_size=7)
+    truth, *others = await copies(raw, 4)
+    assert (truth[b"partitions"], truth[b"max_size"]) == (b"3", b"7")
+    limits = (b"share", b"settled_to")
+    fields = [{k: v for k, v in copy.items() if k not in limits} for copy in (truth, *others)]
+    assert fields == [fields[0]] * 3 + [{}]
 
 
-async def test_a_group_without_messages_keeps_its_settings(jobs: ReliableQueue[int]) -> None:
-    before, after = 8, 2
-    await jobs.configure(partitions=before)
-    groups = (f"tenant {n}" for n in range(100))
-    moving = (name for name in groups if home_of(name, before) != home_of(name, after))
-    limited, paused, reset = names = [*itertools.islice(moving, 3)]
-    await jobs.groups.set_limit(limited, Limit(concurrency=3, rate=100))
-    await jobs.groups.set_limit(paused, Limit(concurrency=2))
-    await jobs.groups.pause(paused)
-    await jobs.groups.set_limit(reset, Limit(concurrency=1))
-    await jobs.configure(partitions=after)
-    assert (await jobs.groups.get(limited)).limit == Limit(concurrency=3, rate=100)
-    found = await jobs.groups.get(paused)
-    assert (found.limit, found.paused) == (Limit(concurrency=2), True)
-    # Nothing is left where they were: neither in the list, nor after they have moved back.
-    assert sorted(group.name for group in await jobs.groups.list()) == sorted(names)
-    await jobs.groups.set_limit(reset, None)
-    await jobs.configure(partitions=before)
-    assert (await jobs.groups.get(reset)).limit is None
-    await jobs.offer_many([Offer(1, group=paused), Offer(2, group=limited)])
-    assert [message.value for message in await jobs.claim(10)] == [2]
+@pytest.mark.parametrize("number", [1, 3, 9])
+async def test_clients_that_were_not_notified_find_and_place_everything(
+    jobs: Jobs, stale: Jobs, number: int
+) -> None:
+    await jobs.configure(partitions=number)
+    ids = [f"m{n}" for n in range(50)]
+    await stale.offer_many([Offer(n, delay=HOUR, id=id) for n, id in enumerate(ids)])  # noqa: A001
+    for id in ids:  # noqa: A001
+        assert await jobs.get(id) is not None
+        with pytest.raises(delayq.DuplicateMessage):
+            await jobs.offer(1, id=id)
+    assert (await jobs.stats()).delayed == 50
+    assert await jobs.cancel_many(ids) == [True] * 50
+
+
+async def test_each_first_call_finds_what_others_have_placed(
+    jobs: Jobs, server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was learnt by another call does not help."""
+    await jobs.stats()
+    calls: list[tuple[Callable[[Jobs], Awaitable[Any]], Callable[[Any], Any]]] = [
+        (lambda queue: queue.get("m3"), bool),
+        (lambda queue: queue.reschedule_many(["m3", "m4"], HOUR), all),
+        (lambda queue: queue.cancel_many(["m3", "m4"]), all),
+        (lambda queue: queue.schedule("often", every=HOUR, value=1), bool),
+        (lambda queue: queue.unschedule("often"), bool),
+        (lambda queue: queue.stats(), lambda depth: depth.delayed == 48),
+        (lambda queue: queue.list("delayed"), lambda found: len(found) == 48),
+        (lambda queue: queue.groups.pause("tenant"), lambda _: True),
+        (lambda queue: queue.groups.resume("tenant"), bool),
+        (lambda queue: queue.pause(), lambda _: True),
+        (lambda queue: queue.resume(), bool),
+        (lambda queue: queue.purge(), lambda dropped: dropped == 48),
+    ]
+    clients = [await delayq.connect(server.url, resync_interval=HOUR).__aenter__() for _ in calls]
+    queues: list[Jobs] = [client.reliable_queue("jobs") for client in clients]
+    for queue in queues:
+        await queue.stats()
+        monkeypatch.setattr(queue._open.settings, "on_change", lambda: None)
+    await jobs.configure(partitions=9)
+    await jobs.offer_many([Offer(n, delay=HOUR, id=f"m{n}") for n in range(50)])
+    for queue, (call, is_right) in zip(queues, calls, strict=True):
+        assert is_right(await call(queue))
+    for client in clients:
+        await client.aclose()
+
+
+async def test_offers_race_with_a_change_and_none_is_lost(jobs: Jobs, stale: Jobs) -> None:
+    for turn in range(10):
+        offers = [asyncio.create_task(stale.offer(1, HOUR, id=f"m{n}")) for n in range(20)]
+        change = asyncio.create_task(jobs.configure(partitions=2 + turn))
+        assert await asyncio.gather(*offers) == [f"m{n}" for n in range(20)]
+        await asyncio.wait({change})
+        assert isinstance(change.exception(), delayq.ConfigurationError | None)
+        assert await jobs.cancel_many([f"m{n}" for n in range(20)]) == [True] * 20
+
+
+@pytest.mark.parametrize("dies_in", ["vacate", "renumber"])
+async def test_a_change_that_is_given_up_or_never_ended_holds_up_nobody(
+    jobs: Jobs, stale: Jobs, raw: Any, monkeypatch: pytest.MonkeyPatch, dies_in: str
+) -> None:
+    before = await jobs.settings()
+    hanging = asyncio.Event()
+
+    async def hang(*_: Any) -> None:
+        hanging.set()
+        await asyncio.sleep(HOUR)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ReliableStore, "vacate", hang)
+        changing = asyncio.create_task(jobs.configure(partitions=8))
+        await hanging.wait()
+        if dies_in == "renumber":
+            # It cannot even tell the server.
+            patch.setattr(ReliableStore, "renumber", hang)
+            settings = ReliableKeys.of("jobs").settings
+            token = (await raw.hget(settings, "renumbering")).split()[0]
+            await raw.hset(settings, "renumbering", token + b" 1")
+        changing.cancel()
+        await asyncio.wait({changing})
+        assert len(await stale.offer_many([Offer(n) for n in range(40)])) == 40
+    assert await jobs.settings() == before
+    assert sum([len(await jobs.claim(100, wait=1)) for _ in range(4)]) == 40

@@ -282,7 +282,7 @@ async def test_a_call_that_arrives_after_later_calls_is_void(jobs: Jobs, store: 
     session = partition.offers._used[0].rpartition(":")[2]
     late, call = PlainMessage("late", 0, b"\n1"), partition.keys.call(session)
     for max_size in ("0", "9"):
-        settings = StoredSettings({"epoch": "0", "max_size": max_size})
+        settings = StoredSettings({"partitions": "1", "max_size": max_size})
         request = partition.store.offer_request(call, 1, settings, [late])
         with pytest.raises(delayq.ServerRefused, match="LATE"):
             await partition.store.client.run(*request)

@@ -102,7 +102,7 @@ async def test_a_waiting_claim_gets_a_message_whose_lease_ends(server: PrivateSe
 # All even moments at which a lease may end that is about to begin.
 _TAKE_ENDS = """do
   local time = redis.call('TIME')
-  local first = time[1] * 1000000 + time[2] + ARGV[4]
+  local first = time[1] * 1000000 + time[2] + ARGV[3]
   for ends = first - first % 2, first + 5000, 2 do
     local text = string.format('%.0f', ends)
     redis.call('ZADD', KEYS[11], text, 'ends at ' .. text)
@@ -116,7 +116,7 @@ async def test_an_end_of_leases_names_one_claim(jobs: Jobs, raw: Any) -> None:
     await jobs.offer(1, id="a")
     keys = ReliableKeys.of("jobs")
     names = (*keys.of_script(CLAIM), keys.call("0"))
-    values = ("0", 1, 1, HOUR * 1_000_000, 0, "", 1, "", "", 0)
+    values = (1, 1, HOUR * 1_000_000, 0, "", 1, "", "", 0)
     reply = await raw.eval(_TAKE_ENDS + CLAIM.text, len(names), *names, *values)
     token = reply[5]
     assert await raw.zrangebyscore(keys.leased, token, token) == [b"a"] == reply[6]
@@ -132,7 +132,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
     call = partition.keys.call("a-client")
 
     async def claim(number: int, count: int) -> ClaimReply:
-        asked = (call, number, jobs._open.settings.epoch, count, jobs._policy, "")
+        asked = (call, number, count, jobs._policy, "")
         options: Any = {"may_be_suspect": True, "held": None, "has_company": False}
         return await partition.store.claim(*asked, **options)
 

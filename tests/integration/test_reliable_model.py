@@ -582,9 +582,8 @@ class ReliableMachine(RuleBasedStateMachine):
     async def claim_directly(self, count: int, *, has_company: bool) -> ClaimReply:
         partition = self.queue._open.partitions[0]
         claims, held = partition.claims, self.suspects.held
-        epoch = self.queue._open.settings.epoch
         return await partition.store.claim(
-            *(claims._key, claims._number, epoch, count, self.queue._policy, ""),
+            *(claims._key, claims._number, count, self.queue._policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
             held=held if held is claims._suspect else None,
             has_company=has_company,

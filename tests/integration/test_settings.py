@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 import delayq
 from delayq import ConfigurationError, Offer, QueueSettings
-from delayq._reliable import known_settings
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import LAYOUT
-from delayq._reliable.store import CLAIM, CONFIGURE, OFFER, OFFER_NEW
+from delayq._reliable.store import CLAIM, OFFER, OFFER_NEW, SCHEDULE, SET_GROUP, ReliableStore
 from delayq.admin.acl import acl_rules
 from tests.support.depth import examples
 from tests.support.reliable_fixtures import raw
@@ -50,7 +50,7 @@ async def epoch(raw: Any) -> bytes | None:
 async def offer(raw: Any, script: Script, number: int, *message: str | bytes | int) -> Any:
     """Call one of the scripts for offers, for a client that knows of no settings."""
     keys = [*KEYS.of_script(script), KEYS.call("x")]
-    return await raw.eval(script.text, len(keys), *keys, number, "0", *message)
+    return await raw.eval(script.text, len(keys), *keys, number, 1, *message)
 
 
 CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
@@ -76,7 +76,7 @@ CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
 
 
 class TestDeclaring:
-    async def test_a_handle_that_says_nothing_stores_nothing_but_the_layout(
+    async def test_a_handle_that_says_nothing_stores_nothing_but_the_number_of_partitions(
         self, client: Client, raw: Any
     ) -> None:
         jobs = client.reliable_queue("jobs")
@@ -84,7 +84,9 @@ class TestDeclaring:
         assert await jobs.claim() == []
         assert await raw.exists(KEYS.settings) == 0
         await jobs.offer(1, HOUR)
-        assert await raw.hgetall(KEYS.settings) == {b"layout": LAYOUT.encode()}
+        stored = await raw.hgetall(KEYS.settings)
+        assert stored.pop(b"epoch").isdigit()
+        assert stored == {b"layout": LAYOUT.encode(), b"partitions": b"1"}
         assert await jobs.settings() == QueueSettings()
         await raw.flushall()
         await jobs.schedule("daily", every=HOUR, value=1)
@@ -102,6 +104,16 @@ class TestDeclaring:
         with pytest.raises(delayq.DuplicateMessage):
             await producer.offer(4, id=message.id)
         await producer.offer(5)
+
+    async def test_another_client_adds_what_is_missing(self, client: Client, other: Client) -> None:
+        await client.reliable_queue("jobs", max_size=None, partitions=2).stats()
+        theirs = other.reliable_queue("jobs", expired="dead")
+        assert await theirs.settings() == QueueSettings(2)
+        await theirs.offer(1)
+        assert await theirs.settings() == QueueSettings(2, expired="dead")
+        # That there is no limit has been declared, too.
+        with pytest.raises(ConfigurationError, match="max_size is None on the server, and 5 here"):
+            await other.reliable_queue("jobs", max_size=5).stats()
 
     async def test_who_declares_something_else_is_told_at_the_first_call(
         self, client: Client, other: Client, raw: Any
@@ -268,25 +280,35 @@ class TestStaleClients:
     async def test_a_refused_script_has_written_nothing(self, client: Client, raw: Any) -> None:
         jobs = client.reliable_queue("jobs")
         await jobs.offer(1)
-        await raw.hset(KEYS.settings, "epoch", "7")
-        before = await Store(raw, "jobs").keys_and_dumps()
-        for script, args in (
-            (OFFER, ("1", "0", "new", 0, 0, 0, 0, "raise", b"\n1")),
-            (OFFER_NEW, ("1", "0", "new", 0, b"\n1")),
-            (CLAIM, ("0", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
-            (CLAIM, ("8", 1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0)),
+        full, plain = ("new", 0, 0, 0, 0, "raise", b"\n1"), ("new", 0, b"\n1")
+        calls: list[tuple[Script, tuple[Any, ...]]] = [
+            (OFFER, (1, 2, *full)),
+            (OFFER_NEW, (1, 2, *plain)),
+            (SCHEDULE, (2, "name", "", 0, 1, 0, 0, b"\n1")),
+            (SET_GROUP, (2, "a", "pause", "")),
+        ]
+        limited: list[tuple[Script, tuple[Any, ...]]] = [(OFFER_NEW, (1, 1, *plain))]
+        foreign = [*calls, (CLAIM, (1, 10, HOUR * 1_000_000, 0, "", 1, "", "", 0))]
+        for changed, refused in (
+            ({"layout": LAYOUT}, calls),
+            ({"max_size": "5"}, limited),
+            ({"layout": "3"}, foreign),
         ):
-            keys = [*KEYS.of_script(script), KEYS.call("x")]
-            with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
-                await raw.eval(script.text, len(keys), *keys, *args)
-        assert await raw.eval(CONFIGURE.text, 1, KEYS.settings, "6", "9", "a", "b") == b"7"
-        assert await Store(raw, "jobs").keys_and_dumps() == before
+            await raw.hset(KEYS.settings, mapping=changed)
+            before = await Store(raw, "jobs").keys_and_dumps()
+            for script, args in refused:
+                call = [KEYS.call("x")] if "call" in script.keys else []
+                keys = [*KEYS.of_script(script), *call]
+                with pytest.raises(Exception, match="DELAYQ_SETTINGS"):
+                    await raw.eval(script.text, len(keys), *keys, *args)
+            assert await Store(raw, "jobs").keys_and_dumps() == before
 
     async def test_both_scripts_for_offers_know_the_calls_of_the_other_after_a_change_too(
         self, client: Client, raw: Any
     ) -> None:
         """The first answer was lost: the repetition must not be refused."""
         full, plain = ("a", 0, 0, 0, 0, "raise", b"\n1"), ("b", 0, b"\n1")
+        await client.reliable_queue("jobs", partitions=1).stats()
         for number, status in ((1, 1), (3, -1)):
             assert await offer(raw, OFFER_NEW, number, *plain) == status
             assert await offer(raw, OFFER, number, *full) == status
@@ -341,8 +363,9 @@ class TestLosingAndBreaking:
         await theirs.offer(1)
         await jobs.configure(max_size=2)
         await raw.flushall()
-        # Who declared nothing goes on.
+        # Who declared nothing goes on, and the others hear of it.
         await theirs.offer(1)
+        await until(lambda: theirs._open.settings.stored.max_size == 2)
         await jobs.offer(1)
         with pytest.raises(delayq.QueueFull):
             await theirs.offer(3)
@@ -409,7 +432,7 @@ class TestLosingAndBreaking:
     async def test_fields_that_cannot_be_read_count_as_left_out(
         self, client: Client, raw: Any
     ) -> None:
-        junk = {"epoch": "what", "max_size": "x", "expired": "?", "former": ",a,-1"}
+        junk = {"epoch": "what", "max_size": "x", "expired": "?", "renumbering": ",a,-1"}
         junk |= {"layout": LAYOUT, "dedup_window": "soon", "partitions": "-3"}
         await raw.hset(KEYS.settings, mapping=junk)
         jobs = client.reliable_queue("jobs")
@@ -444,45 +467,90 @@ class TestPartitions:
     """The settings of a queue that has partitions, each with a copy."""
 
     @staticmethod
-    async def are_alike(raw: Any, max_size: bytes) -> bool:
+    async def are_alike(raw: Any, max_size: bytes, count: int = 4) -> bool:
         copies = [
-            await raw.hgetall(ReliableKeys.of("jobs", partition=n).settings) for n in range(4)
+            await raw.hgetall(ReliableKeys.of("jobs", partition=n).settings) for n in range(count)
         ]
-        assert copies[0][b"partitions"] == b"4"
-        return copies == [copies[0]] * 4 and copies[0][b"max_size"] == max_size
+        assert copies[0][b"partitions"] == b"%d" % count
+        return copies == [copies[0]] * count and copies[0][b"max_size"] == max_size
 
-    async def test_clients_that_declare_and_configure_at_once_agree(
+    async def test_clients_that_declare_at_once_agree_in_two_calls(
+        self, server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """One of them only offers, and all call the server whenever another one has."""
+        calls = 0
+
+        def slowly(name: str) -> None:
+            call = getattr(ReliableStore, name)
+
+            async def called(*args: Any, **options: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                await asyncio.sleep(random.uniform(0, 0.02))
+                result = await call(*args, **options)
+                await asyncio.sleep(random.uniform(0, 0.02))
+                return result
+
+            monkeypatch.setattr(ReliableStore, name, called)
+
+        for name in ("settings", "configure", "copy_settings"):
+            slowly(name)
+        for _ in range(10):
+            await raw.flushall()
+            calls = 0
+            async with AsyncExitStack() as stack:
+                clients = [
+                    await stack.enter_async_context(delayq.connect(server.url, resync_interval=60))
+                    for _ in range(5)
+                ]
+                queues = [
+                    clients[0].reliable_queue("jobs"),
+                    *(c.reliable_queue("jobs", partitions=6, max_size=99) for c in clients[1:]),
+                ]
+                offers = [queue.offer_many([Offer(1) for _ in range(20)]) for queue in queues]
+                results = await asyncio.gather(*offers, return_exceptions=True)
+            number = int(await raw.hget(KEYS.settings, "partitions"))
+            refused = [isinstance(result, ConfigurationError) for result in results]
+            # All agree on the number of whoever came first.
+            assert refused == ([False] * 5 if number == 6 else [False] + [True] * 4)
+            assert number == 1 or await self.are_alike(raw, b"99", 6)
+            # To declare, then to copy what was declared; and whoever came too early for its copies.
+            assert calls <= 5 + 5 + 2 * 6 * 5
+
+    async def test_clients_that_configure_at_once_agree(
         self, client: Client, other: Client, raw: Any
     ) -> None:
         queues = [each.reliable_queue("jobs", partitions=4) for each in (client, other)]
-        everywhere = [Offer(n, id=f"m{n}") for n in range(40)]
+        await queues[0].stats()
         for size in range(1, 10, 2):
-            await asyncio.gather(*(queue.settings() for queue in queues))
-            await asyncio.gather(*(queue.offer_many([Offer(1)]) for queue in queues))
             await asyncio.gather(
                 *(queue.configure(max_size=size * 100 + n) for n, queue in enumerate(queues))
             )
             settings = await queues[0].settings()
             assert settings == await queues[1].settings()
-            # Whoever is refused by a copy that differs makes it like the others.
-            await queues[0].offer_many(everywhere)
             assert await self.are_alike(raw, b"%d" % (settings.max_size or 0))
-            await raw.flushall()
 
-    async def test_copies_that_differ_for_long_are_replaced_under_a_new_epoch(
-        self, client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("epoch", [None, b"5", b"4000000000000000"])
+    async def test_a_copy_that_differs_is_replaced(
+        self, client: Client, raw: Any, epoch: bytes | None
     ) -> None:
-        """A client has died while it configured, or is suspended and continues later."""
-        monkeypatch.setattr(known_settings, "_DIFFERS_FOR", 0.3)
+        """Its client died while it configured, its server lost it, or that of the first partition
+        lost a change.
+        """
         jobs = client.reliable_queue("jobs", partitions=4, max_size=100)
         await jobs.stats()
         assert await self.are_alike(raw, b"100")
-        stale = await epoch(raw)
         there = ReliableKeys.of("jobs", partition=2).settings
-        await raw.hset(there, mapping={"epoch": "99", "max_size": "1"})
+        await raw.delete(there)
+        if epoch is not None:
+            await raw.hset(there, mapping={"layout": LAYOUT, "epoch": epoch, "max_size": "1"})
         await jobs.offer_many([Offer(n, id=f"m{n}") for n in range(40)])
-        assert await self.are_alike(raw, b"100")
-        assert await epoch(raw) != stale
+        assert await raw.hmget(there, "max_size", "partitions") == [b"100", b"4"]
+        # A re-check finds it as well.
+        await raw.hset(there, mapping={"epoch": "5", "max_size": "1"})
+        claiming = asyncio.create_task(jobs.claim(41, wait=60))
+        await until(lambda: self.are_alike(raw, b"100"))
+        claiming.cancel()
 
 
 SETTINGS = st.fixed_dictionaries(
@@ -526,14 +594,14 @@ def test_declarations_and_configurations_follow_a_plain_model(server: PrivateSer
                 return
             queue, declared, called = self.handles[which % len(self.handles)]
             differs = any(self.stored.get(name, value) != value for name, value in declared.items())
+            if not called:
+                self.stored = {**declared, **self.stored}
             if differs and not called:
                 with pytest.raises(ConfigurationError):
                     loop.run_until_complete(queue.claim())
                 return
             loop.run_until_complete(queue.claim())
-            if not called:
-                self.stored = {**declared, **self.stored}
-                called.append(True)
+            called.append(True)
 
         @rule(which=st.integers(0, 50), changes=SETTINGS)
         def configure(self, which: int, changes: dict[str, Any]) -> None:

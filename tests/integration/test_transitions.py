@@ -12,6 +12,7 @@ from redis import Redis
 
 from delayq._redis.scripts import Script, scripts_in
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.settings import LAYOUT
 from delayq._reliable.transitions import EVENTS, State
 from tests.support.rights_cases import calls
 
@@ -46,6 +47,7 @@ class Bench:
         self.id = f"daily@{self.moment}"
         self.before = f"daily@{self.moment - HOUR}"
         self.token = NO_TOKEN
+        raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "partitions": "1"})
 
     def now(self) -> int:
         seconds, rest = self.raw.time()
@@ -60,13 +62,13 @@ class Bench:
     def offer(
         self, *, key: str = "", delay: int = 0, ttl: int = 0, on_duplicate: str = "raise"
     ) -> None:
-        self.run("offer", self.now(), "0", key or self.id, 0, delay, ttl, 0, on_duplicate, b"\n1")
+        self.run("offer", self.now(), 1, key or self.id, 0, delay, ttl, 0, on_duplicate, b"\n1")
 
     def claim(
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
     ) -> Any:
         self.raw.hset(KEYS.settings, "expired", expired)
-        arguments = ("0", self.now(), limit, HOUR, max_attempts, "", suspects, "", "", 0)
+        arguments = (self.now(), limit, HOUR, max_attempts, "", suspects, "", "", 0)
         reply = self.run("claim", *arguments)
         if self.id.encode() in reply[6]:
             self.token = reply[5].decode()
@@ -94,7 +96,7 @@ class Bench:
         return self
 
     def define(self, moment: int) -> None:
-        self.run("schedule", "0", "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
+        self.run("schedule", 1, "daily", f"at {moment}", 2, 0, 0, 0, b"\n1", moment)
 
     def reach(self, state: State) -> None:
         """Bring the message into a state, by scripts and time alone."""
@@ -172,7 +174,7 @@ def comes_too_early(at: Bench) -> None:
 
 
 HAPPENS: dict[str, Callable[[Bench], Any]] = {
-    "offered as a new message": lambda at: at.run("offer_new", at.now(), "0", at.id, 0, b"\n1"),
+    "offered as a new message": lambda at: at.run("offer_new", at.now(), 1, at.id, 0, b"\n1"),
     "offered without a delay": lambda at: at.offer(),
     "offered with a delay": lambda at: at.offer(delay=HOUR),
     "offered in place of an earlier one": lambda at: at.offer(on_duplicate="replace"),
@@ -245,9 +247,6 @@ def calls_without_rows() -> list[tuple[str, int]]:
 
 def arguments(name: str, id: str = "") -> list[list[Any]]:  # noqa: A002
     message = {"id": id, "name": id, "token": NO_TOKEN, "priority": 0}
-    if name == "set_group":
-        # Of any settings: the bench has none.
-        message["epoch"] = ""
     return calls(script_of(f"reliable/{name}"), [message])
 
 

@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 NAME = "orders"
 DELAYED, RELIABLE = DelayedKeys.of(NAME), ReliableKeys.of(NAME)
 TOKEN = "0123456789ab-00000001"
-# The epoch of the queue's settings.
-EPOCH = "7"
+# The settings of the queue, as far as offers depend on them.
+SETTINGS = {"layout": LAYOUT, "epoch": "7", "partitions": "1"}
 HOUR_US = 3_600_000_000
 SECOND_US = 1_000_000
 # The arguments of a claim before and after the number of attempts.
-CLAIM, REST = (EPOCH, 1, 100, HOUR_US), ("client 1", 1, "", "", 0)
+CLAIM, REST = (1, 100, HOUR_US), ("client 1", 1, "", "", 0)
 
 
 @dataclass
@@ -160,8 +160,7 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
         (again,) = await queue.claim(1)
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
-    settings = {"epoch": EPOCH, "expired": "dead"}
-    await at.raw.hset(RELIABLE.settings, mapping=settings)
+    await at.raw.hset(RELIABLE.settings, "expired", "dead")
     ends = await at.raw.zrange(RELIABLE.leased, 0, -1, withscores=True)
     return {name.decode(): (name.decode(), f"{end:.0f}") for name, end in ends}
 
@@ -180,8 +179,9 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "after": ("",),
     "first": ("",),
     "group": ("tenant",),
-    "what": ("pause", "limit", "resume", "own"),
+    "what": ("pause", "limit", "resume"),
     "counts": ("o=1 l3=2",),
+    "cursor": (0,),
     "worker": ("0123456789ab",),
     "counts_us": (HOUR_US, 0),
     "facts": ("{}",),
@@ -190,9 +190,13 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "brief": (0, 1),
     "delay_us": (0, HOUR_US),
     "when": (0, HOUR_US, "@9000000000000000"),
-    "epoch": ("8",),
+    "above": ("",),
+    "mode": ("declare", "change"),
+    "partitions": (1,),
+    "place": (1,),
+    "step": ("hold", "commit", "release"),
     "error": ("an error",),
-    "expected": ("0",),
+    "epoch": ("8",),
     "field": ("max_size",),
     "lease_us": (HOUR_US, SECOND_US),
     "left": (0,),
@@ -285,7 +289,7 @@ async def limits_changed(at: Prepared) -> Any:
     await at.client.reliable_queue(NAME).offer_many([Offer(1, group=each) for each in "ab"])
     await at.raw.zadd(RELIABLE.named("turns"), {"a": 4e15, "": 4e15})
     await at.raw.zrem(RELIABLE.named("turns"), "b")
-    await at.raw.hset(RELIABLE.settings, mapping={"epoch": EPOCH, "settled_to": ""})
+    await at.raw.hset(RELIABLE.settings, "settled_to", "")
     return [*CLAIM, 0, *REST]
 
 
@@ -322,15 +326,25 @@ async def long_ago(at: Prepared) -> None:
 
 
 async def configure(at: Prepared) -> Any:
-    await at.raw.hset(RELIABLE.settings, mapping={"layout": LAYOUT, "epoch": EPOCH})
-    return [EPOCH, "8", "max_size", "1000", "expired", "dead"]
+    await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
+    return ["change", "", "limit", "c10", "expired", "dead"]
+
+
+async def numbered(at: Prepared) -> None:
+    await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
+
+
+async def held(at: Prepared) -> None:
+    now_s, _ = await at.raw.time()
+    more = {"partitions": "4?", "renumbering": f"me {now_s * 1_000_000}"}
+    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, **more})
 
 
 async def full_offer(at: Prepared) -> Any:
     await long_ago(at)
     await at.raw.hset(RELIABLE.settings, "max_size", 1000)
     offers = (("new", "raise"), ("later1", "replace"), ("handled0", "ignore"), ("later0", "ignore"))
-    made: list[Any] = [7, EPOCH]
+    made: list[Any] = [7, 1]
     for id, on_duplicate in offers:  # noqa: A001
         made += [id, 4, SECOND_US, HOUR_US, HOUR_US, on_duplicate, b"\nvalue"]
     return made
@@ -342,7 +356,7 @@ async def scheduled(at: Prepared) -> ReliableQueue[Any]:
     return queue
 
 
-DEFINITION = ("0", "often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, b"\n2")
+DEFINITION = (1, "often", "every 3600000000", 9, HOUR_US, 1, HOUR_US, b"\n2")
 
 
 async def schedule_paused(at: Prepared) -> None:
@@ -432,10 +446,10 @@ _CASES: list[tuple[Script, str, Any]] = [
     (DUE_COUNTS, "", given(leased, "0", "1e15")),
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
-    (reliable.OFFER, "one", given(nothing, 7, "0", "new", 0, 0, 0, 0, "raise", b"\nvalue")),
+    (reliable.OFFER, "one", given(numbered, 7, 1, "new", 0, 0, 0, 0, "raise", b"\nvalue")),
     (
         *(reliable.OFFER_NEW, ""),
-        given(messages, 7, EPOCH, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"),
+        given(messages, 7, 1, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"),
     ),
     (reliable.CLAIM, "hand out", given(messages, *CLAIM, 0, *REST)),
     (reliable.CLAIM, "new limits", limits_changed),
@@ -454,7 +468,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.ACK, "forget", with_settings(taken(reliable.ACK), dedup_window=None)),
     (reliable.ACK, "remember", taken(reliable.ACK)),
     (reliable.RESUME, "", given(paused)),
-    (reliable.SCHEDULE, "anew", given(nothing, *DEFINITION)),
+    (reliable.SCHEDULE, "anew", given(numbered, *DEFINITION)),
     (reliable.SCHEDULE, "otherwise", given(scheduled, *DEFINITION)),
     (reliable.UNSCHEDULE, "", given(scheduled, "often")),
     (reliable.PAUSE_SCHEDULE, "", given(scheduled, "often")),
@@ -463,13 +477,18 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RECUR, "", given(without_the_next, "often")),
     (reliable.REFILL, "", refill),
     (reliable.CONFIGURE, "", configure),
+    (reliable.RENUMBER, "hold", given(held, "hold", "me", 2, "limit", "c10")),
+    (reliable.RENUMBER, "commit", given(held, "commit", "me", 2, "limit", "c10")),
+    (reliable.RENUMBER, "release", given(held, "release", "me", 2)),
+    (reliable.VACATE, "", given(numbered)),
+    (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),
     *(
-        (reliable.SET_GROUP, what, given(grouped, "", "tenant", what, limit))
-        for what, limit in (("limit", "c1"), ("resume", ""), ("own", "z=c1"))
+        (reliable.SET_GROUP, what, given(grouped, 1, "tenant", what, limit))
+        for what, limit in (("limit", "c1"), ("resume", ""))
     ),
-    (reliable.SET_GROUP, "pause", given(nothing, "", "tenant", "pause", "")),
+    (reliable.SET_GROUP, "pause", given(numbered, 1, "tenant", "pause", "")),
 ]
 _WITH_CASES = {script for script, _, _ in _CASES}
 CASES = [

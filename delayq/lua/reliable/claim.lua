@@ -10,7 +10,6 @@
 --                           messages is announced: "finished", and the id
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
---   epoch         text    of the settings that the caller knows
 --   number        int     of this claim, higher than that of the client's last one
 --   limit         int     hand out at most this many
 --   lease_us      int     how long the worker has them
@@ -37,7 +36,7 @@
 -- that has another priority than 0, or was handed out before; due: empty if the body tells it.
 -- suspect: 1 if the message handed out is one, and thus alone. more: 1 if suspects wait that were
 -- not handed out. The last ids are of recurring messages that were dropped or died. An error,
--- DELAYQ_SETTINGS, if other settings are stored.
+-- DELAYQ_SETTINGS, if these have the layout of another release.
 -- include: clock
 -- include: notice
 -- include: leases
@@ -46,9 +45,8 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, stored_epoch, queue_limit, settled_to =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'share', 'settled_to'))
-if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+local layout, queue_limit, settled_to = unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to'))
+if (layout or LAYOUT) ~= LAYOUT then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
 if last_number >= tonumber(number) then return nothing() end

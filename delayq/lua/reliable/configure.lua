@@ -1,39 +1,44 @@
--- configure: store the settings of a queue, or of one of its partitions, unless other ones were
--- stored meanwhile.
+-- configure: declare or change settings of a queue, in its first partition.
 --
 -- Keys:
 --   settings  HASH  see include/settings.lua; and CHANNEL of that name, where clients are told to
 --                   read the settings again
 -- Arguments:
---   expected  text  the epoch of the settings that these replace; 0 if none was ever stored; empty
---                   if nothing else was stored either
---   epoch     text  of these settings
+--   mode      text  "declare": keep what is stored, and add what is not; "change": replace it
+--   above     text  an epoch that a copy has: these settings get a higher one; empty: none
 --   field...  text  the name of each setting
 --   value...  text  the setting
 -- Roles: producer, consumer, admin
 -- Repeatable: yes
 --
--- Returns the epoch that is stored now. If it is not that of these settings, nothing was changed. If
--- limits have changed, `settled_to` has the next claims give all groups their turns anew.
+-- Returns what became of it, and the settings that are stored now, as include/change.lua orders
+-- them: "changed"; "same": they were like that, or have the layout of another release; "other
+-- number": a change would give the queue another number of partitions, or "too small": the limit is
+-- smaller than that number; then nothing was changed.
+-- include: clock
 -- include: settings
+-- include: change
 
-local stored = redis.call('HMGET', settings, 'layout', 'epoch', 'group_limit', 'share')
--- If the answer to a first try was lost, its repetition finds its work done.
-local is_expected = knows_settings(stored[1], stored[2], expected)
-if expected == '' then is_expected = not stored[1] and not stored[2] end
-if not is_expected then return stored[2] or '0' end
-local fields, given = {'layout', LAYOUT, 'epoch', epoch}, {}
+local stored, now = read_settings(), now_us()
+if not stored then return settings_after('same') end
+local number, new = number_in(stored.partitions), {}
+local is_new = above ~= '' and parse_epoch(above) >= parse_epoch(stored.epoch)
+if number and number ~= stored.partitions and not renumbered_by(stored, now) then
+  -- The client that was about to change the number has died, or hangs.
+  new.partitions, is_new = number, true
+end
 for at = FIRST, #ARGV, STRIDE do
   local field, value = ARGV[at + FIELD], ARGV[at + VALUE]
-  fields[#fields + 1], fields[#fields + 2], given[field] = field, value, value
+  if field == 'partitions' then
+    if number and number ~= value and mode == 'change' then return settings_after('other number') end
+    if not number then new.partitions, is_new = value, true end
+  elseif stored[field] ~= value and (mode == 'change' or not stored[field]) then
+    new[field], is_new = value, true
+  end
 end
-local function is_new(limit, old) return (limit or '0') ~= (old or '0') end
-if is_new(given.group_limit, stored[3]) or is_new(given.share, stored[4]) then
-  fields[#fields + 1], fields[#fields + 2] = 'settled_to', ''
+if not is_new then return settings_after('same') end
+if (new.limit or new.partitions) and not can_share(new.limit or stored.limit, new.partitions or number or '1') then
+  return settings_after('too small')
 end
--- Fields of settings that are withdrawn must not stay.
-redis.call('HDEL', settings, 'partitions', 'former', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead', 'keep', 'max_kept', 'limit', 'group_limit', 'share')
-redis.call('HSET', settings, unpack(fields))
--- A hint: a client that does not hear it is refused, and reads the settings then.
-redis.pcall('PUBLISH', settings, epoch)
-return epoch
+store_settings(stored, new, parse_epoch(above), now)
+return settings_after('changed')

@@ -10,23 +10,22 @@
 --   call      STRING   see include/call.lua
 -- Arguments:
 --   number           int   of this call: the same as that of the last one if its answer was lost
---   epoch            text  of the settings that the caller knows
+--   partitions       int   the number of partitions by which the caller has placed the messages
 --   id...            text  of each message
 --   priority...      int   0 to 9
 --   when...          text  microseconds from now; or "@" and the moment, microseconds
 --   ttl_us...        int   time to live, microseconds; 0: no end
 --   unique_us...     int   for this long, the id counts as taken whatever becomes of the message,
 --                          microseconds; 0: as long as the message lives
---   on_duplicate...  text  "ignore", "replace" or "raise"; "swap": replace, if there is one
+--   on_duplicate...  text  "ignore", "replace" or "raise"
 --   content...       text  limits, or nothing; a space and headers, or nothing; newline,
 --                          payload
 -- Roles: producer
 -- Repeatable: yes
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
--- is one already, -2 full, -4 there is none to swap, -5 it would expire before its moment. And
--- behind these -3, if the user may not announce a new head. An error, DELAYQ_SETTINGS, if other
--- settings are stored.
+-- is one already, -2 full, -5 it would expire before its moment. And behind these -3, if the user may
+-- not announce a new head. An error, DELAYQ_SETTINGS, if the queue has another number of partitions.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -37,9 +36,8 @@
 
 local answered = earlier_reply()
 if answered then return answered end
-local layout, stored_epoch, max_size =
-  unpack(redis.call('HMGET', settings, 'layout', 'epoch', 'max_size'))
-if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+local layout, stored_number, max_size = unpack(redis.call('HMGET', settings, 'layout', 'partitions', 'max_size'))
+if not agrees_on(partitions, layout, stored_number) then return settings_changed() end
 max_size = number_or(0, max_size)
 
 -- Return which of these ids are in use, by id.
@@ -67,10 +65,7 @@ local function write()
   end
   -- Next the keys that may be of a foreign type: the type of the bodies is known.
   for priority, scores in pairs(new_scores) do redis.call('ZADD', waiting[priority], unpack(scores)) end
-  if #new_bodies > 0 then
-    redis.call('HSET', bodies, unpack(new_bodies))
-    if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
-  end
+  if #new_bodies > 0 then redis.call('HSET', bodies, unpack(new_bodies)) end
   if #new_priorities > 0 then redis.call('HSET', priorities, unpack(new_priorities)) end
   if #new_expiries > 0 then redis.call('HSET', expiries, unpack(new_expiries)) end
   if #new_places > 0 then
@@ -149,7 +144,7 @@ for at = FIRST, #ARGV, STRIDE do
     status = -5
   elseif in_use[id] then
     status = on_duplicate == 'ignore' and 0 or -1
-    if on_duplicate == 'replace' or on_duplicate == 'swap' then
+    if on_duplicate == 'replace' then
       write()
       new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
       local found = find_message(id, now)
@@ -159,8 +154,6 @@ for at = FIRST, #ARGV, STRIDE do
         status = 2
       end
     end
-  elseif on_duplicate == 'swap' then
-    status = -4
   elseif remembers and on_duplicate ~= 'replace' and number_or(0, redis.call('ZSCORE', done, id)) > now then
     status = on_duplicate == 'ignore' and 0 or -1
   end

@@ -9,7 +9,7 @@
 --   call      STRING   see include/call.lua
 -- Arguments:
 --   number       int   of this call: the same as that of the last one if its answer was lost
---   epoch        text  of the settings that the caller knows
+--   partitions   int   the number of partitions by which the caller has placed the messages
 --   id...        text  of each message
 --   delay_us...  int   time from now, microseconds
 --   content...   text  limits, or nothing; a space and headers, or nothing; newline,
@@ -18,16 +18,17 @@
 -- Repeatable: yes
 --
 -- Returns 1 if they are stored; -3 if they are, and the user may not announce a new head; -1 if one
--- of the ids is in use, and none is stored. An error, DELAYQ_SETTINGS, if other settings are
--- stored.
+-- of the ids is in use, and none is stored. An error, DELAYQ_SETTINGS, if the queue has another
+-- number of partitions, or a size limit.
 -- include: clock
 -- include: settings
 -- include: call
 
 local reply = earlier_reply()
 if reply then return reply end
-local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
-if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+local layout, stored_number, max_size = unpack(redis.call('HMGET', settings, 'layout', 'partitions', 'max_size'))
+if not agrees_on(partitions, layout, stored_number) then return settings_changed() end
+if max_size and string.find(max_size, '^%d*[1-9]%d*$') then return settings_changed() end
 
 -- The messages of a call are a quarter of a microsecond apart, so that they keep their order. Those
 -- without a delay are put back in time for it.
@@ -70,7 +71,6 @@ end
 -- First the key that may be of a foreign type: the type of the bodies is known.
 redis.call('ZADD', ids, unpack(scores))
 redis.call('HSET', bodies, unpack(new_bodies))
-if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
 -- Last, because a full server refuses a script only before its first write.
 keep_reply(reply)
 return reply

@@ -6,22 +6,22 @@
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
 --   settings   HASH     see include/settings.lua
 -- Arguments:
---   epoch      text  of the settings that the caller knows
---   name       text  of the schedule
---   timing     text  its times, as the caller writes them: while this stays the same, so does the
---                    next moment
---   version    int   of the definition: one lower than the stored one's changes nothing
---   every_us   int   the period, microseconds; 0: the moments decide
---   priority   int   0 to 9
---   ttl_us     int   how long after its moment an occurrence lives, microseconds; 0: no end
---   content    text  a space and headers, or nothing; newline, payload
---   moment...  int   each of the next ones, in order, microseconds, if there is no period
+--   partitions  int   the number of partitions by which the caller has found this one
+--   name        text  of the schedule
+--   timing      text  its times, as the caller writes them: while this stays the same, so does the
+--                     next moment
+--   version     int   of the definition: one lower than the stored one's changes nothing
+--   every_us    int   the period, microseconds; 0: the moments decide
+--   priority    int   0 to 9
+--   ttl_us      int   how long after its moment an occurrence lives, microseconds; 0: no end
+--   content     text  a space and headers, or nothing; newline, payload
+--   moment...   int   each of the next ones, in order, microseconds, if there is no period
 -- Roles: consumer
 -- Repeatable: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
 -- the number of moments known beyond it. A paused schedule stays paused. An error, DELAYQ_SETTINGS,
--- if other settings are stored.
+-- if the queue has another number of partitions.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -30,8 +30,9 @@
 -- include: schedule
 -- include: settings
 
-local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
-if not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
+if not agrees_on(partitions, unpack(redis.call('HMGET', settings, 'layout', 'partitions'))) then
+  return settings_changed()
+end
 local now = now_us()
 local shift = clock_shift()
 local shifted_now = now + shift
@@ -68,5 +69,4 @@ else
 end
 enqueue_next(name, facts, content, now, shift)
 save_schedule(name, facts, content)
-if not layout then redis.call('HSET', settings, 'layout', LAYOUT) end
 return answer()

@@ -5,38 +5,37 @@
 --   wake      CHANNEL  where a group that may run earlier is announced: when, microseconds
 --   settings  HASH     see include/groups.lua
 -- Arguments:
---   epoch  text  of the settings by which the caller has found the partition; empty: any
---   group  text  its name
---   what   text  "pause", "resume", "limit", or "own" to replace all that it has of its own
---   limit  text  for "limit": its own, or empty for that of all groups; for "own": the field
+--   partitions  int   the number of partitions by which the caller has found this one
+--   group       text  its name
+--   what        text  "pause", "resume" or "limit"
+--   limit       text  for "limit": its own, or empty for that of all groups
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns 1 if the group was paused, or else 0. An error, DELAYQ_SETTINGS, if other settings are
--- stored.
+-- Returns 1 if the group was paused, or else 0. An error, DELAYQ_SETTINGS, if the queue has another
+-- number of partitions.
 -- include: clock
 -- include: leases
 -- include: groups
 -- include: settle
 -- include: settings
 
-local layout, stored_epoch = unpack(redis.call('HMGET', settings, 'layout', 'epoch'))
-if epoch ~= '' and not knows_settings(layout, stored_epoch, epoch) then return settings_changed() end
-
+if not agrees_on(partitions, unpack(redis.call('HMGET', settings, 'layout', 'partitions'))) then
+  return settings_changed()
+end
 check_groups()
 local field = 'group:' .. group
 local own = redis.call('HGET', settings, field) or ''
 local was_paused = string.sub(own, 1, 1) == 'z'
 local text = string.match(own, '=.*$') or ''
 if what == 'limit' then text = limit == '' and '' or '=' .. limit end
-if what == 'own' then text, was_paused = limit, false end
 if what == 'pause' or what == 'limit' and was_paused then text = 'z' .. text end
 -- A member of its own keeps the group among those that are listed.
 if text == '' then
   redis.call('HDEL', settings, field)
   redis.call('ZREM', lines, group .. '\0\127')
 else
-  redis.call('HSET', settings, field, text, 'layout', LAYOUT)
+  redis.call('HSET', settings, field, text)
   redis.call('ZADD', lines, 0, group .. '\0\127')
 end
 settle({group}, now_us(), true)

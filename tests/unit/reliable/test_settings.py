@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from importlib.resources import files
 from typing import Any
@@ -80,12 +81,12 @@ def test_a_handle_inherits_what_it_leaves_out_and_of_its_own_settings_only() -> 
 
 def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> None:
     stored = StoredSettings({})
-    assert (stored.is_new, stored.epoch) == (True, UNDECLARED)
+    assert (stored.is_numbered, stored.epoch) == (False, UNDECLARED)
     assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
-    values = (b"1", b"17", b"16", b"4,8", b"1000", b"dead", b"1500000", b"2500000", b"9")
+    values = (b"1", b"17", b"16?", b"me 5", b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
-    assert not stored.is_new
-    assert (stored.epoch, stored.partitions, stored.former) == ("17", 16, (4, 8))
+    assert (stored.is_numbered, stored.is_held) == (True, True)
+    assert (stored.epoch, stored.partitions) == ("17", 16)
     assert stored.public() == delayq.QueueSettings(
         *(16, 1000, "dead", 1.5, 2.5, 9, 3.5, 8),
         delayq.Limit(concurrency=5),
@@ -98,14 +99,13 @@ def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -
     stored = StoredSettings.of(values)
     public = stored.public()
     assert 1 <= public.partitions <= 1024
-    assert all(1 <= number <= 1024 for number in stored.former)
+    assert stored.is_numbered or stored.partitions == 1
     assert public.max_size is None or public.max_size > 0
     assert public.dedup_window >= 0
     assert public.keep_dead is None or public.keep_dead > 0
     assert public.max_dead is None or public.max_dead > 0
     assert public.keep >= 0
     assert public.max_kept > 0
-    assert stored.next_epoch(1) != stored.epoch
 
 
 def test_the_error_names_every_setting_that_differs_as_users_write_it() -> None:
@@ -118,11 +118,13 @@ def test_the_error_names_every_setting_that_differs_as_users_write_it() -> None:
         (declared, "expired is 'drop' on the server, and 'dead' here"),
         (declared, "dedup_window is 1.5 on the server, and 60 here"),
         (declared, "keep_dead is None on the server, and 90 here"),
-        (declare(max_dead=None, partitions=8), "max_dead is 7 on the server, and None here"),
+        (declare(max_dead=None), "max_dead is 7 on the server, and None here"),
     ):
         with pytest.raises(delayq.ConfigurationError, match=setting) as caught:
             stored.check("jobs", differences)
         assert str(caught.value).startswith("queue 'jobs': ")
+    with pytest.raises(delayq.ConfigurationError, match="delayq repartition 'my jobs' --to 8"):
+        stored.check("my jobs", declare(partitions=8))
 
 
 def test_a_layout_of_another_release_is_refused() -> None:
@@ -132,20 +134,12 @@ def test_a_layout_of_another_release_is_refused() -> None:
         expected = f"layout {layout}.*knows layout {LAYOUT}: {advice} release"
         with pytest.raises(delayq.ConfigurationError, match=expected):
             StoredSettings({"layout": layout}).check_layout("jobs")
-    include = files("delayq") / "lua" / "reliable" / "include" / "settings.lua"
-    assert f"local LAYOUT = '{LAYOUT}'" in include.read_text("utf-8"), "as the scripts know it"
 
 
-def test_a_change_keeps_everything_else_and_has_a_later_epoch() -> None:
-    stored = StoredSettings({"layout": LAYOUT, "epoch": "7", "max_size": "5", "other": "x"})
-    changed = stored.changed({"expired": "dead"}, stored.next_epoch(100))
-    assert changed.fields == {
-        "layout": LAYOUT,
-        "epoch": changed.epoch,
-        "max_size": "5",
-        "other": "x",
-        "expired": "dead",
-    }
-    assert int(changed.epoch) > 100
-    assert int(changed.next_epoch(50)) > int(changed.epoch)
-    assert changed.next_epoch(50) != changed.next_epoch(50)
+def test_the_scripts_know_the_same_layout_and_fields() -> None:
+    include = files("delayq") / "lua" / "reliable" / "include"
+    assert f"local LAYOUT = '{LAYOUT}'" in (include / "settings.lua").read_text("utf-8")
+    change = (include / "change.lua").read_text("utf-8")
+    fields = re.search(r"local FIELDS = \{(.*?)\}", change, re.DOTALL)
+    assert fields is not None
+    assert tuple(re.findall(r"'(\w+)'", fields[1])) == FIELDS
