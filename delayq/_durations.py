@@ -6,6 +6,7 @@ import math
 import time
 from datetime import UTC, datetime, timedelta
 
+from delayq._wording import given
 from delayq.errors import BadDelay, BadInput
 
 # Above 2**53 ms, a sorted set's score is no longer exact.
@@ -62,7 +63,7 @@ def microseconds(duration: Duration, what: str = "delay") -> int:
             # slightly larger.
             result = math.ceil(round(exact, 3))
     else:
-        raise BadDelay(f"{what} must be seconds or a timedelta, not {type(duration).__name__}")
+        raise BadDelay(f"{what} must be seconds or a timedelta, not {given(duration)}")
     # Check here, because the server would refuse everything that is sent in the same call.
     if result > MAX_MS * 1000 - int((time.time() + _AHEAD) * 1_000_000):
         raise BadDelay(f"{what} is too long: messages must be due within 2**53 ms after 1970")
@@ -74,13 +75,13 @@ def check_count(count: int | None, what: str, least: int = 0) -> None:
     if count is not None and (
         isinstance(count, bool) or not isinstance(count, int) or count < least
     ):
-        raise BadInput(f"{what} must be an int of at least {least}, not {count!r}")
+        raise BadInput(f"{what} must be an int of at least {least}, not {given(count)}")
 
 
 def check_flag(flag: bool, what: str) -> None:
     """Raise :class:`~delayq.BadInput` unless ``flag`` is True or False."""
     if not isinstance(flag, bool):
-        raise BadInput(f"{what} must be True or False, not {flag!r}")
+        raise BadInput(f"{what} must be True or False, not {given(flag)}")
 
 
 def _shown(number: object) -> str:
@@ -96,7 +97,7 @@ def check_max_payload(size: int) -> None:
     store.
     """
     if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_STRING:
-        raise BadInput(f"max_payload must be an int from 0 to {_LARGEST_STRING}, not {size!r}")
+        raise BadInput(f"max_payload must be an int from 0 to {_LARGEST_STRING}, not {given(size)}")
 
 
 def seconds(duration: Duration, what: str) -> float:
@@ -118,7 +119,7 @@ def when_due(delay: Duration | None, at: datetime | None) -> When:
     if delay is not None:
         raise BadDelay("pass either delay or at, not both")
     if not isinstance(at, datetime) or at.utcoffset() is None:
-        raise BadDelay(f"at must be a datetime with a timezone, not {at!r}")
+        raise BadDelay(f"at must be a datetime with a timezone, not {given(at)}")
     return f"@{max(0, (at - _EPOCH) // MICROSECOND)}"
 
 

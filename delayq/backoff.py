@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from delayq._wording import given
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from delayq._durations import Duration
 
 # Longer waits are meaningless: a hundred years, seconds.
 _MOST = 100 * 365.25 * 86_400
@@ -37,6 +41,9 @@ class Backoff:
     def __post_init__(self) -> None:
         if not self.delays:
             raise BadInput("a backoff needs at least one delay")
+        # The dataclass is frozen.
+        object.__setattr__(self, "delays", tuple(map(_number, self.delays)))
+        object.__setattr__(self, "max", _number(self.max))
         facts = (("factor", self.factor), ("max", self.max), ("jitter", self.jitter))
         for name, value in (*(("a delay", delay) for delay in self.delays), *facts):
             if (
@@ -45,42 +52,51 @@ class Backoff:
                 or not math.isfinite(value)
                 or value < 0
             ):
-                raise BadInput(f"{name} of a backoff must be a non-negative number, not {value!r}")
+                raise BadInput(
+                    f"{name} of a backoff must be a non-negative number, not {given(value)}"
+                )
         if self.jitter > 1:
             raise BadInput(f"jitter must be between 0 and 1, not {self.jitter!r}")
 
     @classmethod
-    def fixed(cls, delay: float, *, jitter: float = 0.0) -> Backoff:
-        """Wait the same delay every time, seconds."""
-        return cls((delay,), jitter=jitter)
+    def fixed(cls, delay: Duration, *, jitter: float = 0.0) -> Backoff:
+        """Wait the same delay every time: seconds or a timedelta."""
+        return cls((_number(delay),), jitter=jitter)
 
     @classmethod
     def exponential(
         cls,
-        base: float = 1.0,
+        base: Duration = 1.0,
         factor: float = 2.0,
-        max: float = 3600.0,  # noqa: A002
+        max: Duration = 3600.0,  # noqa: A002
         jitter: float = 0.1,
     ) -> Backoff:
-        """Start with ``base`` seconds and multiply by ``factor`` each time, up to ``max``.
+        """Start with ``base`` and multiply by ``factor`` each time, up to ``max``: seconds or
+        timedeltas.
 
         A factor below 1 shrinks delays.
         """
-        return cls((base,), factor=factor, max=max, jitter=jitter)
+        return cls((_number(base),), factor=factor, max=_number(max), jitter=jitter)
 
     @classmethod
-    def fibonacci(cls, base: float = 1.0, max: float = 3600.0, jitter: float = 0.1) -> Backoff:  # noqa: A002
-        """Wait 1, 1, 2, 3, 5, 8 ... times ``base``, up to ``max`` (seconds)."""
+    def fibonacci(
+        cls,
+        base: Duration = 1.0,
+        max: Duration = 3600.0,  # noqa: A002
+        jitter: float = 0.1,
+    ) -> Backoff:
+        """Wait 1, 1, 2, 3, 5, 8 ... times ``base``, up to ``max``: seconds or timedeltas."""
         steps = [1, 1]
         # Enough steps to exceed any maximum.
         while len(steps) < 60:
             steps.append(steps[-1] + steps[-2])
-        return cls(tuple(base * step for step in steps), max=max, jitter=jitter)
+        delays = tuple(_number(base) * step for step in steps)
+        return cls(delays, max=_number(max), jitter=jitter)
 
     @classmethod
-    def explicit(cls, delays: Iterable[float], *, jitter: float = 0.0) -> Backoff:
-        """Wait these delays, in seconds, one after the other, and repeat the last one."""
-        return cls(tuple(delays), jitter=jitter)
+    def explicit(cls, delays: Iterable[Duration], *, jitter: float = 0.0) -> Backoff:
+        """Wait these delays one after the other, and repeat the last one: seconds or timedeltas."""
+        return cls(tuple(map(_number, delays)), jitter=jitter)
 
     def delay(self, attempt: int, chance: Callable[[], float] = random.random) -> float:
         """Return how long to wait after attempt number ``attempt`` has failed, seconds.
@@ -100,6 +116,11 @@ class Backoff:
             delay = math.exp(min(exponent, math.log(_MOST)))
         delay = min(delay, self.max)
         return min(delay * (1 + self.jitter * (2 * chance() - 1)), self.max)
+
+
+def _number(duration: Duration) -> float:
+    """Return a duration in seconds; what is no duration is returned as it is, to be refused."""
+    return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 
 def check_backoff(backoff: object) -> None:

@@ -40,7 +40,32 @@ from typing import Any
 
 
 class DelayqError(Exception):
-    """The base class of all errors that delayq raises."""
+    """The base class of all errors that delayq raises.
+
+    They can be pickled and copied.
+    """
+
+    def __copy__(self) -> DelayqError:
+        return _remake(type(self), self.args, vars(self))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        attributes = dict(vars(self))
+        if "stored" in attributes:
+            # A receipt belongs to its queue, in this process.
+            attributes["stored"] = tuple(
+                getattr(receipt, "id", receipt) for receipt in attributes["stored"]
+            )
+        return _remake, (type(self), self.args, attributes)
+
+
+def _remake(
+    kind: type[DelayqError], args: tuple[Any, ...], attributes: dict[str, Any]
+) -> DelayqError:
+    """Return an error without calling its ``__init__``, which may take other arguments."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    vars(error).update(attributes)
+    return error
 
 
 class BadInput(DelayqError, ValueError):
@@ -92,20 +117,33 @@ class DecodeError(CodecError):
 
     Attributes:
         codec: The codec's class name.
-        payload: The complete bytes. They may be private, so the error message leaves them out: it
-            shows only the first four, which tell formats apart.
+        payload: The complete bytes. They may be private, so the error message leaves them out.
+        queue: The queue's name; empty if unknown.
+        id: The message's id; empty if unknown.
     """
 
     def __init__(self, codec: str, payload: bytes) -> None:
         super().__init__(codec, payload)
         self.codec = codec
         self.payload = payload
+        self.queue = ""
+        self.id = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong: the same text for all messages that fail alike, as dead letters are
+        counted by it.
+        """
+        cause = "" if self.__cause__ is None else str(self.__cause__)
+        return f"{self.codec} cannot decode the payload{cause and ': '}{cause}"
 
     def __str__(self) -> str:
-        return (
-            f"{self.codec} cannot decode {len(self.payload)} bytes that begin with"
-            f" {self.payload[:4].hex(' ') or 'nothing'}"
+        place = [f"queue {self.queue!r}"] * bool(self.queue) + [f"message {self.id!r}"] * bool(
+            self.id
         )
+        if not place:
+            return self.reason
+        return f"{', '.join(place)}: {self.reason}; was it offered with another codec or type?"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.codec!r}, {len(self.payload)} bytes)"
@@ -122,11 +160,16 @@ class UnknownTask(DecodeError):
         super().__init__("TaskCodec", payload)
         self.task = task
 
-    def __str__(self) -> str:
+    @property
+    def reason(self) -> str:
+        """What is wrong, and what to do."""
         return (
             f"no task is registered as {self.task!r}: register one, or add the name to the aliases"
             " of the task that has replaced it"
         )
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 class ConfigurationError(DelayqError):
@@ -171,15 +214,23 @@ class QueueFull(DelayqError):
     Attributes:
         ids: The ids that were refused.
         stored: As for :class:`DuplicateMessage`.
+        queue: The queue's name.
     """
 
-    def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = ()) -> None:
-        super().__init__(ids, stored)
+    def __init__(self, ids: tuple[str, ...], stored: tuple[str, ...] = (), queue: str = "") -> None:
+        super().__init__(ids, stored, queue)
         self.ids = ids
         self.stored = stored
+        self.queue = queue
 
     def __str__(self) -> str:
-        return f"the queue is full: {len(self.ids)} messages were not stored"
+        name = f"queue {self.queue!r}" if self.queue else "the queue"
+        count = len(self.ids)
+        what = "1 message was" if count == 1 else f"{count} messages were"
+        return (
+            f"{name} is full: {what} not stored; add workers, offer later, open the queue with"
+            ' when_full="wait", or raise max_size'
+        )
 
 
 class NotDurable(DelayqError):
@@ -191,7 +242,7 @@ class NotDurable(DelayqError):
 
     Attributes:
         stored: The ids of these messages, or their receipts if raised by a
-            :class:`~delayq.DelayedQueue`.
+            :class:`~delayq.DelayedQueue`; in an error that was pickled, the ids of the receipts.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:
@@ -288,7 +339,7 @@ class OutcomeUnknown(ServerError):
 
     Attributes:
         stored: The receipts of the messages known to be stored, if raised by
-            :meth:`~delayq.DelayedQueue.offer_many`.
+            :meth:`~delayq.DelayedQueue.offer_many`; in an error that was pickled, their ids.
     """
 
     def __init__(self, message: str, stored: tuple[Any, ...] = ()) -> None:

@@ -14,7 +14,14 @@ from delayq._delayed.store import BATCH
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack, PendingHandBacks, spare_fence
 from delayq._redis.retry import retry_delay
-from delayq.errors import Closed, OutcomeUnknown, ServerError, ServerRefused, ServerUnavailable
+from delayq.errors import (
+    Closed,
+    DecodeError,
+    OutcomeUnknown,
+    ServerError,
+    ServerRefused,
+    ServerUnavailable,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -284,7 +291,8 @@ class HandOuts:
         """Log why a message was quarantined."""
         name = self._store.keys.name
         text = "queue %r: quarantined an unreadable message: %s"
-        _log.warning(text, name, error, extra=about(name))
+        why = error.reason if isinstance(error, DecodeError) else error
+        _log.warning(text, name, why, extra=about(name))
 
     def close(self, last: LastCalls) -> None:
         """Make no more calls, and write those that give back messages that have not arrived."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import aclosing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
@@ -29,6 +30,8 @@ from delayq._engine import durability as durabilities
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
 from delayq._generics import T
+from delayq._wording import given
+from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -44,7 +47,7 @@ from delayq.errors import (
 from delayq.instrumentation import OfferEvent
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
     from datetime import datetime
     from typing import Self
 
@@ -281,7 +284,7 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         items: list[Offer] = [
-            (microseconds(delay), self._encode(value)) for value, delay in messages
+            (microseconds(delay), self._encode(value)) for value, delay in _pairs(messages)
         ]
         if not (hooks := self._open.hooks).sending:
             return await self._store(items, durability)
@@ -528,12 +531,10 @@ class DelayedQueue(Generic[T]):
 
     def _decode(self, payload: bytes) -> T:
         try:
-            return self._codec.decode(payload)
-        except Exception as error:
+            return decode(self._codec, payload, self.name)
+        except DecodeError:
             self._open.transfer.hand_outs.set_aside(payload)
-            if isinstance(error, DecodeError):
-                raise
-            raise DecodeError(type(self._codec).__name__, payload) from error
+            raise
 
     async def _cancel(self, record: bytes) -> bool:
         self._check_open()
@@ -549,3 +550,17 @@ class DelayedQueue(Generic[T]):
         if due_us is not None:
             self._open.on_due(due_us)
         return due_us
+
+
+def _pairs(messages: Iterable[tuple[T, Duration]]) -> Iterator[tuple[T, Duration]]:
+    """Yield the pairs of value and delay. Raises BadInput for anything else."""
+    if not isinstance(messages, Iterable):
+        raise BadInput(f"offer_many takes pairs of value and delay, not {given(messages)}")
+    for pair in messages:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise BadInput(
+                "offer_many of a delayed queue takes pairs of value and delay, such as"
+                f" (value, 30), not {type(pair).__name__}"
+            )
+        value, delay = pair
+        yield value, delay

@@ -254,6 +254,12 @@ def from_client(client: object) -> AnyAddress:
                 _address(node.name, node.connection_class, node.connection_kwargs) for node in nodes
             ),
         )
+    pool_class = getattr(getattr(client, "connection_pool", None), "connection_class", None)
+    if "fakeredis" in (_package(type(client)), _package(pool_class)):
+        raise ConfigurationError(
+            "fakeredis is not a server that delayq can connect to: use a private server instead,"
+            ' delayq.connect("embedded:"), or in tests delayq.testing.running()'
+        )
     if not isinstance(client, Redis):
         kind = f"{type(client).__module__}.{type(client).__qualname__}"
         raise ConfigurationError(f"expected a URL or a client of redis.asyncio, got {kind}")
@@ -272,6 +278,10 @@ def from_client(client: object) -> AnyAddress:
     return SentinelAddress(
         label, sentinels, pool.service_name, _address(label, plain, pool.connection_kwargs)
     )
+
+
+def _package(kind: object) -> str:
+    return str(getattr(kind, "__module__", "")).partition(".")[0]
 
 
 def _sentinel(address: Address) -> Address:

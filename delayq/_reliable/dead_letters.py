@@ -14,6 +14,7 @@ from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.ids import checked_id
 from delayq._reliable.listing import letters_page
+from delayq.codecs.protocol import decode
 from delayq.errors import BadInput, DecodeError, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
@@ -197,8 +198,9 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
     why, enqueued_us, headers, payload = read_letter(letter)
     died_at = moment_us(died_us)
     line, trace = unpack_error(why.error)
+    id = (stamped[1] if stamped else name).decode(errors="replace")  # noqa: A001
     return DeadLetter(
-        id=(stamped[1] if stamped else name).decode(errors="replace"),
+        id=id,
         reason=why.reason,
         error=line,
         traceback=trace,
@@ -207,7 +209,9 @@ def read_dead_letter(stored: StoredLetter, codec: Codec[T]) -> DeadLetter[T]:
         enqueued_at=died_at if enqueued_us is None else moment_us(enqueued_us),
         headers=headers,
         priority=why.priority,
-        _decode=partial(_decoded, codec, letter, readable=enqueued_us is not None, payload=payload),
+        _decode=partial(
+            _decoded, codec, letter, readable=enqueued_us is not None, payload=payload, id=id
+        ),
     )
 
 
@@ -278,15 +282,17 @@ async def _some(
     return await store.find_dead(chosen[offset : offset + _AT_A_TIME])
 
 
-def _decoded(codec: Codec[T], letter: bytes, *, readable: bool, payload: bytes) -> T:
+def _decoded(
+    codec: Codec[T],
+    letter: bytes,
+    *,
+    readable: bool,
+    payload: bytes,
+    id: str,  # noqa: A002
+) -> T:
     if not readable:
         raise DecodeError("ReliableQueue", letter)
-    try:
-        return codec.decode(payload)
-    except DecodeError:
-        raise
-    except Exception as error:
-        raise DecodeError(type(codec).__name__, payload) from error
+    return decode(codec, payload, "", id)
 
 
 def checked_ids(ids: Iterable[str] | None) -> Sequence[str] | None:

@@ -8,6 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from delayq._wording import given
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -95,19 +96,19 @@ if hasattr(os, "register_at_fork"):
 
 def checked_id(id: str) -> str:  # noqa: A002
     """Return the id if it is valid. Raises BadInput otherwise."""
-    return _checked(id, "an id")
+    return _checked(id, "id")
 
 
 def checked_group(group: str) -> str:
     """Return the name of a group if it is valid. Raises BadInput otherwise."""
-    if "\0" in _checked(group, "a group"):
-        raise BadInput("a group must not contain NUL")
+    if "\0" in _checked(group, "group"):
+        raise BadInput(f"group must not contain NUL, as {group!r} does")
     return group
 
 
 def _checked(name: str, what: str) -> str:
     if not isinstance(name, str) or not name:
-        raise BadInput(f"{what} must be a non-empty str")
+        raise BadInput(f"{what} must be a non-empty str, not {given(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

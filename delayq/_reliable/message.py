@@ -16,6 +16,7 @@ from delayq._generics import T
 from delayq._reliable.acks import RESULT_UNIT, demand
 from delayq._reliable.bodies import parse, plain_payload
 from delayq._reliable.error_text import kept_text, pack_error, unpack_error
+from delayq.codecs.protocol import decode
 from delayq.errors import Closed, DecodeError, LeaseLost, MessageCancelled
 
 if TYPE_CHECKING:
@@ -250,12 +251,8 @@ class Message(Generic[T]):
             payload = plain_payload(self._claim.body)
             if payload is None:
                 payload = self._parts().payload
-            try:
-                self._value = (self._origin.codec.decode(payload),)
-            except DecodeError:
-                raise
-            except Exception as error:
-                raise DecodeError(type(self._origin.codec).__name__, payload) from error
+            name = self._origin.partition.name
+            self._value = (decode(self._origin.codec, payload, name, self.id),)
         return self._value[0]
 
     @property

@@ -14,6 +14,7 @@ from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import ENDS_EARLY, OptionsMessage, plain_message
 from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings import check_limit
+from delayq._wording import given
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -151,10 +152,12 @@ class OfferEncoder(Generic[T]):
             or not isinstance(priority, int)
             or not 0 <= priority < PRIORITIES
         ):
-            raise BadInput(f"priority must be an int from 0 to {PRIORITIES - 1}, not {priority!r}")
+            raise BadInput(
+                f"priority must be an int from 0 to {PRIORITIES - 1}, not {given(priority)}"
+            )
         if on_duplicate not in ("raise", "ignore", "replace"):
             raise BadInput(
-                f'on_duplicate must be "raise", "ignore" or "replace", not {on_duplicate!r}'
+                f'on_duplicate must be "raise", "ignore" or "replace", not {given(on_duplicate)}'
             )
         ttl_us = 0 if offer.ttl is None else microseconds(offer.ttl, "ttl")
         if offer.ttl is not None and not ttl_us:
@@ -254,11 +257,13 @@ def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mappi
 
 def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
-        raise BadInput(f"headers must be a mapping of str to str, not {type(headers).__name__}")
+        raise BadInput(f"headers must be a mapping of str to str, not {given(headers)}")
     size = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise BadInput("headers must map str to str")
+            raise BadInput(
+                f"headers must map str to str, but {given(name)} is mapped to {given(text)}"
+            )
         size += len((name + text).encode(errors="surrogatepass"))
     if size > _LARGEST_HEADERS:
         raise BadInput(f"headers must have at most {_LARGEST_HEADERS} bytes, not {size}")

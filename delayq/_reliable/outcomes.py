@@ -17,7 +17,7 @@ from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.replies import parse_us
-from delayq.errors import DecodeError
+from delayq.codecs.protocol import decode
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -247,20 +247,6 @@ def result_codec(codec: Codec[Any]) -> Codec[Any]:
     return found
 
 
-def decoded(codec: Codec[Any], payload: bytes) -> Any:
-    """Decode a result.
-
-    Raises:
-        DecodeError: The codec cannot decode it.
-    """
-    try:
-        return codec.decode(payload)
-    except DecodeError:
-        raise
-    except Exception as error:
-        raise DecodeError(type(codec).__name__, payload) from error
-
-
 def history_of(
     id: str,  # noqa: A002
     outcome: Outcome,
@@ -302,7 +288,7 @@ def history_of(
         _offered_at(record.offered),
         finished_at,
         record.attempts,
-        None if payload is None else decoded(result_codec(codec), payload),
+        None if payload is None else decode(result_codec(codec), payload, "", id),
     )
 
 

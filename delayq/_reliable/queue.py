@@ -27,7 +27,7 @@ from delayq._reliable.offering import (
     with_headers,
 )
 from delayq._reliable.open_queue import OpenReliableQueue
-from delayq._reliable.outcomes import decoded, history_of, result_codec
+from delayq._reliable.outcomes import history_of, result_codec
 from delayq._reliable.placement import home_of
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
@@ -36,6 +36,7 @@ from delayq._reliable.settings import DEFAULTS, RETRIES, declare
 from delayq._reliable.tallies import checked_span
 from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
+from delayq.codecs.protocol import decode
 from delayq.errors import (
     BadDelay,
     BadInput,
@@ -470,7 +471,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
             Closed: The queue or client is closed, or is closed while the call waits.
         """
         payload = await self._result_payload(id, timeout)
-        return None if payload is None else decoded(result_codec(self._codec), payload)
+        return (
+            None if payload is None else decode(result_codec(self._codec), payload, self.name, id)
+        )
 
     async def history(self, id: str) -> MessageHistory | None:  # noqa: A002
         """Return what is known about a message, alive or not; None if that is nothing.

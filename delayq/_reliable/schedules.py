@@ -15,6 +15,7 @@ from delayq._reliable.offering import Offer
 from delayq._reliable.placement import home_of
 from delayq._reliable.recurrence import DIGITS, Unreadable, read
 from delayq._reliable.timing import timing_of
+from delayq._wording import given
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
@@ -250,7 +251,7 @@ class Recurring(Generic[T]):
 
 def _check_name(name: str) -> None:
     if not isinstance(name, str) or not name:
-        raise BadInput("a schedule's name must be a non-empty str")
+        raise BadInput(f"a schedule's name must be a non-empty str, not {given(name)}")
     try:
         size = len(name.encode())
     except UnicodeEncodeError:

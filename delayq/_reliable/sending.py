@@ -138,7 +138,7 @@ class Sender:
             # Partitions on other servers may be available.
             or (made_up and isinstance(outcome, ServerUnavailable))
         ):
-            raise_for((message.id,), (outcome,))
+            raise_for((message.id,), (outcome,), self._queue.name)
         # Rare enough to be handled like a batch of one.
         (message,) = await self._send_all([message], [made_up], durability, [outcome])
         return message.id
@@ -208,7 +208,7 @@ class Sender:
                 again = [place for place, outcome in enumerate(outcomes) if outcome == _FULL]
             if again:
                 await self._send_some(messages, made_up, again, durability, outcomes)
-        raise_for([message.id for message in messages], outcomes)
+        raise_for([message.id for message in messages], outcomes, self._queue.name)
         if unconfirmed:
             ids = tuple(messages[place].id for place in unconfirmed)
             raise NotDurable(
@@ -354,8 +354,8 @@ def _note_unconfirmed(
             outcomes[place], unconfirmed[place] = outcome
 
 
-def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> None:
-    """Raise the error for messages that are not stored; return if all of them are."""
+def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException], queue: str) -> None:
+    """Raise the error for messages of a queue that are not stored; return if all of them are."""
     # Each id once: a list may contain the same id twice.
     stored = tuple(
         dict.fromkeys(
@@ -378,5 +378,6 @@ def raise_for(ids: Sequence[str], outcomes: Sequence[int | BaseException]) -> No
         name for name, outcome in zip(ids, outcomes, strict=True) if outcome in (_DUPLICATE, _FULL)
     )
     if refused:
-        kind = DuplicateMessage if _DUPLICATE in outcomes else QueueFull
-        raise kind(tuple(refused), stored)
+        if _DUPLICATE in outcomes:
+            raise DuplicateMessage(tuple(refused), stored)
+        raise QueueFull(tuple(refused), stored, queue)

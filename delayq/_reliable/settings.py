@@ -22,6 +22,7 @@ from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
 from delayq._reliable.limits import limit_text, parse_limit
 from delayq._unset import UNSET, Unset
+from delayq._wording import given
 from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError
 
@@ -457,7 +458,7 @@ def check_limit(name: str, limit: int | Unset | None) -> None:
     if limit is None or limit is UNSET:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-        raise BadInput(f"{name} must be None or an int of at least 1, not {limit!r}")
+        raise BadInput(f"{name} must be None or an int of at least 1, not {given(limit)}")
 
 
 def _number(text: object) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from delayq._timer.driver import WheelDriver
 from delayq._timer.wakeup import TimerLoop, WakeupKind
 from delayq._timer.wheel import Timeout, Wheel
+from delayq._wording import given
 from delayq.errors import TimerFull, TimerStopped
 
 if TYPE_CHECKING:
@@ -228,4 +229,4 @@ def _seconds(delay: object) -> float:
             return float(delay)
         except OverflowError:
             return math.inf if delay > 0 else -math.inf
-    raise TypeError(f"delay must be seconds or a timedelta, not {type(delay).__name__}")
+    raise TypeError(f"delay must be seconds or a timedelta, not {given(delay)}")

@@ -24,6 +24,7 @@ from delayq._reliable.keys import (
     check_partitions,
     partition_prefix,
 )
+from delayq._wording import given
 from delayq.errors import BadInput, BadName
 
 if TYPE_CHECKING:
@@ -237,7 +238,7 @@ def _reliable_channels(keys: ReliableKeys, role: Role) -> list[str]:
 def _whole(name: str, *, prefix: bool, ready: bool) -> str:
     """Return a name, with a placeholder for its end if it is only a prefix."""
     if not isinstance(name, str) or not name:
-        raise BadName("a queue's name must be a non-empty str")
+        raise BadName(f"a queue's name must be a non-empty str, not {given(name)}")
     if _NOT_IN_RULES.search(name):
         raise BadName(f"ACL rules cannot contain whitespace or noncharacters, but {name!r} does")
     if not prefix:

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from delayq.codecs._plain import encode_json, to_plain
-from delayq.codecs._readers import reader_of
+from delayq.codecs._readers import Unknown, reader_of
 from delayq.codecs._reasons import said, shown
 from delayq.codecs._round_trip import changed, not_finite, unread, unwritten
 from delayq.codecs._shapes import has_odd_enums, shape_of
@@ -153,18 +153,37 @@ def library_codec(kind: Any) -> LibraryCodec:
     elif has_odd_enums(kind):
         # Neither of the others reads them back.
         makers.reverse()
-    reasons = []
+    missing = []
     for library, make in makers:
         try:
             import_module(library)
         except ImportError:
-            reasons.append(f"pip install 'delayq[{library}]'")
+            missing.append(f"'delayq[{library}]'")
             continue
-        try:
+        with contextlib.suppress(Exception):  # each library has its own for an unknown type
             return make(kind)
-        except Exception as error:  # noqa: BLE001 - each library has its own errors for a type that it does not know
-            reasons.append(f"{library}: {str(error).splitlines()[0]}")
-    raise ConfigurationError(f"no codec for {shown(kind)}: {'; or '.join(reasons)}")
+    raise ConfigurationError(_unknown(kind, missing))
+
+
+def _unknown(kind: Any, missing: list[str]) -> str:
+    """Return why there is no codec for a type, and what to do."""
+    try:
+        reader_of(kind)
+    except Unknown as error:
+        part = shown(error.kind)
+    except (TypeError, NameError) as error:
+        return f"no codec can be made for {shown(kind)}: {error}"
+    else:
+        part = shown(kind)
+    of = "" if part == shown(kind) else f", which is in {shown(kind)}"
+    if missing:
+        cure = f"try pip install {' or '.join(missing)}, or pass a codec of your own (codec=...)"
+    else:
+        cure = (
+            "make it a dataclass, a pydantic model or a msgspec.Struct, or pass a codec of your own"
+            " (codec=...)"
+        )
+    return f"no codec knows the type {part}{of}: {cure}"
 
 
 def msgspec_codec(kind: Any) -> LibraryCodec:

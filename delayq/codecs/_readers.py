@@ -26,6 +26,19 @@ if TYPE_CHECKING:
     Reader = Callable[[Any], Any]
     Made = dict[Any, Reader]
 
+
+class Unknown(TypeError):
+    """JsonCodec does not write a type.
+
+    Attributes:
+        kind: The type.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__(f"JsonCodec does not write {shown(kind)}")
+        self.kind: Any = kind
+
+
 PLAIN = (dict, list, str, int, float, bool, NoneType)
 _COLLECTIONS = (list, tuple, set, frozenset)
 _DURATION = re.compile(
@@ -289,4 +302,4 @@ def _text(value: Any) -> str:
 
 
 def _unknown(kind: Any) -> TypeError:
-    return TypeError(f"JsonCodec does not write {shown(kind)}")
+    return Unknown(kind)

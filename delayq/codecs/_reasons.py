@@ -11,6 +11,8 @@ from typing import Any
 _QUOTED = re.compile(
     r"(Invalid (?:enum )?value|Object contains unknown field) .*?( - at `[^`]*`)?", re.DOTALL
 )
+# Where msgspec found it: the same fault in another payload is elsewhere.
+_AT_BYTE = re.compile(r" \(byte \d+\)")
 
 
 class Refused(Exception):
@@ -36,15 +38,18 @@ def reason_of(error: BaseException) -> ValueError:
     if isinstance(error, RecursionError):
         return ValueError("it is nested too deeply, or contains itself")
     if isinstance(error, json.JSONDecodeError):
-        return ValueError(f"{error.msg}: line {error.lineno} column {error.colno}")
-    return ValueError(f"a {type(error).__name__} was raised")
+        # Without the place, which would make many causes of one.
+        return ValueError(f"it is not JSON: {error.msg}")
+    if isinstance(error, Malformed):
+        return ValueError("it is not in the format that the codec writes")
+    return ValueError(f"it led to a {type(error).__name__}")
 
 
 def said(error: BaseException) -> ValueError:
     """Do the same for an error whose text quotes nothing but what msgspec quotes."""
-    if isinstance(error, UnicodeError | RecursionError):
+    if isinstance(error, UnicodeError | RecursionError | json.JSONDecodeError):
         return reason_of(error)
-    text = str(error)
+    text = _AT_BYTE.sub("", str(error))
     found = _QUOTED.fullmatch(text)
     return ValueError(f"{found[1]}{found[2] or ''}" if found else text)
 

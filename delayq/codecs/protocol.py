@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from delayq._generics import T
-from delayq.errors import BadInput
+from delayq.errors import BadInput, DecodeError
 
 
 class Codec(Protocol[T]):
@@ -18,6 +18,24 @@ class Codec(Protocol[T]):
     def decode(self, payload: bytes, /) -> T:
         """Decode such bytes, or raise :class:`~delayq.errors.DecodeError`."""
         ...
+
+
+def decode(codec: Codec[T], payload: bytes, queue: str, id: str = "") -> T:  # noqa: A002
+    """Return the value in a payload.
+
+    Raises:
+        DecodeError: The codec cannot decode it, or raised another error. It names the queue, and
+            the message if ``id`` is not empty.
+    """
+    try:
+        return codec.decode(payload)
+    except DecodeError as error:
+        failure = error
+    except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
+        failure = DecodeError(type(codec).__name__, payload)
+        failure.__cause__ = error
+    failure.queue, failure.id = queue, id
+    raise failure
 
 
 def check_codec(codec: Codec[Any] | None) -> None:

@@ -62,7 +62,8 @@ class _WholeNumberCodec:
             value = int(payload)
             if self._in_range(value):
                 return value
-        raise DecodeError(type(self).__name__, payload)
+        reason = ValueError(f"it is not a whole number of {self._bits} bits")
+        raise DecodeError(type(self).__name__, payload) from reason
 
     def _in_range(self, value: int) -> bool:
         # `~value` is -value - 1: the negative side reaches one further.

@@ -196,9 +196,11 @@ class Arguments:
         try:
             codec = codec_for(kind)
         except ConfigurationError as error:
+            # A task has no codec of its own.
+            reason = str(error).partition(", or pass a codec")[0]
             raise ConfigurationError(
-                f"{self._place(parameter.name)}: {error}; if the worker is to fill it, give it the"
-                " default delayq.tasks.INJECTED"
+                f"{self._place(parameter.name)}: {reason}; or if the worker is to fill it, give it"
+                " the default delayq.tasks.INJECTED"
             ) from error
         return _Reader(
             kind if kind in PLAIN else NOTHING,

@@ -12,6 +12,7 @@ from delayq._durations import Duration, check_count, seconds
 from delayq._functions import NOTHING, annotation_of, is_generator, name_of
 from delayq._generics import P, R_co
 from delayq._unset import UNSET
+from delayq._wording import given
 from delayq.backoff import check_backoff
 from delayq.errors import BadArguments, BadInput, BadName, ConfigurationError
 from delayq.tasks._arguments import Arguments
@@ -248,7 +249,7 @@ class Tasks:
             BadName, BadInput: The name or a setting is invalid.
         """
         if not isinstance(queue, str) or not queue:
-            raise BadName(f"a queue's name must be a non-empty str, not {queue!r}")
+            raise BadName(f"a queue's name must be a non-empty str, not {given(queue)}")
         if settings:
             from delayq._reliable.settings import Settings  # noqa: PLC0415 - not needed without any
 
@@ -485,5 +486,5 @@ def _treatment(
 
 def _checked(name: object) -> str:
     if not isinstance(name, str) or not name or not name.isprintable():
-        raise BadInput(f"a task needs a name, a str that can be printed, not {name!r}")
+        raise BadInput(f"a task needs a name, a str that can be printed, not {given(name)}")
     return name

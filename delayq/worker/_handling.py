@@ -416,9 +416,9 @@ def _why(error: BaseException) -> tuple[str, str]:
     """Return the reason of a dead letter whose payload cannot be decoded, and what is wrong."""
     cause = error.__cause__
     if isinstance(error, UnknownTask):
-        return "unknown task", str(error)
+        return "unknown task", error.reason
     if isinstance(cause, BadArguments):
         return "bad arguments", str(cause)
     if not isinstance(error, DecodeError):
         return "undecodable", describe(error)
-    return "undecodable", f"{error}: {describe(cause)}" if cause else str(error)
+    return "undecodable", error.reason

@@ -148,6 +148,9 @@ class TestOffering:
             if delay is not None:
                 with pytest.raises(ValueError):
                     await queue.offer(1, delay)
+        for messages in ([delayq.Offer(1)], 5):
+            with pytest.raises(delayq.BadInput, match="takes pairs of value and delay"):
+                await queue.offer_many(messages)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="timezone"):
             await queue.offer(1, at=datetime.now())  # noqa: DTZ005
         with pytest.raises(delayq.BadDelay, match="not both"):
@@ -251,7 +254,7 @@ class TestTaking:
         self, queue: Orders, raw: Any
     ) -> None:
         await raw.rpush("orders", b"\xffnot json", "1", b"{", "2")
-        words = "JsonCodec cannot decode 9 bytes that begin with ff 6e 6f"
+        words = "^queue 'orders': JsonCodec cannot decode the payload: it is not UTF-8; was it"
         with pytest.raises(delayq.DecodeError, match=words) as caught:
             await queue.take()
         assert caught.value.payload == b"\xffnot json"

@@ -172,6 +172,10 @@ async def test_bad_input_is_never_written(client: Client, raw: Any) -> None:
         with pytest.raises((delayq.BadInput, delayq.EncodeError)):
             await queue.offer_many([Offer(value=1), Offer(**arguments), Offer(value=2)])
         assert await raw.dbsize() == 0, bad
+    wrong: dict[str, Any] = {"id": 5, "group": 5, "delay": "5s", "ttl": "5s", "headers": {"a": 5}}
+    for name, value in (wrong | {"at": 5, "priority": "5", "max_attempts": "5"}).items():
+        with pytest.raises(delayq.BadInput, match=rf"^{name} must .*5s?'? \((int|str)\)"):
+            await queue.offer(1, **{name: value})
     # This is refused before settings are stored.
     with pytest.raises(delayq.BadInput, match="durability must be"):
         await queue.offer_many([], durability="nonsense")
@@ -294,7 +298,7 @@ async def test_a_full_queue_refuses(client: Client) -> None:
     with pytest.raises(delayq.QueueFull) as caught:
         await queue.offer_many(offers(4, ids=True))
     assert (caught.value.ids, caught.value.stored) == (("2", "3"), ("0", "1"))
-    with pytest.raises(delayq.QueueFull, match="1 messages were not stored"):
+    with pytest.raises(delayq.QueueFull, match=r"^queue 'small' is full: 1 message was not stored"):
         await queue.offer(9)
     # A replacement needs no additional room.
     await queue.offer(8, id="1", on_duplicate="replace")

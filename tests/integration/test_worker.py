@@ -170,7 +170,7 @@ def test_an_impossible_handler_is_refused_where_it_is_decorated() -> None:
         (mixed, "takes a Order, but a message of int"),
         (client_first, "first parameter must be the value"),
         (unreadable, "'order' cannot be read"),
-        (no_codec, "no codec for Db"),
+        (no_codec, "no codec knows the type Db"),
         (42, "is not a handler"),
     ):
         with pytest.raises(delayq.ConfigurationError, match=words):

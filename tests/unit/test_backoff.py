@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -31,6 +32,10 @@ def test_each_form_has_its_delays() -> None:
         (Backoff.fibonacci(base=0.5, max=2), [0.5, 0.5, 1, 1.5, 2, 2]),
         (Backoff.explicit([5, 1, 30]), [5, 1, 30, 30, 30, 30]),
         (Backoff.explicit(iter([1])), [1, 1]),
+        (Backoff.explicit([timedelta(minutes=1), 2]), [60, 2, 2]),
+        (Backoff.fixed(timedelta(seconds=3)), [3, 3]),
+        (Backoff.exponential(timedelta(seconds=1), max=timedelta(seconds=3)), [1, 2, 3]),
+        (Backoff.fibonacci(timedelta(seconds=1), max=timedelta(seconds=2)), [1, 1, 2, 2]),
         (Backoff((1, 10), factor=2), [1, 10, 20, 40, 80, 160]),
         *((backoff, [0] * 6) for backoff in (Backoff.fixed(0), Backoff.explicit([0]))),
         *((Backoff.exponential(**limit), [0] * 6) for limit in ({"base": 0}, {"max": 0})),

@@ -57,9 +57,9 @@ def test_what_json_cannot_say_is_refused_and_not_quoted() -> None:
         assert "secret" not in str(caught.value)
 
 
-def test_no_json_is_refused_with_its_first_bytes() -> None:
+def test_no_json_is_refused_and_the_reason_is_told() -> None:
     for payload in [b"", b"{", b"\xff", b"abc", b"[" * 100_000]:
-        refused = f"JsonCodec cannot decode {len(payload)} bytes"
+        refused = "JsonCodec cannot decode the payload: "
         with naming(payload), pytest.raises(DecodeError, match=refused) as caught:
             JsonCodec().decode(payload)
         assert caught.value.payload == payload
@@ -121,7 +121,7 @@ def test_what_is_no_number_is_refused() -> None:
             with naming(codec, value), pytest.raises(EncodeError, match=refused):
                 codec.encode(value)
         for payload in NO_NUMBERS:
-            refused = f"{type(codec).__name__} cannot decode {len(payload)} bytes"
+            refused = f"{type(codec).__name__} cannot decode the payload: "
             with naming(payload), pytest.raises(DecodeError, match=refused):
                 codec.decode(payload)
     # They are read as Java reads them.

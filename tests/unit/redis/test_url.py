@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import fakeredis
 import pytest
 from redis.asyncio import (
     Connection,
@@ -175,6 +176,8 @@ def test_a_client_of_sentinels_names_them_and_the_service() -> None:
         from_client(sentinels.slave_for("shop"))
     with pytest.raises(delayq.ConfigurationError, match=r"got builtins\.int"):
         from_client(5)
+    with pytest.raises(delayq.ConfigurationError, match=r"fakeredis .*delayq.testing.running\(\)"):
+        from_client(fakeredis.FakeAsyncRedis())
 
 
 def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
