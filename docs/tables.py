@@ -15,10 +15,10 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 FIGURES = ROOT / "benchmarks" / "figures" / "peers.json"
 PAGES = ("README.md", "docs/performance.md")
-# The same work without a library, which has no place beside libraries in the short table.
+# The same work without a library.
 BY_HAND = "raw redis-py"
-# The queue for users of Redisson, beside which the long table has it.
-FOR_REDISSON = "delayq DelayedQueue"
+# The libraries in the short table: those that most readers come from.
+WELL_KNOWN = ("delayq Worker", "arq", "SAQ", "Dramatiq", "Celery", "RQ", "BullMQ Node")
 
 
 def cells(row: dict[str, Any], figure: str) -> tuple[str, str]:
@@ -69,8 +69,9 @@ def short(rows: list[dict[str, Any]]) -> list[str]:
     """Return the rows of the short table."""
     found = []
     for row in [{"best": {}} | row for row in rows]:
-        if row["peer"] not in (BY_HAND, FOR_REDISSON):
-            line = (*cells(row, "delivered"), *late(row), cells(row, "idle")[0])
+        if row["peer"] in WELL_KNOWN:
+            rates, lateness = cells(row, "delivered"), late(row)
+            line = (rates[0], lateness[0], rates[1], lateness[1], cells(row, "idle")[0])
             name = f"{row['peer']} {row['version']}".strip()
             found.append(f"| {' | '.join((name, *line))} |")
     return found
