@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import threading
 import time
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _LONGEST = 512
+# See lua/reliable/include/letters.lua.
+_RESERVED = re.compile(r"\0[0-9]{16}\Z")
 
 # The digits of base64 for URLs, in ASCII order, so that ids sort like the numbers they represent.
 _DIGITS = "-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
@@ -97,6 +100,16 @@ if hasattr(os, "register_at_fork"):
 def checked_id(id: str) -> str:  # noqa: A002
     """Return the id if it is valid. Raises BadInput otherwise."""
     return _checked(id, "id")
+
+
+def checked_new_id(id: str) -> str:  # noqa: A002
+    """Return the id of a new message if it is valid. Raises BadInput otherwise."""
+    if _RESERVED.search(checked_id(id)):
+        raise BadInput(
+            f"an id must not end in NUL and 16 digits, as {id!r} does: delayq names dead letters of"
+            " the same id so"
+        )
+    return id
 
 
 def checked_group(group: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, Literal, Protocol, TypedDict
 from delayq._durations import Duration, microseconds, when_due
 from delayq._generics import T
 from delayq._reliable.bodies import brief, content
-from delayq._reliable.ids import checked_group, checked_id
+from delayq._reliable.ids import checked_group, checked_new_id
 from delayq._reliable.keys import PRIORITIES
 from delayq._reliable.new_message import ENDS_EARLY, OptionsMessage, plain_message
 from delayq._reliable.outcomes import result_codec
@@ -174,7 +174,7 @@ class OfferEncoder(Generic[T]):
                 "unique_for needs an id: without one, every message has an id of its own"
             )
         return OptionsMessage(
-            self._ids.new_id() if offer.id is None else checked_id(offer.id),
+            self._ids.new_id() if offer.id is None else checked_new_id(offer.id),
             priority,
             brief(when) if isinstance(when, int) else when,
             ttl_us,

@@ -95,8 +95,11 @@ class Recurrence:
         return moment_us(due_us)
 
     async def unschedule(self, name: str) -> bool:
-        """Stop a message from recurring."""
-        self._names.discard(name)
+        """Stop a message from recurring.
+
+        This client goes on looking at a schedule that it knows until a worker has finished with the
+        last occurrence.
+        """
         return await self._store.unschedule(name)
 
     async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:

@@ -330,6 +330,33 @@ async def test_the_end_or_a_pause_of_a_schedule_leaves_the_occurrence_at_work(jo
 
 
 @pytest.mark.every_server
+async def test_unscheduling_drops_an_occurrence_that_waits_for_a_retry(
+    jobs: Jobs, raw: Any
+) -> None:
+    message = await first_tick(jobs)
+    await message.nack(delay=3600)
+    assert len(await waiting(jobs)) == 2
+    assert await jobs.unschedule("tick") is True
+    assert await jobs.unschedule("tick") is False
+    assert await waiting(jobs) == []
+    assert not await raw.hexists(SCHEDULES, "tick")
+
+
+async def test_nothing_is_left_of_a_schedule_after_its_last_occurrence(
+    jobs: Jobs, raw: Any
+) -> None:
+    message = await first_tick(jobs)
+    for expected in (True, False, False):
+        assert await jobs.unschedule("tick") is expected
+    looks = jobs._open.partitions[0].recurrence
+    await looks.look()
+    assert await raw.hexists(SCHEDULES, "tick")
+    await message.ack()
+    await looks.look()
+    assert not await raw.hexists(SCHEDULES, "tick")
+
+
+@pytest.mark.every_server
 async def test_unscheduling_drops_the_waiting_occurrence(jobs: Jobs, raw: Any) -> None:
     await schedule(jobs, priority=4)
     assert await jobs.unschedule("tick") is True

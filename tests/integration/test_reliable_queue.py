@@ -146,7 +146,7 @@ async def test_a_priority_may_be_a_member_of_an_enumeration(jobs: Jobs) -> None:
 BAD_FIELDS: dict[str, list[Any]] = {
     "delay": [-1, math.nan, math.inf, 2**53 / 1000 + 1, timedelta(seconds=-1), "1", True],
     "at": [datetime(2030, 1, 1), 12.5],  # noqa: DTZ001 - that is the point
-    "id": ["", 42, "\ud800", "x" * 513, "é" * 257],
+    "id": ["", 42, "\ud800", "x" * 513, "é" * 257, "a\x001234567890123456"],
     "headers": [{"a": 1}, {1: "a"}, [("a", "b")], {"a": "x" * 17_000}],
     "priority": [-1, 10, 1.0, True],
     "ttl": [0, -1, math.inf, "1"],

@@ -22,6 +22,7 @@
 -- include: queue
 -- include: schedule
 
+check_messages()
 local now = now_us()
 local shift = clock_shift()
 local reply = {}
@@ -30,7 +31,8 @@ for at = FIRST, #ARGV, STRIDE do
   local name, moment = string.match(id, '^(.*)@(%d+)$')
   local facts, content
   if name and name ~= '' then facts, content = load_schedule(name) end
-  local may_go_out, left = lease_end(id, token) ~= nil, facts and -1 or -2
+  local is_known = facts or name and last_of_ended(name, now) == moment
+  local may_go_out, left = lease_end(id, token) ~= nil, is_known and -1 or -2
   if may_go_out and facts and facts.next == moment then
     if find_occurrence(name, facts.last, now) then
       may_go_out = false

@@ -11,12 +11,14 @@
 -- Repeatable: yes
 --
 -- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
--- matter, as while it is paused, -2 if there is no such schedule any more.
+-- matter, as while it is paused, or has ended and its last occurrence is alive; -2 if there is no such
+-- schedule any more.
 -- include: clock
 -- include: leases
 -- include: queue
 -- include: schedule
 
+check_messages()
 local now = now_us()
 local shift = clock_shift()
 local reply = {}
@@ -33,7 +35,10 @@ for i, name in ipairs(names) do
       save_schedule(name, facts, content)
     end
     reply[i] = tonumber(facts.every) > 0 and -1 or #facts.upcoming
-  elseif string.find(redis.call('HGET', schedules, name) or '', '^{"ended":') and not last_of_ended(name, now) then
+  elseif last_of_ended(name, now) then
+    -- Then it is looked at again, until that is over.
+    reply[i] = -1
+  elseif string.find(redis.call('HGET', schedules, name) or '', '^{"ended":') then
     redis.call('HDEL', schedules, name)
   end
 end

@@ -10,8 +10,8 @@
 -- Roles: consumer, admin
 -- Repeatable: no
 --
--- Returns 1, or 0 if there is none. The occurrence that waits is deleted; one that a worker has
--- stays.
+-- Returns 1, or 0 if there is none. The occurrences that wait are deleted, also one that waits for a
+-- retry; one that a worker has stays.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -19,18 +19,22 @@
 -- include: queue
 -- include: schedule
 
+-- A key of a foreign type must fail before the first write.
+check_messages()
 local now = now_us()
-local facts = load_schedule(name)
+local facts, running = load_schedule(name), nil
 if not facts then
   if last_of_ended(name, now) then return 0 end
-  return redis.call('HDEL', schedules, name)
+  -- One that had ended was there no more.
+  local had_ended = string.find(redis.call('HGET', schedules, name) or '', '^{"ended":')
+  local deleted = redis.call('HDEL', schedules, name)
+  return had_ended and 0 or deleted
 end
 redis.call('HDEL', schedules, name)
-local next_one, last = find_occurrence(name, facts.next, now), find_occurrence(name, facts.last, now)
-if next_one and not next_one.leased then delete_message(name .. '@' .. facts.next, next_one.where) end
-if next_one and next_one.leased then
-  save_end(name, facts.next)
-elseif last then
-  save_end(name, facts.last)
+for _, moment in ipairs({facts.last, facts.next}) do
+  local found = find_occurrence(name, moment, now)
+  if found and found.leased then running = moment end
+  if found and not found.leased then delete_message(name .. '@' .. moment, found.where) end
 end
+if running then save_end(name, running) end
 return 1
