@@ -23,7 +23,7 @@ from delayq._reliable.placement import home_of
 from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import Settings
-from delayq._reliable.store import MOST_COUNTED, ReliableStore
+from delayq._reliable.store import ReliableStore
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
 from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError, ServerRefused
@@ -118,12 +118,8 @@ class ReliableSource:
         found = await live_page(self._parts, state, offset, limit + 1, farthest=_FARTHEST)
         rows = [of_message(Place(each.id, part), each) for part, each in found.messages]
         has_more = len(rows) > limit
-        is_exact = (
-            not has_more
-            or max(await self._each(lambda _, store: store.count_mortal(state))) <= MOST_COUNTED
-        )
         is_cut = found.is_cut and not has_more
-        return Listing(rows[:limit], has_more, is_exact, _FARTHEST if is_cut else None)
+        return Listing(rows[:limit], has_more, _FARTHEST if is_cut else None)
 
     async def shelves(self, states: Sequence[str]) -> list[Shelf[Row]]:
         """Return the messages in these states, to be searched: one partition after the other."""
@@ -196,8 +192,8 @@ class ReliableSource:
             message = read_dead_letter(letter, BytesCodec()).id
         else:
             message = name.decode(errors="replace")
-        live = None if row.state == "dead" else await store.get(name)
-        found = history_of(message, await store.outcome(message), live, BytesCodec())
+        outcome, live = await store.outcome(message)
+        found = history_of(message, outcome, None if row.state == "dead" else live, BytesCodec())
         # The record may be that of another message with the same id.
         is_its_own = (
             found is not None

@@ -82,14 +82,12 @@ class Listing:
     Attributes:
         rows: The messages on it.
         has_more: Whether another page has more; None if the count of the messages tells.
-        is_exact: Whether that count leaves out all messages that have expired.
         cut_at: How many messages of each partition were looked at, if there may be more: the work
             for a page is bounded.
     """
 
     rows: list[Row]
     has_more: bool | None = None
-    is_exact: bool = True
     cut_at: int | None = None
 
     def total(self, offset: int, count: int) -> int:

@@ -37,6 +37,7 @@ MESSAGES = (
     "turns",
     "trials",
     "starts",
+    "expiring",
 )
 """The names that scripts give to the keys of messages, which
 ``lua/reliable/include/queue.lua`` describes.
@@ -49,7 +50,7 @@ SALT_LENGTH = 3
 # A queue's name may contain anything, so the end of the key decides.
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
-    r"|places|lines|grouped|turns|trials|starts|done|moments"
+    r"|places|lines|grouped|turns|trials|starts|expiring|done|moments"
     r"|dead|dead:messages|paused|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)

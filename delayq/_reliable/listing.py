@@ -53,14 +53,14 @@ async def live_page(
 ) -> LivePage:
     """List up to ``limit`` live messages in one state, after the first ``offset`` of them.
 
-    If there are several partitions, or messages with a time to live, this takes time in proportion
-    to ``offset`` and to the number of expired messages. ``farthest`` bounds it: the number
+    If there are several partitions, or messages that have expired, this takes time in proportion to
+    ``offset`` and to their number. ``farthest`` bounds it: the number
     of messages of each partition to look at, including those that have expired.
     """
     if not limit:
         return LivePage([], False)
     readers = [_Reader(store, state, limit, farthest) for store in stores]
-    if len(readers) == 1 and offset and not await stores[0].count_mortal(state):
+    if len(readers) == 1 and offset and not await stores[0].count_expired(state):
         # All of them are live.
         readers[0].start(offset)
         readers[0].farthest = None

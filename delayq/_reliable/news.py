@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 # of it at each re-check.
 _REMEMBERED = 60.0
 _RE_CHECKS = 3
+# A look at the moment at which a message expires would come too early, in seconds.
+_A_BIT = 0.001
 # How many cancelled leases are remembered.
 _MOST_CANCELLED = 1000
 
@@ -102,9 +104,14 @@ class MessageNews:
             else:
                 if not found.is_pending:
                     # The message was alive after the end that was found: that was another one's.
-                    is_older = found.moment_us < alive_us
+                    is_older = found.moment_us < alive_us and not (
+                        found.has_expired and found.death is not None
+                    )
                     return found._replace(record=None, death=None) if is_older else found
                 alive_us, pause = found.now_us, None
+                if found.ends_us is not None:
+                    # Nobody announces the end of one that no worker takes.
+                    pause = max(0, found.ends_us - alive_us) / 1_000_000 + _A_BIT
             woken = asyncio.ensure_future(event.wait())
             either: set[asyncio.Future[object]] = {woken, queue.closing}  # type: ignore[arg-type]
             try:

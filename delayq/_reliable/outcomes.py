@@ -129,6 +129,9 @@ class Outcome(NamedTuple):
         record: Its record, if there is one.
         death: Its last death, unless it was acknowledged since.
         now_us: When that was so, by the server's clock, in microseconds.
+        ends_us: When it expires if no worker takes it, in microseconds; None if it does not.
+        has_expired: Whether it has expired, and no claim has found it since: then its death is that
+            of this very message.
     """
 
     keeps: bool
@@ -136,11 +139,13 @@ class Outcome(NamedTuple):
     record: Record | None
     death: Death | None
     now_us: int
+    ends_us: int | None
+    has_expired: bool
 
     @classmethod
     def of(cls, reply: Sequence[Any]) -> Outcome:
-        """Parse the reply of ``outcome.lua`` and ``await.lua``."""
-        now_us, keep_us, live, stored, moment, letter, died = reply
+        """Parse the reply of ``await.lua``, or the beginning of that of ``outcome.lua``."""
+        now_us, keep_us, live, stored, moment, letter, died, ends = reply
         record = (
             None if stored is None or moment is None else parse_record(stored, parse_us(moment))
         )
@@ -154,7 +159,8 @@ class Outcome(NamedTuple):
                     record = None
                 else:
                     death = None
-        return cls(keep_us > 0, live == 1, record, death, now_us)
+        ends_us = None if ends is None else parse_us(ends)
+        return cls(keep_us > 0, live == 1, record, death, now_us, ends_us, live == -1)
 
     @property
     def is_pending(self) -> bool:

@@ -168,7 +168,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             headers: Text to store with it, by name; up to 16 KiB in all.
             priority: 0 to 9. Among due messages, the highest priority goes first.
             ttl: Seconds or a timedelta from now: if the message comes due or is retried after that,
-                it is dropped or becomes a dead letter, as the queue's ``expired`` says.
+                it is dropped or becomes a dead letter, as the queue's ``expired`` says; at the end
+                of its ttl, even if it was put off for longer.
             max_attempts: The number of attempts after which it becomes a dead letter, instead of
                 that of the queue.
             timeout: How long a handler may take, seconds or a timedelta, instead of the
@@ -452,7 +453,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Return what the handler of a message has returned, or :meth:`Message.ack` was given.
 
         Waits until the message has been acknowledged, or is dead. Works if the queue has ``keep``
-        set, for as long as that says.
+        set, for as long as that says. If the id is offered again right after that, a call that
+        waits may wait for the new message instead: an id tells messages apart only while they live.
 
         Args:
             id: The message's id.
@@ -484,10 +486,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         queue, checked = self._open, checked_id(id)
 
         async def find(partition: Partition) -> MessageHistory | None:
-            outcome, found = await asyncio.gather(
-                partition.store.outcome(checked), partition.store.get(checked)
-            )
-            return history_of(checked, outcome, found, self._codec)
+            return history_of(checked, *await partition.store.outcome(checked), self._codec)
 
         # A partition that has only the record of an earlier message with that id is asked first.
         places = reversed(queue.places(checked))

@@ -98,10 +98,6 @@ PAGE = 100
 """How many messages one script looks at or drops: a script blocks the whole server while it
 runs.
 """
-MOST_COUNTED = 1000
-"""How many messages may have a time to live for the figures to leave out all that have expired: see
-``count_expired`` in ``lua/reliable/include/queue.lua``.
-"""
 # Prefix of the record of a schedule that ended while one of its occurrences was being handled.
 _ENDED = b'{"ended":'
 # The replies of offer_new.lua.
@@ -392,9 +388,10 @@ class ReliableStore:
             for name, facts in zip(ids, await self._run(GET, *ids), strict=True)
         ]
 
-    async def outcome(self, id: str) -> Outcome:  # noqa: A002
-        """Return what is known about the end of a message."""
-        return Outcome.of(await self._run(OUTCOME, id))
+    async def outcome(self, id: str) -> tuple[Outcome, StoredMessage | None]:  # noqa: A002
+        """Return what is known about the end of a message, and the message if it is alive."""
+        *outcome, live = await self._run(OUTCOME, id)
+        return Outcome.of(outcome), None if live is None else StoredMessage.of(id.encode(), live)
 
     async def await_end(self, id: str, for_us: int) -> Outcome:  # noqa: A002
         """Return what is known about the end of a message; if it is alive, have its end announced
@@ -497,10 +494,10 @@ class ReliableStore:
         count, _ = await self._run(LIST, state, 0, 0, 0)
         return int(count)
 
-    async def count_mortal(self, state: str) -> int:
-        """Count the messages with a time to live, of which some in that state may have expired."""
-        _, mortal = await self._run(LIST, state, 0, 0, 0)
-        return int(mortal)
+    async def count_expired(self, state: str) -> int:
+        """Count the messages in one state that have expired."""
+        _, expired = await self._run(LIST, state, 0, 0, 0)
+        return int(expired)
 
     async def purge(self, state: str) -> Purged:
         """Drop up to :data:`PAGE` messages in one state, or in ``"all"``."""

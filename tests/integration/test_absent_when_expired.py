@@ -9,7 +9,7 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
-from tests.support.reliable_store import HOUR, Store
+from tests.support.reliable_store import HOUR, Store, expire
 
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
@@ -58,11 +58,75 @@ async def test_it_is_neither_seen_nor_counted_nor_changed(
         await jobs.offer("too many")
 
 
+@pytest.mark.every_server
+async def test_any_number_of_them_neither_counts_nor_takes_room(
+    client: Client, raw: Any, store: Store
+) -> None:
+    """Also of those that a worker had in the meantime, or that were put off."""
+    queue = client.reliable_queue("jobs", lease=4 * HOUR, max_size=1_500)
+    await queue.offer_many([Offer("old", id=f"{n:04}", ttl=2 * HOUR) for n in range(1_500)])
+    held = await queue.claim(40)
+    for message in held[:10]:
+        await message.nack(delay=3 * HOUR)
+    for message in held[10:20]:
+        await message.extend(HOUR)
+    assert await queue.reschedule("1400", 3 * HOUR)
+    await store.let_pass(2.5 * HOUR)
+    # The leases of twenty go on, those of ten have ended.
+    stats = await queue.stats()
+    assert (stats.delayed, stats.ready, stats.leased) == (0, 0, 20)
+    assert len(await queue.offer_many([Offer("new") for _ in range(1_480)])) == 1_480
+    with pytest.raises(delayq.QueueFull):
+        await queue.offer("too many")
+    await store.let_pass(2 * HOUR)
+    assert (await queue.stats()).ready == 1_480
+    (await store.look()).demand_no_orphans()
+
+
+@pytest.mark.every_server
+async def test_a_retry_that_would_come_too_late_holds_no_ordered_group_up(
+    client: Client, store: Store
+) -> None:
+    queue = client.reliable_queue("jobs", lease=HOUR, group_limit=delayq.Limit(ordered=True))
+    await queue.offer("first", id="a", group="g", ttl=2 * HOUR)
+    await queue.offer("second", group="g")
+    (first,) = await queue.claim(10)
+    await first.nack(delay=9 * HOUR)
+    await store.let_pass(HOUR)
+    assert await queue.claim(10) == []
+    await store.let_pass(HOUR + 1)
+    assert await queue.get("a") is None
+    await queue.offer("third", id="a", group="g")
+    for expected in ("second", "third"):
+        (message,) = await queue.claim(10)
+        assert message.value == expected
+        await message.ack()
+
+
+@pytest.mark.every_server
+async def test_its_end_is_known(client: Client, store: Store) -> None:
+    for policy in ("drop", "dead"):
+        queue = client.reliable_queue("jobs", keep=HOUR, max_size=1)
+        await queue.configure(expired=policy)
+        await queue.pause()
+        # Nobody announces the end of one that no worker takes.
+        await queue.offer("old", id=policy, ttl=0.2)
+        with pytest.raises(delayq.DelayqError) as caught:
+            await queue.result(policy, timeout=600)
+        if policy == "dead":
+            assert isinstance(caught.value, delayq.MessageFailed)
+            assert caught.value.reason == "expired"
+            assert (await queue.history(policy)).state == "dead"  # type: ignore[union-attr]
+        else:
+            assert isinstance(caught.value, delayq.NoResult)
+            assert await queue.history(policy) is None
+
+
 async def test_many_expired_messages_in_front_hold_up_nothing(client: Client, raw: Any) -> None:
-    queue, expiries = client.reliable_queue("many", lease=HOUR), ReliableKeys.of("many").expiries
+    queue = client.reliable_queue("many", lease=HOUR)
     for _ in range(20):
         await queue.offer_many([Offer(0, ttl=HOUR) for _ in range(1_000)])
-    await raw.hset(expiries, mapping=dict.fromkeys(await raw.hkeys(expiries), 1))
+    await expire(raw, ReliableKeys.of("many"))
     await queue.offer("alive")
     assert [message.value for message in await queue.claim(5)] == ["alive"]
     assert client.statistics().errors == 0
@@ -79,8 +143,7 @@ async def offer_around_expired(
         await queue.offer_many([Offer("new", id=each) for each in live[start : start + 40]])
         await queue.offer_many([Offer("old", ttl=HOUR) for _ in range(30)])
     for number in range(partitions):
-        expiries = ReliableKeys.of("many", partition=number).expiries
-        await raw.hset(expiries, mapping=dict.fromkeys(await raw.hkeys(expiries), 1))
+        await expire(raw, ReliableKeys.of("many", partition=number))
     return queue, live
 
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis
+import redis.asyncio
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
@@ -31,6 +31,7 @@ from delayq.codecs import BytesCodec, StringCodec
 from tests.support.command_line import CLOSING, MAILS, SECRET, Cli, cli, ctrl_c_at, seed
 from tests.support.fields import fields
 from tests.support.programs import run_python
+from tests.support.reliable_store import expire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -576,10 +577,9 @@ def offer_behind_expired(url: str, partitions: int, expired: int, fresh: int) ->
         async with delayq.connect(url) as client:
             jobs = client.reliable_queue("jobs", partitions=partitions)
             await jobs.offer_many(delayq.Offer("old", ttl=3600) for _ in range(expired))
-            with redis.Redis.from_url(url, socket_timeout=60) as raw:
+            async with redis.asyncio.Redis.from_url(url, socket_timeout=60) as raw:
                 for number in range(partitions):
-                    expiries = ReliableKeys.of("jobs", partition=number).expiries
-                    raw.hset(expiries, mapping=dict.fromkeys(raw.hkeys(expiries), 1))
+                    await expire(raw, ReliableKeys.of("jobs", partition=number))
             await jobs.offer_many(delayq.Offer(n) for n in range(fresh))
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ from delayq._reliable.store import TRIM_DEAD
 from delayq.admin.acl import acl_rules
 from tests.support.reliable import leased
 from tests.support.reliable_fixtures import LEASE
+from tests.support.reliable_store import expire
 
 if TYPE_CHECKING:
     from delayq import Client
@@ -54,7 +55,7 @@ async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
     await grow_old(raw, "a", by=DAY)
     for names in ("c", "012"):
         await jobs.offer_many([Offer(1, id=name, ttl=60) for name in names])
-        await raw.hset(KEYS.expiries, mapping=dict.fromkeys(names, "1.00"))
+        await expire(raw, KEYS)
         assert await jobs.claim() == []
         expected = ["b", "c"] if names == "c" else ["0", "1", "2"]
         assert [name.decode() for name in await raw.zrange(KEYS.dead, 0, -1)] == expected

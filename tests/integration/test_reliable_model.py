@@ -8,6 +8,7 @@ the same hour keep the order in which they were made.
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -100,6 +101,13 @@ class Live:
     on_trial: bool = False
     returned: bool = False
 
+    # When it is due at the latest: a claim drops it as soon as it has expired.
+    due_at_most: Moment | None = None
+
+    def wait_until(self, moment: Moment) -> None:
+        self.lease = None
+        self.moment = moment if self.due_at_most is None else min(moment, self.due_at_most)
+
     def forgiven_if_lost(self) -> int:
         lost = self.lease is not None and self.in_company and not self.returned
         return self.forgiven + lost
@@ -183,7 +191,8 @@ class Model:
         waiting = [m for m in self.live.values() if not m.lease]
         # The leases of a call end at the same moment: then the server sorts by id.
         leased.sort(key=lambda m: (m.moment, m.id.encode()))
-        return [*leased, *sorted(waiting, key=lambda m: (-m.priority, m.moment))]
+        waiting.sort(key=lambda m: (-m.priority, m.moment, m.id.encode()))
+        return [*leased, *waiting]
 
     def state(self, message: Live) -> str:
         if message.moment[0] <= self.now:
@@ -234,7 +243,9 @@ class Model:
         expires = None if ttl is None else self.now + delay + ttl
         # Within one call, messages without a delay come before those due at that very moment.
         due = self.after(delay, place)
-        self.live[key] = Live(key, value, priority, self.now, due, expires, most or MAX_ATTEMPTS)
+        live = Live(key, value, priority, self.now, due, expires, most or MAX_ATTEMPTS)
+        live.due_at_most = None if expires is None else (expires, self.step, math.inf)
+        self.live[key] = live
         if offered[0] and window:
             self.remember(key, window)
         return "stored"
@@ -366,6 +377,10 @@ class Model:
         keep = self.hours("keep")
         return None if found is None or found.changed[0] + keep <= self.now else found
 
+    def dies(self, key: str) -> Live | None:
+        """Return the message that is to become a dead letter because it has expired."""
+        return self.live.get(key) if self.kind.get("expired") == "dead" else None
+
     def end_of(self, key: str) -> Record | Dead | None:
         """Return the last end of a message with this id: of a record, or a dead letter."""
         record = self.fresh_record(key)
@@ -376,8 +391,10 @@ class Model:
 
     def result(self, key: str) -> tuple[object, ...]:
         """Return the result of a message; or an error, and what it tells."""
-        if key in self.live:
+        if self.find(key) is not None:
             return (delayq.ResultTimeout,)
+        if dies := self.dies(key):
+            return (delayq.MessageFailed, "expired", dies.error or "")
         end = self.end_of(key)
         if isinstance(end, Dead):
             return (delayq.MessageFailed, end.reason, end.error)
@@ -391,6 +408,11 @@ class Model:
         if live is not None:
             attempts = [] if record is None or record.is_done else record.attempts_of(live.value)
             return (self.state(live), live.offered, None, attempts, None, "")
+        if dies := self.dies(key):
+            attempts = [] if record is None else record.attempts_of(dies.value)
+            # A worker may have had it meanwhile.
+            died = max(dies.expires or 0, dies.moment[0] if dies.lease else 0)
+            return ("dead", dies.offered, died, attempts, None, dies.error or "expired")
         if isinstance(end, Dead):
             attempts = [] if record is None else record.attempts_of(end.value)
             return ("dead", end.offered, end.died[0], attempts, None, end.error or end.reason)
@@ -734,7 +756,8 @@ class ReliableMachine(RuleBasedStateMachine):
         if held.attempt - held.forgiven >= live.max_attempts:
             model.bury(held, "attempts", error)
         else:
-            live.error, live.lease, live.moment = error or live.error, None, model.after(delay)
+            live.error = error or live.error
+            live.wait_until(model.after(delay))
             model.record_attempt(held, live, error)
 
     @precondition(lambda self: self.held)
@@ -747,7 +770,8 @@ class ReliableMachine(RuleBasedStateMachine):
 
     def snoozed(self, model: Model, held: Held, delay: int) -> None:
         live = model.live[held.id]
-        live.attempts, live.lease, live.moment = live.attempts - 1, None, model.after(delay)
+        live.attempts -= 1
+        live.wait_until(model.after(delay))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -851,7 +875,8 @@ class ReliableMachine(RuleBasedStateMachine):
         assert self.run(self.queue.reschedule(key, delay * HOUR)) is (free is not None)
         if free is not None:
             free.forgiven = free.forgiven_if_lost()
-            free.lease, free.returned, free.moment = None, False, model.after(delay)
+            free.returned = False
+            free.wait_until(model.after(delay))
 
     @precondition(lambda self: self.model.hours("keep") and self.model.live)
     @rule(data=st.data())
@@ -862,7 +887,7 @@ class ReliableMachine(RuleBasedStateMachine):
         key: str = data.draw(st.sampled_from(keys or ["none"]))
 
         async def wait() -> None:
-            if key in self.model.live and key not in self.waits:
+            if self.model.find(key) is not None and key not in self.waits:
                 self.waits[key] = asyncio.create_task(self.queue.result(key))
                 while not await self.raw.zscore(self.store.keys.awaited, key):
                     await asyncio.sleep(0)
@@ -880,6 +905,8 @@ class ReliableMachine(RuleBasedStateMachine):
             # The last one takes the others with it.
             model.records.clear()
         self.run(self.store.let_pass(passed * HOUR))
+        # Time has passed without those that wait for the end of a message.
+        self.queue._open.news.look_again()
         # Workers tell the server when the messages that they have were offered.
         for held in self.held:
             claim = held.message._claim

@@ -385,6 +385,15 @@ async def test_no_call_drops_more_than_a_bounded_number(jobs: Jobs, raw: Any) ->
 
 
 @pytest.mark.every_server
+async def test_a_message_that_is_just_finishing_has_a_history(jobs: Jobs, faults: Faults) -> None:
+    """One script looks: between two, the message would be neither alive nor handled."""
+    await jobs.offer(1, id="a")
+    assert (await history_of(jobs, "a")).state == "ready"
+    assert [call for call in faults.calls if call in {"reliable/get", "reliable/outcome"}] == [
+        "reliable/outcome"
+    ]
+
+
 async def test_a_history_tells_the_attempts(jobs: Jobs) -> None:
     before = datetime.now(UTC) - timedelta(seconds=1)
     assert await jobs.history("a") is None

@@ -86,6 +86,11 @@ class Bench:
                 commands.restore(key, ttl, dump)
             await commands.execute()
 
+    async def put(self, key: str, kind: str) -> None:
+        """Replace a key by one of this kind."""
+        await self._raw.delete(key)
+        await (self._raw.rpush if kind == "list" else self._raw.set)(key, "foreign")
+
     async def contents(self) -> tuple[bytes, ...]:
         """Return the digests of what is stored, and of its shape."""
         return tuple(await self._contents())
@@ -167,6 +172,33 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
                 elif after[1] != effect[1] and script.name not in FLEETING:
                     wrong.append(f"{called} without {missing}: half done, and not refused")
             assert refused, called
+    assert not wrong, "\n".join(wrong)
+
+
+# Without the bodies nothing is left of any message: acknowledgements do not pay for a look.
+LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
+# Scripts read these as strings; the others are not read, but published to.
+STRINGS, CHANNELS = {"call", "fence", "paused"}, {"channel", "wake", "summons"}
+
+
+async def test_a_key_of_a_foreign_type_is_refused_before_anything_has_changed(
+    server: PrivateServer,
+) -> None:
+    wrong = []
+    async with bench(server) as made:
+        for script, case, prepare in CASES:
+            await made.prepare(script, prepare, server.url)
+            rules, keys = rules_for(script), dict(zip(keys_of(script), script.keys, strict=False))
+            for key, name in keys.items():
+                is_channel = name in CHANNELS or (name == "turns" and "delayed" in script.name)
+                if is_channel or (script.name, name) in LOST:
+                    continue
+                await made.restore()
+                await made.put(key, "list" if name in STRINGS else "string")
+                before = await made.contents()
+                answer = await made.call(rules)
+                if isinstance(answer, Exception) and await made.contents() != before:
+                    wrong.append(f"{script.name}, {case}: {name} of a foreign type: {answer}")
     assert not wrong, "\n".join(wrong)
 
 

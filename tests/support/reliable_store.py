@@ -17,8 +17,8 @@ _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
 local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
 for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
-for at = 1, 30 do
-  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 then
+for at = 1, 33 do
+  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 or at == 33 then
     for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
       redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
     end
@@ -83,8 +83,16 @@ for at = 24, 28 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WI
 reply[#reply + 1] = redis.call('ZRANGE', KEYS[30], 0, -1, 'WITHSCORES')
 reply[#reply + 1] = redis.call('HGETALL', KEYS[31])
 for at = 30, 31 do reply[#reply + 1] = redis.call('PTTL', KEYS[at]) end
+reply[#reply + 1] = redis.call('ZRANGE', KEYS[33], 0, -1, 'WITHSCORES')
 return reply
 """
+
+
+async def expire(raw: Any, keys: ReliableKeys) -> None:
+    """Let all messages that have a time to live expire, if no worker has them."""
+    if names := await raw.hkeys(keys.expiries):
+        await raw.hset(keys.expiries, mapping=dict.fromkeys(names, "1.00"))
+        await raw.zadd(keys.named("expiring"), dict.fromkeys(names, 1))
 
 
 @dataclass(frozen=True)
@@ -105,6 +113,8 @@ class Stored:
     returned: set[str]
     """Ids of suspects that were returned."""
     expiries: dict[str, float]
+    expiring: dict[str, float]
+    """When each of these counts as absent, unless a worker takes it."""
     errors: dict[str, str]
     priorities: dict[str, int]
     done: dict[str, float]
@@ -134,7 +144,7 @@ class Stored:
         def with_names(known: dict[str, Any]) -> dict[str, Any]:
             return {names.get(key, key): value for key, value in known.items()}
 
-        known = ("live", "leases", "tokens", "bodies", "attempts", "expiries", "errors")
+        known = ("live", "leases", "tokens", "bodies", "attempts", "expiries", "expiring", "errors")
         changed: dict[str, Any] = {
             each: with_names(getattr(self, each)) for each in (*known, "priorities")
         }
@@ -152,6 +162,13 @@ class Stored:
         assert set(self.bodies) == live
         for known in (self.attempts, self.expiries, self.errors, self.priorities):
             assert set(known) <= live
+        assert set(self.expiring) == set(self.expiries)
+        for key, end in self.expiries.items():
+            leased_until = self.leases.get(key, 0)
+            if leased_until > 0:
+                assert self.expiring[key] == max(end, leased_until)
+            else:
+                assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert self.returned <= {*self.leases, *self.grouped}
         assert set(self.grouped) <= set(self.places) <= live
@@ -188,8 +205,9 @@ class Store:
         self._names = (
             *self.keys.messages[:17],
             *(getattr(self.keys, name) for name in known),
-            *self.keys.messages[17:],
+            *self.keys.messages[17:-1],
             *(getattr(self.keys, name) for name in kept),
+            self.keys.named("expiring"),
         )
 
     async def let_pass(self, seconds: float) -> None:
@@ -224,6 +242,7 @@ class Store:
             attempts={key: _attempts(record) for key, record in attempts.items()},
             returned={key for key, record in attempts.items() if record.endswith(b":r")},
             expiries={key: float(end) - now for key, end in expiries.items()},
+            expiring={key: float(end) - now for key, end in _pairs(parts[32]).items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
             done={key: float(end) - now for key, end in done.items()},

@@ -13,7 +13,7 @@
 -- Roles: producer
 -- Repeatable: yes
 --
--- Returns {now, keep, live, record, moment, letter, died}: see include/outcome.lua.
+-- Returns {now, keep, live, record, moment, letter, died, ends}: see include/outcome.lua.
 -- include: clock
 -- include: leases
 -- include: queue

@@ -21,8 +21,7 @@
 -- include: queue
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
-check_details()
-check_groups()
+check_messages()
 local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}

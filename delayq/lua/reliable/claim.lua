@@ -241,6 +241,7 @@ end
 
 -- A key of a foreign type must fail before the first write.
 if some_kept or is_suspect then redis.call('HGET', tokens, '') end
+if some_expire then redis.call('ZSCORE', expiring, '') end
 if #gone > 0 then
   check_details()
   fates()
@@ -273,6 +274,11 @@ if count > 0 then
   for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
   if some_kept or is_suspect then redis.call('HDEL', tokens, unpack(ids)) end
   redis.call('ZADD', leased, unpack(new_ends))
+  if some_expire then
+    local ids_and_ends = {}
+    for i = 1, count do ids_and_ends[2 * i - 1], ids_and_ends[2 * i] = ids[i], token end
+    expire_after(ids_and_ends)
+  end
   if is_suspect then
     suspect.record.mark = ':s'
     save_record(suspect.id, suspect.record)
@@ -288,7 +294,11 @@ if by_turns then
   has_suspects = has_suspects or some_suspects
 end
 if not all_grouped then
-  for priority = highest, 0, -1 do wait = shorter_wait(wait, wait_us(waiting[priority], now, 1)) end
+  for priority = highest, 0, -1 do
+    -- One of a foreign type counts as empty, because the messages are handed out by now.
+    local readable, wait_there = pcall(wait_us, waiting[priority], now, 1)
+    if readable then wait = shorter_wait(wait, wait_there) end
+  end
 end
 if by_turns then wait, has_suspects = by_turns.wait_for_slot(wait, has_suspects) end
 -- The next claim goes on with them.

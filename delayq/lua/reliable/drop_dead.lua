@@ -13,5 +13,6 @@
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', dead)
+check_letters()
 delete_letters(names)
 return 1

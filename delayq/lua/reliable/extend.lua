@@ -25,7 +25,10 @@ local reply, extended, new_ends, kept = {now}, {}, {}, {}
 local moment, is_earlier = end_of_lease(now, lease_us), false
 -- Even stays even, and odd stays odd.
 local even, odd = string.format('%.0f', moment + moment % 2), string.format('%.0f', moment + (moment + 1) % 2)
-local some_places = redis.call('EXISTS', places) == 1 and redis.call('HMGET', places, unpack(ids)) or {}
+local some_details = redis.call('EXISTS', places, expiries) > 0
+local some_grouped = some_details and redis.call('EXISTS', places) == 1
+local some_places = some_grouped and redis.call('HMGET', places, unpack(ids)) or {}
+if some_details then check_details() end
 if #some_places > 0 then check_groups() end
 local limit = parse_limit(redis.call('HGET', settings, 'share'))
 for i, id in ipairs(ids) do
@@ -46,6 +49,11 @@ if #extended == 0 then return reply end
 redis.call('HDEL', tokens, unpack(extended))
 redis.call('ZADD', leased, unpack(new_ends))
 redis.call('HSET', tokens, unpack(kept))
+if some_details then
+  local ids_and_ends = {}
+  for i, id in ipairs(extended) do ids_and_ends[2 * i - 1], ids_and_ends[2 * i] = id, new_ends[2 * i - 1] end
+  expire_after(ids_and_ends)
+end
 local groups = {}
 for i, id in ipairs(ids) do
   local place = reply[i + 1] == 1 and some_places[i]

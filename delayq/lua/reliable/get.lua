@@ -15,10 +15,5 @@
 
 local now = now_us()
 local reply = {}
-for i, id in ipairs(ids) do
-  local found, record = find_message(id, now), parse_record(redis.call('HGET', attempts, id))
-  local body, error = redis.call('HGET', bodies, id), redis.call('HGET', errors, id)
-  local is_live = found and not found.expired
-  reply[i] = is_live and describe(found, now, record, priority_of(id), body, error) or false
-end
+for i, id in ipairs(ids) do reply[i] = look_at(id, find_message(id, now), now) end
 return reply

@@ -13,8 +13,8 @@
 --
 -- Returns {id, {state, priority, moment, attempt, body, error}, ...}, with nil for a message that has
 -- expired: it counts towards the offset of the next page. If these are fewer than `limit`, there are
--- no more. With a limit of 0, returns {count, mortal}: count includes those that have expired; mortal:
--- how many messages of the queue have a time to live, and may be among them.
+-- no more. With a limit of 0, returns {count, expired}: how many there are, and how many of these have
+-- expired.
 -- include: clock
 -- include: leases
 -- include: queue
@@ -65,6 +65,4 @@ if state ~= 'delayed' then list_from(leased) end
 if state ~= 'leased' then
   for _, where in ipairs(used_sets()) do list_from(waiting[where]) end
 end
--- A message that a worker has does not expire.
-local mortal = counts and state ~= 'leased' and redis.call('HLEN', expiries) or 0
-return counts and {count, mortal} or reply
+return counts and {count, state == 'ready' and count_expired(now) or 0} or reply

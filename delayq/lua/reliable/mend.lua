@@ -17,8 +17,8 @@
 -- include: settle
 -- include: queue
 
-check_details()
-check_groups()
+check_messages()
+redis.call('HGET', settings, '')
 local now, groups = now_us(), {}
 local found = redis.call('HSCAN', bodies, cursor, 'COUNT', 100)
 
@@ -37,6 +37,8 @@ end
 for i = 1, #found[2], 2 do
   local id, body = found[2][i], found[2][i + 1]
   local group, ends = group_in(body), tonumber(redis.call('ZSCORE', leased, id) or nil)
+  local expires = number_or(nil, redis.call('HGET', expiries, id) or nil)
+  if expires then redis.call('ZADD', expiring, 'NX', format_score(math.max(expires, ends or 0)), id) end
   if group then
     line_up_again(id, group, body, ends)
   elseif not ends and not locate(id) then

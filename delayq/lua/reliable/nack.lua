@@ -28,6 +28,7 @@
 for at = FIRST, #ARGV, STRIDE do
   if ARGV[at + ATTEMPT] ~= '' then check_records() end
 end
+if COUNT > 1 then check_messages() end
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do

@@ -40,19 +40,19 @@ local layout, stored_number, max_size = unpack(redis.call('HMGET', settings, 'la
 if not agrees_on(partitions, layout, stored_number) then return settings_changed() end
 max_size = number_or(0, max_size)
 
--- Return which of these ids are in use, by id.
+-- Return which of these ids are in use, by id, and whether any is.
 local function ids_in_use(ids)
-  local used = {}
+  local used, is_any = {}, false
   for i, body in ipairs(redis.call('HMGET', bodies, unpack(ids))) do
-    if body then used[ids[i]] = true end
+    if body then used[ids[i]], is_any = true, true end
   end
-  return used
+  return used, is_any
 end
 
 local now = now_us()
 -- The writes, collected: one command for all costs a third of one for each. By priority: scores,
 -- and the first due time.
-local new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
+local new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
 -- The due time of the last message for each moment; and those of moments that have several.
 local last_due, new_moments = {}, {}
 -- Of those in groups: the scores, members and places, and the groups.
@@ -67,7 +67,10 @@ local function write()
   for priority, scores in pairs(new_scores) do redis.call('ZADD', waiting[priority], unpack(scores)) end
   if #new_bodies > 0 then redis.call('HSET', bodies, unpack(new_bodies)) end
   if #new_priorities > 0 then redis.call('HSET', priorities, unpack(new_priorities)) end
-  if #new_expiries > 0 then redis.call('HSET', expiries, unpack(new_expiries)) end
+  if #new_expiries > 0 then
+    redis.call('HSET', expiries, unpack(new_expiries))
+    redis.call('ZADD', expiring, unpack(new_ends))
+  end
   if #new_places > 0 then
     redis.call('ZADD', grouped, unpack(grouped_scores))
     redis.call('ZADD', lines, unpack(new_members))
@@ -84,7 +87,7 @@ local function write()
   new_moments = {}
 end
 
-local ids, some_grouped, some_moments = {}, false, false
+local ids, some_grouped, some_moments, some_rank, some_expire = {}, false, false, false, false
 for at = FIRST, #ARGV, STRIDE do
   local moment = moment_in(ARGV[at + WHEN])
   local delay = moment or tonumber(ARGV[at + WHEN])
@@ -92,6 +95,7 @@ for at = FIRST, #ARGV, STRIDE do
     return redis.error_reply('DELAYQ_DELAY delay out of range')
   end
   some_moments = some_moments or moment ~= nil
+  some_rank, some_expire = some_rank or ARGV[at + PRIORITY] ~= '0', some_expire or ARGV[at + TTL_US] ~= '0'
   ids[#ids + 1] = ARGV[at + ID]
   some_grouped = some_grouped or group_in(ARGV[at + CONTENT]) ~= nil
 end
@@ -100,12 +104,15 @@ local remembers = redis.call('EXISTS', done) == 1
 if some_grouped then check_groups() end
 if remembers then redis.call('ZSCORE', done, '') end
 if some_moments then redis.call('ZSCORE', shared_moments, '') end
-local size = max_size > 0 and redis.call('HLEN', bodies) or 0
-if max_size > 0 and size + COUNT > max_size then
-  local due, later = count_expired(now)
-  size = size - due - later
+if some_rank then redis.call('HGET', priorities, '') end
+if some_expire then
+  redis.call('HGET', expiries, '')
+  redis.call('ZSCORE', expiring, '')
 end
-local in_use = ids_in_use(ids)
+local size = max_size > 0 and redis.call('HLEN', bodies) or 0
+if max_size > 0 and size + COUNT > max_size then size = size - count_expired(now) end
+local in_use, is_any_in_use = ids_in_use(ids)
+if is_any_in_use then check_messages() end
 for id in pairs(in_use) do
   local found = find_message(id, now)
   -- An expired message counts as absent, although no claim has dropped it yet, and so does one of
@@ -146,7 +153,7 @@ for at = FIRST, #ARGV, STRIDE do
     status = on_duplicate == 'ignore' and 0 or -1
     if on_duplicate == 'replace' then
       write()
-      new_bodies, new_scores, earliest, new_priorities, new_expiries = {}, {}, {}, {}, {}
+      new_bodies, new_scores, earliest, new_priorities, new_expiries, new_ends = {}, {}, {}, {}, {}, {}
       local found = find_message(id, now)
       if not found.leased then
         delete_message(id, found.where)
@@ -203,6 +210,7 @@ for at = FIRST, #ARGV, STRIDE do
     if ttl > 0 then
       used = #new_expiries
       new_expiries[used + 1], new_expiries[used + 2] = id, format_score(now + ttl)
+      new_ends[used + 1], new_ends[used + 2] = new_expiries[used + 2], id
     end
     local unique_us = tonumber(ARGV[at + UNIQUE_US])
     if unique_us > 0 then unique[#unique + 1] = {id, now + unique_us} end

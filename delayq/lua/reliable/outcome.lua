@@ -10,11 +10,15 @@
 -- Roles: admin, dashboard
 -- Repeatable: yes
 --
--- Returns {now, keep, live, record, moment, letter, died}: see include/outcome.lua.
+-- Returns {now, keep, live, record, moment, letter, died, ends, message}: see include/outcome.lua.
+-- message: {state, priority, moment, attempt, body, error}, as get.lua returns it, if it is alive.
 -- include: clock
 -- include: leases
 -- include: queue
 -- include: kept
 -- include: outcome
 
-return find_outcome(id, now_us())
+local now = now_us()
+local reply, found = find_outcome(id, now)
+reply[9] = look_at(id, found, now)
+return reply

@@ -22,6 +22,7 @@
 local facts, content = load_schedule(name)
 if not facts then return 0 end
 if facts.paused then return 1 end
+check_messages()
 local now = now_us()
 local found = find_occurrence(name, facts.next, now)
 if not found then

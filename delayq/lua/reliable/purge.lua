@@ -23,12 +23,10 @@
 redis.call('ZCARD', waiting[0])
 local some_grouped = redis.call('EXISTS', places) == 1
 -- A key of a foreign type must fail before the first write.
+check_messages()
+local keep = redis.call('HGET', settings, 'keep')
 local lengths, sets = {}, used_sets()
 for i, hash in ipairs({sparse_hashes()}) do lengths[i] = redis.call('HLEN', hash) end
-if #sets > 1 then
-  for _, where in ipairs(sets) do redis.call('ZSCORE', waiting[where], '') end
-end
-if some_grouped then check_groups() end
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
@@ -59,9 +57,10 @@ if #dropped > 0 then
   for i, hash in ipairs({sparse_hashes()}) do
     if lengths[i] > 0 then redis.call('HDEL', hash, unpack(dropped)) end
   end
+  if some_expire then redis.call('ZREM', expiring, unpack(dropped)) end
 end
 settle(groups, now)
 if state ~= 'delayed' and awaits_slot() then free_slot(now) end
 -- A hint for the clients that wait for the end of one of them: they look now and then.
-if #dropped > 0 and redis.call('HGET', settings, 'keep') then redis.pcall('PUBLISH', settings, 'finished') end
+if #dropped > 0 and keep then redis.pcall('PUBLISH', settings, 'finished') end
 return {#dropped - expired, expired}

@@ -22,6 +22,7 @@
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', dead)
+check_messages()
 local now = now_us()
 local reply = {}
 for i, name in ipairs(names) do

@@ -17,6 +17,7 @@
 -- include: queue
 -- include: schedule
 
+check_messages()
 local facts, content = load_schedule(name)
 if not facts or facts.timing ~= timing then return 0 end
 local now = now_us()

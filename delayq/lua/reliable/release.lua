@@ -19,6 +19,7 @@
 -- include: settle
 -- include: queue
 
+if COUNT > 1 then check_messages() end
 local now = now_us()
 local reply = {}
 for at = FIRST, #ARGV, STRIDE do

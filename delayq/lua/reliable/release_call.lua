@@ -27,6 +27,7 @@ if last_number == number and token ~= '' then
     if lease_end(id, token) then ids[#ids + 1] = id end
   end
 end
+check_messages()
 -- First a write that takes no memory: then a full server accepts the rest.
 redis.call('PEXPIRE', call, 120000)
 for _, id in ipairs(ids) do give_back(id, now) end

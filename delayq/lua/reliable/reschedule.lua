@@ -18,6 +18,7 @@
 -- include: settle
 -- include: queue
 
+if #ids > 1 then check_messages() end
 local now = now_us()
 local due = math.max(now, moment_in(when) or now + tonumber(when))
 local reply = {}

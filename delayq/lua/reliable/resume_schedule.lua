@@ -15,6 +15,7 @@
 -- include: queue
 -- include: schedule
 
+check_messages()
 local facts, content = load_schedule(name)
 if not facts then return 0 end
 if not facts.paused then return 1 end

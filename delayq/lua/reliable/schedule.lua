@@ -33,6 +33,7 @@
 if not agrees_on(partitions, unpack(redis.call('HMGET', settings, 'layout', 'partitions'))) then
   return settings_changed()
 end
+check_messages()
 local now = now_us()
 local shift = clock_shift()
 local shifted_now = now + shift

@@ -32,9 +32,8 @@ for _, where in ipairs(used_sets()) do
   ready, delayed = ready + due, delayed + later
 end
 -- Expired messages count as absent, although no claim has dropped them yet.
-local expired_due, expired_later = count_expired(now)
-if ready == expired_due then oldest = 0 end
+local expired = count_expired(now)
+if ready == expired then oldest = 0 end
 return {
-  delayed - expired_later, ready - expired_due, leased_count, redis.call('ZCARD', dead), math.floor(oldest),
-  redis.call('EXISTS', paused),
+  delayed, ready - expired, leased_count, redis.call('ZCARD', dead), math.floor(oldest), redis.call('EXISTS', paused),
 }

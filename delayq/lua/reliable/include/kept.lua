@@ -18,6 +18,7 @@ local MOST_DROPPED = 600
 local function check_records()
   redis.call('ZSCORE', recorded, '')
   redis.call('HGET', records, '')
+  redis.call('HGET', settings, '')
 end
 
 -- Return the attempts that are recorded of a message which was offered then and has not finished, as

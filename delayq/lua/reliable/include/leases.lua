@@ -26,6 +26,8 @@
 --   turns       ZSET  groups, scored by the moment at which one of these may be handed out
 --   trials      ZSET  groups, scored by the moment at which one of their suspects may be
 --   starts      ZSET  starts that rates count, all with the same score
+--   expiring    ZSET  ids with a time to live, scored by the moment from which they count as absent,
+--                     microseconds: its end, or that of the lease if that is later
 
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
@@ -137,6 +139,21 @@ local function sparse_hashes() return tokens, attempts, expiries, errors, priori
 -- Fail if one of these keys is of a foreign type: call this before the first write.
 local function check_details()
   for _, hash in ipairs({sparse_hashes()}) do redis.call('HGET', hash, '') end
+  redis.call('ZSCORE', expiring, '')
+end
+
+-- Note from when on messages that workers now have count as absent: {id, end of the lease, ...}.
+local function expire_after(ids_and_ends)
+  local ids, later = {}, {}
+  for i = 1, #ids_and_ends, 2 do ids[#ids + 1] = ids_and_ends[i] end
+  for i, expiry in ipairs(redis.call('HMGET', expiries, unpack(ids))) do
+    local ends = ids_and_ends[2 * i]
+    if expiry then
+      later[#later + 1] = format_score(math.max(number_or(MAX_SCORE, expiry), tonumber(ends)))
+      later[#later + 1] = ids[i]
+    end
+  end
+  if #later > 0 then redis.call('ZADD', expiring, unpack(later)) end
 end
 
 -- Delete everything about these messages except their places.
@@ -148,4 +165,5 @@ local function delete_details(ids)
   for _, hash in ipairs({sparse_hashes()}) do
     if redis.call('EXISTS', hash) == 1 then redis.call('HDEL', hash, unpack(ids)) end
   end
+  if redis.call('EXISTS', expiring) == 1 then redis.call('ZREM', expiring, unpack(ids)) end
 end

@@ -8,6 +8,16 @@
 --                                  microseconds
 --   leases                  see include/leases.lua
 
+-- Fail if one of the keys of messages is of a foreign type: call this before the first write. Calls
+-- that are made often check only what they need.
+local function check_messages()
+  check_details()
+  redis.call('HGET', bodies, '')
+  for _, set in ipairs({leased, grouped, lines, turns, trials, starts, waiting[0], unpack(waiting)}) do
+    redis.call('ZSCORE', set, '')
+  end
+end
+
 -- Return the names of the sets of messages that wait: the priorities, highest first, and 'grouped'
 -- for all messages of groups; only 0 if no other is in use.
 local function used_sets()
@@ -62,20 +72,8 @@ local function find_message(id, now)
   return found
 end
 
--- Count the messages that have expired and are not leased, if that is cheap. Return how many are
--- due, and how many are not.
-local function count_expired(now)
-  local due, later = 0, 0
-  local count = redis.call('HLEN', expiries)
-  if count == 0 or count > 1000 then return due, later end
-  local ids_and_ends = redis.call('HGETALL', expiries)
-  for i = 1, #ids_and_ends, 2 do
-    local found = number_or(MAX_SCORE, ids_and_ends[i + 1]) < now and find_message(ids_and_ends[i], now)
-    if found and found.expired and found.score <= now then due = due + 1 end
-    if found and found.expired and found.score > now then later = later + 1 end
-  end
-  return due, later
-end
+-- Count the messages that have expired and are not leased. All of them are due: see `return_message`.
+local function count_expired(now) return redis.call('ZCOUNT', expiring, '-inf', '(' .. format_score(now)) end
 
 -- Return the attempts of a message, and those that are forgiven, with the one of a lost lease.
 local function find_record(id, found)
@@ -99,11 +97,15 @@ end
 -- Make a message wait that had a lease, with this record of its attempts. `group` is that of a
 -- message that has no place yet.
 local function return_message(id, record, due, now, group)
-  local priority, place = priority_of(id), redis.call('HGET', places, id)
+  local priority, place, expiry = priority_of(id), redis.call('HGET', places, id), redis.call('HGET', expiries, id)
+  -- A claim drops it as soon as it has expired: until it was due, it would hold its group up.
+  local expires = number_or(nil, expiry or nil)
+  if expires then due = math.min(due, math.max(now, expires + 1)) end
   group = place and group_of(place) or group
   -- A key of a foreign type must fail before the first write.
   redis.call('ZSCORE', waiting[priority], id)
   redis.call('HGET', errors, id)
+  if expires then redis.call('ZSCORE', expiring, id) end
   if group then check_groups() end
   local waits_for_slot = awaits_slot()
   -- First the writes that free memory: then a full server accepts the rest.
@@ -111,6 +113,7 @@ local function return_message(id, record, due, now, group)
   redis.call('HDEL', tokens, id)
   record.due, record.mark = due, ''
   save_record(id, record)
+  if expires then redis.call('ZADD', expiring, format_score(expires), id) end
   if group then
     line_up(id, group, level_of(group, place, priority), due, place)
     settle({group}, now)
@@ -124,7 +127,7 @@ end
 local function give_back(id, now)
   local record = parse_record(redis.call('HGET', attempts, id))
   local due, priority = due_of(record, redis.call('HGET', bodies, id)), priority_of(id)
-  local place = redis.call('HGET', places, id)
+  local place, expires = redis.call('HGET', places, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
   if place then check_groups() end
   local waits_for_slot, was_suspect = awaits_slot(), record.mark == ':s'
@@ -133,6 +136,7 @@ local function give_back(id, now)
     record.mark = ':r'
     save_record(id, record)
   end
+  if expires then redis.call('ZADD', expiring, format_score(expires), id) end
   if place then
     local group = group_of(place)
     redis.call('ZREM', leased, id)
@@ -158,6 +162,11 @@ local function free_id(id, found, now)
   until redis.call('HEXISTS', bodies, other) == 0
   redis.call('ZREM', waiting[found.where], id)
   redis.call('ZADD', waiting[found.where], format_score(found.score), other)
+  local absent_from = redis.call('ZSCORE', expiring, id)
+  if absent_from then
+    redis.call('ZREM', expiring, id)
+    redis.call('ZADD', expiring, absent_from, other)
+  end
   local place = redis.call('HGET', places, id)
   if place then
     redis.call('ZREM', lines, place .. id)
@@ -183,4 +192,12 @@ local function describe(found, now, record, priority, body, error)
   end
   moment = format_score(math.max(0, math.min(moment, MAX_SCORE)))
   return {state, priority, moment, record.used + (found.leased and 1 or 0), body, error}
+end
+
+-- Return what `describe` tells of a message by its id, which `find_message` has found or not; false
+-- if it is not alive.
+local function look_at(id, found, now)
+  if not found or found.expired then return false end
+  local record = parse_record(redis.call('HGET', attempts, id))
+  return describe(found, now, record, priority_of(id), redis.call('HGET', bodies, id), redis.call('HGET', errors, id))
 end

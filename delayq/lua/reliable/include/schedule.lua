@@ -77,6 +77,10 @@ local function enqueue_next(name, facts, content, now, shift)
   local enqueued = math.min(now, due)
   redis.call('HSET', bodies, id, format_moment(enqueued) .. '+' .. format_moment(due - enqueued) .. content)
   if facts.priority > 0 then redis.call('HSET', priorities, id, facts.priority) end
-  if tonumber(facts.ttl) > 0 then redis.call('HSET', expiries, id, format_score(due + tonumber(facts.ttl))) end
+  if tonumber(facts.ttl) > 0 then
+    local expiry = format_score(due + tonumber(facts.ttl))
+    redis.call('HSET', expiries, id, expiry)
+    redis.call('ZADD', expiring, expiry, id)
+  end
   enqueue(id, facts.priority, due, now)
 end

@@ -242,7 +242,7 @@
 
   -- Give the next groups their turns by limits that have changed since they got them.
   local function settle_next()
-    check_groups()
+    check_messages()
     -- The first write frees memory: then a full server accepts the rest.
     redis.call('ZREM', turns, '')
     local groups = {}
