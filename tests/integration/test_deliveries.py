@@ -339,3 +339,21 @@ async def test_a_key_of_a_foreign_type_moves_nothing(queue: Orders, raw: Any) ->
     with pytest.raises(delayq.ServerRefused, match="wrong type"):
         await hold(queue)
     assert await queue.pending.size() == 1
+
+
+async def test_what_is_larger_than_may_be_offered_can_be_taken_and_returned(
+    client: Client, raw: Any
+) -> None:
+    queue = client.delayed_queue("orders", codec=delayq.StringCodec())
+    large = "x" * 3_000_000
+    await raw.rpush("orders", large, large)
+    assert await queue.take() == large
+    with pytest.raises(delayq.PayloadTooLarge):
+        await queue.offer(large)
+    for attempt in range(2):
+        async with aclosing(queue.deliveries()) as deliveries:  # type: ignore[type-var]
+            async for delivery in deliveries:
+                assert delivery.value == large
+                await (delivery.ack() if attempt else delivery.nack(0))
+                break
+    assert await raw.llen("orders") == 0

@@ -14,6 +14,7 @@ import pytest
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
+from delayq.admin.acl import acl_rules
 from tests.integration.test_acl import contents, granted
 from tests.support.reliable import claim_one
 from tests.support.waiting import until
@@ -46,6 +47,22 @@ async def test_what_is_due_is_taken(silent: delayq.Client, client: delayq.Client
     queue = silent.delayed_queue(NAME)
     assert [await queue.take() for _ in range(30)] == [*range(30)]
     await until(lambda: nothing_left(raw))
+
+
+async def test_the_key_of_a_channel_is_necessary_to_take(
+    server: PrivateServer, client: delayq.Client
+) -> None:
+    # The server takes a channel that is passed to a script for a key, too.
+    await client.delayed_queue(NAME).offer("due")
+    await client.delayed_queue(NAME).aclose()
+    rules = acl_rules("consumer", delayed=[NAME])
+    async with (
+        granted(server, [rule for rule in rules if rule != f"~{KEYS.turns}"]) as url,
+        delayq.connect(url) as other,
+    ):
+        with pytest.raises(delayq.ServerRefused):
+            await other.delayed_queue(NAME).take()
+    assert await client.delayed_queue(NAME).take() == "due"
 
 
 async def nothing_left(raw: Any) -> bool:
