@@ -27,6 +27,7 @@ from delayq._durations import (
     when_due,
 )
 from delayq._engine import durability as durabilities
+from delayq._engine import prefetch
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
 from delayq._generics import T
@@ -399,9 +400,9 @@ class DelayedQueue(Generic[T]):
     def __aiter__(self) -> AsyncIterator[T]:
         """Take messages as they come due, until the queue or client closes.
 
-        Some messages are fetched ahead: a few where handling takes long, up to 100 where it is
-        quick. Messages that were fetched but not handled go back to the head of the ready list when
-        you leave the loop or the queue closes. A message that the codec cannot decode goes to the
+        Some messages are fetched ahead: up to 100 where handling is quick, none where it takes
+        long. Those that wait while you handle one for more than some 50 ms go back to the head of
+        the ready list, and so do the others when you leave the loop or the queue closes. A message that the codec cannot decode goes to the
         quarantine list, and is logged.
         """
         self._check_open()
@@ -409,9 +410,17 @@ class DelayedQueue(Generic[T]):
         return Loop(self._values(reader), partial(self._waiters.abandon, reader))
 
     async def _values(self, reader: Reader[bytes]) -> AsyncGenerator[T, None]:
-        async with aclosing(self._waiters.batches(reader)) as batches:
+        waiters, now, within = self._waiters, asyncio.get_running_loop().time, prefetch.WITHIN
+        async with aclosing(waiters.batches(reader)) as batches:
             async for batch in batches:
+                late = now() + within
                 while batch:
+                    moment = now()
+                    if moment > late:
+                        waiters.return_if_late(reader, moment - late)
+                        late = moment + within
+                        continue
+                    late = moment + within
                     try:
                         value = self._decode(batch.popleft()[1])
                     except DecodeError as error:
@@ -431,8 +440,8 @@ class DelayedQueue(Generic[T]):
         transfers do not notice; Java's consumers compete for ready messages, as ever.
 
         Some messages are fetched ahead, as with ``async for value in queue``, and their leases run
-        from then on. Messages that were not handed to you go back when you leave the loop. A
-        message that the codec cannot decode goes to the quarantine list.
+        from then on. Those that wait while you handle one for more than some 50 ms go back, and so
+        do the others when you leave the loop. A message that the codec cannot decode goes to the quarantine list.
 
         Args:
             lease: How long you hold a message: seconds or a timedelta.
@@ -457,23 +466,33 @@ class DelayedQueue(Generic[T]):
         self, lease_us: int, retry_us: int, reader: Reader[Lease]
     ) -> AsyncGenerator[Delivery[T], None]:
         transfer = self._open.transfer
-        waiters = transfer.leased_waiters(lease_us)
-        keeper, leases, counts, now = (
-            waiters.keeper,
+        leased = transfer.leased_waiters(lease_us)
+        waiters, keeper, leases, counts, now, within = (
+            leased.waiters,
+            leased.keeper,
             transfer.leases,
             self._open.counts,
             asyncio.get_running_loop().time,
+            prefetch.WITHIN,
         )
-        async with aclosing(waiters.waiters.batches(reader)) as batches:
+        async with aclosing(waiters.batches(reader)) as batches:
             async for batch in batches:
+                late = now() + within
                 while batch:
-                    if now() > batch[0][1].fresh_until:
+                    moment = now()
+                    if moment > late:
+                        waiters.return_if_late(reader, moment - late)
+                        late = moment + within
+                        continue
+                    late = moment + within
+                    if moment > batch[0][1].fresh_until:
                         # Still in the batch: if we are cancelled now, it goes back.
                         lost = {
                             id(lease) for lease in await keeper.freshen([each[1] for each in batch])
                         }
                         for taken in [taken for taken in batch if id(taken[1]) in lost]:
                             batch.remove(taken)
+                        late = now() + within
                         continue
                     lease = batch.popleft()[1]
                     try:

@@ -118,6 +118,8 @@ class Batch(deque[Item]):
 
     waited: float = 0.0
     """How long it has waited for acknowledgements, which does not count as handling, in seconds."""
+    is_settling: bool = False
+    """Whether it waits for an acknowledgement."""
     fetching: bool = False
     """Whether the next messages are being fetched."""
     most_unanswered: int = 400
@@ -128,11 +130,14 @@ async def paced(ahead: Batch[Any] | None, settling: Awaitable[None]) -> None:
     """Await the call that settles a message, and add the time it takes to ``ahead.waited``."""
     loop = asyncio.get_running_loop()
     started = loop.time()
+    if ahead is not None:
+        ahead.is_settling = True
     try:
         await settling
     finally:
         if ahead is not None:
             ahead.waited += loop.time() - started
+            ahead.is_settling = False
 
 
 async def settle_quietly(

@@ -1,17 +1,18 @@
-"""Decides how many messages to fetch ahead. Pure.
+"""Decides how many messages to fetch ahead, and how many of them go back. Pure.
 
 Messages fetched ahead are out of reach for other consumers, so no more are fetched than can be
-handled, or at least begun, within a moment.
+handled, or at least begun, within a moment. How long handling takes is known only afterwards: so
+whatever waits behind a handler that takes longer than a moment goes back.
 """
 
 from __future__ import annotations
 
 MOST = 100
-_WITHIN = 0.05
+WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
 _MANY = 25
-# How many times larger the next batch may be.
+# How many times larger the next batch may be, and how far the pace may drop until messages go back.
 _GROWTH = 4
 # The weight of one more message in the mean.
 _WEIGHT = 1 / 16
@@ -21,7 +22,7 @@ def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
     """Return how many messages ``handlers`` begin within a moment if each takes ``took`` seconds:
     ``most`` at most.
     """
-    return most if took * most <= handlers * _WITHIN else int(handlers * _WITHIN / took)
+    return most if took * most <= handlers * WITHIN else int(handlers * WITHIN / took)
 
 
 def next_batch(batch: int, got: int, took: float) -> int:
@@ -30,6 +31,13 @@ def next_batch(batch: int, got: int, took: float) -> int:
     """
     wish = batch * _GROWTH if got >= batch else batch
     return max(1, min(wish, begun_soon(got, took)))
+
+
+def to_keep(held: int, ended: int) -> int:
+    """Return how many of the messages ``held`` for handlers to keep, if ``ended`` were handled in
+    the last moment: all, unless handling has become much slower than expected.
+    """
+    return held if held <= ended * _GROWTH else ended
 
 
 def fetches_more(batch: int, got: int, wanted: int) -> bool:

@@ -6,9 +6,10 @@ import asyncio
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from delayq._engine import prefetch
 from delayq._engine.leases import Batch
 from delayq._engine.line import Line, Order, Place, Source, Taken
-from delayq._engine.prefetch import fetches_more, next_batch
+from delayq._engine.prefetch import fetches_more, next_batch, to_keep
 from delayq._engine.returns import Returns
 from delayq._redis.connection import own_copy
 from delayq.errors import Closed, ConfigurationError, DelayqError, ServerRefused, ServerUnavailable
@@ -72,15 +73,38 @@ class Reader(Generic[Item]):
         awaited: Fetches the batch for which the loop waits.
         fetching: Fetches the one after that.
         batch: The size of the batches that the loop handles in a moment.
+        watch: Looks at its pace after a moment, while items wait.
+        since: When the loop got its batch, or when its pace was looked at last, in seconds.
+        waiting: Number of items that waited in hand then.
+        returned: Number of items of the batch that went back.
+        pace: Number of items that it handled in the moment before that.
+        waited: What :attr:`Batch.waited` was when the reader was last late.
     """
 
-    __slots__ = ("ahead", "awaited", "batch", "fetching")
+    __slots__ = (
+        "ahead",
+        "awaited",
+        "batch",
+        "fetching",
+        "pace",
+        "returned",
+        "since",
+        "waited",
+        "waiting",
+        "watch",
+    )
 
     def __init__(self) -> None:
         self.ahead: Batch[Taken[Item]] = Batch()
         self.awaited: _Waiter[Item] | None = None
         self.fetching: _Waiter[Item] | None = None
         self.batch: int = 1
+        self.watch: Timeout | None = None
+        self.since: float = 0.0
+        self.waiting: int = 0
+        self.returned: int = 0
+        self.pace: int = prefetch.MOST
+        self.waited: float = 0.0
 
 
 class Loop(Generic[Value]):
@@ -121,6 +145,8 @@ class Supply(Source, Generic[Item]):
         look_at: Requests a look.
         returns: The items that go back to the source.
         has_more: Whether the last attempt left items.
+        is_held: Whether it left items that are due, but held back by limits.
+        is_contested: Whether others would handle these if nothing was fetched ahead here.
     """
 
     def __init__(
@@ -136,6 +162,8 @@ class Supply(Source, Generic[Item]):
         self.look_at: Callable[[], None] = look_at
         self.returns: Returns[Item] = returns
         self.has_more: bool = False
+        self.is_held: bool = False
+        self.is_contested: bool = False
 
     def begin(self, most: int) -> Order:
         """Begin an attempt to take up to ``most`` items. Return how many to take."""
@@ -265,6 +293,16 @@ class Waiters(Generic[Item]):
     def wanted(self) -> int:
         """Number of items the callers would take now."""
         return self.line.wanted
+
+    @property
+    def is_held(self) -> bool:
+        """Whether limits hold items back that are due, as far as is known."""
+        return any(supply.is_held for supply in self._supplies)
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether others would handle these if nothing was fetched ahead here."""
+        return any(supply.is_contested for supply in self._supplies)
 
     def now(self) -> float:
         """Return local seconds."""
@@ -409,7 +447,9 @@ class Waiters(Generic[Item]):
 
         If batches are large, come back full and leave more, the next one is fetched while the
         current one is handled. The reader empties each batch. Items that it leaves there when it
-        goes, or when the queue closes, go back.
+        goes, or when the queue closes, go back; so do those that wait while one takes longer than
+        a moment. A reader calls :meth:`return_if_late` when it comes for the next item more than a
+        moment after the one before, because handlers that block the event loop are not seen here.
         """
         reader = reader or Reader()
         with self.at_hand(reader) as ahead:
@@ -421,14 +461,58 @@ class Waiters(Generic[Item]):
                     for _ in range(_TURNS_TO_LEAVE):
                         await asyncio.sleep(0)
                 ahead.waited, ahead.fetching = 0.0, reader.fetching is not None
+                # The first one is handled at once, so it does not wait.
+                reader.since, reader.waiting, reader.waited = started, count - 1, 0.0
+                reader.returned, reader.pace = 0, prefetch.MOST
+                if reader.watch is None and (count > 1 or ahead.fetching):
+                    self._watch(reader, prefetch.WITHIN)
                 yield ahead
                 took = self.now() - started - ahead.waited
-                reader.batch = next_batch(reader.batch, count, took)
+                following = next_batch(reader.batch, count - reader.returned, took)
+                reader.batch = min(following, max(1, reader.pace))
 
     def _fetches_more(self, reader: Reader[Item], got: int, wanted: int) -> bool:
-        return fetches_more(reader.batch, got, wanted) and any(
-            supply.has_more for supply in self._supplies
+        return (
+            fetches_more(reader.batch, got, wanted)
+            and any(supply.has_more for supply in self._supplies)
+            and not self.is_contested
         )
+
+    def _watch(self, reader: Reader[Item], within: float) -> None:
+        reader.watch = self._services.timer.new_timeout(lambda _: self._look_at(reader), within)
+
+    def _look_at(self, reader: Reader[Item]) -> None:
+        """Give back what waits in a reader's hand if it handles less than expected."""
+        reader.watch = None
+        ahead, fetching, now = reader.ahead, reader.fetching, self.now()
+        if reader.awaited is not None or not (ahead or fetching):
+            # It waits for a batch, and is watched again when it has one.
+            return
+        if (soon := reader.since + prefetch.WITHIN - now) <= 0:
+            if not ahead.is_settling:
+                held = len(ahead) + (0 if fetching is None else len(fetching.items))
+                keep = to_keep(held, ended := reader.waiting - len(ahead))
+                if keep < held or not ended:
+                    self._return_ahead(reader, keep)
+            reader.since, reader.waiting, soon = now, len(ahead), prefetch.WITHIN
+        self._watch(reader, soon)
+
+    def return_if_late(self, reader: Reader[Item], late: float) -> None:
+        """Give back what a reader has in hand that comes for the next item ``late`` seconds later
+        than a moment after the one before, unless it has waited for acknowledgements.
+        """
+        waited, reader.waited = reader.ahead.waited - reader.waited, reader.ahead.waited
+        if late > waited:
+            self._return_ahead(reader, 0)
+
+    def _return_ahead(self, reader: Reader[Item], keep: int) -> None:
+        """Give back what a reader has in hand and what it fetches, except for its next items."""
+        kept = [reader.ahead.popleft() for _ in range(min(keep, len(reader.ahead)))]
+        reader.returned += len(reader.ahead)
+        reader.pace = min(reader.pace, keep)
+        back = self._take_all(reader)
+        reader.ahead.extend(kept)
+        self.give_back(back)
 
     def abandon(self, reader: Reader[Item]) -> None:
         """Give back what a reader holds whose loop was left, if the event loop still runs."""
@@ -443,6 +527,8 @@ class Waiters(Generic[Item]):
             yield reader.ahead
         finally:
             del self._readers[reader]
+            if reader.watch is not None:
+                reader.watch.cancel()
             # All at once, so that everything goes back in order.
             self.give_back(self._take_all(reader))
 
@@ -472,7 +558,8 @@ class Waiters(Generic[Item]):
             reader.ahead.extend(waiter.take_items())
         if not reader.ahead:
             with suppress(Closed):
-                reader.ahead.extend(await self.get(reader.batch, None, policy))
+                want = 1 if self.is_contested else reader.batch
+                reader.ahead.extend(await self.get(want, None, policy))
         return self._last is None
 
     # Closing

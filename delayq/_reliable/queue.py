@@ -12,6 +12,8 @@ import anyio
 
 from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
+from delayq._engine import prefetch
+from delayq._engine.waiters import Reader
 from delayq._generics import T
 from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
 from delayq._reliable.declaration import Declaration
@@ -324,9 +326,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Take messages as they come due, each under a lease, until the queue or client closes.
 
         Wrap the handling of each in ``async with message``, which acknowledges or retries it. Some
-        messages are claimed ahead: a few where handling takes long, up to 100 where it is quick;
-        their leases run from then on. Messages that were not handed to you go back when you leave
-        the loop.
+        messages are claimed ahead: up to 100 where handling is quick, none where it takes long;
+        their leases run from then on. Those that wait while you handle one for more than some 50 ms
+        go back, and so do the others when you leave the loop.
         """
         self._check_open()
         try:
@@ -335,13 +337,22 @@ class ReliableQueue(Recurring[T], Generic[T]):
         except Closed:
             return
         queue, now, leased = self._open, self._open.loop.time, self._leased
-        cancelled = queue.news.cancelled
-        async with aclosing(queue.waiters.batches(policy=self._policy)) as batches:
+        cancelled, within = queue.news.cancelled, prefetch.WITHIN
+        reader: Reader[Claim] = Reader()
+        async with aclosing(queue.waiters.batches(reader, self._policy)) as batches:
             async for batch in batches:
+                late = now() + within
                 while batch:
+                    moment = now()
+                    if moment > late:
+                        queue.waiters.return_if_late(reader, moment - late)
+                        late = moment + within
+                        continue
+                    late = moment + within
                     # Less than half of its lease is left: it has waited for a slow handler.
-                    if now() > batch[0][1].fresh_until:
+                    if moment > batch[0][1].fresh_until:
                         await self._drop_lost(batch)
+                        late = now() + within
                         if not batch:
                             break
                     taken = batch.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import pytest
 
 import delayq
 from delayq import Offer
+from delayq._engine.prefetch import WITHIN
 from tests.support.depth import nightly
 from tests.support.reliable_fixtures import LEASE
 from tests.support.tasks import running
@@ -105,7 +107,7 @@ def early(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Treat handling as quick however busy the machine is, so that batches grow."""
-    monkeypatch.setattr("delayq._engine.prefetch._WITHIN", 1e6)
+    monkeypatch.setattr("delayq._engine.prefetch.WITHIN", 1e6)
 
 
 async def turns(count: int) -> None:
@@ -217,6 +219,25 @@ async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Wa
     assert handled == list(range(200))
     async with delayq.connect(server.url) as client:
         assert await way.rest(way.open(client), COUNT - 200) == list(range(200, COUNT))
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+async def test_what_waits_behind_a_slow_handler_goes_back(
+    client: Client, way: Way, blocks: bool
+) -> None:
+    queue, handled = await way.filled(client), list[int]()
+    async with aclosing(way.loop(queue, handled)) as loop:
+        async for _ in loop:
+            if len(handled) == 300 and blocks:
+                # Until it is over, this process can give nothing back.
+                time.sleep(2 * WITHIN)
+            elif len(handled) == 300 + blocks:
+                break
+        # The handler of the last one is still running.
+        if blocks:
+            assert await way.waiting(queue) == COUNT - len(handled), "they went before the next one"
+        await way.are_back(queue, COUNT - len(handled))
+    assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
 
 
 @pytest.mark.parametrize("end", ["left", "cancelled"])

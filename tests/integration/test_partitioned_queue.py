@@ -179,7 +179,7 @@ async def test_a_backlog_takes_few_claims(
 ) -> None:
     """Partitions with a backlog take turns, and each brings a whole batch."""
     # However busy the machine is, handling counts as quick.
-    monkeypatch.setattr("delayq._engine.prefetch._WITHIN", 1e6)
+    monkeypatch.setattr("delayq._engine.prefetch.WITHIN", 1e6)
     claims, run_once = 0, RedisClient.run_once
 
     async def counted(server: RedisClient, script: Script, *arguments: Any) -> Any:
