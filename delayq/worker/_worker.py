@@ -397,8 +397,9 @@ class Worker:
 
         Args:
             burst: Return when nothing is due in any of the queues and no handler is running. The
-                worker does not wait for delayed messages, such as those that are to be tried again,
-                nor for messages that other workers have.
+                worker waits for messages that are due but held back by a limit. It does not wait
+                for delayed messages, such as those that are to be tried again, nor for messages
+                that other workers have, or that are paused.
             started: Called when everything is set up and messages are about to arrive.
             lifespan: An additional lifespan for this run, around the worker's own.
 
@@ -406,7 +407,7 @@ class Worker:
             ConfigurationError: There is no listener, the worker is running already, or a queue is
                 open here with other settings.
             ServerUnavailable, ServerRefused: The client could not be opened. Once it is open, the
-                worker waits for the server.
+                worker waits for the server; a burst raises ServerRefused if it goes on refusing.
             Closed: The client was closed in the meantime.
         """
         _check_lifespan(lifespan)
@@ -436,6 +437,7 @@ class Worker:
         except asyncio.CancelledError:
             task.cancel()
             await asyncio.wait((task,))
+            _note(task)
             raise
         if not started.done():
             # The run has ended before it began.
@@ -463,6 +465,8 @@ class Worker:
             task.cancel()
             await asyncio.wait((task,))
             raise
+        finally:
+            _note(task)
         if error is None:
             await task
 
@@ -639,6 +643,12 @@ def _check_lifespan(lifespan: object) -> None:
         raise ConfigurationError(
             f"{name_of(lifespan)} is a generator: decorate it with @contextlib.asynccontextmanager"
         )
+
+
+def _note(task: asyncio.Task[None]) -> None:
+    """Look at how a task has ended, of which an error was logged already."""
+    if task.done() and not task.cancelled():
+        task.exception()
 
 
 async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
@@ -553,6 +554,24 @@ async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer)
             await task
 
 
+async def test_an_error_that_leaves_its_block_is_the_only_one(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
+    client = await delayq.connect(server.url).__aenter__()
+    worker = Worker(client)
+    on_jobs(worker)(Gate())
+    with suppress(ZeroDivisionError):
+        async with worker:
+            await client.aclose()
+            await until(lambda: "the worker stops: " in caplog.text)
+            raise ZeroDivisionError
+    del worker
+    gc.collect()
+    assert unheard == []
+
+
 # Servers that do not answer
 
 
@@ -631,6 +650,10 @@ async def test_a_server_that_refuses_is_asked_again(
         server.call("DEL", leased)
         await until(lambda: seen == [1])
     assert caplog.text.count("claiming messages failed") == 1
+    # A burst has no time to wait for the end of that.
+    server.call("SET", leased, "of another type")
+    with pytest.raises(delayq.errors.ServerRefused):
+        await asyncio.wait_for(worker.run(burst=True), 60)
 
 
 async def test_outside_the_main_thread_it_runs_without_signals(
