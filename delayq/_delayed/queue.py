@@ -402,8 +402,8 @@ class DelayedQueue(Generic[T]):
 
         Some messages are fetched ahead: up to 100 where handling is quick, none where it takes
         long. Those that wait while you handle one for more than some 50 ms go back to the head of
-        the ready list, and so do the others when you leave the loop or the queue closes. A message that the codec cannot decode goes to the
-        quarantine list, and is logged.
+        the ready list, and so do the others when you leave the loop or the queue closes. A message
+        that the codec cannot decode goes to the quarantine list, and is logged.
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
@@ -441,7 +441,8 @@ class DelayedQueue(Generic[T]):
 
         Some messages are fetched ahead, as with ``async for value in queue``, and their leases run
         from then on. Those that wait while you handle one for more than some 50 ms go back, and so
-        do the others when you leave the loop. A message that the codec cannot decode goes to the quarantine list.
+        do the others when you leave the loop. A message that the codec cannot decode goes to the
+        quarantine list.
 
         Args:
             lease: How long you hold a message: seconds or a timedelta.

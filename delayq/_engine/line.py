@@ -26,6 +26,8 @@ Taken = tuple[int, Item]
 
 MOMENT = 0.05
 """How long a source that does not answer may hold up the others, in seconds."""
+CONTESTED = 1.0
+"""How long others may still wait for slots of a limit that have become free, in seconds."""
 
 
 # How many times as many items a source is expected to bring that had more than it was asked for.
@@ -61,6 +63,7 @@ class Source:
         since: When the attempt or the look began, or when it was asked, in seconds.
         brings: How many items it is expected to bring if it is asked: several times as many as it
             brought last if it had more.
+        is_held: Whether limits hold back items of it that are due, as far as is known.
     """
 
     def __init__(self) -> None:
@@ -70,6 +73,7 @@ class Source:
         self.look: int = 0
         self.since: float = 0.0
         self.brings: int = 1
+        self.is_held: bool = False
 
     @property
     def is_pending(self) -> bool:
@@ -138,6 +142,8 @@ class Line(Generic[Item]):
     Attributes:
         patient: Number of callers that wait for items that are still to come.
         mixed: Whether callers of more than one policy have joined so far.
+        holders: Number of sources whose limits hold back items that are due, as far as is known.
+        contested_until: How long others would handle what is fetched ahead here, in seconds.
     """
 
     def __init__(self) -> None:
@@ -150,6 +156,8 @@ class Line(Generic[Item]):
         self._taken = 0
         self.patient: int = 0
         self.mixed: bool = False
+        self.holders: int = 0
+        self.contested_until: float = 0.0
 
     @property
     def places(self) -> list[Place[Item]]:
@@ -252,6 +260,15 @@ class Line(Generic[Item]):
             self._candidates.setdefault(source)
         if not more and number:
             self._answer(source, number)
+
+    def limits_found(self, source: Source, now: float, *, is_held: bool, are_others: bool) -> None:
+        """Note whether limits hold back items of a source, and whether there are others who would
+        handle what is fetched ahead here.
+        """
+        self.holders += is_held - source.is_held
+        source.is_held = is_held
+        if is_held and are_others:
+            self.contested_until = now + CONTESTED
 
     def over(self, source: Source) -> None:
         """End an attempt, whatever its outcome."""

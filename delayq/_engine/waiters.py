@@ -145,8 +145,6 @@ class Supply(Source, Generic[Item]):
         look_at: Requests a look.
         returns: The items that go back to the source.
         has_more: Whether the last attempt left items.
-        is_held: Whether it left items that are due, but held back by limits.
-        is_contested: Whether others would handle these if nothing was fetched ahead here.
     """
 
     def __init__(
@@ -162,8 +160,6 @@ class Supply(Source, Generic[Item]):
         self.look_at: Callable[[], None] = look_at
         self.returns: Returns[Item] = returns
         self.has_more: bool = False
-        self.is_held: bool = False
-        self.is_contested: bool = False
 
     def begin(self, most: int) -> Order:
         """Begin an attempt to take up to ``most`` items. Return how many to take."""
@@ -178,6 +174,12 @@ class Supply(Source, Generic[Item]):
         line = self.waiters.line
         line.end(self, len(items), more=more)
         self.put(line.number(items), more=more)
+
+    def limits_found(self, *, is_held: bool, are_others: bool) -> None:
+        """Report what :meth:`Line.limits_found` notes."""
+        self.waiters.line.limits_found(
+            self, self.waiters.now(), is_held=is_held, are_others=are_others
+        )
 
     def fail(self, error: DelayqError) -> None:
         """Report that the attempt has failed. Callers that can wait stay for the next one."""
@@ -295,14 +297,10 @@ class Waiters(Generic[Item]):
         return self.line.wanted
 
     @property
-    def is_held(self) -> bool:
-        """Whether limits hold items back that are due, as far as is known."""
-        return any(supply.is_held for supply in self._supplies)
-
-    @property
     def is_contested(self) -> bool:
-        """Whether others would handle these if nothing was fetched ahead here."""
-        return any(supply.is_contested for supply in self._supplies)
+        """Whether others would handle what is fetched ahead here."""
+        until = self.line.contested_until
+        return until > 0 and self.now() < until
 
     def now(self) -> float:
         """Return local seconds."""
@@ -368,10 +366,15 @@ class Waiters(Generic[Item]):
             self._leave(waiter)
             waiter.fail(own_copy(error))
 
-    def give_back(self, taken: Iterable[Taken[Item]]) -> None:
-        """Hand items to the waiting callers, and the rest back to the server, in order."""
+    def give_back(self, taken: Iterable[Taken[Item]], *, here: bool = True) -> None:
+        """Hand items to the waiting callers, and the rest back to the server, in order; all of them
+        if not ``here``.
+        """
         for supply, some in self._by_supply(taken):
-            supply.put(some)
+            if here:
+                supply.put(some)
+            else:
+                supply.returns.put(some)
 
     def _by_supply(
         self, taken: Iterable[Taken[Item]]

@@ -202,7 +202,12 @@ class Claims:
             now = reply.now_us
             clock.observe(now, asked_at, self.wakeups.timer_at)
             fresh = fresh_until(clock, reply.ends_us, policy.lease_us)
-            claims = reply.claims(fresh, policy, self._partition.index)
+            claims = reply.claims(
+                fresh,
+                policy,
+                self._partition.index,
+                lambda moment_us: clock.local() + clock.seconds_until(moment_us),
+            )
             self._is_unsure = False
             if reply.is_suspect:
                 suspect = self._suspect = claims[0]
@@ -212,6 +217,9 @@ class Claims:
         finally:
             if asks:
                 suspects.answered(suspect, self._services.timer, policy.lease_us / 1_000_000)
+        # A user who may not publish cannot tell whether there are others.
+        are_others = reply.listeners > 1 or reply.listeners < 0
+        self.supply.limits_found(is_held=reply.is_held == 1, are_others=are_others)
         self._claimed += len(claims)
         self.expired += reply.expired
         self.died += reply.died

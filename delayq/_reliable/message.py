@@ -482,6 +482,10 @@ class Message(Generic[T]):
             self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
         return True
 
+    def _is_over(self, now: float) -> bool:
+        """Return whether its time to live has ended before it was begun, in loop time."""
+        return now > self._claim.over_at
+
     async def _confirm_lease(self) -> None:
         """Restore the full lease. Raises :class:`LeaseLost` if it is lost."""
         self._demand_lease()

@@ -798,8 +798,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
         """Drop messages that were claimed ahead and may have waited for a slow handler until
-        another worker got them.
+        another worker got them, or their time to live ended.
         """
+        now = self._open.loop.time()
+        if over := [item for item in batch if item[1].over_at < now]:
+            for item in over:
+                batch.remove(item)
+            # The next claim expires them.
+            self._open.waiters.give_back(over, here=False)
+            if not batch or now <= batch[0][1].fresh_until:
+                return
         parts: dict[int, list[Claim]] = {}
         for _, claim in batch:
             parts.setdefault(claim.partition, []).append(claim)

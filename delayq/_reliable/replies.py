@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from delayq._reliable.bodies import due_us
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from delayq._reliable.settings import Policy
 
@@ -35,12 +36,16 @@ class IsHandled:
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
+        counted: Whether a rate has counted its start, if that is so.
+        expires: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "result")
+    __slots__ = ("begun_at", "counted", "expires", "result")
 
     begun_at: float
     result: bytes
+    counted: bool
+    expires: float
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +87,16 @@ class Claim(IsHandled):
         return (self.id, self.token)
 
     @property
+    def is_rated(self) -> bool:
+        """Whether a rate has counted its start."""
+        return getattr(self, "counted", False)
+
+    @property
+    def over_at(self) -> float:
+        """Local time at which its time to live ends, in seconds."""
+        return getattr(self, "expires", math.inf)
+
+    @property
     def due_us(self) -> int:
         """When the message was due, in microseconds; the end of the lease if that is unreadable."""
         if self.known_due_us is not None:
@@ -104,12 +119,14 @@ class ClaimReply(NamedTuple):
         token: The token of the leases, which is the time of their end; empty if there are none.
         ids: The id of each message that was handed out.
         bodies: The body of each of them.
-        details: Of each that has another priority than 0 or was handed out before: its place from
-            1, priority, attempt, number of forgiven attempts, and due time, which is empty if the
-            body tells it; one behind the other.
+        details: Of each that has another priority than 0, an expiry, or was handed out before: its
+            place from 1, priority, attempt, number of forgiven attempts, due time, which is empty
+            if the body tells it, and expiry, which is empty if there is none; one behind the other.
         is_suspect: Whether the message is a suspect, which is handed out alone.
         more_suspects: Whether suspects wait that were not handed out.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
+        is_held: Whether limits hold back messages that are due.
+        is_rated: Whether rates have counted the starts of those that were handed out.
     """
 
     now_us: int
@@ -124,26 +141,38 @@ class ClaimReply(NamedTuple):
     is_suspect: int
     more_suspects: int
     dropped: list[bytes]
+    is_held: int
+    is_rated: int
 
     @property
     def ends_us(self) -> int:
         """When the leases end, in microseconds."""
         return int(self.token or 0)
 
-    def claims(self, fresh_until: float, policy: Policy, partition: int) -> list[Claim]:
-        """Return the messages that were handed out."""
+    def claims(
+        self, fresh_until: float, policy: Policy, partition: int, local: Callable[[int], float]
+    ) -> list[Claim]:
+        """Return the messages that were handed out. ``local`` returns the local time of a moment of
+        the server's clock.
+        """
         token, ends_us, is_suspect = self.token, self.ends_us, self.is_suspect == 1
         claims = [
             Claim(message, token, body, ends_us, fresh_until, policy, partition, is_suspect)
             for message, body in zip(self.ids, self.bodies, strict=True)
         ]
         parts = iter(self.details)
-        for place, priority, attempt, forgiven, due in zip(
-            parts, parts, parts, parts, parts, strict=True
+        for place, priority, attempt, forgiven, due, expiry in zip(
+            parts, parts, parts, parts, parts, parts, strict=True
         ):
             claim = claims[place - 1]
             claim.priority, claim.attempt, claim.forgiven = priority, attempt, forgiven
             claim.known_due_us = parse_us(due) if due else None
+            if expiry:
+                claim.expires = local(parse_us(expiry))
+                claim.fresh_until = min(claim.fresh_until, claim.expires)
+        if self.is_rated:
+            for claim in claims:
+                claim.counted = True  # type: ignore[misc]  # a slot of its base
         return claims
 
 

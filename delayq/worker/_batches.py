@@ -3,12 +3,17 @@
 Each message of a batch is handled like any other: it holds its own lease, and settles itself. Only
 its handler is shared. So the batch that fails is retried message by message, as the attempts and
 the backoff of each one say.
+
+While batches are quick, the next one gathers as they are handled. While they take long, and under a
+rate, none does: its messages would be out of reach for other workers, or begin in another window
+than that in which their start was counted.
 """
 # ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from contextvars import copy_context
 from dataclasses import dataclass, field
@@ -16,15 +21,22 @@ from functools import partial
 from logging import ERROR, INFO
 from typing import TYPE_CHECKING, Any
 
+from delayq._engine import prefetch
 from delayq._logging import log
 from delayq._reliable.message import instruction_of, is_instruction
 from delayq.worker._handling import Handling, below_the_worker, settle, tell
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._reliable.message import Message
+
+# If no message of a claim joins in as many iterations of the event loop, all of them have: a worker
+# takes one or two to begin with the next one.
+_QUIET_TURNS = 8
+# How long these turns take at most, in seconds, unless others hold up the event loop.
+_QUIET_WITHIN = 0.05
 
 
 class BatchFailed(Exception):
@@ -39,6 +51,13 @@ class BatchFailed(Exception):
         self.error: BaseException = error
 
 
+class NotNow(BaseException):
+    """Raised for a message that does not get into a batch in time, and goes back.
+
+    No ``Exception``: a middleware does not take it for an error of the handler.
+    """
+
+
 @dataclass(eq=False)
 class _Member:
     """A message that is in a batch, or waits for one.
@@ -46,6 +65,7 @@ class _Member:
     Attributes:
         message: The message.
         until: When its batch begins at the latest, even if it is not full, in loop time.
+        over_at: When it must not be handled any more, in loop time.
         outcome: The outcome of its batch: the result of the message.
         begun: Called when its batch begins.
         batch: Its batch, once that has begun.
@@ -53,6 +73,7 @@ class _Member:
 
     message: Message[Any]
     until: float
+    over_at: float
     outcome: asyncio.Future[Any]
     begun: Callable[[], None] | None
     batch: _Batch | None = None
@@ -62,6 +83,29 @@ class _Member:
 class _Batch:
     members: Sequence[_Member]
     task: asyncio.Task[None] = field(init=False)
+
+
+@dataclass
+class _Pace:
+    """How the batches of a listener go.
+
+    Attributes:
+        is_quick: Whether the last one took no longer than a moment.
+        is_rated: Whether a rate has counted the start of the last message that joined.
+        gathers: Whether the messages of a claim join just now.
+        joined: Number of messages that have joined.
+        ended: Number of batches that have ended.
+        watch: Looks after a moment whether messages wait for batches that take long.
+        places: The number of places when it was looked at last.
+    """
+
+    is_quick: bool = False
+    is_rated: bool = False
+    gathers: bool = False
+    joined: int = 0
+    ended: int = 0
+    watch: asyncio.TimerHandle | None = None
+    places: int = 0
 
 
 class Batches:
@@ -74,12 +118,14 @@ class Batches:
         size: int,
         linger: float,
         concurrency: int,
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         handle: Handles a batch, and returns the result of each message; nothing if there are none.
         size: The largest number of messages in one.
         linger: How long a message waits for others, in seconds.
         concurrency: Number of batches at a time.
+        changed: Called when :attr:`places` has changed.
         """
         self._handle = handle
         self._size = size
@@ -88,8 +134,29 @@ class Batches:
         self._waiting: deque[_Member] = deque()
         self._running: set[_Batch] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._changed = changed
+        self._pace = _Pace()
+        self._pace.places = self.places
         # Each batch has a copy, so that it sees no variable that a message or a batch has set.
         self._context = copy_context()
+
+    @property
+    def keeps_none(self) -> bool:
+        """Whether no message may wait for a batch that is being handled."""
+        return self._pace.is_rated or not self._pace.is_quick
+
+    @property
+    def places(self) -> int:
+        """Number of messages that may be in batches, or wait for one."""
+        if not self.keeps_none:
+            return self._size * (self._concurrency + 1)
+        free = max(0, self._concurrency - len(self._running))
+        return self._size * free + sum(len(batch.members) for batch in self._running)
+
+    def _check_places(self) -> None:
+        if (places := self.places) != self._pace.places:
+            self._pace.places = places
+            self._changed()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the number of batches at a time. With none, the messages that wait are given up.
@@ -110,19 +177,38 @@ class Batches:
             member.until = 0.0
         self._begin()
 
-    async def join(self, message: Message[Any], begun: Callable[[], None] | None = None) -> Any:
+    async def join(
+        self,
+        message: Message[Any],
+        begun: Callable[[], None] | None = None,
+        *,
+        is_rated: bool = False,
+        over_at: float = math.inf,
+    ) -> Any:
         """Have a message handled in a batch, and wait for its result. Call ``begun`` when the batch
         begins.
+
+        If a rate has counted its start, as ``is_rated`` says, it waits for no others but those that
+        were claimed with it. After ``over_at``, in loop time, it is not handled any more.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
         Raises:
             BatchFailed: The handler has raised an error.
             NotBegun: There was no thread for the handler.
+            NotNow: The message should go back, because it would wait for too long.
         """
         loop = asyncio.get_running_loop()
-        member = _Member(message, loop.time() + self._linger, loop.create_future(), begun)
+        until = loop.time() + self._linger
+        member = _Member(message, until, over_at, loop.create_future(), begun)
         self._waiting.append(member)
+        self._pace.joined += 1
+        self._pace.is_rated = is_rated
+        if is_rated:
+            member.until += _QUIET_WITHIN
+            if not self._pace.gathers:
+                self._pace.gathers = True
+                self._gather(0, 0)
         self._begin()
         try:
             return await member.outcome
@@ -147,10 +233,15 @@ class Batches:
             if len(self._waiting) < self._size and loop.time() < first.until:
                 if self._timer is None:
                     self._timer = loop.call_at(first.until, self._timer_rang)
+                self._check_places()
                 return
             if any(each.outcome.done() for each in self._waiting):
                 # They are cancelled, and about to leave.
                 self._waiting = deque(each for each in self._waiting if not each.outcome.done())
+                continue
+            now = loop.time()
+            if over := [each for each in self._waiting if each.over_at < now]:
+                _send_back(over)
                 continue
             count = min(self._size, len(self._waiting))
             batch = _Batch([self._waiting.popleft() for _ in range(count)])
@@ -165,12 +256,39 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        if self._waiting and self._pace.watch is None:
+            self._pace.watch = loop.call_later(prefetch.WITHIN, self._look, self._pace.ended)
+        self._check_places()
+
+    def _gather(self, joined: int, turns: int) -> None:
+        """Begin with the messages of a claim as soon as no more of them join."""
+        if joined != self._pace.joined:
+            turns = _QUIET_TURNS
+        if turns:
+            asyncio.get_running_loop().call_soon(self._gather, self._pace.joined, turns - 1)
+            return
+        self._pace.gathers = False
+        for member in self._waiting:
+            member.until = 0.0
+        self._begin()
+
+    def _look(self, ended: int) -> None:
+        """Send messages back that wait for batches that take long."""
+        self._pace.watch = None
+        if self._pace.ended == ended and len(self._running) >= self._concurrency:
+            self._pace.is_quick = False
+            _send_back(self._waiting)
+            self._waiting.clear()
+            self._check_places()
+        else:
+            self._begin()
 
     def _timer_rang(self) -> None:
         self._timer = None
         self._begin()
 
     async def _run(self, batch: _Batch) -> None:
+        started = asyncio.get_running_loop().time()
         failure: BaseException | None = None
         results: Sequence[Any] | None = None
         try:
@@ -191,7 +309,15 @@ class Batches:
             else:
                 each.set_exception(BatchFailed(failure))
         self._running.discard(batch)
+        self._pace.ended += 1
+        self._pace.is_quick = asyncio.get_running_loop().time() - started <= prefetch.WITHIN
         self._begin()
+
+
+def _send_back(members: Iterable[_Member]) -> None:
+    for member in members:
+        if not member.outcome.done():
+            member.outcome.set_exception(NotNow())
 
 
 class BatchHandling(Handling):
@@ -203,7 +329,11 @@ class BatchHandling(Handling):
         assert settings.batch is not None
         self._concurrency, self._batch = concurrency, settings.batch
         self._batches = Batches(
-            self._handle, size=self._batch, linger=settings.linger, concurrency=concurrency
+            self._handle,
+            size=self._batch,
+            linger=settings.linger,
+            concurrency=concurrency,
+            changed=self._places_changed,
         )
         # One batch gathers while the others are handled.
         self.places: int = self._batch * (concurrency + 1)
@@ -211,23 +341,36 @@ class BatchHandling(Handling):
         self._limit, self._timeout = self._timeout, None
         self._is_bare = False
 
+    def _places_changed(self) -> None:
+        self.threads.changed()
+
     def hurry(self) -> None:
         self._batches.hurry()
 
-    def threads_changed(self, most: int) -> int:
+    @property
+    def keeps_none(self) -> bool:
+        return self._batches.keeps_none
+
+    def places_of(self, most: int) -> int:
         free = max(0, self._concurrency - self.threads.hanging)
         self._batches.set_concurrency(free)
-        return min(most, self._batch * (free + 1)) if free else 0
+        return min(most, self._batches.places) if free else 0
 
     async def _call(self, message: Message[Any], value: Any) -> Any:
         del value  # the message has it
         # Decoding has parsed the body if there is anything of its own in it.
         own = None if message._parsed is None else message.timeout
+        join = partial(
+            self._batches.join,
+            message,
+            is_rated=message._claim.is_rated,
+            over_at=message._claim.over_at,
+        )
         if own is None:
-            return await self._batches.join(message)
+            return await join()
         # The time in which it waits for others, or for another batch, does not count.
         limit, now = asyncio.timeout(None), asyncio.get_running_loop().time
-        joined = self._batches.join(message, lambda: limit.reschedule(now() + own))
+        joined = join(lambda: limit.reschedule(now() + own))
         return await self._within(own, joined, limit)
 
     def _limit_of(self, message: Message[Any]) -> float | None:
@@ -272,7 +415,9 @@ class BatchHandling(Handling):
         return ()
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
-        if not isinstance(error, BatchFailed):
+        if isinstance(error, NotNow):
+            await settle(message, message.release)
+        elif not isinstance(error, BatchFailed):
             await super()._failed(message, error)
         elif isinstance(error.error, KeyboardInterrupt):
             await settle(message, message.release)

@@ -97,6 +97,18 @@ class Source:
         """Number of acknowledgements in flight."""
         return self._open.unanswered
 
+    @property
+    def is_contested(self) -> bool:
+        """Whether other clients wait for slots of a limit."""
+        return self._open.waiters.is_contested
+
+    async def is_held(self) -> bool:
+        """Return whether messages are due that a limit holds back, after a claim that got none."""
+        if len(self._open.partitions) == 1 or not self._open.waiters.line.holders:
+            return self._open.waiters.line.holders > 0
+        # Of partitions that had nothing to hand out, none is asked again.
+        return (await self._open.depth()).ready > 0
+
 
 class Handling:
     """Handles the messages of one listener."""
@@ -133,10 +145,13 @@ class Handling:
     def hurry(self) -> None:
         """Wait for no further messages, because none will come."""
 
-    def threads_changed(self, most: int) -> int:
-        """Return how many messages may be at work, of ``most``, after the number of threads that
-        hang has changed.
-        """
+    @property
+    def keeps_none(self) -> bool:
+        """Whether no message may wait for its handler."""
+        return False
+
+    def places_of(self, most: int) -> int:
+        """Return how many messages may be at work, of ``most``: threads that hang take places."""
         return max(0, most - self.threads.hanging)
 
     async def handle(self, message: Message[Any]) -> None:
@@ -149,8 +164,8 @@ class Handling:
             loop = message._origin.loop
             task = asyncio.current_task(loop)
             assert task is not None
-            if not message._begin(task, loop.time()):
-                await message.__aenter__()
+            if not (message._begin(task, loop.time()) or await self._enter(message)):
+                return
             try:
                 cancelling, failure = message._cancelling, None
                 try:
@@ -169,6 +184,17 @@ class Handling:
                     await message.__aexit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
             self._log_unsettled(message, error)
+
+    async def _enter(self, message: Message[Any]) -> bool:
+        """Enter the block of a message that cannot be begun at once; return False if it is not to
+        be begun at all.
+        """
+        if message._is_over(message._origin.loop.time()):
+            # The next claim expires it.
+            await settle(message, message.release)
+            return False
+        await message.__aenter__()
+        return True
 
     async def _end_trouble(
         self,
@@ -245,11 +271,14 @@ class Handling:
         limit = asyncio.timeout(seconds) if limit is None else limit
         try:
             async with limit:
-                return await call
+                result = await call
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
+        if limit.expired():
+            raise TimeoutError(f"timed out after {seconds:g} s, and ignored its cancellation")
+        return result
 
     def _ends_task(self, error: BaseException, message: Message[Any]) -> bool:
         """Return whether an error ends the task. Any other concerns only its message, even if the

@@ -10,9 +10,10 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
+from delayq._engine import prefetch
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
-from delayq.errors import Closed, ConfigurationError, ServerError
+from delayq.errors import Closed, ConfigurationError, ServerError, ServerRefused
 from delayq.worker._contexts import run_to_first_wait
 from delayq.worker._slots import SlotPlan
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("delayq")
 
-# Messages claimed ahead go back if none was begun for this long, in seconds.
+# In a burst, how long a claim waits for messages that a limit holds back, in seconds.
 _PATIENCE = 1.0
+# Number of times in a row that the server must refuse a claim to end a burst.
+_REFUSED_FOR_GOOD = 5
 # Number of messages after which a task that never had to wait lets others work.
 _IN_A_ROW = 25
 # How long a cancelled handler has to hand its message back, in seconds.
@@ -54,6 +57,10 @@ class Pool:
         self._plan = SlotPlan(feeds, slots)
         self._burst = burst
         self._stop = stop
+        # Ends the claims that are under way.
+        self._claiming: dict[Feed, asyncio.Timeout] = {}
+        # Looks at the pace of feeds whose messages wait.
+        self._watches: dict[Feed, asyncio.TimerHandle] = {}
         # Feeds that wait for room to claim more.
         self._waiting_for_room: dict[Feed, asyncio.Future[None]] = {}
         # The tasks that handle messages, and the futures on which idle ones wait.
@@ -65,7 +72,8 @@ class Pool:
         self._closing = False
         self._time = asyncio.get_running_loop().time
         for feed in self._plan.feeds:
-            feed.handling.threads.changed = partial(self._threads_changed, feed)
+            feed.handling.threads.changed = partial(self._places_changed, feed)
+            self._places_changed(feed)
 
     def free(self, feed: Feed) -> int:
         """Return how many more messages of a feed may be begun now."""
@@ -86,6 +94,9 @@ class Pool:
         if self._feeders:
             await asyncio.wait(self._feeders)
             self._feeders.clear()
+        for watch in self._watches.values():
+            watch.cancel()
+        self._watches.clear()
         for feed in self._plan.feeds:
             self._hand_back(feed)
             feed.handling.hurry()
@@ -149,6 +160,10 @@ class Pool:
                 return
             except Exception as error:  # noqa: BLE001 - other queues must not suffer, whatever fails
                 failures += 1
+                is_refused = isinstance(error, ServerRefused) and failures >= _REFUSED_FOR_GOOD
+                if self._burst and is_refused:
+                    self._stop(error)
+                    return
                 if failures == 1:
                     name, cause = (
                         feed.source.name,
@@ -164,12 +179,15 @@ class Pool:
     async def _fill(self, feed: Feed) -> None:
         plan = self._plan
         reserved = feed in plan.reserved
-        finished, begun = plan.finished, feed.begun
-        # Messages that the feed holds in the meantime must not wait forever either.
-        wait = 0.0 if reserved or self._burst else (_PATIENCE if feed.buffer else None)
-        claimed = await feed.source.claim(min(plan.room(feed), feed.source.most_at_once), wait)
-        if wait and not claimed and feed.begun == begun:
-            self._park(feed)
+        finished = plan.finished
+        wait: float | None = 0.0 if reserved or self._burst else None
+        if self._burst and feed.is_held:
+            # Messages are due, and come when a limit lets them.
+            wait = _PATIENCE
+        if not plan.free(feed):
+            # The claim is for later: it must not take what other workers could begin now.
+            self._watch(feed)
+        claimed = await self._claim(feed, wait)
         if reserved and not claimed:
             # The feed has had its chance. Otherwise the slot is kept until the feed takes it.
             plan.unreserve(feed)
@@ -177,35 +195,66 @@ class Pool:
             feed.source.give_back(left)
         # This concerns other feeds too: the slot that was reserved for this one may be free.
         self._wake_one()
-        if self._burst and not claimed:
-            feed.empty_at = finished
+        if feed.buffer:
+            self._watch(feed)
+        if self._burst:
+            # After a patient claim, the server is asked.
+            feed.is_held = not (claimed or wait) and await feed.source.is_held()
+        if self._burst and not claimed and not feed.is_held:
+            feed.empty_at = -1 if wait else finished
             self._stop_if_done()
             await asyncio.sleep(_LOOK_AGAIN if plan.is_at_work else 0)
+
+    async def _claim(self, feed: Feed, wait: float | None) -> Sequence[Claimed]:
+        """Claim as many messages as there is room for, until :meth:`_end_claim`."""
+        most = min(self._plan.room(feed), feed.source.most_at_once)
+        limit = self._claiming[feed] = asyncio.timeout(None)
+        try:
+            async with limit:
+                return await feed.source.claim(most, wait)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return ()
+        finally:
+            self._claiming.pop(feed, None)
+
+    def _end_claim(self, feed: Feed) -> None:
+        """End a claim for which there is no room any more."""
+        if feed in self._claiming and self._plan.room(feed) <= 0:
+            self._claiming.pop(feed).reschedule(self._time())
 
     async def _wait_for_room(self, feed: Feed) -> None:
         while not self._plan.has_room(feed):
             room = self._waiting_for_room[feed] = asyncio.get_running_loop().create_future()
-            begun = feed.begun
-            patience = _PATIENCE if feed.buffer else None
-            if self._burst and not feed.places:
-                # A burst does not wait for threads that hang.
-                patience = _LOOK_AGAIN
             try:
-                async with asyncio.timeout(patience):
+                # A burst does not wait for threads that hang.
+                async with asyncio.timeout(_LOOK_AGAIN if self._burst else None):
                     await room
             except TimeoutError:
-                if feed.buffer and feed.begun == begun:
-                    self._park(feed)
-                elif excess := self._plan.take_excess(feed):
-                    # Handlers have become slower.
-                    feed.source.give_back(excess)
                 self._stop_if_done()
             finally:
                 del self._waiting_for_room[feed]
 
-    def _park(self, feed: Feed) -> None:
-        self._hand_back(feed)
-        self._plan.park(feed)
+    def _watch(self, feed: Feed) -> None:
+        """Look at the pace of a feed after a moment."""
+        if feed not in self._watches:
+            look = partial(self._look_at, feed, feed.begun)
+            loop = asyncio.get_running_loop()
+            self._watches[feed] = loop.call_later(prefetch.WITHIN, look)
+
+    def _look_at(self, feed: Feed, begun: int) -> None:
+        """Give back messages of a feed that wait for handlers that take long."""
+        del self._watches[feed]
+        plan = self._plan
+        if feed.begun == begun and (feed.buffer or not plan.free(feed)):
+            self._hand_back(feed)
+            plan.park(feed)
+            self._end_claim(feed)
+        elif excess := plan.take_excess(feed, feed.begun - begun):
+            feed.source.give_back(excess)
+        if feed.buffer or (feed in self._claiming and not plan.free(feed)):
+            self._watch(feed)
 
     def _hand_back(self, feed: Feed) -> None:
         if claimed := self._plan.take_back(feed):
@@ -222,9 +271,10 @@ class Pool:
 
     # Handling
 
-    def _threads_changed(self, feed: Feed) -> None:
-        """Adjust the feed after the number of its threads that hang has changed."""
-        self._plan.set_places(feed, feed.handling.threads_changed(feed.concurrency))
+    def _places_changed(self, feed: Feed) -> None:
+        """Adjust the feed after the number of messages that its handlers take has changed."""
+        self._plan.set_places(feed, feed.handling.places_of(feed.concurrency))
+        self._end_claim(feed)
         self._feed_if_room(feed)
         self._wake_one()
 
@@ -284,12 +334,16 @@ class Pool:
                 finally:
                     # The next message begins as this one ends.
                     started, before = now(), started
-                    claimed = plan.go_on(feed, started - before) if goes_on else None
+                    took = started - before
+                    if took > prefetch.WITHIN:
+                        # It may have blocked the event loop, which has things to do.
+                        in_a_row, goes_on = _IN_A_ROW, False
+                    claimed = plan.go_on(feed, took) if goes_on else None
                     if claimed is None:
-                        plan.end(feed, started - before)
+                        plan.end(feed, took)
                     if self._waiting_for_room:
                         self._feed_waiting()
-            if in_a_row == _IN_A_ROW:
+            if in_a_row >= _IN_A_ROW:
                 await asyncio.sleep(0)
                 in_a_row, started = 0, now()
 

@@ -8,9 +8,13 @@ are several feeds, each holds one more, so that its turn finds one. A feed whose
 handled in batches has slots of its own.
 
 Messages that arrive when no slot will be free soon, because other feeds have taken them, go back to
-the server, and so do those that have waited a second while nothing moved. No attempt is counted. A
-feed that gave messages back has the next free slot, or it might never get one: while it asks the
-server for them again, the slot is reserved for it.
+the server, and so do those that have waited for a moment while none was begun, and those of which
+too many wait for handlers that have become slower. No attempt is counted. A feed that gave all of
+its messages back has the next free slot, or it might never get one: while it asks the server for
+them again, the slot is reserved for it.
+
+Messages that run under a limit on concurrency take up its slots while they wait here. So as long as
+the limit holds messages back that other clients would handle, none are claimed ahead.
 """
 
 from __future__ import annotations
@@ -18,7 +22,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from delayq._engine.prefetch import begun_soon, moving_mean
+from delayq._engine import prefetch
+from delayq._engine.prefetch import begun_soon, moving_mean, to_keep
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +49,7 @@ class Feed:
         begun: Number of its messages that have been begun.
         took: How long handling one message takes, in seconds; None if unknown.
         in_line: Whether it is in line for a slot.
+        is_held: Whether messages are due that a limit holds back, as far as it knows, in a burst.
         empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
 
@@ -65,6 +71,7 @@ class Feed:
         self.begun: int = 0
         self.took: float | None = None
         self.in_line: bool = False
+        self.is_held: bool = False
         self.empty_at: int = -1
 
     @property
@@ -122,13 +129,15 @@ class SlotPlan:
         return len(feed.buffer) <= self._ahead(feed) // 2 and self.room(feed) > 0
 
     def _ahead(self, feed: Feed) -> int:
-        if feed in self._parked or not feed.places:
+        if feed in self._parked or not feed.places or feed.handling.keeps_none:
             return 0
         least = 1 if len(self.feeds) > 1 and not feed.is_full else 0
-        if feed.took is None:
+        if feed.took is None or feed.source.is_contested:
             return least
-        slots = feed.places if feed.has_own_slots else min(feed.places, self._slots)
-        return max(least, begun_soon(slots, feed.took, _MOST_AHEAD))
+        return max(least, begun_soon(self._slots_of(feed), feed.took, _MOST_AHEAD))
+
+    def _slots_of(self, feed: Feed) -> int:
+        return feed.places if feed.has_own_slots else min(feed.places, self._slots)
 
     def add(self, feed: Feed, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """Add messages that a feed has claimed, and return those for which there is no room."""
@@ -143,13 +152,14 @@ class SlotPlan:
         feed.buffer.clear()
         return claimed
 
-    def take_excess(self, feed: Feed) -> list[Claimed]:
-        """Remove and return the last messages that a feed has claimed ahead, if it has more than
-        twice as many as it should.
+    def take_excess(self, feed: Feed, begun: int) -> list[Claimed]:
+        """Remove and return the last messages that a feed has claimed ahead, if it holds too many
+        after it has begun this number of them in the last moment.
         """
-        excess = -self.room(feed)
-        if excess <= len(feed.buffer) // 2:
-            return []
+        excess = len(feed.buffer) - to_keep(len(feed.buffer), begun)
+        if excess and begun:
+            # Those that are running tell nothing before they end.
+            feed.took = max(feed.took or 0.0, self._slots_of(feed) * prefetch.WITHIN / begun)
         return [feed.buffer.pop() for _ in range(excess)][::-1]
 
     def park(self, feed: Feed) -> None:

@@ -145,9 +145,14 @@ class TaskHandling:
     def hurry(self) -> None:
         """As :meth:`Handling.hurry`."""
 
-    def threads_changed(self, most: int) -> int:
-        """As :meth:`Handling.threads_changed`."""
-        return self._unreadable.threads_changed(most)
+    @property
+    def keeps_none(self) -> bool:
+        """As :attr:`Handling.keeps_none`."""
+        return False
+
+    def places_of(self, most: int) -> int:
+        """As :meth:`Handling.places_of`."""
+        return self._unreadable.places_of(most)
 
     def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:
         """Handle a message and settle it, as :meth:`Handling.handle` does."""

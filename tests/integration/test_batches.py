@@ -112,24 +112,36 @@ async def test_so_many_batches_are_handled_at_a_time(client: Client, jobs: Jobs)
     assert gate.most == 3
 
 
-async def test_a_batch_gathers_while_one_is_handled_and_takes_no_slots_of_other_listeners(
+async def test_nothing_waits_for_a_batch_that_takes_long_nor_takes_slots_of_other_listeners(
     client: Client, jobs: Jobs
 ) -> None:
     worker, gate, seen = Worker(client, concurrency=1), Gate(), Seen()
 
     @batches(worker)
     async def handle(values: list[int]) -> None:
-        await gate(values)
+        # The first ones are quick, so that others gather in the meantime.
+        if values[0] >= 50:
+            await gate(values)
 
     worker.listener("others")(seen)
-    await offer(jobs, 30)
+    await offer(jobs, 80)
     async with worker:
-        await until(lambda: _at_work(worker) == 20)
+        await until(lambda: depths(jobs), equals=(0, 20, 10, 0))
         assert [len(values) for values in gate.inside] == [10]
         await client.reliable_queue("others").offer("x")
         await until(lambda: seen == ["x"])
         gate.open()
         await until(lambda: len(gate.seen) == 3)
+    assert await depths(jobs) == NONE
+
+
+async def test_what_a_rate_lets_begin_waits_for_no_more(worker: Worker, jobs: Jobs) -> None:
+    seen = Gathered()
+    batches(worker, limit=delayq.Limit(rate=3, per=0.5))(seen)
+    await offer(jobs, 7)
+    async with worker:
+        await until(lambda: len(seen.seen) == 3)
+    assert seen.seen == [[0, 1, 2], [3, 4, 5], [6]]
 
 
 async def test_a_batch_that_fails_is_retried_message_by_message(

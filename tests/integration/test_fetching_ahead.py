@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Offer
+from delayq import Offer, Worker
 from delayq._engine.prefetch import WITHIN
 from tests.support.depth import nightly
+from tests.support.reliable import depths
 from tests.support.reliable_fixtures import LEASE
 from tests.support.tasks import running
 from tests.support.waiting import until
@@ -207,6 +208,46 @@ async def test_a_loop_may_be_cancelled_at_any_turn(client: Client, way: Way) -> 
             await turns(count)
         await way.are_back(queue, COUNT - len(handled))
     assert handled + await way.rest(queue, COUNT - len(handled)) == list(range(COUNT))
+
+
+@pytest.mark.usefixtures("_quick")
+@pytest.mark.parametrize("consumer", ["loop", "worker", "batches"])
+async def test_what_expires_while_it_is_fetched_ahead_is_not_begun(
+    client: Client, consumer: str
+) -> None:
+    ttl, handled, late = 0.5, list[int](), list[int]()
+    queue = client.reliable_queue("jobs", expired="dead")
+    await queue.offer(0)
+    await queue.offer_many([Offer(n, ttl=ttl) for n in range(1, 30)])
+    over = time.monotonic() + ttl
+
+    async def handle(values: list[int]) -> None:
+        (handled if time.monotonic() < over else late).extend(values)
+        # The first ones are quick, so that the others are fetched ahead.
+        if len(handled) > 10:
+            await asyncio.sleep(max(0.0, over + 0.01 - time.monotonic()))
+
+    worker = Worker(client, concurrency=1)
+    if consumer == "loop":
+
+        async def consume() -> None:
+            async for message in queue:
+                async with message:
+                    await handle([message.value])
+
+    elif consumer == "worker":
+
+        @worker.listener("jobs", expired="dead")
+        async def one(value: int) -> None:
+            await handle([value])
+
+    else:
+        worker.listener("jobs", expired="dead", batch=5)(handle)
+    async with running(consume() if consumer == "loop" else worker.run()):
+        async with asyncio.timeout(60):
+            while await depths(queue) != (0, 0, 0, 30 - len(handled)):
+                await asyncio.sleep(0.01)
+    assert late == []
 
 
 async def test_closing_the_client_leaves_the_rest(server: PrivateServer, way: Way) -> None:

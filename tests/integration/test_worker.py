@@ -17,11 +17,12 @@ import anyio
 import pytest
 
 import delayq
-from delayq import Backoff, Client, Message, Offer, Reject, RetryAfter, Snooze, Worker
+from delayq import Backoff, Client, Limit, Message, Offer, Reject, RetryAfter, Snooze, Worker
 from delayq.codecs import BytesCodec, JsonCodec, codec_for
 from delayq.testing import advance
 from tests.support.reliable import Jobs, depths, get, offers
 from tests.support.reliable_fixtures import LEASE, raw, store
+from tests.support.tasks import running
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen, failed, on_jobs, raising, work_off
 
@@ -518,6 +519,22 @@ async def test_a_slow_handler_is_cancelled_and_its_message_may_have_its_own_time
         assert (message.last_error or "").endswith("TimeoutError: timed out after 0.05 s"), name
 
 
+async def test_a_handler_that_ignores_the_cancellation_of_its_timeout_has_failed(
+    worker: Worker, jobs: Jobs, caplog: pytest.LogCaptureFixture
+) -> None:
+    @on_jobs(worker, timeout=0.05)
+    async def handle(value: int) -> None:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60)
+
+    await jobs.offer(1, id="a")
+    await worker.run(burst=True)
+    message = await get(jobs, "a")
+    assert (message.attempt, message.state) == (1, "delayed")
+    assert "timed out after 0.05 s, and ignored its cancellation" in (message.last_error or "")
+    assert "'a' failed in attempt 1" in caplog.text
+
+
 async def test_cancelling_what_runs_ends_its_handler_at_once(
     worker: Worker, jobs: Jobs, server: PrivateServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -654,9 +671,8 @@ async def test_messages_of_a_busy_worker_are_free_for_others(client: Client, job
 
 
 async def test_messages_of_a_worker_that_has_become_slow_are_free_for_others(
-    client: Client, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    client: Client, jobs: Jobs
 ) -> None:
-    monkeypatch.setattr("delayq.worker._pool._PATIENCE", 0.2)
     slow, others = Seen(), Seen()
     busy, idle = Worker(client, concurrency=1), Worker(client, concurrency=1)
 
@@ -693,7 +709,7 @@ async def test_messages_that_come_for_slots_taken_meanwhile_go_back_at_once(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # How long the message that is kept below can be seen.
-    monkeypatch.setattr("delayq.worker._pool._PATIENCE", 6)
+    monkeypatch.setattr("delayq._engine.prefetch.WITHIN", 6)
     worker, gates = Worker(client, concurrency=10), {"first": Gate(), "second": Gate()}
     queues = {name: client.reliable_queue(name, lease=LEASE) for name in gates}
     for name, gate in gates.items():
@@ -744,6 +760,53 @@ async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, 
     assert await depths(jobs) == (1, 0, 0, 0)
     # A burst with nothing due ends as well.
     await worker.run(burst=True)
+
+
+async def test_a_burst_waits_for_what_a_limit_holds_back_but_not_for_what_is_paused(
+    client: Client, worker: Worker
+) -> None:
+    limits: dict[str, dict[str, Any]] = {
+        "rate": {"limit": Limit(rate=2, per=0.5)},
+        "slot": {"limit": Limit(concurrency=1)},
+        "group": {"group_limit": Limit(concurrency=1)},
+    }
+    queues, seen = {}, Seen()
+    for name, limit in limits.items():
+        queues[name] = client.reliable_queue(name, **limit)
+        worker.listener(name, **limit)(seen)
+        await queues[name].offer_many([Offer(name, group="g" * (name == "group") or None)] * 3)
+    taken = [*await queues["slot"].claim(), *await queues["group"].claim()]
+    async with running(worker.run(burst=True)) as (burst,):
+        await until(lambda: seen.count("rate") == 3)
+        assert not burst.done()
+        for message in taken:
+            await message.ack()
+        await asyncio.wait_for(burst, 60)
+    assert sorted(seen) == ["group"] * 2 + ["rate"] * 3 + ["slot"] * 2
+    await queues["group"].groups.pause("g")
+    await queues["group"].offer("paused", group="g")
+    await asyncio.wait_for(worker.run(burst=True), 60)
+    assert "paused" not in seen
+
+
+async def test_workers_leave_slots_of_a_limit_to_each_other(server: PrivateServer) -> None:
+    settings: dict[str, Any] = {"limit": Limit(concurrency=2), "lease": LEASE}
+    handled = {"one": 0, "other": 0}
+    async with delayq.connect(server.url) as one, delayq.connect(server.url) as other:
+        workers = []
+        for name, client in (("one", one), ("other", other)):
+            workers.append(Worker(client, concurrency=1))
+
+            @workers[-1].listener("jobs", **settings)
+            async def handle(_value: int, name: str = name) -> None:
+                handled[name] += 1
+                # So quick that more would be claimed ahead than the limit has slots.
+                await asyncio.sleep(0.01)
+
+        await one.reliable_queue("jobs", **settings).offer_many(offers(400))
+        async with workers[0], workers[1]:
+            await until(lambda: sum(handled.values()) == 400, 60)
+    assert min(handled.values()) > 100
 
 
 async def test_a_handler_stays_in_one_task_and_its_time_limit_ends_only_its_own_block(

@@ -28,15 +28,17 @@
 -- Undone by: release_call
 --
 -- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
--- priority, attempt, forgiven, due, ...}, suspect, more, {id, ...}}. wait_us: the time until the
--- next message is due or the next lease ends, suspects apart; 0 if one already is, or groups still
--- wait for turns by limits that have changed; -1 if there is none, the queue is paused, or the claim
--- was given up. listeners: the number of clients that got the notice; 0 if there was none, -1 if the
--- user may not publish it. token: of all these leases, which is their end. position: of a message
--- that has another priority than 0, or was handed out before; due: empty if the body tells it.
--- suspect: 1 if the message handed out is one, and thus alone. more: 1 if suspects wait that were
--- not handed out. The last ids are of recurring messages that were dropped or died. An error,
--- DELAYQ_SETTINGS, if these have the layout of another release.
+-- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, rated}. wait_us:
+-- the time until the next message is due or the next lease ends, suspects apart; 0 if one already
+-- is, or groups still wait for turns by limits that have changed; -1 if there is none, the queue is
+-- paused, or the claim was given up. listeners: the number of clients that got the notice; 0 if
+-- there was none, -1 if the user may not publish it. token: of all these leases, which is their
+-- end. position: of a message that has another priority than 0, or an expiry, or was handed out
+-- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
+-- handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The last
+-- ids are of recurring messages that were dropped or died. held: 1 if limits hold back messages
+-- that are due, as far as the first groups tell. rated: 1 if a rate has counted what was handed
+-- out. An error, DELAYQ_SETTINGS, if the settings have the layout of another release.
 -- include: clock
 -- include: notice
 -- include: leases
@@ -48,7 +50,7 @@ local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%
 local layout, queue_limit, settled_to = unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to'))
 if (layout or LAYOUT) ~= LAYOUT then return settings_changed() end
 local now = now_us()
-local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}} end
+local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}, 0, 0} end
 if last_number >= tonumber(number) then return nothing() end
 limit, max_attempts = tonumber(limit), tonumber(max_attempts)
 -- The bodies of one answer have to cross a network before the first message can be handled, so
@@ -85,13 +87,13 @@ local function fates()
 end
 
 local new = {used = 0, forgiven = 0}
-local function hand_out(id, priority, record, body)
+local function hand_out(id, priority, record, body, expiry)
   if count > 0 then bytes_left = bytes_left - #body end
   count = count + 1
   ids[count], found_bodies[count] = id, body
-  if record ~= new or priority > 0 then
+  if record ~= new or priority > 0 or expiry then
     local due = record.due and format_score(record.due) or ''
-    for _, detail in ipairs({count, priority, record.used + 1, record.forgiven, due}) do details[#details + 1] = detail end
+    for _, detail in ipairs({count, priority, record.used + 1, record.forgiven, due, number_or('', expiry)}) do details[#details + 1] = detail end
   end
 end
 
@@ -129,10 +131,11 @@ local function find_suspect()
     if bytes_left > 0 and not is_in_group and (not found or priority > found.priority) then
       local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
       lose(record, tonumber(ids_and_ends[i + 1]))
-      if is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
+      local expiry = redis.call('HGET', expiries, id)
+      if is_gone(id, priority, record, body, expiry) then
         bytes_left = bytes_left - #(body or '')
       else
-        found = {id = id, priority = priority, record = record, body = body}
+        found = {id = id, priority = priority, record = record, body = body, expiry = expiry}
       end
     end
   end
@@ -185,7 +188,7 @@ local function take_from(priority)
           is_full = true
           break
         end
-        hand_out(id, priority, record, body)
+        hand_out(id, priority, record, body, due_expiries[i])
       end
       offset = offset + 1
     end
@@ -223,9 +226,9 @@ local is_suspect = false
 if some_grouped and suspect then
   is_suspect = true
   if suspect.line then
-    by_turns.hand_out_of(suspect.line, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body)
+    by_turns.hand_out_of(suspect.line, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body, suspect.expiry)
   else
-    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
+    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body, suspect.expiry)
   end
 elseif some_grouped then
   by_turns.take()
@@ -233,7 +236,7 @@ end
 for priority = some_grouped and -1 or highest, 0, -1 do
   if suspect and count == 0 and suspect.priority >= priority then
     is_suspect = true
-    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body)
+    hand_out(suspect.id, suspect.priority, suspect.record, suspect.body, suspect.expiry)
     break
   end
   take_from(priority)
@@ -300,7 +303,13 @@ if not all_grouped then
     if readable then wait = shorter_wait(wait, wait_there) end
   end
 end
-if by_turns then wait, has_suspects = by_turns.wait_for_slot(wait, has_suspects) end
+local is_held, is_rated = false, false
+if by_turns then
+  is_held, is_rated = wait ~= 0 and by_turns.holds_groups(), by_turns.is_rated()
+  local is_queue_held
+  wait, has_suspects, is_queue_held = by_turns.wait_for_slot(wait, has_suspects)
+  is_held = is_held or is_queue_held
+end
 -- The next claim goes on with them.
 if settled_to then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
@@ -308,5 +317,5 @@ if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCOR
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
 return {
   now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, is_suspect and 1 or 0,
-  has_suspects and 1 or 0, occurrences,
+  has_suspects and 1 or 0, occurrences, is_held and 1 or 0, is_rated and 1 or 0,
 }

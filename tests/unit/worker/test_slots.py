@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 from delayq.worker._slots import Feed, SlotPlan
 
 UNUSED: Any = None
+SOURCE: Any = SimpleNamespace(is_contested=False)
+HANDLING: Any = SimpleNamespace(keeps_none=False)
 
 
 def plan_of(*places: int, slots: int) -> tuple[SlotPlan, list[Feed]]:
-    feeds = [Feed(UNUSED, UNUSED, each) for each in places]
+    feeds = [Feed(SOURCE, HANDLING, each) for each in places]
     return SlotPlan(feeds, slots), feeds
 
 
@@ -102,8 +105,8 @@ def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long() -
 
 
 def test_a_feed_with_slots_of_its_own_takes_none_of_the_others() -> None:
-    shared = Feed(UNUSED, UNUSED, 1)
-    own = Feed(UNUSED, UNUSED, 3, has_own_slots=True)
+    shared = Feed(SOURCE, HANDLING, 1)
+    own = Feed(SOURCE, HANDLING, 3, has_own_slots=True)
     plan = SlotPlan([shared, own], 1)
     assert plan.most == 4
     fill(plan, own, 3)
@@ -124,9 +127,17 @@ def test_quick_handling_claims_ahead_which_is_too_much_for_slow_handling() -> No
     assert plan.has_room(feed)
     assert fill(plan, feed, 40) == 0
     begin(plan)
-    assert plan.take_excess(feed) == []
-    for _ in range(30):
-        plan.go_on(feed, 0.9)
-    assert len(feed.buffer) == 9
-    assert plan.take_excess(feed) == [(number, UNUSED) for number in range(31, 40)]
-    assert not feed.buffer
+    # In a moment, it has begun with ten of them, or with three.
+    assert plan.take_excess(feed, 10) == []
+    assert plan.take_excess(feed, 3) == [(number, UNUSED) for number in range(4, 40)]
+    assert len(feed.buffer) == 3
+    assert plan.room(feed) == 0
+
+
+def test_nothing_is_claimed_ahead_while_others_wait_for_slots_of_a_limit() -> None:
+    plan, (feed,) = plan_of(1, slots=1)
+    fill(plan, feed, 1)
+    plan.end(begin(plan), 0.001)
+    for is_contested in (True, False):
+        feed.source = SimpleNamespace(is_contested=is_contested)  # type: ignore[assignment]
+        assert (plan.room(feed) == 1) is is_contested

@@ -122,8 +122,8 @@
   end
 
   -- Hand out a message of a group.
-  local function hand_out_of(line, id, member, priority, record, body)
-    hand_out(id, priority, record, body)
+  local function hand_out_of(line, id, member, priority, record, body, expiry)
+    hand_out(id, priority, record, body, expiry)
     local left = #left_ids + 1
     left_ids[left], left_members[left], left_lines[left] = id, member, line
     if not line.last then served[#served + 1] = line end
@@ -146,14 +146,15 @@
         local level = string.byte(member, #line.base + 1)
         priority = level == held_level and priority_of(id) or usual_level - level
       end
+      local expiry = some_expire and redis.call('HGET', expiries, id)
       local is_plain = body and record == new and not some_expire
-      if is_plain or not is_gone(id, priority, record, body, some_expire and redis.call('HGET', expiries, id)) then
+      if is_plain or not is_gone(id, priority, record, body, expiry) then
         is_full = count > 0 and #body > bytes_left
         if is_full then
           line.at = at
           return false
         end
-        hand_out_of(line, id, member, priority, record, body)
+        hand_out_of(line, id, member, priority, record, body, expiry)
         return true
       end
     end
@@ -169,9 +170,9 @@
       if member and line.room > 0 then
         local id = id_in_line(member)
         local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
-        local priority = priority_of(id)
-        if not is_gone(id, priority, record, body, redis.call('HGET', expiries, id)) then
-          return {id = id, priority = priority, record = record, body = body, line = line, member = member}
+        local priority, expiry = priority_of(id), redis.call('HGET', expiries, id)
+        if not is_gone(id, priority, record, body, expiry) then
+          return {id = id, priority = priority, record = record, body = body, expiry = expiry, line = line, member = member}
         end
       end
     end
@@ -428,17 +429,40 @@
     return wait, has_suspects
   end
 
+  -- Return whether the limits of groups hold back messages that are due, of the groups that have a
+  -- turn soonest. Those that are paused have none.
+  local function holds_groups()
+    if not some_grouped or redis.call('ZCOUNT', grouped, '-inf', now) == 0 then return false end
+    for _, group in ipairs(redis.call('ZRANGEBYSCORE', turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20)) do
+      if group ~= '' then
+        local line = opened[group] or new_line(group)
+        if not opened[group] then open_lines({line}) end
+        line.from, line.members, line.at = '[' .. line.base .. '!', none, 1
+        if next_in(line, 1) then return true end
+      end
+    end
+    return false
+  end
+
+  local function is_rated()
+    for _, line in ipairs(served) do
+      if line.starts then return true end
+    end
+    return count > 0 and starts_of_queue ~= nil
+  end
+
   -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait.
-  -- Return the time until the next look.
+  -- Return the time until the next look, whether suspects may be handed out, and whether messages are
+  -- due.
   local function wait_for_slot(wait, has_suspects)
-    if not queue_limit then return wait, has_suspects end
+    if not queue_limit then return wait, has_suspects, false end
     local moment = limit_of_queue and free_from(limit_of_queue, '', now, running_in_queue, first_end_in_queue) or now
     if moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
       redis.call('ZADD', turns, format_score(moment), '')
-      return moment - now, false
+      return moment - now, false, has_suspects or wait == 0
     end
     redis.call('ZREM', turns, '')
-    return wait, has_suspects
+    return wait, has_suspects, false
   end
 
   if settled_to then settle_next() end
@@ -457,5 +481,5 @@
   end
   return {
     hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
-    leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot,
+    leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot, holds_groups = holds_groups, is_rated = is_rated,
   }
