@@ -16,6 +16,7 @@ import os
 import select
 import selectors
 import threading
+import time
 from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -33,6 +34,9 @@ _log = logging.getLogger("delayq")
 _END_OF_CALL = 1.0
 # Seconds that a fork waits for the loop, and the loop for the fork.
 _PAUSE = 1.0
+# Seconds that a daemon waits in a call while the interpreter exits, which stops it meanwhile. An
+# error would only be printed; but a thread that waits for the daemon must not wait for ever.
+_LAST_WAIT = 5.0
 # Seconds within which everything is closed when the interpreter exits; then its loop ends.
 _CLOSING, _ENDING = 2.0, 1.0
 
@@ -54,7 +58,12 @@ class Portal:
         self.has_ended = False
         # A daemon: nothing that hangs in it keeps the interpreter from exiting.
         self._thread = threading.Thread(target=self._serve, name="delayq sync", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            # From Python 3.12 on, no thread can be started once the main thread has ended.
+            self.has_ended = True
+            self._loop.close()
 
     @property
     def is_usable(self) -> bool:
@@ -85,7 +94,7 @@ class Portal:
         self._check_open()
         call = _Call(self, self._loop, work)
         try:
-            self._loop.call_soon_threadsafe(call.start)
+            self._call_soon(call.start)
             return call.outcome.result()
         except BaseException as error:
             if not call.has_raised(error):
@@ -141,6 +150,8 @@ class Portal:
         it here, the parent would no longer hear of its sockets.
         """
         _inherited.append(self)
+        if self._loop.is_closed():
+            return
         for task in asyncio.all_tasks(self._loop):
             # Nothing destroys them but the end of this process.
             task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
@@ -148,9 +159,22 @@ class Portal:
             with select.epoll() as own:
                 os.dup2(own.fileno(), self._selector.fileno(), inheritable=False)
 
+    def _call_soon(self, act: Callable[[], None]) -> None:
+        try:
+            self._loop.call_soon_threadsafe(act)
+        except RuntimeError:
+            # The loop has been closed since the check.
+            self._check_open()
+            raise
+
     def _check_open(self) -> None:
         if self.has_ended:
-            raise Closed("the interpreter is exiting, and has closed its synchronous clients")
+            if _is_daemon():
+                time.sleep(_LAST_WAIT)
+            raise Closed(
+                "the interpreter is exiting: synchronous clients are closed, or were not used before"
+                " the main thread ended; make the first call earlier"
+            )
 
     def _interrupt(self, call: _Call[Any], error: BaseException) -> None:
         """Cancel a call whose thread was interrupted, and note on the error what became of it."""
@@ -241,6 +265,13 @@ class _Call(Generic[R]):
         finally:
             # The error's traceback refers to this frame.
             del self
+
+
+def _is_daemon() -> bool:
+    thread = threading.current_thread()
+    # Threads that Python has not started, as those of a server in C, count as daemons there.
+    is_foreign = isinstance(thread, threading._DummyThread)  # noqa: SLF001
+    return thread.daemon and not is_foreign
 
 
 _current: Portal | None = None

@@ -413,7 +413,25 @@ threading.Thread(target=lambda: (time.sleep(0.3), mails.offer(2))).start()
 # Blocked when the interpreter exits.
 threading.Thread(target=client.run, args=[wait], daemon=True).start()
 begun.wait()
+def ask():
+    while True:
+        client.server_time()
+threading.Thread(target=ask, daemon=True).start()
 """
+FIRST_CALL = """
+mails = delayq.sync.connect(sys.argv[1]).reliable_queue("mails")
+def offer():
+    threading.main_thread().join()
+    try:
+        mails.offer(1)
+    except delayq.Closed as error:
+        print(error)
+threading.Thread(target=offer).start()
+"""
+EXITING = (
+    "the interpreter is exiting: synchronous clients are closed, or were not used before the main"
+    " thread ended; make the first call earlier"
+)
 
 
 def test_the_interpreter_exits_in_silence_and_a_call_after_its_end_says_so(
@@ -429,12 +447,16 @@ atexit.register(offer)
 {OPEN}
 {ALL_AT_ONCE}
 """
-    assert exits(program, server) == (
-        "the interpreter is exiting, and has closed its synchronous clients"
-    )
+    assert exits(program, server) == EXITING
     assert not connections(server)
     with sync.connect(server.url) as client:
         assert client.reliable_queue("mails").stats().ready == 3
+
+
+@pytest.mark.gate
+def test_a_first_call_after_the_main_thread_works_or_says_why_not(server: PrivateServer) -> None:
+    """From Python 3.12 on, no thread can be started any more."""
+    assert exits(FIRST_CALL, server) == ("" if sys.version_info < (3, 12) else EXITING)
 
 
 @pytest.mark.gate
