@@ -72,6 +72,7 @@ def connect(
     *,
     resync_interval: Duration = 5.0,
     max_connections: int = _CONNECTIONS,
+    retry_for: Duration | None = None,
     name_mapper: Callable[[str], str] | None = None,
     tasks: Iterable[Tasks] = (),
 ) -> Client:
@@ -92,13 +93,16 @@ def connect(
         max_connections: The number of connections that carry calls to each server; when all of them
             are in use, calls share them. The subscription comes on top, and so does one blocked
             connection for each queue that has a waiting consumer.
+        retry_for: How long a call goes on trying while the server cannot be reached, before it
+            raises ServerUnavailable: seconds or a timedelta, 5 s by default; 0 to try once. To open
+            a connection, a call has at least a second.
         name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a
             Redisson client: ``"prod:{}".format`` puts a prefix before each name.
         tasks: Tasks to bind to the client while it is open: offers of them go through it.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
-        BadInput: ``resync_interval`` or ``max_connections`` is invalid.
+        BadInput: ``resync_interval``, ``max_connections`` or ``retry_for`` is invalid.
     """
     if address is None:
         address = os.environ.get(URL_VARIABLE) or None
@@ -111,9 +115,10 @@ def connect(
                 "or get a private server with pip install 'delayq[embedded]'"
             )
         _log.warning(
-            "no address was given and $%s is not set: this process uses a private server, and its"
-            ' messages are lost when it ends. Set $%s, or pass an address; connect("embedded:")'
-            " asks for a private server without this warning",
+            "no address was given and $%s is not set: messages go to a private server of this"
+            " process, which no other process reaches, and are lost when the process ends. Set $%s,"
+            ' or pass an address; connect("embedded:") asks for a private server without this'
+            " warning",
             URL_VARIABLE,
             URL_VARIABLE,
         )
@@ -122,6 +127,7 @@ def connect(
         address,
         seconds(resync_interval, "resync_interval"),
         max_connections,
+        None if retry_for is None else seconds(retry_for, "retry_for"),
         name_mapper,
         tuple(tasks),
     )
@@ -140,6 +146,7 @@ class Client:
         address: str | Redis | RedisCluster,
         resync_interval: float,
         max_connections: int,
+        retry_for: float | None,
         name_mapper: Callable[[str], str] | None,
         tasks: Sequence[Tasks],
     ) -> None:
@@ -157,6 +164,7 @@ class Client:
 
         self._resync_interval = resync_interval
         self._max_connections = max_connections
+        self._retry_for = retry_for
         self._name_mapper = name_mapper
         self._tasks = tasks
         self._embedded: EmbeddedServer | None = None
@@ -216,7 +224,11 @@ class Client:
                 await to_thread.run_sync(self._embedded.start)
                 self._address = of_socket(str(self._embedded.socket_path), self._restart_embedded)
             session = self._session = Session(
-                self._address, self._max_connections, self._resync_interval, self._hooks
+                self._address,
+                self._max_connections,
+                self._resync_interval,
+                self._hooks,
+                self._retry_for,
             )
             await session.server.open()
             for each in self._tasks:

@@ -13,7 +13,6 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from delayq._engine.batch_plan import MOST_WAITING, BatchPlan
-from delayq._redis import client as patience
 from delayq._redis.connection import own_copy
 from delayq._redis.error_reader import RepeatNow
 from delayq.errors import Closed, OutcomeUnknown, ServerRefused, ServerUnavailable
@@ -128,7 +127,7 @@ class Batcher(Generic[Item, Result]):
         self._plan: BatchPlan[Item, Waiter] = BatchPlan(
             max_items=max_items,
             max_bytes=max_bytes,
-            expires_after=patience.RETRY_FOR if expires else math.inf,
+            expires_after=server.retry_for if expires else math.inf,
         )
         self._connection: Connection | None = None
         self._failed_with: Exception | None = None

@@ -34,7 +34,12 @@ class Session:
     """The connections, the timer, the tasks and the scheduler of a client."""
 
     def __init__(
-        self, address: AnyAddress, max_connections: int, resync_interval: float, hooks: Hooks
+        self,
+        address: AnyAddress,
+        max_connections: int,
+        resync_interval: float,
+        hooks: Hooks,
+        retry_for: float | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         # None in a child process.
@@ -45,7 +50,7 @@ class Session:
             if isinstance(address, ClusterAddress)
             else Topology(ConnectionPool(address, max_connections))
         )
-        self.server: RedisClient = RedisClient(self.nodes)
+        self.server: RedisClient = RedisClient(self.nodes, retry_for)
         self.timer: HashedWheelTimer = HashedWheelTimer(_TICK, _TICKS)
         self.background: Background = Background()
         self._closing: asyncio.Task[None] | None = None

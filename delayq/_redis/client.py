@@ -43,6 +43,8 @@ _SENT_ON = 5
 _ERRORS = (OSError, ReplyError)
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
+# How long a call waits for a connection, however short it is retried, seconds.
+_LEAST_TRY = 1.0
 # How long a command that follows a script may hold back its answer, seconds.
 BLOCKS_FOR = 2.0
 # Keys that one step of a scan looks at, which takes the server a fraction of a millisecond.
@@ -81,14 +83,25 @@ class _Call(NamedTuple):
 class RedisClient:
     """Runs commands and scripts, each on the server that has its first key."""
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, retry_for: float | None = None) -> None:
+        """Args:
+        topology: The servers.
+        retry_for: How long a call that was not carried out is retried, seconds; by default
+            :data:`RETRY_FOR`.
+        """
         self.topology: Topology = topology
+        self._retry_for = retry_for
         self._loop = asyncio.get_running_loop()
         self._process = os.getpid()
         self.rights: Rights = Rights(self._loop.time)
         self._errors = ErrorReader(topology, self.rights)
         self.round_trips: int = 0
         self.errors: int = 0
+
+    @property
+    def retry_for(self) -> float:
+        """How long a call that was not carried out is retried, seconds."""
+        return RETRY_FOR if self._retry_for is None else self._retry_for
 
     @property
     def is_inherited(self) -> bool:
@@ -113,7 +126,7 @@ class RedisClient:
         until: float | None = None,
         then: tuple[str | int, ...] | None = None,
     ) -> Any:
-        """Run a script, and retry it where safe, for :data:`RETRY_FOR` seconds or ``until`` then.
+        """Run a script, and retry it where safe, for :attr:`retry_for` seconds or ``until`` then.
 
         With a command ``then`` to follow it, return both answers. The second may be an error.
 
@@ -310,7 +323,7 @@ class RedisClient:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             raise self.wrong_loop()
-        give_up_at = loop.time() + RETRY_FOR if until is None else until
+        give_up_at = loop.time() + self.retry_for if until is None else until
         failures = 0
         # An earlier try that may have been carried out.
         unknown: OutcomeUnknown | None = None
@@ -332,7 +345,8 @@ class RedisClient:
                     raise unknown from error
                 raise
             failures += 1
-            await asyncio.sleep(retry_delay(failures, most=0.5))
+            left = max(0.0, give_up_at - loop.time())
+            await asyncio.sleep(min(retry_delay(failures, most=0.5), left))
 
     async def _attempt(self, key: str | None, call: _Call) -> Any:
         try:
@@ -406,7 +420,9 @@ class RedisClient:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
-            give_up_at = self._loop.time() + ANSWER_WITHIN
+            # A single try gets the time that a connection takes.
+            within = min(ANSWER_WITHIN, max(self.retry_for, _LEAST_TRY))
+            give_up_at = self._loop.time() + within
             async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
                 return await connections.acquire()
         except TimeoutError as error:

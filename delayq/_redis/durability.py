@@ -46,6 +46,11 @@ class WaitingServer:
         self._server = server
         self._promise = promise
 
+    @property
+    def retry_for(self) -> float:
+        """As :attr:`RedisClient.retry_for`."""
+        return self._server.retry_for
+
     def run_soon(
         self,
         script: Script,

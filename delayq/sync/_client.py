@@ -50,6 +50,7 @@ def connect(
     *,
     resync_interval: Duration = 5.0,
     max_connections: int = 4,
+    retry_for: Duration | None = None,
     name_mapper: Callable[[str], str] | None = None,
     tasks: Iterable[Tasks] = (),
 ) -> Client:
@@ -63,18 +64,20 @@ def connect(
         resync_interval: The longest a lost notification can delay a message: seconds or a
             timedelta.
         max_connections: The number of connections that carry calls to each server.
+        retry_for: How long a call goes on trying while the server cannot be reached.
         name_mapper: Maps a queue's name to its name on the server.
         tasks: Tasks to bind to the client until it is closed: ``offer_sync`` goes through it.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
-        BadInput: ``resync_interval`` or ``max_connections`` is invalid.
+        BadInput: ``resync_interval``, ``max_connections`` or ``retry_for`` is invalid.
     """
     return Client(
         partial(
             asynchronous.connect,
             resync_interval=resync_interval,
             max_connections=max_connections,
+            retry_for=retry_for,
             name_mapper=name_mapper,
         ),
         address,

@@ -172,8 +172,8 @@ class Portal:
             if _is_daemon():
                 time.sleep(_LAST_WAIT)
             raise Closed(
-                "the interpreter is exiting: synchronous clients are closed, or were not used before"
-                " the main thread ended; make the first call earlier"
+                "the interpreter is exiting: synchronous clients are closed, or were not used"
+                " before the main thread ended; make the first call earlier"
             )
 
     def _interrupt(self, call: _Call[Any], error: BaseException) -> None:

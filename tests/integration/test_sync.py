@@ -12,7 +12,7 @@ import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,14 +189,18 @@ def test_a_client_connects_with_its_first_call(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own_server.stop()
-    client = sync.connect(own_server.url)
+    # Longer than the test may take.
+    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 3600)
+    client = sync.connect(own_server.url, retry_for=timedelta(seconds=0.2))
     mails = client.reliable_queue("mails")
-    with monkeypatch.context() as patch:
-        patch.setattr("delayq._redis.client.RETRY_FOR", 0.2)
-        with pytest.raises(delayq.ServerUnavailable):
-            mails.offer(1)
+    with pytest.raises(delayq.ServerUnavailable):
+        mails.offer(1)
     own_server.start()
     assert mails.offer(1)
+    own_server.stop()
+    for call in (lambda: mails.offer(1), mails.stats):
+        with pytest.raises((delayq.ServerUnavailable, delayq.OutcomeUnknown)):
+            call()
     client.close()
 
 

@@ -45,6 +45,7 @@ class Store:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
+        self.retry_for = 5.0
         self.batches: list[list[int]] = []
         self.answer: asyncio.Queue[Exception | None] = asyncio.Queue()
         self.busy = False
@@ -444,7 +445,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
     store: Store, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     skip_waits(monkeypatch)
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.4)
+    store.retry_for = 0.4
     store.limit(SPAN=0.05, MOST_WAITING=100)
     store.busy = True
 
@@ -479,9 +480,9 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 
 
 async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store,
 ) -> None:
-    monkeypatch.setattr("delayq._redis.client.RETRY_FOR", 0.1)
+    store.retry_for = 0.1
     store.limit(MOST_WAITING=100)
     batcher = store.make(expires=True)
     futures = [batcher.submit(1, 1), batcher.submit(2, 200)]

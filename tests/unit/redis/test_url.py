@@ -190,7 +190,17 @@ def test_without_an_address_the_environment_decides(monkeypatch: pytest.MonkeyPa
         delayq.connect()
 
 
+def test_without_an_address_a_warning_says_where_messages_go(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("DELAYQ_URL", raising=False)
+    delayq.connect()
+    assert "messages go to a private server of this process" in caplog.text
+    assert "are lost when the process ends" in caplog.text
+
+
 def test_bad_settings_are_refused() -> None:
-    for setting in ({"resync_interval": 0}, {"resync_interval": -1}, {"max_connections": 0}):
+    intervals = ({"resync_interval": 0}, {"resync_interval": -1}, {"retry_for": -1})
+    for setting in (*intervals, {"retry_for": "5s"}, {"max_connections": 0}):
         with pytest.raises(delayq.BadInput):
-            delayq.connect("redis://h", **setting)  # type: ignore[arg-type]
+            delayq.connect("redis://h", **setting)

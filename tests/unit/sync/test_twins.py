@@ -185,6 +185,7 @@ def test_clients_and_queues_are_opened_with_every_setting_that_was_given(
         assert calls == [(kind, ("mails",), settings)]
 
     given: dict[str, Any] = {"resync_interval": 2.0, "max_connections": 2, "name_mapper": str}
+    given["retry_for"] = 0.5
     made: list[Any] = []
     monkeypatch.setattr(delayq.client, "connect", lambda *args, **named: made.append((args, named)))
     sync.connect("redis://127.0.0.1:1", **given)
