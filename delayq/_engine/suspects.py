@@ -17,17 +17,22 @@ class Suspects(Generic[T]):
     """The one suspect that a client may have at work, across all its queues.
 
     When a worker's process dies, all its messages lose their leases, and any of them may be the
-    cause. If they came back together, the cause would take the others down again. A suspect that
-    has been at work for a whole lease counts as cleared.
+    cause. Those that lose two in a row come back one at a time, so that the cause takes none of the
+    others down again, and none of them is blamed for it. A suspect that has been at work for a
+    whole lease counts as cleared.
 
     Attributes:
         held: The suspect at work, if any.
+        alone_for: For how long a suspect is the only message that the client takes, in seconds:
+            most of those that kill a process do so at once.
     """
 
     def __init__(self) -> None:
         self.held: T | None = None
+        self.alone_for: float = 1.0
         self._asking = False
         self._timeout: Timeout | None = None
+        self._alone: Timeout | None = None
         # Ordered, so that queues take turns.
         self._waiting: dict[Callable[[], None], None] = {}
 
@@ -35,6 +40,11 @@ class Suspects(Generic[T]):
     def is_free(self) -> bool:
         """Whether another suspect may be handed out."""
         return self.held is None and not self._asking
+
+    @property
+    def works_alone(self) -> bool:
+        """Whether the client takes no messages now, because of the suspect that it has at work."""
+        return self._alone is not None
 
     def ask(self) -> bool:
         """Begin a call that may bring a suspect. Return False if another one is in flight."""
@@ -53,7 +63,14 @@ class Suspects(Generic[T]):
         if self._timeout is not None:
             # The previous suspect has lost its lease.
             self._timeout.cancel()
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
         self.held = suspect
+        if self.alone_for:
+            self._alone = timer.new_timeout(
+                lambda _: self._let_others_in(), min(self.alone_for, proven_in)
+            )
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: T) -> None:
@@ -64,7 +81,11 @@ class Suspects(Generic[T]):
         if self._timeout is not None:
             self._timeout.cancel()
             self._timeout = None
-        self._wake()
+        self._let_others_in()
+
+    def when_not_alone(self, push: Callable[[], None]) -> None:
+        """Call ``push`` once the client takes other messages beside the suspect at work."""
+        self._waiting[push] = None
 
     def when_free(self, push: Callable[[], None]) -> None:
         """Call ``push`` as soon as another suspect may be handed out."""
@@ -76,6 +97,12 @@ class Suspects(Generic[T]):
     def forget(self, push: Callable[[], None]) -> None:
         """Drop a pending call of ``push``."""
         self._waiting.pop(push, None)
+
+    def _let_others_in(self) -> None:
+        if self._alone is not None:
+            self._alone.cancel()
+            self._alone = None
+        self._wake()
 
     def _wake(self) -> None:
         waiting, self._waiting = self._waiting, {}

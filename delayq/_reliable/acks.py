@@ -27,11 +27,7 @@ RESULT_UNIT = 5_000
 
 
 class Acknowledger:
-    """Settles the claims of one queue. Concurrent callers share calls.
-
-    Attributes:
-        done: Number of claims settled, or found lost, so far.
-    """
+    """Settles the claims of one queue. Concurrent callers share calls."""
 
     def __init__(
         self,
@@ -46,13 +42,12 @@ class Acknowledger:
         self._clock = services.clock
         self._suspects = services.suspects
         self._closed = False
-        self.done: int = 0
         self._acks: Batcher[Claim, bool | OutcomeUnknown] = Batcher(
             services.server,
             services.background,
             request=self._acks_of,
             repeat=self._settle,
-            results=self._acked,
+            results=lambda _, answer: settled(answer, counters),
             max_items=_AT_A_TIME,
             max_bytes=_AT_A_TIME,
             uncancellable=True,
@@ -152,12 +147,6 @@ class Acknowledger:
         if self._closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
 
-    def _acked(
-        self, claims: Sequence[Claim], answer: Sequence[int | OutcomeUnknown]
-    ) -> list[bool | OutcomeUnknown]:
-        self.done += len(claims)
-        return settled(answer, self._counters)
-
     def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
         for claim in claims:
             if claim.is_suspect:
@@ -182,7 +171,6 @@ class Acknowledger:
         finally:
             if claim.is_suspect:
                 self._suspects.over(claim)
-        self.done += 1
         demand(done)
 
     async def _settle(

@@ -49,7 +49,6 @@ class Claims:
     def __init__(self, partition: Partition, services: EngineContext) -> None:
         self._partition = partition
         self._services = services
-        self._claimed = 0
         waiters = partition.queue.waiters
         self.wakeups: WakeupLoop = WakeupLoop(
             partition.name, self.run_once, services, lambda: waiters.wanted > 0
@@ -78,11 +77,6 @@ class Claims:
     @property
     def _is_wanted(self) -> bool:
         return self.supply.waiters.wanted > 0
-
-    @property
-    def has_some_out(self) -> bool:
-        """Whether messages claimed here may still be in hand."""
-        return self._claimed > self._partition.ended
 
     def announced(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
@@ -120,6 +114,10 @@ class Claims:
             take, policy = self.supply.begin(BATCH)
             if not take:
                 return NOT_ASKED
+            if self._services.suspects.works_alone:
+                self._services.suspects.when_not_alone(self.wakeups.wake)
+                self.supply.end([], more=False)
+                return -1
             while True:
                 try:
                     claims, wait, now = await self._call(take, policy)
@@ -197,7 +195,6 @@ class Claims:
                 self.wakeups.signature(),
                 may_be_suspect=asks,
                 held=held if asks else None,
-                has_company=self.has_some_out,
             )
             now = reply.now_us
             clock.observe(now, asked_at, self.wakeups.timer_at)
@@ -220,7 +217,6 @@ class Claims:
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
         self.supply.limits_found(is_held=reply.is_held == 1, are_others=are_others)
-        self._claimed += len(claims)
         self.expired += reply.expired
         self.died += reply.died
         if reply.died:
@@ -244,7 +240,6 @@ class Claims:
         return claims, reply.wait_us, now
 
     def _given_back(self, claims: Sequence[Claim]) -> None:
-        self._claimed -= len(claims)
         for claim in claims:
             if claim.is_suspect:
                 self._services.suspects.over(claim)

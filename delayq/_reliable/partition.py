@@ -101,11 +101,6 @@ class Partition:
         return self.claims.wakeups
 
     @property
-    def ended(self) -> int:
-        """Number of claims that were settled or lost so far."""
-        return self.settling.done + sum(keeper.lost for keeper in self._keepers.values())
-
-    @property
     def held(self) -> int:
         """Number of messages that are being handled."""
         return sum(keeper.held for keeper in self._keepers.values())

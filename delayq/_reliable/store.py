@@ -257,7 +257,6 @@ class ReliableStore:
         *,
         may_be_suspect: bool,
         held: Claim | None,
-        has_company: bool,
     ) -> ClaimReply:
         """Claim due messages, without repeating the call.
 
@@ -270,7 +269,6 @@ class ReliableStore:
             signature: Published with the notice to other clients; empty for no notice.
             may_be_suspect: Whether the client may have a suspect.
             held: The suspect of this queue that the client has at work, if any.
-            has_company: Whether the client has other messages of this queue at hand.
 
         Raises:
             SettingsChanged: The settings have the layout of another release.
@@ -287,7 +285,6 @@ class ReliableStore:
                 int(may_be_suspect),
                 "" if held is None else held.id,
                 "" if held is None else held.token,
-                int(has_company),
             ),
             lambda _: None,
         )

@@ -31,9 +31,9 @@ class State(StrEnum):
     LEASED = "leased"
     """A worker has the message."""
     OVERDUE = "overdue"
-    """The lease has ended. The message is a suspect, and waits to be handed out alone."""
+    """The lease has ended, and no claim has seen that yet."""
     SUSPECT = "suspect"
-    """The worker has returned the suspect. The message waits to be handed out alone again."""
+    """Two leases in a row were lost, and the message waits to be handed out alone."""
     ON_TRIAL = "on trial"
     """A worker has the suspect, and no other suspect of the queue."""
     EXPIRED = "expired"
@@ -72,7 +72,7 @@ _WITHOUT_WORKER = (DELAYED, READY, OVERDUE, SUSPECT)
 # valid.
 _UNDER_TOKEN = (LEASED, OVERDUE, ON_TRIAL)
 _FREE = (GONE, DEAD, EXPIRED)
-_CLAIM = {READY: LEASED, OVERDUE: ON_TRIAL, SUSPECT: ON_TRIAL, EXPIRED: GONE}
+_CLAIM = {READY: LEASED, OVERDUE: LEASED, SUSPECT: ON_TRIAL, EXPIRED: GONE}
 
 EVENTS = (
     # Those under an id that a client has generated.
@@ -92,9 +92,14 @@ EVENTS = (
     Event("its time to live ends", None, _all_to(EXPIRED, *_WITHOUT_WORKER)),
     Event("claimed", "claim", _CLAIM),
     Event(
+        "claimed, and the lease before was lost as well",
+        "claim",
+        {**_CLAIM, OVERDUE: ON_TRIAL},
+    ),
+    Event(
         "claimed by a client with a suspect at work",
         "claim",
-        {READY: LEASED, EXPIRED: GONE},
+        {**_all_to(LEASED, READY, OVERDUE), EXPIRED: GONE},
     ),
     Event(
         "claimed, and all attempts are used",

@@ -204,23 +204,6 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_give
 
 
 @pytest.mark.every_server
-async def test_claims_are_counted_as_returned_once(own_server: PrivateServer) -> None:
-    async with delayq.connect(own_server.url) as client:
-        jobs = client.reliable_queue("jobs", lease=3600)
-        await jobs.offer_many([delayq.Offer(n) for n in range(3)])
-        claims = jobs._open.partitions[0].claims
-        taken = await jobs._open.waiters.get(3, None, jobs._policy)
-        # The server refuses the call, so it is repeated until the server accepts it.
-        own_server.call("ACL", "SETUSER", "default", "-eval", "-evalsha")
-        jobs._open.waiters.give_back(taken)
-        await until(lambda: client.statistics().errors > 3)
-        assert claims._claimed == 3
-        own_server.call("ACL", "SETUSER", "default", "+eval", "+evalsha")
-        await until(lambda: jobs._open.waiters.is_idle)
-        assert claims._claimed == 0
-
-
-@pytest.mark.every_server
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

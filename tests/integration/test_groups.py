@@ -467,8 +467,10 @@ async def test_a_group_that_becomes_ordered_waits_for_its_suspects(
     await jobs.offer_many([*(Offer(n, group=f"{n:03}") for n in range(60)), *of_group("z", 60, 61)])
     held = {message.value: message for message in await claim_all(jobs)}
     await held[61].nack(0)
-    # The leases of two are lost, and the client has one of these suspects at work.
-    await raw.zadd(ReliableKeys.of("jobs").leased, {held[n].id: 2 for n in (0, 60)})
+    # The leases of two are lost again, and the client has one of these suspects at work.
+    keys = ReliableKeys.of("jobs")
+    await raw.hset(keys.named("attempts"), mapping={held[n].id: "1-1::1" for n in (0, 60)})
+    await raw.zadd(keys.leased, {held[n].id: 2 for n in (0, 60)})
     assert (await claim_one(jobs)).value == 0
     await jobs.configure(group_limit=Limit(ordered=True))
     assert await claimed(jobs) == []

@@ -94,23 +94,28 @@ class Live:
     # The holder, and the due time before the lease.
     lease: object | None = None
     was_due: Moment | None = None
-    # How many attempts do not count. If there is or was a lease: whether it was one of several, and
-    # whether of a suspect; and whether that suspect was returned.
+    # How many attempts do not count, how many leases in a row were lost, and whether the message
+    # waits as a suspect.
     forgiven: int = 0
-    in_company: bool = False
-    on_trial: bool = False
-    returned: bool = False
+    lost: int = 0
+    suspect: bool = False
 
     # When it is due at the latest: a claim drops it as soon as it has expired.
     due_at_most: Moment | None = None
 
     def wait_until(self, moment: Moment) -> None:
-        self.lease = None
+        self.lease, self.lost, self.suspect = None, 0, False
         self.moment = moment if self.due_at_most is None else min(moment, self.due_at_most)
 
-    def forgiven_if_lost(self) -> int:
-        lost = self.lease is not None and self.in_company and not self.returned
-        return self.forgiven + lost
+    def lose(self) -> None:
+        """Count an attempt whose lease is lost."""
+        self.lost += 1
+        if self.lost <= 2:
+            self.forgiven += 1
+        elif self.lost == 5:
+            # It is to blame for the first two as well.
+            self.forgiven -= 2
+        self.lease = None
 
 
 @dataclass
@@ -186,11 +191,11 @@ class Model:
         return int(self.kind.get(setting, 0)) // HOUR
 
     def in_order(self) -> list[Live]:
-        """Return those that have or had a lease by its end, then the others."""
-        leased = [m for m in self.live.values() if m.lease]
-        waiting = [m for m in self.live.values() if not m.lease]
+        """Return suspects, then those that have or had a lease by its end, then the others."""
+        leased = [m for m in self.live.values() if m.lease or m.suspect]
+        waiting = [m for m in self.live.values() if not m.lease and not m.suspect]
         # The leases of a call end at the same moment: then the server sorts by id.
-        leased.sort(key=lambda m: (m.moment, m.id.encode()))
+        leased.sort(key=lambda m: (not m.suspect, m.moment, m.id.encode()))
         waiting.sort(key=lambda m: (-m.priority, m.moment, m.id.encode()))
         return [*leased, *waiting]
 
@@ -258,7 +263,7 @@ class Model:
         if message.expires is not None and message.expires <= self.now:
             if self.kind.get("expired") == "dead":
                 self.die(message, "expired", message.error)
-        elif message.attempts - message.forgiven_if_lost() >= message.max_attempts:
+        elif message.attempts - message.forgiven >= message.max_attempts:
             self.die(message, "attempts", message.error)
         else:
             return False
@@ -269,11 +274,20 @@ class Model:
         found: Live | None = None
         for message in ready:
             is_next = found is None or message.priority > found.priority
-            if message.lease and is_next and not self.drops(message):
+            if message.suspect and is_next and not self.drops(message):
                 found = message
         return found
 
-    def claim(self, count: int, *, company: bool) -> list[Live]:
+    def line_up_lost(self) -> None:
+        for message in self.live.values():
+            if message.lease and self.state(message) == "ready":
+                message.lose()
+                message.suspect = message.lost > 1
+                if not message.suspect:
+                    assert message.was_due is not None
+                    message.moment = message.was_due
+
+    def claim(self, count: int) -> list[Live]:
         claimed: list[Live] = []
         if self.paused:
             return claimed
@@ -281,10 +295,11 @@ class Model:
             (message for message in self.live.values() if message.lease is self.at_work), None
         )
         may_have_suspect = self.at_work is None or holder is None or self.state(holder) != "leased"
+        self.line_up_lost()
         ready = [message for message in self.in_order() if self.state(message) == "ready"]
         suspect = self.find_suspect(ready) if may_have_suspect else None
         for message in ready:
-            if len(claimed) == count or message.lease:
+            if len(claimed) == count or message.suspect:
                 continue
             if suspect and suspect.priority >= message.priority and not claimed:
                 break
@@ -297,11 +312,9 @@ class Model:
         else:
             suspect = None
         for message in claimed:
-            message.forgiven = message.forgiven_if_lost()
             message.lease, message.moment = object(), self.after(LEASE)
             message.attempts += 1
-            message.on_trial, message.returned = suspect is not None, False
-            message.in_company = not suspect and (company or len(claimed) > 1)
+            message.suspect = False
         if suspect:
             self.at_work = suspect.lease
         return claimed
@@ -314,9 +327,7 @@ class Model:
     def give_back(self, message: Live) -> None:
         assert message.was_due is not None
         message.moment, message.attempts = message.was_due, message.attempts - 1
-        # No client has the lease of a suspect that was returned.
-        message.lease = object() if message.on_trial else None
-        message.returned = message.on_trial
+        message.lease, message.suspect = None, message.lost > 1
 
     def die(self, message: Live, reason: str, error: str | None) -> None:
         name = key = message.id.partition("\0")[0]
@@ -471,8 +482,6 @@ class ReliableMachine(RuleBasedStateMachine):
         self.waits.clear()
         if (held := self.suspects.held) is not None:
             self.suspects.over(held)
-        partition = self.queue._open.partitions[0]
-        partition.claims._claimed = partition.ended
 
     async def server_now(self) -> datetime:
         whole, rest = await self.raw.time()
@@ -538,14 +547,9 @@ class ReliableMachine(RuleBasedStateMachine):
         for message, live in zip(messages, expected, strict=True):
             self.held.append(Held(message, live.lease, live.id, live.attempts, live.forgiven))
 
-    @property
-    def company(self) -> bool:
-        """Whether the client has messages at hand, so that its next claim is not alone."""
-        return self.queue._open.partitions[0].claims.has_some_out
-
     @rule(count=st.integers(1, 5))
     def claim(self, count: int) -> None:
-        expected = self.next_step().claim(count, company=self.company)
+        expected = self.next_step().claim(count)
         self.take(self.run(self.queue.claim(count)), expected)
 
     @precondition(lambda self: not self.model.paused and self.model.of("ready"))
@@ -586,29 +590,28 @@ class ReliableMachine(RuleBasedStateMachine):
         """Check that the messages of a lost answer go back, and that a claim that arrives after it
         was given up hands out nothing.
         """
-        model, company = self.next_step(), self.company
+        model = self.next_step()
         claims = self.queue._open.partitions[0].claims
         claims._number += 1
         claims._is_unsure = True
         if not is_late:
             at_work = model.at_work
-            for message in model.claim(count, company=company):
+            for message in model.claim(count):
                 model.give_back(message)
             model.at_work = at_work
-            self.run(self.claim_directly(count, has_company=company))
+            self.run(self.claim_directly(count))
         self.run(claims._recover())
         if is_late:
-            reply = self.run(self.claim_directly(count, has_company=company))
+            reply = self.run(self.claim_directly(count))
             assert (reply.ids, reply.wait_us) == ([], -1)
 
-    async def claim_directly(self, count: int, *, has_company: bool) -> ClaimReply:
+    async def claim_directly(self, count: int) -> ClaimReply:
         partition = self.queue._open.partitions[0]
         claims, held = partition.claims, self.suspects.held
         return await partition.store.claim(
             *(claims._key, claims._number, count, self.queue._policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
             held=held if held is claims._suspect else None,
-            has_company=has_company,
         )
 
     # With suspects, the grouping of messages depends on the speed of the machine.
@@ -616,7 +619,7 @@ class ReliableMachine(RuleBasedStateMachine):
         lambda self: (
             not self.model.paused
             and self.model.of("ready")
-            and all(not m.lease for m in self.model.of("ready"))
+            and all(not m.lease and not m.suspect for m in self.model.of("ready"))
             # The order in which letters are dropped, too.
             and "max_dead" not in self.model.kind
         )
@@ -625,13 +628,10 @@ class ReliableMachine(RuleBasedStateMachine):
     def loop_and_break(self, count: int) -> None:
         """Check that messages claimed ahead go back unchanged."""
         model = self.next_step()
-        company = self.company
-        expected = model.claim(1000, company=company)
+        expected = model.claim(1000)
         for message in expected[count:]:
             model.give_back(message)
         for place, message in enumerate(expected[:count]):
-            # The first message is claimed by itself.
-            message.in_company = company or place > 0
             message.moment = model.after(LEASE, place)
 
         async def loop() -> list[Message[int]]:
@@ -874,8 +874,8 @@ class ReliableMachine(RuleBasedStateMachine):
         key, free = self.pick_free(data)
         assert self.run(self.queue.reschedule(key, delay * HOUR)) is (free is not None)
         if free is not None:
-            free.forgiven = free.forgiven_if_lost()
-            free.returned = False
+            if free.lease:
+                free.lose()
             free.wait_until(model.after(delay))
 
     @precondition(lambda self: self.model.hours("keep") and self.model.live)
@@ -993,9 +993,10 @@ class ReliableMachine(RuleBasedStateMachine):
         assert {key: hours(moment) for key, (_, moment) in stored.live.items()} == {
             message.id: message.moment[0] - model.now for message in live.values()
         }
-        assert stored.returned == {message.id for message in live.values() if message.returned}
-        assert set(stored.leases) == {message.id for message in live.values() if message.lease}
-        used = {m.id: m.attempts - bool(m.lease and not m.returned) for m in live.values()}
+        assert stored.suspects == {message.id for message in live.values() if message.suspect}
+        assert stored.lost == {m.id: m.lost for m in live.values() if m.lost}
+        assert set(stored.leases) == {m.id for m in live.values() if m.lease or m.suspect}
+        used = {m.id: m.attempts - bool(m.lease) for m in live.values()}
         assert {key: counts for key, counts in stored.attempts.items() if any(counts)} == {
             m.id: (used[m.id], m.forgiven) for m in live.values() if used[m.id] or m.forgiven
         }
@@ -1144,6 +1145,8 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     Machine.queues = runner.run(opened())
     Machine.waits = {}
     Machine.suspects = Machine.queues["plain"]._open.services.suspects
+    # Otherwise, what a claim brings would depend on the speed of the machine.
+    Machine.suspects.alone_for = 0
     Machine.stores = {name: Store(raw, name) for name in KINDS}
     yield Machine
     runner.run(client.aclose())

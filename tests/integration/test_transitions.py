@@ -68,7 +68,7 @@ class Bench:
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
     ) -> Any:
         self.raw.hset(KEYS.settings, "expired", expired)
-        arguments = (self.now(), limit, HOUR, max_attempts, "", suspects, "", "", 0)
+        arguments = (self.now(), limit, HOUR, max_attempts, "", suspects, "", "")
         reply = self.run("claim", *arguments)
         if self.id.encode() in reply[6]:
             self.token = reply[5].decode()
@@ -117,6 +117,8 @@ class Bench:
             self.let_pass(2 * HOUR)
         if state in (State.SUSPECT, State.ON_TRIAL):
             self.claim()
+            self.let_pass(2 * HOUR)
+            self.claim()
         if state is State.SUSPECT:
             self.run("release", *self.lease)
 
@@ -136,13 +138,12 @@ class Bench:
             return State.DEAD if is_dead else State.REMEMBERED if is_remembered else State.GONE
         assert body is not None
         assert (due is None) != (ends is None), "it both waits and has a lease"
-        mark = (record or b"").rpartition(b":")[2]
         if ends is not None and ends > now:
-            return State.ON_TRIAL if mark == b"s" else State.LEASED
+            return State.ON_TRIAL if (record or b"").endswith(b":2") else State.LEASED
         if expiry and float(expiry) < now:
             return State.EXPIRED
         if ends is not None:
-            return State.SUSPECT if mark == b"r" else State.OVERDUE
+            return State.SUSPECT if ends < 0 else State.OVERDUE
         return State.READY if due <= now else State.DELAYED
 
 
@@ -152,11 +153,22 @@ def expire(at: Bench) -> None:
         at.raw.zadd(KEYS.named("expiring"), {at.id: 1})
 
 
+def record(at: Bench, usual: bytes) -> None:
+    """Change what is stored about attempts, but not whether the message is a suspect."""
+    known = at.raw.hget(KEYS.named("attempts"), at.id) or b""
+    if at.raw.hexists(KEYS.named("bodies"), at.id):
+        new = b"1-0::2" if known.endswith(b":2") else usual
+        at.raw.hset(KEYS.named("attempts"), at.id, new)
+
+
 def use_all_attempts(at: Bench) -> None:
-    # That of a lease counts by itself when it is lost.
-    if at.raw.hexists(KEYS.named("bodies"), at.id) and not at.raw.zscore(KEYS.leased, at.id):
-        at.raw.hset(KEYS.named("attempts"), at.id, "1-0:")
+    record(at, b"1-0:")
     at.claim(max_attempts=1)
+
+
+def lose_again(at: Bench) -> None:
+    record(at, b"1-1::1")
+    at.claim()
 
 
 def follows(at: Bench) -> None:
@@ -182,6 +194,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "its delay, lease or dedup window ends": lambda at: at.let_pass(2 * HOUR),
     "its time to live ends": expire,
     "claimed": lambda at: at.claim(),
+    "claimed, and the lease before was lost as well": lose_again,
     "claimed by a client with a suspect at work": lambda at: at.claim(suspects=0),
     "claimed, and all attempts are used": use_all_attempts,
     "claimed from a queue that keeps expired messages": lambda at: at.claim(expired="dead"),

@@ -110,8 +110,10 @@ class Stored:
     bodies: dict[str, bytes]
     attempts: dict[str, tuple[int, int]]
     """How many attempts were used before the lease, if there is one, and are forgiven, by id."""
-    returned: set[str]
-    """Ids of suspects that were returned."""
+    lost: dict[str, int]
+    """How many leases in a row were lost, by id, where there was one."""
+    suspects: set[str]
+    """Ids of messages without a group that wait as suspects; these are in ``leases``, too."""
     expiries: dict[str, float]
     expiring: dict[str, float]
     """When each of these counts as absent, unless a worker takes it."""
@@ -144,13 +146,13 @@ class Stored:
         def with_names(known: dict[str, Any]) -> dict[str, Any]:
             return {names.get(key, key): value for key, value in known.items()}
 
-        known = ("live", "leases", "tokens", "bodies", "attempts", "expiries", "expiring", "errors")
+        known = ("live", "leases", "tokens", "bodies", "attempts", "lost", "expiries", "errors")
         changed: dict[str, Any] = {
-            each: with_names(getattr(self, each)) for each in (*known, "priorities")
+            each: with_names(getattr(self, each)) for each in (*known, "expiring", "priorities")
         }
         return replace(
             self,
-            returned={names[key] for key in self.returned},
+            suspects={names[key] for key in self.suspects},
             order=[names[key] for key in self.order],
             **changed,
         )
@@ -170,7 +172,7 @@ class Stored:
             else:
                 assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
-        assert self.returned <= {*self.leases, *self.grouped}
+        assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
         assert set(self.grouped) <= set(self.places) <= live
         # A group that has settings of its own has a member without a place.
         lines = [member for member in self.lines if not member.endswith("\0\x7f")]
@@ -222,6 +224,8 @@ class Store:
             {key: float(moment) - now for key, moment in _pairs(part).items()}
             for part in parts[:11]
         ]
+        suspects = {key for key, end in leases.items() if end + now < 0}
+        leases = {key: end + 2**53 if key in suspects else end for key, end in leases.items()}
         hashes = [_pairs(part) for part in parts[11:17]]
         tokens, bodies, attempts, expiries, errors, priorities = hashes
         done, dead = (_pairs(part) for part in parts[17:19])
@@ -240,7 +244,12 @@ class Store:
             tokens={key: token.decode() for key, token in tokens.items()},
             bodies=bodies,
             attempts={key: _attempts(record) for key, record in attempts.items()},
-            returned={key for key, record in attempts.items() if record.endswith(b":r")},
+            lost={
+                key: int(record.rpartition(b":")[2])
+                for key, record in attempts.items()
+                if record.count(b":") > 1
+            },
+            suspects=suspects,
             expiries={key: float(end) - now for key, end in expiries.items()},
             expiring={key: float(end) - now for key, end in _pairs(parts[32]).items()},
             errors={key: error.decode() for key, error in errors.items()},

@@ -22,7 +22,6 @@
 --   held_id       text    the suspect of this queue that the client has at work: if its lease is
 --                         over, it may have another; or empty
 --   held_token    text    of that lease
---   company       0 or 1  whether the client has other messages of this queue at hand
 -- Roles: consumer
 -- Repeatable: no
 -- Undone by: release_call
@@ -123,14 +122,10 @@ end
 -- priorities are in use, it has the highest among the first hundred.
 local function find_suspect()
   local most, found = redis.call('EXISTS', priorities) == 1 and 100 or 10, nil
-  local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, most)
-  for i = 1, #ids_and_ends, 2 do
-    local id, priority = ids_and_ends[i], priority_of(ids_and_ends[i])
-    -- One of a group waits until it is in the line of its group, whose limits count.
-    local is_in_group = some_grouped and redis.call('HEXISTS', places, id) == 1
-    if bytes_left > 0 and not is_in_group and (not found or priority > found.priority) then
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', leased, '-inf', '(0', 'LIMIT', 0, most)) do
+    local priority = priority_of(id)
+    if bytes_left > 0 and (not found or priority > found.priority) then
       local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
-      lose(record, tonumber(ids_and_ends[i + 1]))
       local expiry = redis.call('HGET', expiries, id)
       if is_gone(id, priority, record, body, expiry) then
         bytes_left = bytes_left - #(body or '')
@@ -196,20 +191,18 @@ local function take_from(priority)
   end
 end
 
--- Return the end of leases that end about then, with this rest by two, as text. An end names one
--- claim. Two zeros at its end are avoided, because servers may write such numbers in other ways.
-local function new_token(ends, rest)
-  ends = ends + (ends + rest) % 2
-  while ends % 100 == 0 or redis.call('ZCOUNT', leased, ends, ends) > 0 do ends = ends + 2 end
+-- Return the end of leases that end about then, as text. An end names one claim. Two zeros at its end
+-- are avoided, because servers may write such numbers in other ways.
+local function new_token(ends)
+  while ends % 100 == 0 or redis.call('ZCOUNT', leased, ends, ends) > 0 do ends = ends + 1 end
   return string.format('%.0f', ends)
 end
 
-local function is_some_lost()
-  local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2])
-  return first_end and first_end <= now
-end
-
-local some_lost, some_trials, all_grouped = is_some_lost(), false, false
+-- Those that wait as suspects are the first ones, then come lost leases that no claim has seen.
+local first_end = tonumber(redis.call('ZRANGE', leased, 0, 0, 'WITHSCORES')[2]) or MAX_SCORE
+local some_suspects = first_end < 0
+local some_lost = first_end <= now and (not some_suspects or redis.call('ZCOUNT', leased, 0, now) > 0)
+local some_trials, all_grouped = false, false
 -- The work that groups or a limit add to a claim. Most queues have neither, and do not even create
 -- these functions. They take what they need from one function, because the functions of a script
 -- cost the more, the more variables of its own each of them uses.
@@ -219,12 +212,50 @@ if some_grouped or queue_limit or settled_to then by_turns = (function()
 -- include: turns
 end)() end
 
-local may_have_suspect = suspects == '1' and (some_lost or some_trials) and limit > 0
+-- Let messages wait again whose leases are lost: the first of them, for bodies may be large. Those
+-- that become suspects wait apart, the others as before their leases.
+local function line_up_lost()
+  local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, 0, now, 'WITHSCORES', 'LIMIT', 0, 100)
+  local lost, size = {}, 0
+  for i = 1, #ids_and_ends, 2 do
+    local id = ids_and_ends[i]
+    local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
+    lose(record)
+    lost[#lost + 1] = {id, record, tonumber(ids_and_ends[i + 1]), body, some_grouped and redis.call('HGET', places, id)}
+    size = size + #(body or '')
+    if size > 262144 then break end
+  end
+  -- A key of a foreign type must fail before the first write.
+  check_messages()
+  check_letters()
+  local lost_of_groups = {}
+  for _, message in ipairs(lost) do
+    local id, record, ends, body, place = unpack(message)
+    redis.call('HDEL', tokens, id)
+    save_record(id, record)
+    if place then
+      lost_of_groups[#lost_of_groups + 1] = message
+    elseif is_suspect(record) then
+      redis.call('ZADD', leased, suspect_score(ends), id)
+      some_suspects = true
+    else
+      redis.call('ZREM', leased, id)
+      redis.call('ZADD', waiting[priority_of(id)], format_score(due_of(record, body)), id)
+    end
+  end
+  if #lost_of_groups > 0 then by_turns.line_up_lost(lost_of_groups) end
+  some_tried, some_used, some_lost = true, true, redis.call('ZCOUNT', leased, 0, now) > 0
+  highest = redis.call('EXISTS', unpack(waiting)) > 0 and 9 or 0
+end
+if some_lost then line_up_lost() end
+if by_turns then some_trials = by_turns.begin() end
+
+local may_have_suspect = suspects == '1' and (some_suspects or some_trials) and limit > 0
 if may_have_suspect and held_id ~= '' then may_have_suspect = (lease_end(held_id, held_token) or 0) <= now end
-local suspect = may_have_suspect and (some_lost and find_suspect() or some_trials and by_turns.find_suspect()) or nil
-local is_suspect = false
+local suspect = may_have_suspect and (some_suspects and find_suspect() or some_trials and by_turns.find_suspect()) or nil
+local has_suspect = false
 if some_grouped and suspect then
-  is_suspect = true
+  has_suspect = true
   if suspect.line then
     by_turns.hand_out_of(suspect.line, suspect.id, suspect.member, suspect.priority, suspect.record, suspect.body, suspect.expiry)
   else
@@ -235,7 +266,7 @@ elseif some_grouped then
 end
 for priority = some_grouped and -1 or highest, 0, -1 do
   if suspect and count == 0 and suspect.priority >= priority then
-    is_suspect = true
+    has_suspect = true
     hand_out(suspect.id, suspect.priority, suspect.record, suspect.body, suspect.expiry)
     break
   end
@@ -243,7 +274,7 @@ for priority = some_grouped and -1 or highest, 0, -1 do
 end
 
 -- A key of a foreign type must fail before the first write.
-if some_kept or is_suspect then redis.call('HGET', tokens, '') end
+if some_kept then redis.call('HGET', tokens, '') end
 if some_expire then redis.call('ZSCORE', expiring, '') end
 if #gone > 0 then
   check_details()
@@ -270,31 +301,26 @@ if #gone > 0 then
 end
 local token = ''
 if count > 0 then
-  local in_company = not is_suspect and (count > 1 or company == '1')
-  token = new_token(end_of_lease(now, lease_us), in_company and 1 or 0)
+  token = new_token(end_of_lease(now, lease_us))
   -- The last one first, because their ends are equal: so a small set finds each place at once.
   local new_ends = {}
   for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
-  if some_kept or is_suspect then redis.call('HDEL', tokens, unpack(ids)) end
+  if some_kept then redis.call('HDEL', tokens, unpack(ids)) end
   redis.call('ZADD', leased, unpack(new_ends))
   if some_expire then
     local ids_and_ends = {}
     for i = 1, count do ids_and_ends[2 * i - 1], ids_and_ends[2 * i] = ids[i], token end
     expire_after(ids_and_ends)
   end
-  if is_suspect then
-    suspect.record.mark = ':s'
-    save_record(suspect.id, suspect.record)
-  end
   if by_turns then by_turns.note_left(token) end
   redis.call('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
 end
 
-local wait, has_suspects = -1, some_lost and redis.call('ZCOUNT', leased, '-inf', now) > 0
+local wait, has_suspects = -1, some_suspects and redis.call('ZCOUNT', leased, '-inf', '(0') > 0
 if by_turns then
-  local some_suspects
-  wait, some_suspects = by_turns.settle_others()
-  has_suspects = has_suspects or some_suspects
+  local has_some
+  wait, has_some = by_turns.settle_others()
+  has_suspects = has_suspects or has_some
 end
 if not all_grouped then
   for priority = highest, 0, -1 do
@@ -311,11 +337,11 @@ if by_turns then
   is_held = is_held or is_queue_held
 end
 -- The next claim goes on with them.
-if settled_to then wait = 0 end
+if settled_to or some_lost then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
 return {
-  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, is_suspect and 1 or 0,
+  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and 1 or 0,
   has_suspects and 1 or 0, occurrences, is_held and 1 or 0, is_rated and 1 or 0,
 }

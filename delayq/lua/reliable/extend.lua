@@ -23,8 +23,7 @@ local now = now_us()
 local ends, given = read_leases(ids, runs, true)
 local reply, extended, new_ends, kept = {now}, {}, {}, {}
 local moment, is_earlier = end_of_lease(now, lease_us), false
--- Even stays even, and odd stays odd.
-local even, odd = string.format('%.0f', moment + moment % 2), string.format('%.0f', moment + (moment + 1) % 2)
+local new_end = string.format('%.0f', moment)
 local some_details = redis.call('EXISTS', places, expiries) > 0
 local some_grouped = some_details and redis.call('EXISTS', places) == 1
 local some_places = some_grouped and redis.call('HMGET', places, unpack(ids)) or {}
@@ -37,7 +36,7 @@ for i, id in ipairs(ids) do
   reply[i + 1] = old_end and 1 or 0
   if old_end then
     extended[#extended + 1] = id
-    new_ends[#new_ends + 1], new_ends[#new_ends + 2] = old_end % 2 == 1 and odd or even, id
+    new_ends[#new_ends + 1], new_ends[#new_ends + 2] = new_end, id
     kept[#kept + 1], kept[#kept + 2] = id, given[i]
     -- Leases are renewed many at a time, and end later. A lease that is to end earlier than before
     -- comes alone.
@@ -58,7 +57,7 @@ local groups = {}
 for i, id in ipairs(ids) do
   local place = reply[i + 1] == 1 and some_places[i]
   if place then
-    set_place(id, place_of(group_of(place), '~', tonumber(ends[i]) % 2 == 1 and odd or even), place)
+    set_place(id, place_of(group_of(place), '~', moment), place)
     add_group(groups, group_of(place))
   end
 end

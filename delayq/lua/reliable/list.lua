@@ -39,12 +39,12 @@ local function add(set, ids_and_scores)
   end
   for i, id in ipairs(ids) do
     local score = tonumber(ids_and_scores[2 * i])
-    local found = {score = score, leased = set == leased and score > now, lost = set == leased and score <= now}
+    local found = {score = score, leased = set == leased and score > now, lost = set == leased and score >= 0 and score <= now}
     local record, priority = parse_record(tried[i]), parse_priority(ranks[i])
     local is_live = texts[i] or brief == '1' and redis.call('HEXISTS', bodies, id) == 1
     local facts = false
     if is_live and (found.leased or number_or(MAX_SCORE, ends[i]) >= now) then
-      local body = texts[i] or (found.lost or record.mark == ':r') and redis.call('HGET', bodies, id)
+      local body = texts[i] or (found.lost or is_suspect(record) and not found.leased) and redis.call('HGET', bodies, id)
       facts = describe(found, now, record, priority, body, failures[i])
     end
     if facts and brief == '1' then facts = {facts[1], facts[2], facts[3]} end

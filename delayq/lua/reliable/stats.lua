@@ -18,9 +18,11 @@ local oldest = 0
 
 -- Count the members up to now, and those after it.
 local function count(set)
-  local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2]
+  local head = tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2])
   if not head then return 0, 0 end
-  oldest = math.max(oldest, now - math.max(0, tonumber(head)))
+  -- That of a suspect that waits: see suspect_score.
+  if head < 0 and set == leased then head = head + MAX_SCORE end
+  oldest = math.max(oldest, now - math.max(0, head))
   local past = redis.call('ZCOUNT', set, '-inf', now)
   return past, redis.call('ZCARD', set) - past
 end

@@ -12,20 +12,21 @@
 --   schedules      HASH     recurring messages; its empty field counts how far their time has moved
 --   settings       HASH     see reliable/include/groups.lua: its field "turn"
 -- Arguments:
---   by_us  int  how far, microseconds; rounded up to an even number
+--   by_us  int  how far, microseconds
 -- Repeatable: no
 --
 -- Returns 1.
 
--- The ends of leases stay even or odd.
 local by = tonumber(by_us)
-by = by + by % 2
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local head
 
--- Not before the epoch.
-local function back(moment) return string.format('%.2f', math.max(0, (tonumber(moment) or 0) - by)) end
+-- Not before the epoch. Suspects keep their scores, which are below 0.
+local function back(moment)
+  moment = tonumber(moment) or 0
+  return string.format('%.2f', moment < 0 and moment or math.max(0, moment - by))
+end
 
 local function move_scores(set)
   local all = redis.call('ZRANGE', set, 0, -1, 'WITHSCORES')

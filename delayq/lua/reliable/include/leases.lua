@@ -5,9 +5,9 @@
 -- wait, if it needs them: see queue.lua.
 --
 -- Keys:
---   leased      ZSET  ids that workers have, scored by the end of the lease, whole microseconds:
---                     even if the message was claimed alone, odd if it was in company. An end that
---                     has passed is that of a lost lease: its message is a suspect
+--   leased      ZSET  ids that workers have, scored by the end of the lease, whole microseconds. An
+--                     end that has passed is that of a lost lease, which no claim has seen yet. A
+--                     score below 0 is that of a suspect that waits: see suspect_score
 --   tokens      HASH  id to the token of its lease, where that is not the end of the lease any more
 --   bodies      HASH  id to "enqueued+delay", limits such as "x5t30000000", space and headers,
 --                     newline, payload; enqueued: microseconds in 16 digits, and quarters of one in
@@ -16,7 +16,7 @@
 --   attempts    HASH  id to "used-forgiven:due", where an attempt was used or the due time changed:
 --                     the attempts before the lease, if it has one, and how many of them are
 --                     forgiven; the due time if it is not that of the body, or nothing; at the end
---                     ":s" if it was handed out as a suspect, ":r" if it was returned then
+--                     ":" and how many leases in a row were lost, if that is not 0
 --   expiries    HASH  id to the end of its time to live, microseconds, where it has one
 --   errors      HASH  id to the last error, where there was one
 --   priorities  HASH  id to its priority, where that is not 0
@@ -32,9 +32,10 @@
 -- The token of a lease is its end as decimal text. All messages of a claim have the same, which no
 -- other lease has at that time; it stays the token when the lease is extended.
 --
--- A message whose lease ends may have killed its worker, or have been killed by a neighbour. So it
--- is handed out alone the next time, and an attempt that was lost counts towards its death only if
--- it was alone.
+-- A message whose lease is lost may have killed its worker, or have been killed by a neighbour. The
+-- first time, it is handed out again like any other: whatever a crash has interrupted goes on at
+-- once. If the next lease is lost as well, the message is a suspect: it is handed out alone, and only
+-- what it loses then counts towards its death.
 --
 -- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read
 -- has a default.
@@ -79,22 +80,30 @@ local function read_leases(ids, runs, some_kept)
   return ends, given
 end
 
--- Return what is stored about a message's attempts: {used, forgiven, due, mark}. due: nil if the
+-- Return what is stored about a message's attempts: {used, forgiven, due, lost}. due: nil if the
 -- body tells it.
 local function parse_record(text)
-  local used, forgiven, due, mark = string.match(text or '', '^(%d+)%-(%d+):([%d.]*)(.*)$')
-  return {used = number_or(0, used), forgiven = number_or(0, forgiven), due = number_or(nil, due), mark = mark or ''}
+  local used, forgiven, due, lost = string.match(text or '', '^(%d+)%-(%d+):([%d.]*):?(%d*)')
+  return {used = number_or(0, used), forgiven = number_or(0, forgiven), due = number_or(nil, due), lost = number_or(0, lost)}
 end
 
 local function save_record(id, record)
-  local due = record.due and format_score(record.due) or ''
-  redis.call('HSET', attempts, id, record.used .. '-' .. record.forgiven .. ':' .. due .. record.mark)
+  local due, lost = record.due and format_score(record.due) or '', record.lost > 0 and ':' .. record.lost or ''
+  redis.call('HSET', attempts, id, record.used .. '-' .. record.forgiven .. ':' .. due .. lost)
 end
 
--- Count the attempt of a lease that is lost. A suspect that was returned has none.
-local function lose(record, ends)
-  if record.mark == ':r' then return end
-  record.used, record.forgiven = record.used + 1, record.forgiven + (ends % 2 == 1 and 1 or 0)
+-- Return whether a message with this record may only be handed out alone.
+local function is_suspect(record) return record.lost >= 2 end
+
+-- Return the score of a suspect that waits, since a moment: below those of all leases.
+local function suspect_score(moment) return string.format('%.0f', math.floor(moment) - MAX_SCORE) end
+
+-- Count the attempt of a lease that is lost. That of a message that was no suspect is forgiven, until
+-- it has lost three as a suspect: then it is to blame for the first two as well.
+local function lose(record)
+  record.used, record.lost = record.used + 1, record.lost + 1
+  if record.lost <= 2 then record.forgiven = record.forgiven + 1 end
+  if record.lost == 5 then record.forgiven = math.max(0, record.forgiven - 2) end
 end
 
 -- Return when a message that was retried or rescheduled by this record, or never, was due; and the

@@ -56,13 +56,13 @@ local function locate(id)
 end
 
 -- Return {where, score, lost, leased, expired} of a live message; nil if there is none. A lease
--- that is lost no longer counts, even if no client has taken the message since. A message that has
--- expired and is not leased counts as absent.
+-- that is lost no longer counts, even if no claim has seen it since: then `lost` is true. A message
+-- that has expired and is not leased counts as absent.
 local function find_message(id, now)
   if redis.call('HEXISTS', bodies, id) == 0 then return nil end
   local found, ends = {}, tonumber(redis.call('ZSCORE', leased, id))
   if ends then
-    found.where, found.score, found.lost, found.leased = 'leased', ends, ends <= now, ends > now
+    found.where, found.score, found.lost, found.leased = 'leased', ends, ends >= 0 and ends <= now, ends > now
     waiting.leased = leased
   else
     found.where, found.score = locate(id)
@@ -78,7 +78,7 @@ local function count_expired(now) return redis.call('ZCOUNT', expiring, '-inf', 
 -- Return the attempts of a message, and those that are forgiven, with the one of a lost lease.
 local function find_record(id, found)
   local record = parse_record(redis.call('HGET', attempts, id))
-  if found.lost then lose(record, found.score) end
+  if found.lost then lose(record) end
   return record
 end
 
@@ -111,7 +111,7 @@ local function return_message(id, record, due, now, group)
   -- First the writes that free memory: then a full server accepts the rest.
   local was_leased = redis.call('ZREM', leased, id) == 1
   redis.call('HDEL', tokens, id)
-  record.due, record.mark = due, ''
+  record.due, record.lost = due, 0
   save_record(id, record)
   if expires then redis.call('ZADD', expiring, format_score(expires), id) end
   if group then
@@ -130,12 +130,8 @@ local function give_back(id, now)
   local place, expires = redis.call('HGET', places, id), number_or(nil, redis.call('HGET', expiries, id) or nil)
   redis.call('ZSCORE', waiting[priority], id)
   if place then check_groups() end
-  local waits_for_slot, was_suspect = awaits_slot(), record.mark == ':s'
+  local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
   redis.call('HDEL', tokens, id)
-  if was_suspect then
-    record.mark = ':r'
-    save_record(id, record)
-  end
   if expires then redis.call('ZADD', expiring, format_score(expires), id) end
   if place then
     local group = group_of(place)
@@ -144,8 +140,7 @@ local function give_back(id, now)
     line_up(id, group, was_suspect and '?' or level_of(group, place, priority), due, place)
     settle({group}, now, was_suspect)
   elseif was_suspect then
-    -- No lease of this message has ended that early, so this is no token.
-    redis.call('ZADD', leased, format_score(math.min(due, now)), id)
+    redis.call('ZADD', leased, suspect_score(math.min(due, now)), id)
     announce(0, now)
   else
     redis.call('ZREM', leased, id)
@@ -184,9 +179,9 @@ end
 -- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
 local function describe(found, now, record, priority, body, error)
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
-  if found.lost then lose(record, found.score) end
-  local was_lost, moment = found.lost or record.mark == ':r', found.score
-  if was_lost or body and not found.leased then
+  if found.lost then lose(record) end
+  local moment = found.score
+  if not found.leased and (body or found.lost or is_suspect(record)) then
     local _, asked = due_of(record, body)
     moment = asked
   end

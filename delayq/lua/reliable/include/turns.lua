@@ -14,7 +14,7 @@
   -- The rare work, of which each claim needs a part at most once or twice.
   local function rare()
 -- include: settle
-    return settle, leave_lines, line_up
+    return settle, leave_lines, line_up, level_of
   end
 
   -- Return what this claim knows about a group. All fields are named here, because a table that grows
@@ -262,30 +262,21 @@
     if settled_to then redis.call('HSET', settings, 'settled_to', settled_to) else redis.call('HDEL', settings, 'settled_to') end
   end
 
-  -- Let the messages of groups whose leases are lost wait in the lines of their groups, as suspects.
-  local function line_up_lost()
-    local settle, _, line_up = rare()
-    local ids_and_ends = redis.call('ZRANGEBYSCORE', leased, '-inf', now, 'WITHSCORES', 'LIMIT', 0, 100)
-    local groups, is_checked = {}, false
-    for i = 1, #ids_and_ends, 2 do
-      local id, ends = ids_and_ends[i], tonumber(ids_and_ends[i + 1])
-      local place = redis.call('HGET', places, id)
-      if place then
-        local record = parse_record(redis.call('HGET', attempts, id))
-        if not is_checked then
-          check_details()
-          check_groups()
-          is_checked = true
-        end
-        lose(record, ends)
-        record.mark = ':r'
-        redis.call('ZREM', leased, id)
-        redis.call('HDEL', tokens, id)
-        save_record(id, record)
-        some_tried, some_used = true, true
-        line_up(id, group_of(place), '?', ends, place)
-        add_group(groups, group_of(place))
+  -- Let messages wait in the lines of their groups whose leases are lost, of which `lost` has {id,
+  -- record, ends, body, place} each.
+  local function line_up_lost(lost)
+    local settle, _, line_up, level_of = rare()
+    local groups = {}
+    for _, message in ipairs(lost) do
+      local id, record, ends, body, place = unpack(message)
+      local group = group_of(place)
+      redis.call('ZREM', leased, id)
+      if is_suspect(record) then
+        line_up(id, group, '?', ends, place)
+      else
+        line_up(id, group, level_of(group, place, priority_of(id)), due_of(record, body), place)
       end
+      add_group(groups, group)
     end
     settle(groups, now, true)
   end
@@ -465,21 +456,19 @@
     return wait, has_suspects, false
   end
 
-  if settled_to then settle_next() end
-  if some_grouped then
-    if some_lost then
-      line_up_lost()
-      some_lost = is_some_lost()
-    end
-    local first_trial = some_used and tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2]) or nil
-    has_trials, some_trials = first_trial ~= nil, first_trial ~= nil and first_trial <= now
-  end
-  if limit_of_queue then
+  -- Look at what may be handed out, once nothing changes any more that waits.
+  local function begin()
+    local first_trial = some_grouped and some_used and tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2]) or nil
+    has_trials = first_trial ~= nil
+    if not limit_of_queue then return has_trials and first_trial <= now end
     local room
     room, starts_of_queue = room_of(limit_of_queue, '', now, limit, running_in_queue)
     limit = math.max(0, math.min(limit, room))
+    return has_trials and first_trial <= now
   end
+
+  if settled_to then settle_next() end
   return {
-    hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
+    line_up_lost = line_up_lost, begin = begin, hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
     leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot, holds_groups = holds_groups, is_rated = is_rated,
   }
