@@ -197,6 +197,13 @@ class ReliableKeys:
         key: str = self.messages[MESSAGES.index(name)] if name in MESSAGES else getattr(self, name)
         return key
 
+    def aside(self, name: str) -> str:
+        """Return where the key of this name lies while the queue is moved to another number of
+        partitions.
+        """
+        prefix = self.wake.removesuffix("wake")
+        return f"{prefix}aside:{self.named(name).removeprefix(prefix)}"
+
     def of_script(self, script: Script) -> tuple[str, ...]:
         """Return the keys to pass to a script, as its declaration names them.
 

@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -43,6 +44,8 @@ MOST_TRIES = 10
 """How often a call is made that is refused because settings have changed."""
 # How long to wait before asking again for the number of partitions, seconds.
 _PAUSE = 0.05
+# How long a caller waits while the queue is moved to other partitions, seconds.
+_MOST_HELD = 5.0
 
 
 class KnownSettings:
@@ -146,6 +149,11 @@ class KnownSettings:
             number = next(self._reads)
             outcome, stored = await self._renumber(stored, changes)
         self._check_shares(outcome, {**stored.fields, **changes})
+        if outcome is ChangeOutcome.BUSY:
+            raise ServerUnavailable(
+                f"nothing was changed: queue {self._name!r} is being moved to {stored.moving_to}"
+                " partitions"
+            )
         self._adopt(stored, number)
         # This client does not declare what it has just changed.
         self._declared |= {name: text for name, text in changes.items() if name in self._declared}
@@ -185,8 +193,12 @@ class KnownSettings:
         """
         with before_a_call():
             stored = await self.read()
+            began = time.monotonic()
             while stored.is_held:
-                # Not for long: the server ends this if the client that began it has died.
+                # Not for long: the server ends this if the client that began it has died. To move a
+                # queue that is not empty may take longer.
+                if time.monotonic() - began > _MOST_HELD:
+                    stored.check_at_rest(self._name)
                 await asyncio.sleep(_PAUSE)
                 number = next(self._reads)
                 _, stored = await self._store.configure("change", {})

@@ -159,8 +159,9 @@ class OpenReliableQueue:
                 if found := await of(partition):
                     return found
             # A client that was not notified may have asked the wrong partitions.
-            await self.settings.read()
-            if self.settings.stored.partitions == number:
+            stored = await self.settings.read()
+            stored.check_at_rest(self.name)
+            if stored.partitions == number:
                 return None
 
     async def change(
@@ -193,8 +194,9 @@ class OpenReliableQueue:
                 if all(changed.values()):
                     break
                 # A client that was not notified may have asked the wrong partitions.
-                await self.settings.read()
-                if self.settings.stored.partitions == number:
+                stored = await self.settings.read()
+                stored.check_at_rest(self.name)
+                if stored.partitions == number:
                     break
         except ServerError as error:
             raise half_way(error, sum(changed.values())) from error.__cause__

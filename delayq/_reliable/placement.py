@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-def partition_of(id: str, partitions: int) -> int:  # noqa: A002
+def partition_of(id: str | bytes, partitions: int) -> int:  # noqa: A002
     """Return the partition of a message id: the same in every process, and forever.
 
     The occurrences of a schedule are in the partition of the schedule.
     """
-    name = id.encode()
+    name = id.encode() if isinstance(id, str) else id
     if b"@" in name and is_occurrence(name):
         name = schedule_of(name)
     # The upper bits decide, whatever the number of partitions: see endings_in().
     return crc32(name) * partitions >> 32
 
 
-def home_of(schedule: str, partitions: int) -> int:
-    """Return the partition of a schedule."""
-    return crc32(schedule.encode()) * partitions >> 32
+def home_of(name: str | bytes, partitions: int) -> int:
+    """Return the partition of a schedule, or of a group."""
+    return crc32(name.encode() if isinstance(name, str) else name) * partitions >> 32
 
 
 def endings_in(beginning: str, partition: int, partitions: int) -> Sequence[str]:

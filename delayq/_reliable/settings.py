@@ -24,7 +24,7 @@ from delayq._reliable.limits import limit_text, parse_limit
 from delayq._unset import UNSET, Unset
 from delayq._wording import given
 from delayq.backoff import Backoff, check_backoff
-from delayq.errors import BadInput, ConfigurationError
+from delayq.errors import BadInput, ConfigurationError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,6 +47,7 @@ FIELDS = (
     "epoch",
     "partitions",
     "renumbering",
+    "moving",
     "max_size",
     "expired",
     "dedup_window",
@@ -253,6 +254,7 @@ class StoredSettings:
         partitions: The number of partitions.
         is_numbered: Whether this number is stored: then it stays.
         is_held: Whether nothing can be stored now, because the number is about to change.
+        moving_to: To which number of partitions the queue is being moved, if it is.
         is_whole: Whether there is only one partition.
         max_size: The number of live messages beyond which offers are refused; 0 for no limit.
         drops_letters: Whether dead letters are dropped at some age or number.
@@ -268,6 +270,7 @@ class StoredSettings:
         "is_whole",
         "keep_us",
         "max_size",
+        "moving_to",
         "partitions",
     )
 
@@ -278,6 +281,8 @@ class StoredSettings:
         self.is_numbered: bool = number is not None and int(number[1]) <= MOST_PARTITIONS
         self.partitions: int = int(number[1]) if number is not None and self.is_numbered else 1
         self.is_held: bool = self.is_numbered and fields["partitions"].endswith("?")
+        moving = _NUMBER.match(fields.get("moving", ""))
+        self.moving_to: int | None = int(moving[1]) if moving is not None else None
         self.is_whole: bool = self.partitions == 1
         self.max_size: int = max(_number(fields.get("max_size")), 0)
         limits = (_number(fields.get(name)) for name in ("keep_dead", "max_dead"))
@@ -364,6 +369,19 @@ class StoredSettings:
             raise ConfigurationError(
                 f"queue {queue!r}: {'; '.join(differing)}: "
                 f"call configure() to change {what}, or leave {what} out"
+            )
+
+    def check_at_rest(self, queue: str) -> None:
+        """Check that the queue is not being moved to another number of partitions.
+
+        Raises:
+            ServerUnavailable: It is, and what it has cannot be reached.
+        """
+        if self.is_held and self.moving_to is not None:
+            raise ServerUnavailable(
+                f"nothing was done: queue {queue!r} is being moved to {self.moving_to} partitions;"
+                " try again when that has ended. If it was interrupted, continue it with:"
+                f" delayq repartition {shlex.quote(queue)} --to {self.moving_to}"
             )
 
     def check_shares(self, queue: str) -> None:

@@ -91,7 +91,12 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     ("reliable", "producer"): _Work("unlink"),
     # Of the re-check, it reaches only the part for reliable queues.
     ("reliable", "consumer"): _Work("hscan hmget hget time unlink", never="llen"),
-    ("reliable", "admin"): _Work(f"{_LOOKS_AT_RELIABLE} hscan set zmscore"),
+    # The last commands and keys are those of a move to another number of partitions.
+    ("reliable", "admin"): _Work(
+        f"{_LOOKS_AT_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
+        " zrangebylex zremrangebylex",
+        "done shared_moments awaited recorded records starts aside",
+    ),
     ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),
 }
 
@@ -223,6 +228,7 @@ def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
     for name in (*MESSAGES[PRIORITIES:], *_KEYS_OF_RELIABLE.split()):
         every[name] = keys.named(name)
     every["call"] = keys.call(f"{_CLIENT}-{_ONE}")
+    every["aside"] = keys.wake.removesuffix("wake") + f"aside:{_REST}"
     return [key for name, key in every.items() if name in names]
 
 

@@ -25,6 +25,7 @@ from delayq.cli.history import history
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate
 from delayq.cli.output import tell
+from delayq.cli.repartition import repartition
 from delayq.cli.schedules import schedules, unschedule
 from delayq.cli.search import search
 from delayq.cli.top import top
@@ -61,6 +62,7 @@ app.command(rich_help_panel=_MESSAGES)(messages.take)
 app.add_typer(dead, name="dead", rich_help_panel=_KEEPING)
 app.add_typer(groups, name="groups", rich_help_panel=_KEEPING)
 app.command(rich_help_panel=_KEEPING)(queues.configure)
+app.command(rich_help_panel=_KEEPING)(repartition)
 app.command(rich_help_panel=_KEEPING)(queues.pause)
 app.command(rich_help_panel=_KEEPING)(queues.resume)
 app.command(rich_help_panel=_KEEPING)(queues.purge)

@@ -46,11 +46,14 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, queue_limit, settled_to = unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to'))
+local layout, queue_limit, settled_to, mover =
+  unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to', 'mover'))
 if (layout or LAYOUT) ~= LAYOUT then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}, 0, 0} end
 if last_number >= tonumber(number) then return nothing() end
+-- What lies here is not whole yet, even if somebody ends the pause.
+if mover then return nothing() end
 limit, max_attempts = tonumber(limit), tonumber(max_attempts)
 -- The bodies of one answer have to cross a network before the first message can be handled, so
 -- those after the first are bounded.

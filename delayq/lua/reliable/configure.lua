@@ -13,14 +13,16 @@
 --
 -- Returns what became of it, and the settings that are stored now, as include/change.lua orders
 -- them: "changed"; "same": they were like that, or have the layout of another release; "other
--- number": a change would give the queue another number of partitions, or "too small": the limit is
--- smaller than that number; then nothing was changed.
+-- number": a change would give the queue another number of partitions, "too small": the limit is
+-- smaller than that number, or "busy": the queue is moved to other partitions; then nothing was
+-- changed.
 -- include: clock
 -- include: settings
 -- include: change
 
 local stored, now = read_settings(), now_us()
 if not stored then return settings_after('same') end
+if stored.moving then return settings_after('busy') end
 local number, new = number_in(stored.partitions), {}
 local is_new = above ~= '' and parse_epoch(above) >= parse_epoch(stored.epoch)
 if number and number ~= stored.partitions and not renumbered_by(stored, now) then

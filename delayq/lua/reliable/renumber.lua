@@ -25,6 +25,7 @@
 
 local stored, now = read_settings(), now_us()
 if not stored then return settings_after('same') end
+if stored.moving then return settings_after('busy') end
 local old, new = number_in(stored.partitions), {partitions = number}
 if not old then return settings_after('lost') end
 local holder = renumbered_by(stored, now)

@@ -83,7 +83,7 @@ def test_stored_settings_are_read_and_what_is_not_stored_is_the_default() -> Non
     stored = StoredSettings({})
     assert (stored.is_numbered, stored.epoch) == (False, UNDECLARED)
     assert stored.public() == delayq.QueueSettings(1, None, "drop", 0.0)
-    values = (b"1", b"17", b"16?", b"me 5", b"1000", b"dead", b"1500000", b"2500000", b"9")
+    values = (b"1", b"17", b"16?", b"me 5", None, b"1000", b"dead", b"1500000", b"2500000", b"9")
     stored = StoredSettings.of((*values, b"3500000", b"8", b"c5", b"r9p500000o"))
     assert (stored.is_numbered, stored.is_held) == (True, True)
     assert (stored.epoch, stored.partitions) == ("17", 16)
@@ -109,7 +109,7 @@ def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -
 
 
 def test_the_error_names_every_setting_that_differs_as_users_write_it() -> None:
-    values = (b"1", b"1", b"4", b"", b"0", b"drop", b"1500000", b"0", b"7")
+    values = (b"1", b"1", b"4", b"", None, b"0", b"drop", b"1500000", b"0", b"7")
     stored = StoredSettings.of((*values, *(None,) * (len(FIELDS) - len(values))))
     stored.check("jobs", {"max_size": "0", "keep": "1"})
     declared = declare(expired="dead", dedup_window=60, keep_dead=timedelta(seconds=90))

@@ -5,9 +5,12 @@
 --
 -- While the number of partitions is about to change, `partitions` ends in a question mark, so that
 -- no caller agrees on it, and `renumbering` names the client that changes it, and since when.
+--
+-- While the queue is moved to another number of partitions, `moving` says how far that has come: see
+-- repartition.lua. Then nothing else changes.
 
 local FIELDS = {
-  'layout', 'epoch', 'partitions', 'renumbering', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead',
+  'layout', 'epoch', 'partitions', 'renumbering', 'moving', 'max_size', 'expired', 'dedup_window', 'keep_dead', 'max_dead',
   'keep', 'max_kept', 'limit', 'group_limit',
 }
 -- For how long a client may prevent offers while it changes the number of partitions, microseconds.

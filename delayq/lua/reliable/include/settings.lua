@@ -1,6 +1,6 @@
 -- settings: the settings of the queue. See docs/redis-data-model.md.
 --
--- The key `settings` is a HASH: layout, epoch, partitions, renumbering, max_size, expired,
+-- The key `settings` is a HASH: layout, epoch, partitions, renumbering, moving, max_size, expired,
 -- dedup_window, keep_dead, max_dead, keep, max_kept, limit, group_limit; share: the part of the limit
 -- that this partition has; settled_to: exists after these limits have changed, until claims have
 -- given every group its turn by them: the member of `lines` that they have reached; see

@@ -1,0 +1,23 @@
+-- set_aside: put everything in a partition aside, so that it can be moved to other partitions and
+-- nothing changes it meanwhile.
+--
+-- Keys:
+--   lease_ends  ZSET  `leased` of include/leases.lua
+--   key...      any   each key that has anything that was placed by the number of partitions, followed
+--                     by the name that it gets
+-- Roles: admin
+-- Repeatable: yes
+--
+-- Returns the number of messages that workers have: if there are any, nothing was changed.
+-- include: clock
+
+local running = redis.call('ZCOUNT', lease_ends, string.format('(%.0f', now_us()), '+inf')
+if running > 0 then return running end
+for i = 1, #keys, 2 do
+  -- If the first answer was lost, it is done.
+  if redis.call('EXISTS', keys[i + 1]) == 1 then return 0 end
+end
+for i = 1, #keys, 2 do
+  if redis.call('EXISTS', keys[i]) == 1 then redis.call('RENAME', keys[i], keys[i + 1]) end
+end
+return 0

@@ -1,0 +1,330 @@
+"""A queue is moved to another number of partitions, with everything in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import delayq
+from delayq import DuplicateMessage, Limit, Offer
+from delayq._reliable.keys import ReliableKeys
+from delayq.admin.acl import acl_rules
+from delayq.admin.repartition import Repartition, repartition
+from delayq.errors import ConfigurationError, ServerUnavailable
+from tests.integration.test_acl import granted
+from tests.support.depth import nightly
+from tests.support.reliable import all_values
+from tests.support.reliable_fixtures import faults
+from tests.support.reliable_store import HOUR
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client, Message
+    from tests.integration.test_faults import Faults
+    from tests.support.servers import PrivateServer
+
+__all__ = ["faults"]
+
+Jobs = delayq.ReliableQueue[Any]
+SETTINGS: dict[str, Any] = {
+    "lease": HOUR,
+    "max_attempts": None,
+    "dedup_window": HOUR,
+    "keep": HOUR,
+    "group_limit": Limit(concurrency=2),
+    "backoff": delayq.Backoff.exponential(base=0.001, max=0.001),
+}
+GROUPS = tuple(f"tenant-{n}" for n in range(5))
+
+
+async def fill(jobs: Jobs) -> None:
+    """Store messages of every kind, dead letters, schedules, results and settings of groups."""
+    due = datetime.now(UTC) + timedelta(hours=2)
+    await jobs.offer_many([Offer("taken", id=f"taken-{n}") for n in range(8)])
+    for message in await jobs.claim(8):
+        n = int(message.id[-1])
+        if n % 2:
+            await message.ack(n)
+        else:
+            await message.bury(f"no good {n}")
+    # A second dead letter with the same id.
+    await jobs.offer("again", id="taken-0")
+    await (await jobs.claim())[0].bury("no good again")
+    await jobs.offer_many([Offer("retried", id=f"retried-{n}") for n in range(4)])
+    for message in await jobs.claim(4):
+        await message.nack(delay=HOUR, error=f"failed {message.id}")
+    await jobs.offer_many(
+        [
+            *(Offer(n, delay=HOUR + n) for n in range(20)),
+            *(Offer(n, id=f"own-{n}", priority=n, headers={"n": str(n)}) for n in range(6)),
+            *(Offer(n, at=due, ttl=3 * HOUR, id=f"once-{n}", unique_for=HOUR) for n in range(4)),
+            *(Offer(n, group=group) for group in GROUPS for n in range(4)),
+            *(
+                Offer(n, group=group, id=f"{group}/{n}", delay=HOUR)
+                for group in GROUPS
+                for n in (1, 2)
+            ),
+        ]
+    )
+    await jobs.groups.set_limit(GROUPS[1], Limit(concurrency=1))
+    await jobs.groups.pause(GROUPS[2])
+    for n in range(4):
+        await jobs.schedule(f"report-{n}", every=HOUR, value=n)
+
+
+async def view(jobs: Jobs) -> dict[str, Any]:
+    """Return everything that users see of a queue."""
+
+    def shown(message: Message[Any]) -> tuple[Any, ...]:
+        return (message.id, message.value, message.attempt, message.due_at, message.enqueued_at,
+                message.headers, message.group)  # fmt: skip
+
+    stats = await jobs.stats()
+    messages = {state: await jobs.list(state) for state in ("ready", "delayed", "leased")}
+    refused = []
+    for n in range(8):
+        try:
+            await jobs.offer("again", id=f"taken-{n}")
+            assert await jobs.cancel(f"taken-{n}")
+        except DuplicateMessage:
+            refused.append(n)
+    return {
+        "counts": (stats.ready, stats.delayed, stats.leased, stats.dead, stats.paused),
+        "messages": {state: sorted(map(shown, found)) for state, found in messages.items()},
+        "by id": [shown(message) for n in range(6) if (message := await jobs.get(f"own-{n}"))],
+        "dead": [(x.id, x.value, x.error, x.reason) for x in await jobs.dead.list()],
+        "schedules": sorted((x.name, x.next_at) for x in await jobs.schedules()),
+        "groups": [*await jobs.groups.list()],
+        "results": [await jobs.result(f"taken-{n}") for n in (1, 3, 5, 7)],
+        "histories": [await jobs.history(f"taken-{n}") for n in range(8)],
+        "refused": refused,
+        "limits": (await jobs.settings()).group_limit,
+    }
+
+
+async def contents(raw: Any) -> dict[bytes, Any]:
+    """Return what every key of a queue in one partition has, and whether it expires, except for its
+    settings and calls.
+    """
+    keys = [key async for key in raw.scan_iter("delayq:{jobs}:*")]
+    kinds = {key: await raw.type(key) for key in keys}
+    assert not [key async for key in raw.scan_iter("delayq:*aside*")]
+
+    async def content(key: bytes) -> Any:
+        if kinds[key] == b"hash":
+            return await raw.hgetall(key)
+        return await raw.zrange(key, 0, -1, withscores=True)
+
+    return {
+        key: (await content(key), await raw.pttl(key) > 0)
+        for key in sorted(keys)
+        if not key.endswith((b":settings", b":paused")) and b":call:" not in key
+    }
+
+
+@pytest.mark.every_server
+async def test_an_admin_moves_a_queue_and_it_has_what_it_had_before(
+    client: Client, server: PrivateServer, raw: Any
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", partitions=1, **SETTINGS)
+    await fill(jobs)
+    before, stored = await view(jobs), await contents(raw)
+    rules = acl_rules("admin", reliable=["jobs"], partitions=7)
+    for partitions in (4, 7, 2, 1):
+        async with granted(server, rules) as url, delayq.connect(url) as admin:
+            result = await repartition(admin, "jobs", partitions)
+        assert result.moved == sum(before["counts"][:3])
+        assert (await jobs.settings()).partitions == partitions
+        assert await view(jobs) == before, partitions
+    assert await contents(raw) == stored
+    await jobs.groups.resume(GROUPS[2])
+    handled: list[Any] = []
+    while messages := await jobs.claim(50):
+        for message in messages:
+            handled.append((message.group, message.value))
+            await message.ack()
+    for group in GROUPS:
+        assert [value for name, value in handled if name == group] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "step", [12, 40, 82, *map(nightly, range(1, 301, 2)), *map(nightly, range(150, 300, 4))]
+)
+async def test_a_move_that_is_interrupted_anywhere_is_continued(
+    step: int, client: Client, server: PrivateServer, faults: Faults
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", partitions=2, **SETTINGS)
+    await fill(jobs)
+    before = await view(jobs)
+    calls = 0
+
+    def fail(*_: object) -> str | None:
+        nonlocal calls
+        calls += 1
+        if calls == step and step % 2:
+            # This call is carried out, and is the last one.
+            return "lost"
+        if calls >= step:
+            raise asyncio.CancelledError
+        return None
+
+    async with delayq.connect(server.url) as other:
+        faults.plan = fail
+        with contextlib.suppress(asyncio.CancelledError):
+            await repartition(other, "jobs", 3)
+        faults.plan = lambda *_: None
+    await repartition(client, "jobs", 3)
+    assert await view(jobs) == before
+
+
+async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_gone(
+    client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._reliable.known_settings._MOST_HELD", 0.05)
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer(1, id="one", delay=HOUR)
+
+    def fail(name: str, _: int) -> None:
+        if name == "reliable/receive":
+            raise asyncio.CancelledError
+
+    faults.plan = fail
+    with pytest.raises(asyncio.CancelledError):
+        await repartition(client, "jobs", 4)
+    for call in (jobs.offer(2), jobs.cancel("one"), jobs.get("one"), jobs.configure(max_size=9)):
+        with pytest.raises(ServerUnavailable, match="being moved to 4 partitions"):
+            await call
+    with pytest.raises(ConfigurationError, match="delayq repartition jobs --to 4"):
+        await repartition(client, "jobs", 8)
+    faults.plan = lambda *_: None
+    monkeypatch.undo()
+    waiting = asyncio.create_task(jobs.offer(2, id="two"))
+    await repartition(client, "jobs", 4)
+    assert await waiting == "two"
+    assert await jobs.cancel_many(["one", "two"]) == [True, True]
+
+
+async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: Client) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer_many([Offer(1), Offer(2)])
+    message = (await jobs.claim())[0]
+    states: list[Repartition] = []
+    for answer in ("cancel", "ack"):
+        states.clear()
+        move = asyncio.create_task(repartition(client, "jobs", 2, progress=states.append))
+        await until(lambda: bool(states))
+        assert (states[-1].phase, states[-1].running) == ("waiting", 1)
+        assert (await jobs.stats()).paused
+        if answer == "cancel":
+            move.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await move
+            assert not (await jobs.stats()).paused
+        else:
+            await message.ack()
+            await move
+    assert (await jobs.settings()).partitions == 2
+    assert await all_values(jobs) == [2]
+
+
+async def test_a_queue_that_was_paused_is_paused_after_the_move(client: Client) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer(1)
+    await jobs.pause()
+    await repartition(client, "jobs", 2)
+    assert await jobs.claim() == []
+    await jobs.resume()
+    assert await all_values(jobs) == [1]
+
+
+async def test_a_process_whose_move_was_taken_over_stores_nothing(
+    client: Client, faults: Faults
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer_many([Offer(n) for n in range(10)])
+    taken_over: list[asyncio.Task[Repartition]] = []
+
+    def take_over(name: str, _: int) -> str | None:
+        if name == "reliable/receive" and not taken_over:
+            taken_over.append(asyncio.create_task(repartition(client, "jobs", 4)))
+            return "unsent"
+        return None
+
+    faults.plan = take_over
+    with pytest.raises(ServerUnavailable):
+        await repartition(client, "jobs", 4)
+    await taken_over[0]
+    assert sorted(await all_values(jobs)) == list(range(10))
+
+
+async def test_no_window_of_a_rate_has_too_many_starts_after_a_move(client: Client) -> None:
+    rate = Limit(rate=8, per=HOUR)
+    jobs: Jobs = client.reliable_queue("jobs", limit=rate, group_limit=Limit(rate=2, per=HOUR))
+    await jobs.offer_many([Offer(n, group=f"g{n % 3}") for n in range(20)])
+    for partitions in (4, 2, 1):
+        for message in await jobs.claim(5):
+            await message.ack()
+        await repartition(client, "jobs", partitions)
+    while messages := await jobs.claim(5):
+        for message in messages:
+            await message.ack()
+    assert (await jobs.stats()).ready >= 20 - 6
+
+
+@pytest.mark.nightly
+async def test_a_large_queue_is_moved_by_processes_that_are_killed_on_their_way(
+    client: Client, server: PrivateServer, raw: Any
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await fill(jobs)
+    before = await view(jobs)
+    count = 200_000
+    for first in range(0, count, 1_000):
+        await jobs.offer_many(
+            [
+                Offer(n, id=f"m{n}", delay=2 * HOUR, group=f"g{n % 1000}" if n % 4 == 0 else None)
+                for n in range(first, first + 1_000)
+            ]
+        )
+
+    async def due_times() -> list[Any]:
+        return [
+            message and message.due_at
+            for n in (0, 1, 199_999)
+            if (message := await jobs.get(f"m{n}"))
+        ]
+
+    due = await due_times()
+    command = [
+        sys.executable,
+        "-m",
+        "delayq",
+        "repartition",
+        "jobs",
+        "--to",
+        "8",
+        "--url",
+        server.url,
+    ]
+    keys = [ReliableKeys.of("jobs", partition=n) for n in range(8)]
+    for kill in range(1, 6):
+        process = await asyncio.create_subprocess_exec(*command)
+
+        async def arrived(kill: int = kill) -> bool:
+            counts: list[int] = [await raw.hlen(key.named("bodies")) for key in keys]
+            return sum(counts) > kill * count / 6
+
+        await until(arrived, 600)
+        process.kill()
+        await process.wait()
+    process = await asyncio.create_subprocess_exec(*command)
+    assert await process.wait() == 0
+    assert await due_times() == due
+    gone = await jobs.cancel_many([f"m{n}" for n in range(count)])
+    assert all(gone)
+    assert await view(jobs) == before
