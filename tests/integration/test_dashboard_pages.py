@@ -249,7 +249,11 @@ async def test_an_action_applies_to_what_a_filter_shows(
     fields = confirmation(shown) | {"do": do}
     # One that died after the visitor has looked stays.
     await die(jobs, "attempts", "TimeoutError: late")
-    assert "confirm that the action" in await send(admin, fields)
+    again = await send(admin, fields)
+    assert "confirm that the action" in again
+    # The same letters are shown, and the same form is in the same place.
+    assert confirmation(again).keys() == confirmation(shown).keys()
+    assert confirmation(again)["cause"] == confirmation(shown)["cause"] == "TimeoutError"
     fields |= {"sure": "1"}
     for wrong in ({"until": "now"}, {"by": "moon"}, {"until": "9" * 40}):
         await send(admin, fields | wrong, 400)

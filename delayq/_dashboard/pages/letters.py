@@ -12,7 +12,7 @@ from starlette.exceptions import HTTPException
 
 from delayq._dashboard.depths import SECOND
 from delayq._dashboard.forms import UNITS, see, whole
-from delayq._dashboard.page import Action, Page
+from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.pages.queue import PER_PAGE
 from delayq._dashboard.rendering import link
 from delayq._durations import moment_us
@@ -174,16 +174,22 @@ def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
 
 async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.places() is not None:
-        return see("dead", source, done="unchosen")
+        return _unchosen(source, form)
     count = await letters.redrive(await source.every_store(), _query_in(form))
     return see("dead", source, done="redriven", count=str(count), undo="no")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.places() is not None:
-        return see("dead", source, done="unchosen")
+        return _unchosen(source, form)
     count = await letters.purge(await source.every_store(), _query_in(form))
     return see("dead", source, done="purged", count=str(count), undo="no")
+
+
+def _unchosen(source: ReliableSource, form: Form) -> Response:
+    """Show the same letters again: the form of another page would change all of them."""
+    shown = {name: text for name in _FIELDS if (text := unquote(form.get(name)))}
+    return see("letters", source, **shown, done="unsure_letters")
 
 
 def _query_in(form: Form) -> LetterQuery:
@@ -202,5 +208,10 @@ PAGE = Page(
     actions={
         "redrive_matching": Action(redrive_matching, ("reliable",)),
         "purge_matching": Action(purge_matching, ("reliable",)),
+    },
+    notes={
+        "unsure_letters": Note(
+            "Nothing changed: confirm that the action applies to all that match.", bad=True
+        )
     },
 )
