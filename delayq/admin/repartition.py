@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Literal
 
 from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.bodies import group_in, parse_letter
-from delayq._reliable.keys import PRIORITIES, ReliableKeys, check_partitions
+from delayq._reliable.keys import MESSAGES, PRIORITIES, ReliableKeys, check_partitions
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.settings import ChangeOutcome
 from delayq._reliable.store import GROUP_FIELD, AsideStore, ReliableStore
@@ -42,12 +42,10 @@ if TYPE_CHECKING:
 
 Phase = Literal["waiting", "moving", "done"]
 
-_WAITING = tuple(f"waiting_{priority}" for priority in range(PRIORITIES))
-_ASIDE = (
-    *_WAITING,
-    *("leased", "tokens", "bodies", "attempts", "expiries", "errors", "priorities", "places"),
-    *("lines", "grouped", "turns", "trials", "starts", "done", "shared_moments"),
-    *("dead", "dead_messages", "schedules", "recorded", "records", "awaited"),
+ASIDE = (
+    *MESSAGES,
+    *("done", "shared_moments", "dead", "dead_messages", "schedules"),
+    *("recorded", "records", "awaited"),
 )
 """The keys of a partition whose content was placed by the number of partitions."""
 # Keys that the server drops when nothing in them counts any more.
@@ -196,7 +194,7 @@ class _Move:
         """Put everything aside that was placed by the former number of partitions."""
         for number, store in enumerate(self._sources):
             # The settings of the first partition are those of the queue.
-            names = (*_ASIDE, "settings") if number else _ASIDE
+            names = (*ASIDE, "settings") if number else ASIDE
             # A lease that had ended may have been extended.
             while running := await store.set_aside(names):
                 self._report(running=running)
@@ -340,14 +338,14 @@ class _Source:
         await self._members("done", _each(lambda _: None))
         await self._members("shared_moments", _each(lambda _: None))
         await self._move_letters()
-        for name in ("leased", "grouped", *_WAITING):
+        for name in ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
             await self._members(name, self._of_messages)
         for name in ("turns", "trials"):
             await self._members(name, _each(lambda entry: move.of_name(entry[0])))
         await self._fields(
             "schedules", _each(lambda entry: move.of_name(entry[0]) if entry[0] else None)
         )
-        await self._aside.drop((*_ASIDE, "settings"))
+        await self._aside.drop((*ASIDE, "settings"))
 
     async def _of_messages(self, entries: Sequence[Entry]) -> list[int | None]:
         """Return the partitions of messages, by their ids."""
