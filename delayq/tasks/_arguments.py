@@ -4,10 +4,12 @@ with the types of the annotations. Pure.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 from functools import cached_property
 from inspect import Parameter
-from types import GenericAlias
+from types import FunctionType, GenericAlias
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from delayq._functions import INJECTED, NOTHING, annotation_of, name_of, parameters_of
@@ -64,10 +66,27 @@ class Arguments:
             for name, each in self._passed.items()
             if each.default is NOTHING and each.kind not in _VARIABLE
         ]
+        self._methods: dict[Callable[..., Any], Callable[..., Any]] = {}
         self._by_name = all(
             each.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
             for each in parameters
         )
+
+    def method(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a copy of a task's method that shows the parameters of the task's function, except
+        those that the worker fills.
+        """
+        if method not in self._methods:
+            copy = FunctionType(method.__code__, method.__globals__, method.__name__)
+            functools.update_wrapper(copy, method)
+            del copy.__wrapped__  # type: ignore[attr-defined]
+            own = inspect.signature(method)
+            first = next(iter(own.parameters.values()))
+            parameters = [first, *self._passed.values()]
+            with contextlib.suppress(ValueError):  # a parameter has the name of the first one
+                copy.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+            self._methods[method] = copy
+        return self._methods[method]
 
     def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by their names, without those that are left out.

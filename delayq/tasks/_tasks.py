@@ -6,6 +6,7 @@ import functools
 import json
 from dataclasses import dataclass
 from datetime import UTC
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from delayq._durations import Duration, check_count, seconds
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
 
+F = TypeVar("F", bound="Callable[..., Any]")
 R = TypeVar("R")
 
 
@@ -53,6 +55,26 @@ class Treatment:
     backoff: Backoff | None
     timeout: float | None
     on_error: OnError | None
+
+
+class _OwnSignature:
+    """A method of a task that shows the parameters that its function takes from a message."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self._method = method
+
+    def __get__(self, task: Offering[Any] | None, _: object = None) -> Callable[..., Any]:
+        if task is None:
+            return self._method
+        return MethodType(task.arguments.method(self._method), task)
+
+
+if TYPE_CHECKING:
+
+    def _with_own_signature(method: F) -> F: ...
+
+else:
+    _with_own_signature = _OwnSignature
 
 
 class Offering(Generic[P]):
@@ -83,6 +105,7 @@ class Offering(Generic[P]):
             raise BadInput(f"offer() has no option {unknown[0]!r}, only {', '.join(known)}")
         return Offering(self._tasks, self.name, self.arguments, {**self._options, **options})
 
+    @_with_own_signature
     async def offer(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Offer a call with these arguments, as :meth:`delayq.ReliableQueue.offer` does.
 
@@ -96,6 +119,7 @@ class Offering(Generic[P]):
         call = Call(self.name, self.arguments.named(args, kwargs))
         return await self._tasks.queue.offer(call, **self._options)
 
+    @_with_own_signature
     def offer_sync(self, *args: P.args, **kwargs: P.kwargs) -> str:
         """Offer a call from code that is not async, and wait for it.
 
@@ -107,6 +131,7 @@ class Offering(Generic[P]):
         door = self._tasks._door(sync=True)  # noqa: SLF001 - they belong together
         return door.run(lambda queue: queue.offer(call, **self._options))
 
+    @_with_own_signature
     def to_offer(self, *args: P.args, **kwargs: P.kwargs) -> Offer[Call]:
         """Return a call with these arguments, for :meth:`Tasks.offer_many` and
         :meth:`Tasks.schedule`.

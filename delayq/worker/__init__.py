@@ -3,6 +3,7 @@
 See :class:`Worker`.
 """
 
+from delayq.worker._handling import CallNext
 from delayq.worker._worker import Worker
 
-__all__ = ["Worker"]
+__all__ = ["CallNext", "Worker"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from functools import partial
 from logging import ERROR, INFO, WARNING
@@ -33,7 +34,7 @@ from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
     from delayq._engine.line import Taken
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
     from delayq.worker._threads import Threads
 
     Claimed = Taken[Claim]
-    Middleware = Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]
+    Middleware = Callable[[Message[Any], "CallNext"], Awaitable[None]]
+
+CallNext = Callable[[], Awaitable[None]]
+"""The second argument of a middleware: runs the rest, the handler last."""
 
 # Maximum number of messages that one call claims from a partition.
 _BATCH = 100

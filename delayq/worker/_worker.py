@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.tasks import Tasks
-    from delayq.worker._handling import Middleware
+    from delayq.worker._handling import CallNext, Middleware
     from delayq.worker._listener import Listener
     from delayq.worker._retries import OnError
     from delayq.worker._signatures import Dependency
 
 F = TypeVar("F", bound="Callable[..., Any]")
-M = TypeVar("M", bound="Callable[[Message[Any], Callable[[], Awaitable[None]]], Awaitable[None]]")
+M = TypeVar("M", bound="Callable[[Message[Any], CallNext], Awaitable[None]]")
 
 # Apart from the records about messages and queues.
 _log = logging.getLogger("delayq.worker")
@@ -356,8 +356,13 @@ class Worker:
         return register if function is None else register(function)
 
     def middleware(self, around: M) -> M:
-        """Register a coroutine function that runs around every handler: ``async def around(message,
-        call_next)``.
+        """Register a coroutine function that runs around every handler.
+
+        ::
+
+            @worker.middleware
+            async def around(message: delayq.Message, call_next: delayq.worker.CallNext) -> None:
+                await call_next()
 
         It awaits ``call_next()``, which runs the rest. The middleware that was registered first is
         outermost. An error that it raises counts as the handler's error; an error that it

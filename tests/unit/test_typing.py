@@ -56,6 +56,15 @@ def test_modules_of_the_package_need_no_import_of_their_own() -> None:
     assert callable(delayq.instrumentation.Observer().delivered)
 
 
+def test_middleware_is_typed() -> None:
+    worker = delayq.Worker("redis://127.0.0.1:1")
+
+    @worker.middleware
+    async def around(message: delayq.Message, call_next: delayq.worker.CallNext) -> None:
+        assert_type(message.id, str)
+        await call_next()
+
+
 def test_settings_are_typed() -> None:
     delayq.Tasks("mails", lease=30.0, max_attempts=3)
     try:

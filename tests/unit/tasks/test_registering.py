@@ -37,6 +37,12 @@ async def test_a_task_is_called_and_looks_like_its_function(tasks: Tasks) -> Non
     assert await task("ada", subject="hello") == "hello, ada"
     assert (task.__name__, task.__doc__) == ("send_mail", "Send a mail.")  # type: ignore[attr-defined]
     assert inspect.signature(task) == inspect.signature(send_mail)
+
+    @tasks.task
+    def add(a: int, *, b: int = 1, message: delayq.Message = INJECTED) -> None: ...
+
+    for method in (add.offer, add.options(delay=1).offer_sync, add.to_offer):
+        assert str(inspect.signature(method)).startswith("(a: 'int', *, b: 'int' = 1) -> ")
     assert task.function is send_mail
     assert tasks.task(name="twice")(lambda n: 2 * n)(21) == 42
 
