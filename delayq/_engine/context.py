@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from delayq._timer.timer import HashedWheelTimer
 
 
-Channels = Literal["notices", "summons", "nothing"]
-"""What a client listens to of a queue: its notifications, calls for clients that rest, or nothing.
+Channels = Literal["notices", "summons", "news", "nothing"]
+"""What a client listens to of a queue: its notifications, calls for clients that rest, only news of
+its settings and of single messages, which come with both, or nothing. After a client has listened
+to something, it hears the news until the queue is closed.
 """
 
 
@@ -41,6 +43,7 @@ class EngineContext:
         suspects: Tracks the suspect that the client has at work.
         listen: Changes to which channels of the queue that these services are for the client
             listens.
+        at_recheck: Takes a function to call at each re-check until it returns False.
     """
 
     server: RedisClient
@@ -54,3 +57,4 @@ class EngineContext:
     hooks: Hooks = field(default_factory=Hooks)
     suspects: Suspects[Any] = field(default_factory=Suspects)
     listen: Callable[[Channels], None] = lambda _: None
+    at_recheck: Callable[[Callable[[], bool]], object] = lambda _: None

@@ -20,7 +20,7 @@ from delayq._redis.hand_back import LastCalls
 from delayq.errors import ServerError, ServerRefused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
     from delayq._engine.context import Channels, EngineContext
     from delayq._engine.stagger import TransferNotice
@@ -31,6 +31,8 @@ _log = logging.getLogger("delayq")
 
 # Maximum number of queues examined per script call, so that the script stays short.
 _AT_A_TIME = 200
+# After how many queues other tasks of the event loop have their turn.
+_SLICE = 50
 # In a cluster, how long a server that hangs holds up the others, in seconds.
 _PATIENCE = 1.0
 # Grace period for calls in flight when a queue closes, in seconds. Two round trips are added to it.
@@ -70,7 +72,10 @@ class OpenQueue(Protocol):
     def unit_us(self) -> int: ...
 
     def resync_keys(self) -> tuple[str, ...]:
-        """Return the keys that the re-check examines, or none if no caller is waiting."""
+        """Return the keys that the re-check examines, or none if no caller is waiting.
+
+        This is called at each re-check from the first time that the client listens to the queue.
+        """
         ...
 
     def resynced(self, due_us: int, found: NextDue) -> None:
@@ -110,6 +115,7 @@ class OpenQueue(Protocol):
 
 
 Q = TypeVar("Q", bound=OpenQueue)
+T = TypeVar("T")
 
 
 class Scheduler:
@@ -117,21 +123,34 @@ class Scheduler:
 
     Wake-ups come from four sources: each queue's timer, the channel, every (re)subscription, and
     the re-check. The re-check looks at all queues in one call every ``resync_interval`` seconds,
-    which limits the delay that a lost notification can cause.
+    which limits the delay that a lost notification can cause. After a subscription, it looks at the
+    queues that are subscribed.
+
+    A queue to which the client only offers is neither subscribed nor looked at, so a client may
+    have as many as it has users.
     """
 
     def __init__(self, services: EngineContext) -> None:
         self.services: EngineContext = services
         self._queues: dict[str, OpenQueue] = {}
         self._clocks: dict[OpenQueue, ServerClock] = {}
-        self._failing = self._refused = False
+        # Those that the client listens to, or has listened to, and those to look at soon.
+        self._attended: dict[OpenQueue, None] = {}
+        self._unchecked: dict[OpenQueue, None] = {}
+        # What queues have to do at the next re-check.
+        self._at_recheck: dict[Callable[[], bool], None] = {}
+        self._acting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._acting.set_result(None)
+        self._failing = False
+        # Those that were woken because the server refused to look at them.
+        self._woken: set[OpenQueue] = set()
         self._check_now = asyncio.Event()
         self._resync: asyncio.Task[Any] | None = None
         self.subscriber: Subscriber = Subscriber(
             services.nodes,
             services.background,
             self._heard,
-            self._check_now.set,
+            self._subscribed,
             services.resync_interval,
             services.retry_most,
         )
@@ -146,7 +165,11 @@ class Scheduler:
         queue = self._queues.get(channel)
         if queue is not None:
             return queue  # type: ignore[return-value]  # each kind of queue has its own channels
-        services = replace(self.services, listen=lambda to: self._listen(made, to))
+        services = replace(
+            self.services,
+            listen=lambda to: self._listen(made, to),
+            at_recheck=self._at_recheck.setdefault,
+        )
         if services.nodes.spread:
             # Each server has its own clock.
             services = replace(services, clock=ServerClock(services.clock.local))
@@ -154,16 +177,26 @@ class Scheduler:
         self._clocks[made] = services.clock
         for each in _every_channel(made):
             self._queues[each] = made
-        self._listen(made, "nothing" if made.resting else "notices")
+        if not made.resting:
+            self._listen(made, "notices")
         if self._resync is None:
             self._resync = self.services.background.spawn(self._run(), "resync")
         return made
 
     def _listen(self, queue: OpenQueue, to: Channels) -> None:
-        wanted = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
-        for channel in {*queue.channels, queue.summons}.difference(wanted):
-            self.subscriber.remove(channel)
-        for channel in (*wanted, *queue.always_heard):
+        if (to == "nothing" and queue not in self._attended) or (
+            to == "news" and queue in self._attended
+        ):
+            return
+        if not queue.closed:
+            self._attended[queue] = None
+        if to != "news":
+            wanted = {"notices": queue.channels, "summons": (queue.summons,), "nothing": ()}[to]
+            for channel in {*queue.channels, queue.summons}.difference(wanted):
+                self.subscriber.remove(channel)
+            for channel in wanted:
+                self.subscriber.add(channel)
+        for channel in queue.always_heard:
             self.subscriber.add(channel)
 
     def close(self, queues: Sequence[OpenQueue]) -> Callable[[], Coroutine[Any, Any, None]]:
@@ -183,6 +216,9 @@ class Scheduler:
                 del self._queues[channel]
                 self.subscriber.remove(channel)
             del self._clocks[queue]
+            self._attended.pop(queue, None)
+            self._unchecked.pop(queue, None)
+            self._woken.discard(queue)
             queue.close(last)
 
         async def end() -> None:
@@ -198,15 +234,15 @@ class Scheduler:
 
         return end
 
-    async def run_once(self) -> None:
-        """Re-check every queue, and wake those that need it.
+    async def run_once(self, queues: Sequence[OpenQueue] | None = None) -> None:
+        """Re-check queues, by default all that the client listens to, and wake those that need it.
 
         Raises:
             ServerError: The server could not be queried.
         """
         servers: dict[ConnectionPool | None, list[tuple[OpenQueue, tuple[str, ...]]]] = {}
-        for queue in self.queues:
-            if keys := queue.resync_keys():
+        async for queue in _in_slices([*self._attended] if queues is None else queues):
+            if not queue.closed and (keys := queue.resync_keys()):
                 servers.setdefault(self._server_of(keys[0]), []).append((queue, keys))
         # A server that does not answer must not hold up the queues of the others.
         checks = (
@@ -268,34 +304,56 @@ class Scheduler:
                     await self._check_now.wait()
                 # Confirmations for many queues arrive together, and one look serves them all.
                 self._check_now.clear()
-                # Clients that have subscribed together do not look together from then on.
-                until = now() + random.random() * interval
             except TimeoutError:
+                self._unchecked = dict(self._attended)
                 # The interval runs from the start of a look, however long that takes.
                 until = now() + interval
-            look = self.services.background.spawn(self._look(), "look at all queues")
+                at_all = True
+                if self._at_recheck and self._acting.done():
+                    self._acting = self.services.background.spawn(self._act(), "reports")
+            else:
+                if at_all := len(self._unchecked) == len(self._attended):
+                    # Clients that have subscribed together do not look together from then on.
+                    until = now() + random.random() * interval
+            queues, self._unchecked = [*self._unchecked], {}
+            look = self.services.background.spawn(self._look(queues, at_all), "look at queues")
             await asyncio.wait({look}, timeout=patience)
 
-    async def _look(self) -> None:
+    async def _act(self) -> None:
+        """Do what queues have to do at a re-check, and spread it if there are many."""
+        async for act in _in_slices([*self._at_recheck], pause=0.02):
+            if not act():
+                self._at_recheck.pop(act, None)
+
+    def _subscribed(self, channel: str) -> None:
+        if (queue := self._queues.get(channel)) is not None:
+            self._unchecked[queue] = None
+            self._check_now.set()
+
+    async def _look(self, queues: Sequence[OpenQueue], at_all: bool) -> None:
         try:
-            await self.run_once()
-            self.services.nodes.prune()
+            await self.run_once(None if at_all else queues)
+            if at_all:
+                self.services.nodes.prune()
         except Exception as error:  # noqa: BLE001 - the next look comes, whatever fails
-            if isinstance(error, ServerRefused) and not self._refused:
+            asleep = [queue for queue in queues if queue not in self._woken]
+            if isinstance(error, ServerRefused) and asleep:
                 # We may lack the right to move one of the queues: its own call finds that out.
-                self._refused = True
-                for queue in self.queues:
+                self._woken.update(asleep)
+                for queue in asleep:
                     queue.wake()
             elif not self._failing:
                 self._failing = True
                 unexpected = None if isinstance(error, ServerError) else error
                 _log.warning(
-                    "re-checking %d queues failed: %s", len(self.queues), error, exc_info=unexpected
+                    "re-checking %d queues failed: %s", len(queues), error, exc_info=unexpected
                 )
             await asyncio.sleep(min(1.0, self.services.retry_most))
+            self._unchecked |= dict.fromkeys(queue for queue in queues if not queue.closed)
             self._check_now.set()
         else:
-            self._failing = self._refused = False
+            self._failing = False
+            self._woken.difference_update(queues)
 
     def _heard(self, channel: str, content: bytes) -> None:
         queue = self._queues.get(channel)
@@ -315,6 +373,14 @@ class Scheduler:
             queue.wake()
         else:
             queue.on_due(moment * queue.unit_us)
+
+
+async def _in_slices(items: Sequence[T], pause: float = 0.0) -> AsyncIterator[T]:
+    """Yield items, and let the event loop go on now and then, for ``pause`` seconds."""
+    for number, item in enumerate(items, 1):
+        yield item
+        if number % _SLICE == 0:
+            await asyncio.sleep(pause)
 
 
 def _every_channel(queue: OpenQueue) -> tuple[str, ...]:

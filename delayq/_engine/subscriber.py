@@ -35,13 +35,14 @@ class Subscriber:
         nodes: Topology,
         background: Background,
         heard: Callable[[str, bytes], None],
-        subscribed: Callable[[], None],
+        subscribed: Callable[[str], None],
         ping_interval: float,
         retry_most: float,
     ) -> None:
         """Args:
         heard: Called with the channel and the content of each message.
-        subscribed: Called when a subscription is confirmed, including after every reconnection.
+        subscribed: Called with each channel whose subscription is confirmed, including after every
+            reconnection.
         ping_interval: Seconds between pings.
         retry_most: Maximum seconds between two attempts to connect.
         """
@@ -98,7 +99,7 @@ class Subscriber:
             self._plan.on_confirmation(rest[0].decode())
             self._warn()
             if kind == b"subscribe":
-                self._subscribed()
+                self._subscribed(rest[0].decode())
         else:
             self._plan.on_pong()
 

@@ -32,6 +32,8 @@ class SubscriptionPlan:
 
     def __init__(self) -> None:
         self._wanted: set[str] = set()
+        # Those that may have to be requested, or given up: there may be many others.
+        self._touched: set[str] = set()
         # Those that are subscribed on this connection, or will be once its replies have come.
         self._requested: set[str] = set()
         # The commands in flight, in the order in which their replies arrive, each with the channels
@@ -51,16 +53,19 @@ class SubscriptionPlan:
     def add(self, channel: str) -> None:
         """Add a channel to those that are wanted."""
         self._wanted.add(channel)
+        self._touched.add(channel)
 
     def remove(self, channel: str) -> None:
         """Remove a channel from those that are wanted."""
         self._wanted.discard(channel)
+        self._touched.add(channel)
         self._forbidden.discard(channel)
         self._reported.discard(channel)
 
     def begin(self) -> None:
         """Start again: the connection is new, and nothing has been requested on it."""
         self._requested.clear()
+        self._touched |= self._wanted
         self._sent.clear()
         self._parts.clear()
 
@@ -76,9 +81,11 @@ class SubscriptionPlan:
             commands += [
                 each for channel in sorted(again) for each in self._send("subscribe", [channel])
             ]
-        new = self._wanted - self._requested - self._forbidden
-        old = self._requested - self._wanted
-        self._requested = (self._requested | new) - old
+        touched, self._touched = self._touched, set()
+        new = (touched & self._wanted) - self._requested - self._forbidden
+        old = (touched & self._requested) - self._wanted
+        self._requested |= new
+        self._requested -= old
         return [*commands, *self._send("subscribe", new), *self._send("unsubscribe", old)]
 
     def ping(self) -> None:

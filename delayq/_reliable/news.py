@@ -78,6 +78,8 @@ class MessageNews:
             if (found := await self._look(id, 0)).is_pending:
                 raise ResultTimeout(id, 0.0)
             return found
+        for partition in self._queue.partitions:
+            partition.attend()
         event, key = asyncio.Event(), id.encode()
         self._waiting.setdefault(key, set()).add(event)
         try:

@@ -100,6 +100,7 @@ class ReliableOffers:
                     warn_of_refusal(self._store.keys.name)
             # Stored as a new message, or in place of an earlier one.
             self._partition.counters.offered += outcomes.count(1) + outcomes.count(2)
+            self._partition.queue.reports.report_soon()
             return outcomes
 
         return Batcher(

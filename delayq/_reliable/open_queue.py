@@ -289,6 +289,8 @@ class OpenReliableQueue:
 
     def _ask(self, insist: bool) -> None:
         """Look for messages for a caller that has joined."""
+        for partition in self.partitions:
+            partition.attend()
         if len(self.partitions) == 1:
             wakeups = self.partitions[0].wakeups
             if insist:
@@ -365,6 +367,7 @@ class OpenReliableQueue:
             slots: The slots of the worker.
             free: Returns how many of them are free.
         """
+        self.partitions[0].attend()
         counters = self.partitions[0].counters
         counters.slots += slots
         counters.free_slots.append(free)

@@ -111,11 +111,17 @@ class Partition:
 
     def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
         """Return the keeper of leases of this length."""
+        self.attend()
         if lease_us not in self._keepers:
             self._keepers[lease_us] = LeaseKeeper(
                 self.name, lease_us, self.settling.extend, self._services
             )
         return self._keepers[lease_us]
+
+    def attend(self) -> None:
+        """Listen to the queue from now on, because this client does more than to offer to it."""
+        if not self.closed:
+            self._services.listen("news")
 
     def resync_keys(self) -> tuple[str, ...]:
         self.queue.news.look_again()

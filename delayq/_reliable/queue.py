@@ -120,6 +120,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._policy = settings.policy()
         self._backoff = settings.backoff or RETRIES
         self._declaration = Declaration(self._open, given.declared())
+        if given.declared():
+            # The server may lose what is declared here, and others store anew without it.
+            first.attend()
         self._hooks = self._open.services.hooks
         self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(

@@ -15,6 +15,7 @@ from logging import WARNING
 from typing import TYPE_CHECKING, Any
 
 from delayq._logging import log
+from delayq._redis.rights import is_refusal
 from delayq._reliable.tallies import NOTHING, Sampler, counts_of, packed
 from delayq._reliable.workers import SHOWN, Work, facts_of
 from delayq.errors import OutcomeUnknown, ServerError, ServerRefused
@@ -29,7 +30,7 @@ _APART = 0.9
 # A worker that has nothing new to report does so every fourth time, and counts as long as three of
 # these reports are missing. In intervals between two re-checks.
 _HEARTBEAT, _COUNTS = 4, 12
-# How long nothing is reported after the server has refused it, in seconds.
+# How long nothing is reported after the server has refused it for want of a right, in seconds.
 _REFUSED_FOR = 300.0
 
 
@@ -45,14 +46,22 @@ class Reports:
         self.lateness: Sampler = Sampler()
         self.handling: Sampler = Sampler()
         self._queue = queue
-        self._background = services.background
-        self._interval = services.resync_interval
+        self._services = services
         self._counted: dict[str, int] = dict(NOTHING)
         self._entry = _Entry(queue, services.resync_interval)
         self._sending: asyncio.Task[Any] | None = None
         self._ended: set[int] = set()
         self._not_before = 0.0
         self._is_refused = self._has_warned = False
+
+    def report_soon(self) -> None:
+        """Report at the next re-check, even if the queue is not re-checked itself."""
+        self._services.at_recheck(self._report)
+
+    def _report(self) -> bool:
+        """Report what is new. Return whether some may be left, because a report may fail."""
+        self.look()
+        return not self._queue.closed and self._counts() != self._counted
 
     def look(self, *, at_once: bool = False) -> None:
         """Report what is new. This is called with every re-check, and waits for nothing.
@@ -68,8 +77,8 @@ class Reports:
             return
         work = self._entry.work(stopped=at_once)
         if self._counts() != self._counted or self._entry.is_due(work):
-            self._not_before = now + _APART * self._interval
-            self._sending = self._background.spawn(
+            self._not_before = now + _APART * self._services.resync_interval
+            self._sending = self._services.background.spawn(
                 self._send(work), f"reports of {self._queue.name}"
             )
 
@@ -93,7 +102,12 @@ class Reports:
             await asyncio.gather(self._count(), self._entry.update(work))
             self._is_refused = False
         except ServerRefused as error:
-            self._not_before = self._queue.loop.time() + max(_REFUSED_FOR, self._interval)
+            if not is_refusal(str(error)):
+                # The server is full, say: the next look tries again.
+                return
+            self._not_before = self._queue.loop.time() + max(
+                _REFUSED_FOR, self._services.resync_interval
+            )
             self._is_refused = True
             if not self._has_warned:
                 self._has_warned = True

@@ -15,6 +15,7 @@ from redis.exceptions import ResponseError
 import delayq
 from delayq import Offer
 from delayq._delayed.keys import DelayedKeys
+from delayq._engine.scheduler import Scheduler
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules
@@ -235,6 +236,33 @@ async def test_who_may_only_offer_moves_nothing_and_says_so_once(
         # logged too. Count only refusals.
         told = [record for record in caplog.records if NOT_PERMITTED.search(record.getMessage())]
         assert [record.levelname for record in told] == ["WARNING"]
+
+
+async def test_who_may_not_move_messages_is_told_once_of_a_queue_that_is_opened_again(
+    server: PrivateServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[str] = []
+
+    async def counted(scheduler: Scheduler, *queues: Any) -> None:
+        try:
+            await run_once(scheduler, *queues)
+        except delayq.ServerRefused:
+            looks.append("refused")
+            raise
+
+    run_once = Scheduler.run_once
+    monkeypatch.setattr(Scheduler, "run_once", counted)
+    async with (
+        granted(server, rules_of("delayed", "producer")) as url,
+        delayq.connect(url, resync_interval=1) as client,
+    ):
+        for count in (1, 2, 3):
+            # Before anything else was looked at.
+            queue = client.delayed_queue(NAME)
+            await until(lambda: len(looks), equals=count)
+            await queue.aclose()
+    assert "no permission to move" in caplog.text
+    assert "re-checking" not in caplog.text
 
 
 async def test_a_prefix_covers_its_queues_and_no_others(server: PrivateServer) -> None:

@@ -18,7 +18,7 @@ from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
-from delayq.errors import OutcomeUnknown, ServerUnavailable
+from delayq.errors import OutcomeUnknown, ServerRefused, ServerUnavailable
 from tests.support.foreign import store
 from tests.support.waiting import until
 
@@ -97,6 +97,8 @@ class Faults:
             fault = self.plan(name, self.calls.count(name))
             if fault == "unsent":
                 raise ServerUnavailable("planned")
+            if fault == "full":
+                raise ServerRefused("OOM command not allowed when used memory > 'maxmemory'.")
             # A lost reply is never confirmed.
             reply = await attempt(
                 server, key, call._replace(confirm=None) if fault == "lost" else call

@@ -15,6 +15,7 @@ from redis.exceptions import RedisError
 
 import delayq
 from delayq._delayed.keys import DelayedKeys
+from delayq._engine.store import resync
 from tests.support.foreign import store
 from tests.support.tasks import end
 from tests.support.waiting import until
@@ -224,6 +225,42 @@ async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServ
         for i, queue in enumerate(queues[:20]):
             await queue.offer(i, 0)
         assert await asyncio.wait_for(asyncio.gather(*takers), 20) == list(range(20))
+
+
+async def test_one_more_queue_costs_as_much_as_the_first(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch, raw: Any
+) -> None:
+    """An application may have a queue for each of its users."""
+    looked_at: list[str] = []
+
+    async def counted(client: Any, calls: Any) -> Any:
+        looked_at.extend(keys[0] for queues in calls for _, keys in queues)
+        return await resync(client, calls)
+
+    monkeypatch.setattr("delayq._engine.scheduler.resync", counted)
+    async with delayq.connect(server.url, resync_interval=1_000_000) as client:
+        scheduler, calls = client._open_session().scheduler, client._open_session().server
+        costs = []
+        for n in range(30):
+            before = calls.round_trips
+            await client.reliable_queue(f"user {n}").offer(n, 3600)
+            costs.append(calls.round_trips - before)
+        # Scripts that the server does not know yet take a second call.
+        assert len(set(costs[2:])) == 1
+        before = calls.round_trips
+        await scheduler.run_once()
+        assert (calls.round_trips - before, looked_at) == (0, [])
+        assert await raw.pubsub_channels() == []
+        async with asyncio.TaskGroup() as consumers:
+            waiting = []
+            for n in range(30):
+                queue = client.reliable_queue(f"user {n}")
+                waiting.append(consumers.create_task(queue.claim(wait=3600)))
+                await until(lambda: len({*looked_at}), equals=n + 1)
+            # Each subscription has a look at its own queue, and not at all of them.
+            assert len(looked_at) <= 4 * 30
+            for claiming in waiting:
+                claiming.cancel()
 
 
 async def test_the_re_check_of_many_queues_is_one_round_trip(

@@ -328,7 +328,7 @@ class TestHearing:
 
     async def test_a_notification_is_enough(self, server: PrivateServer, client: Client) -> None:
         async with delayq.connect(server.url, resync_interval=60) as idle:
-            await idle.reliable_queue("jobs").stats()
+            await idle.reliable_queue("jobs").claim()
 
             async def is_known() -> bool:
                 await client.reliable_queue("jobs").configure(max_size=5)
@@ -365,7 +365,7 @@ class TestLosingAndBreaking:
         await raw.flushall()
         # Who declared nothing goes on, and the others hear of it.
         await theirs.offer(1)
-        await until(lambda: theirs._open.settings.stored.max_size == 2)
+        await until(theirs.settings, equals=QueueSettings(1, 2))
         await jobs.offer(1)
         with pytest.raises(delayq.QueueFull):
             await theirs.offer(3)

@@ -161,7 +161,7 @@ async def test_an_entry_that_is_unreadable_is_left_out(client: Client, raw: Any)
     assert await inspection.workers(client, "jobs") == []
 
 
-@pytest.mark.parametrize("fault", ["lost", "unsent"])
+@pytest.mark.parametrize("fault", ["lost", "unsent", "full"])
 async def test_a_report_that_fails_is_repeated(
     client: Client, quick: Client, faults: Faults, fault: str
 ) -> None:
