@@ -23,27 +23,6 @@ class Case:
         return [*self.confirmed.in_doubt()]
 
 
-def test_what_was_confirmed_lately_is_repeated_once_for_each_change() -> None:
-    case = Case()
-    case.confirmed.add("a")
-    case.confirmed.add("b")
-    assert case.in_doubt() == []
-    for master in ("another", "a third"):
-        case.path = master
-        assert case.in_doubt() == ["a", "b"]
-        assert case.in_doubt() == []
-
-
-def test_nothing_is_repeated_after_something_went_back() -> None:
-    """The new master may know of neither: to confirm again would delete the only copy."""
-    case = Case()
-    case.confirmed.add("a")
-    case.confirmed.forget()
-    case.confirmed.add("b")
-    case.path = "another"
-    assert case.in_doubt() == ["b"]
-
-
 def test_what_the_replicas_have_by_now_is_forgotten() -> None:
     case = Case()
     case.confirmed.add("a")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 Ints = Batcher[int, int]
 SCRIPT = Script("delayed/offer")
-MOST = 100
 
 
 class FakeWire(str):
@@ -131,21 +129,6 @@ async def test_a_lone_item_leaves_at_once_and_the_next_ones_together(store: Stor
     assert store.batches == [[1], [2, 3]]
 
 
-async def test_batches_are_bounded_in_items_and_bytes_and_shared(store: Store) -> None:
-    store.reply(7)
-    sizes = (1, 1, 1, 1, 99, 500, 1)
-    results = await store.batcher.submit_many([*range(7)], sizes)
-    assert results == [*range(0, 70, 10)]
-    assert store.batches == [[0, 1, 2], [3, 4], [5], [6]]
-    first = store.batcher.submit(11, 1)
-    together = store.batcher.submit_many([12, 13, 14, 15], [1] * 4)
-    last = store.batcher.submit(16, 1)
-    assert await together == [120, 130, 140, 150]
-    assert [await first, await last] == [110, 160]
-    assert store.batches[4:] == [[11], [12, 13, 14], [15, 16]]
-    assert await store.batcher.submit_many([], []) == []
-
-
 async def test_an_uncancellable_item_leaves_without_its_caller_others_do_not(store: Store) -> None:
     for uncancellable in (False, True):
         batcher = store.make(uncancellable=uncancellable)
@@ -170,24 +153,6 @@ async def test_an_error_reaches_exactly_the_calls_it_concerns(store: Store) -> N
     assert len({id(result) for result in results}) == 3
     assert [await lone, await fine] == [0, 90]
     assert store.repeated == [], "a refused call is not repeated"
-
-
-async def test_a_repetition_learns_if_the_batch_may_have_been_carried_out(store: Store) -> None:
-    lost = OutcomeUnknown("the line broke")
-    first = store.batcher.submit(1, 1)
-    store.answer.put_nowait(lost)
-    await until(lambda: store.repeated == [([1], lost)])
-    store.answer.put_nowait(lost)
-    with pytest.raises(OutcomeUnknown):
-        await first
-
-
-async def test_a_task_sends_a_batch_that_cannot_be_sent_at_once(store: Store) -> None:
-    store.busy = True
-    first = store.batcher.submit(1, 1)
-    store.reply()
-    assert await first == 100
-    assert store.repeated == [([1], None)]
 
 
 async def test_callers_that_share_a_batch_are_resumed_each_in_its_own_context(store: Store) -> None:
@@ -254,41 +219,6 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
 
-async def test_items_without_a_caller_leave_together_and_report_outcomes(
-    store: Store,
-) -> None:
-    reported: list[tuple[int, int | BaseException]] = []
-    batcher = store.make(
-        on_outcome=lambda item, outcome: reported.append((item, outcome)), max_items=6
-    )
-    assert batcher.fire_and_forget(1, MOST)
-    assert batcher.fire_and_forget(2, MOST)
-    assert batcher.unanswered == 2
-    assert store.batches == []
-    await turns()
-    assert store.batches == [[1, 2]]
-    assert batcher.unanswered == 2
-    store.reply()
-    await batcher.flush()
-    assert reported == [(1, 10), (2, 20)]
-    assert batcher.unanswered == 0
-    batcher.fire_and_forget(3, MOST)
-    store.answer.put_nowait(ServerRefused("no"))
-    await batcher.flush()
-    assert [(item, str(outcome)) for item, outcome in reported[2:]] == [(3, "no")]
-
-
-async def test_items_without_a_caller_are_bounded(store: Store) -> None:
-    batcher = store.make(max_items=10)
-    assert [batcher.fire_and_forget(item, 2) for item in (1, 2, 3)] == [True, True, False]
-    await turns()
-    assert store.batches == [[1, 2]]
-    assert not batcher.fire_and_forget(3, 2)
-    store.reply()
-    await batcher.flush()
-    assert batcher.fire_and_forget(3, 2)
-
-
 async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: Store) -> None:
     await store.batcher.flush()
     first = store.batcher.submit(1, 1)
@@ -302,20 +232,6 @@ async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: St
     # The second and the third travel together here.
     assert flushed.done()
     assert [await first, await second, await third] == [10, 20, 30]
-
-
-async def test_closing_sends_items_without_a_caller_and_reports_the_unsent(store: Store) -> None:
-    reported: list[str] = []
-    for answer in (True, False):
-        batcher = store.make(on_outcome=lambda _, outcome: reported.append(type(outcome).__name__))
-        batcher.fire_and_forget(1, MOST)
-        if answer:
-            store.reply()
-        await batcher.aclose(5 if answer else 0.01)
-        await batcher.flush()
-        with pytest.raises(Closed):
-            batcher.fire_and_forget(2, MOST)
-    assert reported == ["int", "OutcomeUnknown"]
 
 
 async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
@@ -427,17 +343,6 @@ async def test_waiting_callers_are_told_if_the_client_ends_its_tasks(store: Stor
     await store.background.aclose()
     with pytest.raises(OutcomeUnknown):
         await asyncio.wait_for(waiting, 10)
-
-
-async def test_a_background_task_that_fails_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail() -> None:
-        raise RuntimeError("broken")
-
-    background = Background()
-    with suppress(RuntimeError):
-        await background.spawn(fail(), "test")
-    await turns()
-    assert "background task 'delayq test' failed" in caplog.text
 
 
 @pytest.mark.parametrize("size", [1, 60], ids=["none is held up", "most are held up"])
