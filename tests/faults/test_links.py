@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import delayq
-from tests.support.links import BOTH, Links, detour
+from tests.support.links import BOTH, Links
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -101,29 +100,6 @@ def carried(server: PrivateServer) -> bytes:
 CARRY = b"APPEND carried x\r\n"
 
 
-async def test_links_pass_bytes_on_and_delay_them_in_each_direction(
-    links: Links, talkers: Talkers
-) -> None:
-    opened = [await talkers.new() for _ in range(5)]
-    asked = (talker.ask(f"ECHO {n}\r\n".encode()) for n, talker in enumerate(opened))
-    assert await asyncio.gather(*asked) == [b"$1\r\n"] * 5
-    assert (links.count, links.accepted) == (5, 5)
-    talker, loop = opened[0], asyncio.get_running_loop()
-    await talker.answer()
-    links.delay(30)
-    started = loop.time()
-    talker.writer.write(b"ECHO a\r\n")
-    await asyncio.sleep(0.001)
-    talker.writer.write(b"ECHO b\r\n")
-    assert [await talker.answer() for _ in range(4)][1::2] == [b"a\r\n", b"b\r\n"]
-    assert loop.time() - started >= 0.06
-    links.delay(30, "requests")
-    links.delay(0, "replies")
-    started = loop.time()
-    assert await talker.ask() == PONG
-    assert loop.time() - started >= 0.03
-
-
 async def test_what_is_stalled_arrives_when_it_heals_even_if_its_sender_has_gone(
     links: Links, talkers: Talkers, server: PrivateServer
 ) -> None:
@@ -146,27 +122,6 @@ async def test_what_is_stalled_arrives_when_it_heals_even_if_its_sender_has_gone
     assert carried(server) == b":2"
     links.heal()
     await until(lambda: carried(server) == b":3")
-
-
-async def test_new_links_overtake_those_that_are_stalled_or_dead(
-    links: Links, talkers: Talkers, server: PrivateServer
-) -> None:
-    dead, stalled = await talkers.new(), await talkers.new()
-    links.stall("requests", new=False)
-    stalled.writer.write(b"SET k old\r\n")
-    assert await (await talkers.new()).ask(b"SET k new\r\n") == b"+OK\r\n"
-    assert server.call("GET", "k") == b"new"
-    links.heal()
-    assert await stalled.answer() == b"+OK\r\n"
-    assert server.call("GET", "k") == b"old"
-    links.half_open(new=False)
-    await talkers.new()
-    for _ in range(2):
-        dead.writer.write(CARRY)
-        assert await dead.hears_nothing()
-        links.heal()
-    assert carried(server) == b":0"
-    await talkers.new()
 
 
 async def test_links_are_cut_at_once_or_in_the_middle_of_a_message_or_refused(
@@ -219,18 +174,6 @@ async def test_a_reply_is_lost_after_its_request_was_executed(
     await talkers.new()
 
 
-async def test_connections_take_a_detour_while_it_lasts(server: PrivateServer) -> None:
-    async with Links(server, tcp=True) as direct, Links(server, tcp=True) as around:
-        with detour({direct.port: around.port}):
-            async with delayq.connect(direct.url) as client:
-                await client.delayed_queue("orders").ready.size()
-        assert around.accepted > 0
-        assert direct.accepted == 0
-        async with delayq.connect(direct.url) as client:
-            await client.delayed_queue("orders").ready.size()
-        assert direct.accepted > 0
-
-
 # Links as slow as a network
 
 
@@ -256,22 +199,3 @@ async def test_a_round_trip_delays_each_answer_and_a_new_link_takes_one_more(
         talker.writer.close()
         await until(lambda: carried(server) == b":1")
         await until(lambda: not links.count)
-
-
-@pytest.mark.nightly
-async def test_a_bandwidth_limits_each_direction_and_links_share_it_fairly(
-    server: PrivateServer,
-) -> None:
-    loop, size = asyncio.get_running_loop(), 200_000
-    async with talking(server, round_trip=100, mbit=8) as (_, talkers):
-        talker, quick = [await talkers.new() for _ in range(2)]
-        started = loop.time()
-        large = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$%d\r\n%b\r\n" % (size, b"x" * size)
-        assert await talker.ask(large) == b"+OK\r\n"
-        assert loop.time() - started >= 0.299
-        # A large reply takes as long, and holds up no small one.
-        started = loop.time()
-        assert await talker.ask(b"GET k\r\n") == b"$%d\r\n" % size
-        assert await quick.ask() == PONG
-        assert len(await talker.reader.readexactly(size)) == size
-        assert loop.time() - started >= 0.299

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from rich.console import Console
 
 from delayq.cli.app import run as command
-from delayq.cli.demo.figures import Ledger, Row, latest_offset, percentile
-from delayq.cli.demo.run import Plan, run
+from delayq.cli.demo.figures import Ledger, latest_offset, percentile
+from delayq.cli.demo.run import Plan
 from delayq.cli.demo.screen import live, print_summary
 from delayq.cli.running import public_part
 from tests.support.fields import fields
@@ -62,17 +61,6 @@ def test_the_offset_of_the_servers_clock_makes_no_message_early_that_was_not() -
     ledger.set_offset(30)
     ledger.set_offset(20)
     assert ledger.result(seconds=1.5, server="embedded").lateness_ms["max"] == 0.03
-
-
-def test_a_ledger_matches_in_whatever_order_the_reports_come() -> None:
-    ledger = Ledger()
-    ledger.arrive(7, 1_700)
-    assert ledger.recent(5) == []
-    ledger.offer(7, 500, 1_500)
-    assert ledger.recent(5) == [Row(number=7, delay_us=500, due_us=1_500, late_us=200)]
-    # The newest is at the end.
-    assert [row.number for row in ledger_of(1, 2, 3, 4).recent(2)] == [3, 4]
-    assert ledger_of(1, 2).recent(0) == []
 
 
 def test_what_goes_wrong_is_counted_and_fails() -> None:
@@ -182,27 +170,6 @@ def test_only_the_command_line_needs_its_libraries() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.gate
-async def test_a_vanished_message_is_lost_and_a_copied_one_a_duplicate(
-    own_server: PrivateServer,
-) -> None:
-    """Both happen once, as soon as messages are pending: later, none may be."""
-    changed: list[str] = []
-    with redis.Redis.from_url(own_server.url, decode_responses=True, socket_timeout=60) as raw:
-
-        def look(ledger: Ledger) -> None:
-            keys = raw.keys("redisson_delay_queue_timeout:*")
-            if not changed and ledger.offered and keys and raw.zremrangebyrank(keys[0], -1, -1):
-                changed.extend(keys)
-                raw.rpush(re.sub(r".*\{(.*)\}", r"\1", keys[0]), b'{"number":1}')
-
-        result = await run(Plan(20, 1.0, own_server.url, "test"), look, 0.05, patience=10)
-        # If number 1 was not due yet, its copy arrived early too.
-        found = fields(result, "offered delivered lost duplicates exit_status")
-        assert found == (20, 19, 1, 1, 1)
-        assert raw.keys() == []
-
-
 # Processes
 
 
@@ -273,19 +240,6 @@ def test_ctrl_c_leaves_no_process_behind() -> None:
     wait_until_gone(others)
 
 
-@linux_only
-@pytest.mark.nightly
-def test_a_signal_leaves_nothing_on_the_server(own_server: PrivateServer) -> None:
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        with running("--url", own_server.url) as process:
-            others = descendants(process.pid)
-            process.send_signal(number)
-            _, errors = process.communicate(timeout=PATIENCE)
-            assert (process.returncode, errors) == (128 + number, "")
-        wait_until_gone(others)
-        assert own_server.call("DBSIZE") == b":0"
-
-
 @pytest.mark.nightly
 @linux_only
 def test_processes_that_die_are_noticed() -> None:
@@ -305,22 +259,3 @@ def test_processes_that_die_are_noticed() -> None:
             output, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == status
         assert re.search(words, output + errors, re.MULTILINE)
-
-
-@pytest.mark.nightly
-def test_the_working_directory_is_used_but_its_modules_are_not(tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    script = tmp_path / "bin" / "delayq"
-    # As pip writes it.
-    script.write_text("import sys; from delayq.__main__ import main; sys.exit(main())")
-    (tmp_path / "redis.py").write_text("raise SystemExit('the wrong redis')")
-    demo = "demo --messages 20 --max-delay 0 --url embedded:./data"
-    # A variable that makes rich write as if to a terminal must not turn on the live table.
-    done = run_python(str(script), *demo.split(), cwd=tmp_path, FORCE_COLOR="1", TERM="xterm")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (tmp_path / "data").is_dir()
-    lines = done.stdout.splitlines()
-    assert lines[0] == "delayq demo: 20 messages with delays of 0 to 0 s on an embedded server"
-    assert "offered 20, delivered 20, waiting 0" in lines
-    assert lines[-6:-1] == ["offered: 20", "delivered: 20", "early: 0", "lost: 0", "duplicates: 0"]
-    assert re.fullmatch(r"lateness: p50 [\d.]+ ms, p99 [\d.]+ ms, max [\d.]+ ms", lines[-1])

@@ -70,12 +70,6 @@ def test_a_failed_test_is_run_once_more(
     assert words in output
 
 
-def test_with_an_option_to_stop_at_the_first_failure_none_is_run_again(tmp_path: Path) -> None:
-    status, output = run(tmp_path, TESTS.format(tests=1, attempts=2), "-n2", "-x")
-    assert status == pytest.ExitCode.INTERRUPTED, output
-    assert "disturbed" not in output
-
-
 @pytest.mark.parametrize("how", ["os._exit(1)", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_a_run_whose_process_was_broken_is_never_green(tmp_path: Path, how: str) -> None:
     status, output = run(tmp_path, BROKEN.format(how=how), "-n1")

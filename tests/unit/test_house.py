@@ -16,53 +16,6 @@ def python(text: str, path: str = "delayq/queue.py") -> list[Source]:
     return [Source(path, text)]
 
 
-ORDERS = ("Count messages.", "Re-check every queue.", "Return, if closed, None.")
-TITLES = ("The messages.", "Returns the messages.", "Counting.", "Green up to 2 ms.", "")
-HEADLESS = ("Nothing changes: what is leased goes on.", "It ends. Who waits gets an error.")
-WITH_A_HEAD = ("What is due?", "A client who waits learns what is due.", "So long as it lasts.")
-PERSONS = ("Nobody waits.", "It is somebody's.", "Whoever comes first wins.")
-OTHERS = ("Nobodies", "`nobody` is a user", "A client waits for a body.")
-
-
-def test_measures_of_wording() -> None:
-    for measure, counted, others in (
-        (house.is_order, ORDERS, TITLES),
-        (house.is_headless, HEADLESS, WITH_A_HEAD),
-        (house.names_person, PERSONS, OTHERS),
-    ):
-        assert [text for text in counted if not measure(text)] == []
-        assert [text for text in others if measure(text)] == []
-    named = 'def f():\n    "The size."\nasync def g():\n    "Count them."\ndef h():\n    pass\n'
-    assert house.titles(python(named)) == (50, ["delayq/queue.py:1: f: The size."])
-    assert house.titles(python('@property\ndef f(self):\n    "The size."')) == (0, [])
-    passages = [house.Passage("p.md", 1, "word " * 499), house.Passage("p.md", 9, "nobody")]
-    assert house.per_thousand(passages, house.names_person) == (2, ["p.md:9: nobody"])
-
-
-MODULE = '''"""A module."""
-x = 1  # A comment, # in a line.
-# Two lines
-# of a comment.
-y = 2  # noqa: F841 - silent
-raise ValueError(f"no queue {name!r} here", "short one", "a message in" " two parts")
-'''
-PAGE = "# Title\nA line.\n\n````md\n```\nwhat is code\n```\n````\n- item\n  goes on\n| a | b |\n"
-
-
-def test_prose_is_found_in_modules_scripts_and_pages() -> None:
-    prose = house.python_prose(Source("m.py", MODULE))
-    assert sorted(passage.text for passage in prose) == [
-        *("A comment, # in a line.", "A module.", "Two lines of a comment."),
-        *("a message in two parts", "no queue x here"),
-    ]
-    script = "-- claim: take\n-- messages.\nlocal x = 1 -- one\n\n-- Returns.\n"
-    texts = [passage.text for passage in house.lua_prose(Source("s.lua", script))]
-    assert texts == ["claim: take messages. one", "Returns."]
-    texts = [passage.text for passage in house.markdown_prose(Source("p.md", PAGE))]
-    assert "- item goes on" in texts
-    assert not any("code" in text for text in texts)
-
-
 def test_measures_of_structure() -> None:
     for code in ('server.call("ZCARD", key)', 'x = [("HDEL", key)]'):
         assert len(house.raw_commands(python(code))) == 1
