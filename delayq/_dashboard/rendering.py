@@ -17,7 +17,8 @@ from delayq._dashboard.depths import SECOND, late_us, undeliverable
 from delayq._dashboard.health import states
 from delayq._dashboard.rows import Place
 from delayq._durations import MICROSECOND
-from delayq.admin.wording import describe_limit, write_limit
+from delayq._reliable.limits import write_limit
+from delayq.admin.wording import describe_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

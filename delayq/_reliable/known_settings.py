@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Iterator
 
     from delayq._background import Background
-    from delayq._reliable.settings import Declared
+    from delayq._reliable.settings import Declared, Difference
     from delayq._reliable.store import ReliableStore
 
 R = TypeVar("R")
@@ -42,6 +42,9 @@ _log = logging.getLogger("delayq")
 
 MOST_TRIES = 10
 """How often a call is made that is refused because settings have changed."""
+# Queues, and their settings of which code declares another value than the server has: one warning
+# is enough, however many handles declare it.
+_WARNED: set[tuple[str, str]] = set()
 # How long to wait before asking again for the number of partitions, seconds.
 _PAUSE = 0.05
 # How long a caller waits while the queue is moved to other partitions, seconds.
@@ -98,13 +101,15 @@ class KnownSettings:
                 of partitions gets one.
 
         Raises:
-            ConfigurationError: Other settings are stored; or another release has written them.
+            ConfigurationError: The queue has another number of partitions; or another release has
+                written its settings.
             ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
         """
         if (
             not self.is_known
             or (stores and not self.stored.is_numbered)
-            or self.stored.differing(declared)
+            or self.stored.missing(declared)
+            or self._unknown_differences(declared)
         ):
             with before_a_call():
                 if stores:
@@ -114,8 +119,9 @@ class KnownSettings:
                     stored = await self._declare(declared)
                 else:
                     stored = await self.read()
-                stored.check(self._name, declared)
+                stored.check_partitions(self._name, declared)
         self._declared = {**declared, **self._declared}
+        self._warn(declared)
 
     async def read(self) -> StoredSettings:
         """Read the settings from the server. Raises as :meth:`learn`."""
@@ -123,7 +129,9 @@ class KnownSettings:
             number = next(self._reads)
             stored = await self._store.settings()
             stored.check_layout(self._name)
-            declared = self._declared
+            # What was in force last counts more than what the code says.
+            known = self.stored.fields
+            declared = {name: known.get(name, text) for name, text in self._declared.items()}
             if self.stored.is_numbered:
                 declared = {**declared, "partitions": str(self.stored.partitions)}
             # The server may have lost its data.
@@ -155,8 +163,6 @@ class KnownSettings:
                 " partitions"
             )
         self._adopt(stored, number)
-        # This client does not declare what it has just changed.
-        self._declared |= {name: text for name, text in changes.items() if name in self._declared}
         try:
             await self._copy(stored, range(1, stored.partitions))
         except ServerUnavailable as error:
@@ -238,6 +244,29 @@ class KnownSettings:
             )
         finally:
             self._reading = None
+
+    def differences(self) -> list[Difference]:
+        """Return the settings that handles declare and of which the server has another value."""
+        return self.stored.differences(self._declared)
+
+    def _unknown_differences(self, declared: Declared) -> list[Difference]:
+        return [
+            difference
+            for difference in self.stored.differences(declared)
+            if (self._name, difference.name) not in _WARNED
+        ]
+
+    def _warn(self, declared: Declared) -> None:
+        """Warn of settings that a handle declares and that do not count, once in this process."""
+        for difference in self._unknown_differences(declared):
+            _WARNED.add((self._name, difference.name))
+            _log.warning(
+                "queue %r: %s. The value on the server counts; to change it, run: %s",
+                self._name,
+                difference.text,
+                difference.command(self._name),
+                extra=about(self._name),
+            )
 
     # Changing
 

@@ -101,3 +101,16 @@ def parse_limit(text: str | None) -> Limit | None:
         )
     except BadInput:
         return None
+
+
+def write_limit(limit: Limit | None) -> str:
+    """Return a limit as users of the command line write it: ``5``, ``100/60s`` or ``none``."""
+    if limit is None:
+        return "none"
+    assert isinstance(limit.per, float)
+    parts = [
+        "" if limit.concurrency is None or limit.ordered else str(limit.concurrency),
+        "" if limit.rate is None else f"{limit.rate}/{limit.per:.15g}s",
+        "ordered" if limit.ordered else "",
+    ]
+    return ",".join(filter(None, parts)) or "none"

@@ -666,8 +666,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Change settings of the queue, for all its clients, and return all of them.
 
         Clients that have the queue open use the new settings from their next call on; none of
-        their calls fails because of the change. Code that still declares other settings gets a
-        :class:`~delayq.ConfigurationError` when it starts the next time.
+        their calls fails because of the change. Code that still declares other settings goes on
+        with these, and logs a warning when it starts the next time.
 
         Args:
             max_size: As for :meth:`delayq.Client.reliable_queue`, like all arguments below. Those

@@ -1,9 +1,9 @@
 """The settings of a reliable queue: those of the queue, kept on its server, and those of a handle.
 
 A handle may leave each setting out. Of the queue's settings, those that a handle *declares* are
-stored if the server has none yet, and must be the same as the stored ones otherwise. Of its own
-settings, a handle inherits those that it leaves out from the other handles of the queue on this
-client, or uses the default.
+stored if the server has none yet; otherwise the stored ones count, and a warning tells the
+difference. Of its own settings, a handle inherits those that it leaves out from the other handles
+of the queue on this client, or uses the default.
 
 Everything here decides without asking a server: :mod:`delayq._reliable.known_settings` does that.
 """
@@ -15,12 +15,12 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, TypedDict
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
 
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
-from delayq._reliable.limits import limit_text, parse_limit
+from delayq._reliable.limits import limit_text, parse_limit, write_limit
 from delayq._unset import UNSET, Unset
 from delayq._wording import given
 from delayq.backoff import Backoff, check_backoff
@@ -245,6 +245,33 @@ DEFAULTS = Settings(
 """The settings of a handle for which no other is known."""
 
 
+class Difference(NamedTuple):
+    """A setting that code declares, and of which the server has another value.
+
+    Attributes:
+        name: The setting.
+        stored: The value on the server, as the server stores it.
+        declared: The value in the code, as the server would store it.
+    """
+
+    name: str
+    stored: str
+    declared: str
+
+    @property
+    def text(self) -> str:
+        """Both values, in words."""
+        stored, declared = shown(self.name, self.stored), shown(self.name, self.declared)
+        return f"{self.name} is {stored} on the server, and {declared} in the code"
+
+    def command(self, queue: str) -> str:
+        """Return the command that gives the server the value in the code."""
+        if self.name == "partitions":
+            return repartition(queue, {self.name: self.declared})
+        option = f"--{self.name.replace('_', '-')} {shlex.quote(_option(self.name, self.declared))}"
+        return f"delayq configure {shlex.quote(queue)} {option}"
+
+
 class StoredSettings:
     """The settings of a queue that its server has.
 
@@ -333,42 +360,34 @@ class StoredSettings:
             " another name"
         )
 
-    def differing(self, declared: Declared) -> list[str]:
-        """Return the names of those of the declared settings that are not stored like that."""
-        return [name for name, text in declared.items() if self._text(name) != text]
-
     def missing(self, declared: Declared) -> dict[str, str]:
         """Return those of the declared settings of which none is stored."""
         return {name: text for name, text in declared.items() if self._text(name) is None}
+
+    def differences(self, declared: Declared) -> list[Difference]:
+        """Return those of the declared settings of which another value is stored."""
+        return [
+            Difference(name, stored, text)
+            for name, text in declared.items()
+            if (stored := self._text(name)) not in (None, text)
+        ]
 
     def _text(self, name: str) -> str | None:
         if name == "partitions":
             return str(self.partitions) if self.is_numbered else None
         return self.fields.get(name)
 
-    def check(self, queue: str, declared: Declared) -> None:
-        """Check that a handle may declare these settings.
+    def check_partitions(self, queue: str, declared: Declared) -> None:
+        """Check that a handle does not declare another number of partitions.
 
         Raises:
-            ConfigurationError: Others are stored.
+            ConfigurationError: It does.
         """
         number = declared.get("partitions")
         if self.is_numbered and number not in (None, str(self.partitions)):
             raise ConfigurationError(
                 f"queue {queue!r} has {self.partitions} partitions on the server, and {number}"
                 f" here: leave partitions out, or run: {repartition(queue, declared)}"
-            )
-        differing = [
-            f"{name} is {_shown(name, stored)} on the server, and "
-            f"{_shown(name, declared[name])} here"
-            for name in self.differing(declared)
-            if (stored := self._text(name)) is not None
-        ]
-        if differing:
-            what = "it" if len(differing) == 1 else "them"
-            raise ConfigurationError(
-                f"queue {queue!r}: {'; '.join(differing)}: "
-                f"call configure() to change {what}, or leave {what} out"
             )
 
     def check_at_rest(self, queue: str) -> None:
@@ -492,18 +511,31 @@ def _most_kept(text: str | None) -> int:
     return number if number > 0 else MOST_KEPT
 
 
-def _shown(name: str, text: str) -> str:
-    """Return a stored setting as a user would write it."""
+def shown(name: str, text: str) -> str:
+    """Return a stored setting as a user would write it in code."""
     return _SHOWN.get(name, str)(text)
+
+
+def _seconds(text: str) -> str:
+    return f"{_number(text) / 1_000_000:.15g}"
+
+
+def _option(name: str, text: str) -> str:
+    """Return a stored setting as the option of ``delayq configure`` takes it."""
+    if name in ("limit", "group_limit"):
+        return write_limit(parse_limit(text))
+    if name in ("dedup_window", "keep_dead", "keep"):
+        return _seconds(text) if _number(text) else "none"
+    return "none" if text == "0" else text
 
 
 _SHOWN: dict[str, Callable[[str], str]] = {
     "max_size": lambda text: str(_number(text) or None),
     "expired": repr,
-    "dedup_window": lambda text: f"{_number(text) / 1_000_000:g}",
-    "keep_dead": lambda text: f"{_number(text) / 1_000_000:g}" if _number(text) else "None",
+    "dedup_window": _seconds,
+    "keep_dead": lambda text: _seconds(text) if _number(text) else "None",
     "max_dead": lambda text: str(_number(text) or None),
-    "keep": lambda text: f"{_number(text) / 1_000_000:g}",
+    "keep": _seconds,
     "limit": lambda text: repr(parse_limit(text)),
     "group_limit": lambda text: repr(parse_limit(text)),
 }

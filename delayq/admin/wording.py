@@ -80,19 +80,6 @@ def read_limit(text: str, name: str) -> Limit | None:
         raise BadInput(f"{name}: {error}") from error
 
 
-def write_limit(limit: Limit | None) -> str:
-    """Return a limit as :func:`read_limit` takes it."""
-    if limit is None:
-        return "none"
-    assert isinstance(limit.per, float)
-    parts = [
-        "" if limit.concurrency is None or limit.ordered else str(limit.concurrency),
-        "" if limit.rate is None else f"{limit.rate}/{limit.per:.15g}s",
-        "ordered" if limit.ordered else "",
-    ]
-    return ",".join(filter(None, parts)) or "none"
-
-
 def describe_limit(limit: Limit | None, span: Callable[[float], str]) -> str:
     """Return a limit in words, such as ``5 at a time, 100 in 10 min``.
 

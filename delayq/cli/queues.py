@@ -150,10 +150,10 @@ def configure(
 ) -> None:
     """Change settings of a reliable queue, for all its clients, and show all of them.
 
-    Clients that are running use the new settings at once. Code that declares other settings is
-    refused when it starts the next time, so change it as well. The number of partitions can change
-    only while nothing is in the queue. Without an option for a setting, nothing is changed. If
-    there is no such queue, the command fails unless you add --create.
+    Clients that are running use the new settings at once. Code that declares other settings goes
+    on with these, and logs a warning when it starts. The number of partitions can change only while
+    nothing is in the queue. Without an option for a setting, nothing is changed. If there is no
+    such queue, the command fails unless you add --create.
 
     Example: `delayq configure mails --max-size 10000`
     """

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 
 import delayq
 from delayq import ConfigurationError, Offer, QueueSettings
+from delayq._reliable import known_settings
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import LAYOUT
 from delayq._reliable.store import CLAIM, OFFER, OFFER_NEW, SCHEDULE, SET_GROUP, ReliableStore
@@ -53,26 +54,10 @@ async def offer(raw: Any, script: Script, number: int, *message: str | bytes | i
     return await raw.eval(script.text, len(keys), *keys, number, 1, *message)
 
 
-CALLS: dict[str, Callable[[ReliableQueue[int]], Any]] = {
-    "offer": lambda jobs: jobs.offer(1),
-    "offer_many": lambda jobs: jobs.offer_many([Offer(1)]),
-    "claim": lambda jobs: jobs.claim(),
-    "claim and wait": lambda jobs: jobs.claim(wait=5),
-    "loop": lambda jobs: anext(aiter(jobs)),
-    "cancel": lambda jobs: jobs.cancel("a"),
-    "reschedule": lambda jobs: jobs.reschedule("a", 1),
-    "get": lambda jobs: jobs.get("a"),
-    "stats": lambda jobs: jobs.stats(),
-    "peek": lambda jobs: jobs.peek(),
-    "purge": lambda jobs: jobs.purge(),
-    "pause": lambda jobs: jobs.pause(),
-    "resume": lambda jobs: jobs.resume(),
-    "schedule": lambda jobs: jobs.schedule("a", every=1, value=1),
-    "unschedule": lambda jobs: jobs.unschedule("a"),
-    "pause_schedule": lambda jobs: jobs.pause_schedule("a"),
-    "resume_schedule": lambda jobs: jobs.resume_schedule("a"),
-    "schedules": lambda jobs: jobs.schedules(),
-}
+@pytest.fixture(autouse=True)
+def _fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no test before have warned of a difference."""
+    monkeypatch.setattr(known_settings, "_WARNED", set())
 
 
 class TestDeclaring:
@@ -112,39 +97,43 @@ class TestDeclaring:
         await theirs.offer(1)
         assert await theirs.settings() == QueueSettings(2, expired="dead")
         # That there is no limit has been declared, too.
-        with pytest.raises(ConfigurationError, match="max_size is None on the server, and 5 here"):
-            await other.reliable_queue("jobs", max_size=5).stats()
+        await other.reliable_queue("jobs", max_size=5).stats()
+        assert (await theirs.settings()).max_size is None
 
-    async def test_who_declares_something_else_is_told_at_the_first_call(
-        self, client: Client, other: Client, raw: Any
+    async def test_what_is_stored_counts_and_who_declares_something_else_is_warned_once(
+        self, client: Client, other: Client, caplog: pytest.LogCaptureFixture
     ) -> None:
-        await client.reliable_queue("jobs", max_size=1000).offer(0, HOUR, id="a")
-        before = await Store(raw, "jobs").keys_and_dumps()
-        differs = "max_size is 1000 on the server, and 500 here: call"
+        first = client.reliable_queue("jobs", max_size=1000, limit=delayq.Limit(4), keep=60)
+        await first.offer(0, HOUR, id="a")
+        before = await first.settings()
         # Two handles of one client disagree like two processes.
-        for name, call in CALLS.items():
-            for each in (other, other, client):
-                jobs = each.reliable_queue("jobs", max_size=500)
-                for _ in range(2):
-                    with pytest.raises(ConfigurationError, match=differs):
-                        await call(jobs)
-            assert await Store(raw, "jobs").keys_and_dumps() == before, name
-
-    async def test_who_comes_first_wins_and_the_others_are_told(
-        self, server: PrivateServer
-    ) -> None:
-        async with AsyncExitStack() as stack:
-            clients = [
-                await stack.enter_async_context(delayq.connect(server.url)) for _ in range(8)
-            ]
-            queues = [each.reliable_queue("jobs", max_size=n + 1) for n, each in enumerate(clients)]
-            outcomes = await asyncio.gather(
-                *(queue.offer(0, HOUR) for queue in queues), return_exceptions=True
+        for each in (other, other, client):
+            jobs = each.reliable_queue("jobs", max_size=500, limit=delayq.Limit(2, 100), keep=0)
+            assert await jobs.get("a") is not None
+            await jobs.offer(1, HOUR)
+            assert await jobs.claim(wait=0.01) == []
+            assert await jobs.settings() == before
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        limits = [delayq.Limit(4), delayq.Limit(2, 100)]
+        assert sorted(record.getMessage() for record in warnings) == [
+            f"queue 'jobs': {name} is {stored} on the server, and {declared} in the code. The value"
+            f" on the server counts; to change it, run: delayq configure jobs --{option}"
+            for name, stored, declared, option in (
+                ("keep", 60, 0, "keep none"),
+                ("limit", *limits, "limit 2,100/1s"),
+                ("max_size", 1000, 500, "max-size 500"),
             )
-            winner = (await queues[0].settings()).max_size
-            failed = [n for n, each in enumerate(outcomes, 1) if isinstance(each, BaseException)]
-            assert [n for n in range(1, 9) if n not in failed] == [winner]
-            assert all(isinstance(outcomes[n - 1], ConfigurationError) for n in failed)
+        ]
+
+    async def test_a_configuration_needs_no_second_declaration(
+        self, client: Client, other: Client, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        jobs = client.reliable_queue("jobs", max_size=7)
+        await jobs.configure(max_size=8)
+        await jobs.offer(1)
+        assert caplog.text == ""
+        await other.reliable_queue("jobs", max_size=8).offer(1)
+        assert caplog.text == ""
 
     async def test_calls_that_are_made_at_once_share_one_look(self, client: Client) -> None:
         jobs = client.reliable_queue("jobs")
@@ -593,15 +582,10 @@ def test_declarations_and_configurations_follow_a_plain_model(server: PrivateSer
             if not self.handles:
                 return
             queue, declared, called = self.handles[which % len(self.handles)]
-            differs = any(self.stored.get(name, value) != value for name, value in declared.items())
+            loop.run_until_complete(queue.claim())
             if not called:
                 self.stored = {**declared, **self.stored}
-            if differs and not called:
-                with pytest.raises(ConfigurationError):
-                    loop.run_until_complete(queue.claim())
-                return
-            loop.run_until_complete(queue.claim())
-            called.append(True)
+                called.append(True)
 
         @rule(which=st.integers(0, 50), changes=SETTINGS)
         def configure(self, which: int, changes: dict[str, Any]) -> None:

@@ -535,13 +535,13 @@ async def test_it_runs_once_at_a_time_and_takes_no_listener_meanwhile(client: Cl
 async def test_a_run_in_the_background_that_ends_by_itself_says_why(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await client.reliable_queue("jobs").configure(max_size=5)
+    await client.reliable_queue("jobs").configure(partitions=5)
     worker = Worker(client)
-    on_jobs(worker, max_size=6)(Gate())
+    on_jobs(worker, partitions=6)(Gate())
     with pytest.raises(delayq.ConfigurationError):
         async with worker:
             await until(lambda: "the worker stops: " in caplog.text)
-    assert "max_size" in caplog.text
+    assert "partitions" in caplog.text
 
 
 async def test_a_client_that_closes_under_it_ends_the_run(server: PrivateServer) -> None:

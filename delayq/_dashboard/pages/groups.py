@@ -10,8 +10,8 @@ from delayq._dashboard.forms import see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.rendering import link
 from delayq._durations import moment_us
-from delayq._reliable.limits import Limit
-from delayq.admin.wording import describe_group_state, read_limit, write_limit
+from delayq._reliable.limits import Limit, write_limit
+from delayq.admin.wording import describe_group_state, read_limit
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from starlette.exceptions import HTTPException
 from delayq._dashboard.forms import UNITS, in_units, see
 from delayq._dashboard.page import Action, Note, Page
 from delayq._reliable.keys import MOST_PARTITIONS
+from delayq._reliable.limits import write_limit
 from delayq._reliable.settings import declare
-from delayq.admin.wording import read_limit, write_limit
+from delayq.admin.wording import read_limit
 from delayq.errors import BadInput, ConfigurationError
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from delayq import Limit
-from delayq.admin.wording import read_duration, read_limit, write_limit
+from delayq._reliable.limits import write_limit
+from delayq.admin.wording import read_duration, read_limit
 from delayq.errors import BadInput
 
 

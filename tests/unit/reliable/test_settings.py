@@ -108,23 +108,34 @@ def test_whatever_another_program_has_left_is_read(values: list[bytes | None]) -
     assert public.max_kept > 0
 
 
-def test_the_error_names_every_setting_that_differs_as_users_write_it() -> None:
-    values = (b"1", b"1", b"4", b"", None, b"0", b"drop", b"1500000", b"0", b"7")
+def test_a_difference_tells_both_values_and_the_command_that_ends_it() -> None:
+    values = (b"1", b"1", b"4", b"", None, b"0", b"drop", b"1500000", b"0", b"7", b"60000000", b"5")
     stored = StoredSettings.of((*values, *(None,) * (len(FIELDS) - len(values))))
-    stored.check("jobs", {"max_size": "0", "keep": "1"})
-    declared = declare(expired="dead", dedup_window=60, keep_dead=timedelta(seconds=90))
-    for differences, setting in (
-        ({"max_size": "5"}, "max_size is None on the server, and 5 here: call configure()"),
-        (declared, "expired is 'drop' on the server, and 'dead' here"),
-        (declared, "dedup_window is 1.5 on the server, and 60 here"),
-        (declared, "keep_dead is None on the server, and 90 here"),
-        (declare(max_dead=None), "max_dead is 7 on the server, and None here"),
+    limit = delayq.Limit(5, 100, 600)
+    assert stored.differences(declare(max_size=None, limit=limit, expired="drop")) == []
+    for declared, text, option in (
+        (declare(max_size=5), "max_size is None on the server, and 5 in the code", "max-size 5"),
+        (declare(max_dead=None), "max_dead is 7 on the server, and None in", "max-dead none"),
+        (declare(expired="dead"), "expired is 'drop' on the server, and 'dead'", "expired dead"),
+        (declare(dedup_window=0), "dedup_window is 1.5 on the server, and 0", "dedup-window none"),
+        (declare(keep=604800.25), "keep is 60 on the server, and 604800.25", "keep 604800.25"),
+        (
+            declare(keep_dead=timedelta(days=1)),
+            "is None on the server, and 86400",
+            "keep-dead 86400",
+        ),
+        (declare(max_kept=9), "max_kept is 5 on the server, and 9", "max-kept 9"),
     ):
-        with pytest.raises(delayq.ConfigurationError, match=setting) as caught:
-            stored.check("jobs", differences)
-        assert str(caught.value).startswith("queue 'jobs': ")
+        (difference,) = stored.differences(declared)
+        assert text in difference.text
+        assert difference.command("my jobs") == f"delayq configure 'my jobs' --{option}"
+    (difference,) = StoredSettings({"limit": "c2"}).differences(declare(limit=limit))
+    assert difference.command("jobs") == "delayq configure jobs --limit 5,100/600s"
+    assert (
+        stored.differences(declare(partitions=8))[0].command("a") == "delayq repartition a --to 8"
+    )
     with pytest.raises(delayq.ConfigurationError, match="delayq repartition 'my jobs' --to 8"):
-        stored.check("my jobs", declare(partitions=8))
+        stored.check_partitions("my jobs", declare(partitions=8))
 
 
 def test_a_layout_of_another_release_is_refused() -> None:
