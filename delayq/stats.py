@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -278,6 +278,8 @@ class WorkerInfo:
         messages: The 20 of them that had run longest.
         started_at: When it opened the queue (UTC).
         seen_at: When it last reported (UTC).
+        declared: The settings of the queue that its code declares and of which the server has
+            another value, by name; each as the server would store it.
     """
 
     queue: str
@@ -289,3 +291,4 @@ class WorkerInfo:
     messages: tuple[RunningMessage, ...]
     started_at: datetime
     seen_at: datetime
+    declared: Mapping[str, str] = field(default_factory=dict)

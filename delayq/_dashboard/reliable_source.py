@@ -24,6 +24,7 @@ from delayq._reliable.queue import ReliableQueue
 from delayq._reliable.replies import MessageTimes
 from delayq._reliable.settings import Settings
 from delayq._reliable.store import ReliableStore
+from delayq.admin.inspect import differences
 from delayq.admin.search import Shelf
 from delayq.codecs import BytesCodec
 from delayq.errors import DuplicateMessage, PayloadTooLarge, QueueFull, ServerError, ServerRefused
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._reliable.dead_letters import DeadLetter
     from delayq._reliable.outcomes import MessageHistory
-    from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
+    from delayq._reliable.settings import Declared, Difference, QueueSettings, StoredSettings
     from delayq._reliable.tallies import Unit
     from delayq.admin.catalog import QueueKind
     from delayq.stats import Activity, WorkerInfo
@@ -98,6 +99,10 @@ class ReliableSource:
 
     async def activity(self, unit: Unit, span: int) -> list[Activity]:
         return await self._parts[0].activity(unit, span)
+
+    async def differences(self) -> list[tuple[Difference, list[WorkerInfo]]]:
+        """Return the settings of which processes declare another value than the server has."""
+        return await differences(self._parts[0])
 
     async def workers(self) -> list[WorkerInfo]:
         return await self._parts[0].workers()

@@ -172,7 +172,8 @@ class _Entry:
             return None
         oldest = (claim for each in partitions for claim in each.oldest(SHOWN))
         claims = heapq.nsmallest(SHOWN, oldest, key=lambda claim: claim.begun_at)
-        return Work(slots, running, claims)
+        differences = queue.settings.differences()
+        return Work(slots, running, claims, {each.name: each.declared for each in differences})
 
     def is_due(self, work: Work | None) -> bool:
         """Return whether to report this now."""

@@ -7,6 +7,7 @@ import os
 import socket
 from datetime import timedelta
 from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from delayq._durations import moment_us
@@ -14,7 +15,7 @@ from delayq._reliable.replies import parse_us
 from delayq.stats import RunningMessage, WorkerInfo
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from delayq._reliable.replies import Claim
 
@@ -29,11 +30,14 @@ class Work(NamedTuple):
         slots: How many messages its workers handle at a time, at most; 0 for other code.
         running: How many messages it handles.
         claims: The messages that have run longest.
+        declared: The settings that its code declares and of which the server has another value, as
+            the server would store them.
     """
 
     slots: int
     running: int
     claims: Sequence[Claim]
+    declared: Mapping[str, str] = MappingProxyType({})
 
 
 @cache
@@ -56,6 +60,7 @@ def facts_of(work: Work, now: float, opened_at: float, counts_us: int) -> str:
     """
     facts = {
         **_about(os.getpid()),
+        **({"declared": {**work.declared}} if work.declared else {}),
         "slots": work.slots,
         "running": work.running,
         "up": round(now - opened_at, 3),
@@ -93,6 +98,7 @@ def worker_of(queue: str, until: bytes, facts: bytes) -> WorkerInfo | None:
             ),
             started_at=seen_at - timedelta(seconds=float(given["up"])),
             seen_at=seen_at,
+            declared={str(name): str(text) for name, text in given.get("declared", {}).items()},
         )
-    except (ValueError, TypeError, KeyError, OverflowError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None

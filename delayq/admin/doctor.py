@@ -102,8 +102,8 @@ async def diagnose(
             yield Finding("ok", "queues", f"{len(found)} found")
     async for finding in _rights(client, found, role):
         yield finding
-    for queue in found:
-        yield await _queue(client, queue, overdue)
+    async for finding in _queues(client, found, overdue):
+        yield finding
 
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
@@ -290,6 +290,15 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
         yield right
 
 
+async def _queues(
+    client: Client, queues: Sequence[FoundQueue], overdue: float
+) -> AsyncIterator[Finding]:
+    for queue in queues:
+        yield await _queue(client, queue, overdue)
+        async for finding in _differences(client, queue):
+            yield finding
+
+
 async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     check = f"{queue.kind} {queue.name}"
     look = _reliable if queue.kind == "reliable" else _delayed
@@ -303,6 +312,24 @@ async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     except DelayqError as error:
         return Finding("wrong", check, str(error))
     return Finding(level, check, text, advice)
+
+
+async def _differences(client: Client, queue: FoundQueue) -> AsyncIterator[Finding]:
+    """Yield the settings of which processes declare another value than the server has."""
+    if queue.kind == "delayed":
+        return
+    # Other findings tell which rights are missing.
+    with suppress(DelayqError):
+        store = (await inspection.stores_of_found(client, queue))[0]
+        for difference, workers in await inspection.differences(store):
+            names = ", ".join(f"{worker.host}:{worker.pid}" for worker in workers[:_NAMED])
+            more = f" and {len(workers) - _NAMED:,} more" if len(workers) > _NAMED else ""
+            yield Finding(
+                "note",
+                f"reliable {queue.name}",
+                f"{difference.text} of {names}{more}: the value on the server counts",
+                f"{difference.command(queue.argument)}, or change the code",
+            )
 
 
 async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:

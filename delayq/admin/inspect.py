@@ -20,6 +20,8 @@ from delayq._delayed.store import DelayedStore
 from delayq._durations import moment_us, when_due
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.known_settings import KnownSettings
+from delayq._reliable.settings import Difference
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.tallies import checked_span
 from delayq.admin.catalog import QUEUE_KEYS, QueueKind, find_queues, known_queue
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from delayq._reliable.partition import Partition
     from delayq._reliable.queue import ReliableQueue
     from delayq._reliable.replies import State
-    from delayq._reliable.settings import QueueSettings, StoredSettings
+    from delayq._reliable.settings import Declared, QueueSettings, StoredSettings
     from delayq.client import Client
     from delayq.stats import Activity, WorkerInfo
 
@@ -201,6 +203,42 @@ async def workers(client: Client, name: str | None = None) -> list[WorkerInfo]:
         stores = [ReliableStore(server, ReliableKeys.of(each)) for each in names]
     found = [worker for store in stores for worker in await store.workers()]
     return sorted(found, key=lambda worker: (worker.host, worker.pid, worker.queue))
+
+
+async def differences(store: ReliableStore) -> list[tuple[Difference, list[WorkerInfo]]]:
+    """Return the settings of which processes declare another value than the server has, each with
+    these processes, of the queue with this first partition.
+    """
+    stored = await store.settings()
+    found: dict[Difference, list[WorkerInfo]] = {}
+    for worker in await store.workers():
+        for difference in stored.differences(worker.declared):
+            found.setdefault(difference, []).append(worker)
+    return [*found.items()]
+
+
+async def undeclared(client: Client, name: str, declared: Declared) -> list[Difference]:
+    """Return those of the declared settings of a reliable queue that the server does not have: its
+    value is empty if it has none.
+    """
+    stored = await _partition(client, name, 0).settings()
+    stored.check_layout(name)
+    missing = stored.missing(declared)
+    return [
+        *(Difference(setting, "", text) for setting, text in missing.items()),
+        *stored.differences(declared),
+    ]
+
+
+async def configure(client: Client, name: str, changes: Declared) -> None:
+    """Change settings of a reliable queue without opening it.
+
+    Raises as :meth:`delayq.ReliableQueue.configure`.
+    """
+    background = client._open_session().background
+    await KnownSettings(
+        name, partial(_partition, client, name), background, lambda _: None
+    ).configure(changes)
 
 
 async def settings(client: Client, name: str) -> QueueSettings | None:

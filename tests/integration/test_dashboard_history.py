@@ -105,3 +105,20 @@ async def test_of_many_workers_the_first_are_shown(
     assert "Workers 5" in shown
     assert re.findall(r", (70\d\d) delayq", shown) == ["7000", "7001", "7002"]
     assert "There are 2 more" in shown
+
+
+async def test_the_settings_page_shows_what_processes_declare_otherwise(
+    client: Client, reader: Browser, raw: Any
+) -> None:
+    await client.reliable_queue("jobs", max_size=1000).offer(1, 3600)
+    now = (await client.server_time()).timestamp()
+    for n, size in enumerate(("500", "1000")):
+        facts = facts_of(Work(1, 0, [], {"max_size": size}), 100.0, 50.0, 60_000_000)
+        await raw.zadd(KEYS.workers, {f"client-{n}": int((now + 60) * 1e6)})
+        await raw.hset(KEYS.worker_facts, f"client-{n}", facts)
+    shown = texts(await page(reader, "settings?kind=reliable&name=jobs"))
+    assert "max_size is 1000 on the server, and 500 in the code of" in shown
+    assert "delayq configure jobs --max-size 500" in shown
+    await client.reliable_queue("jobs").configure(max_size=500)
+    shown = texts(await page(reader, "settings?kind=reliable&name=jobs"))
+    assert "max_size is 500 on the server, and 1000 in the code of" in shown

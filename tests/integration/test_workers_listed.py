@@ -16,6 +16,7 @@ import delayq
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import REGISTER
 from delayq.admin import inspect as inspection
+from delayq.admin.doctor import diagnose
 from tests.support.reliable_fixtures import faults
 from tests.support.waiting import until
 
@@ -103,6 +104,28 @@ async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, clien
     assert await inspection.workers(client, "jobs") == []
     with pytest.raises(delayq.Closed):
         await taking
+
+
+async def test_a_doctor_shows_what_workers_declare_and_the_server_does_not_have(
+    client: Client, quick: Client
+) -> None:
+    await client.reliable_queue("jobs", max_size=1000, keep=60).stats()
+    jobs = quick.reliable_queue("jobs", max_size=500, keep=60)
+    taking = asyncio.create_task(jobs.claim(wait=3600))
+    (worker,) = await listed(client)
+    assert worker.declared == {"max_size": "500"}
+
+    async def differences() -> list[tuple[str, str]]:
+        found = [each async for each in diagnose(client) if each.check == "reliable jobs"]
+        return [(each.text, each.advice) for each in found[1:]]
+
+    (text, advice) = (await differences())[0]
+    assert text.startswith("max_size is 1000 on the server, and 500 in the code of ")
+    assert f":{os.getpid()}: the value on the server counts" in text
+    assert advice == "delayq configure jobs --max-size 500, or change the code"
+    await client.reliable_queue("jobs").configure(max_size=500)
+    assert await differences() == []
+    taking.cancel()
 
 
 async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, raw: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 from starlette.exceptions import HTTPException
@@ -32,7 +33,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 
 async def _values(source: ReliableSource) -> dict[str, Any]:
-    settings = await source.settings()
+    settings, differences = await asyncio.gather(source.settings(), source.differences())
     window, unit = in_units(settings.dedup_window)
     texts = {
         "partitions": str(settings.partitions),
@@ -46,6 +47,7 @@ async def _values(source: ReliableSource) -> dict[str, Any]:
     return {
         "source": source,
         "settings": settings,
+        "differences": differences,
         # As they are stored, and as the form shows them.
         "was": texts,
         "texts": texts,
