@@ -270,7 +270,7 @@ async def _or_trouble(parts: Cached[str]) -> tuple[str, bool]:
 
 
 def _kept(kept: dict[tuple[object, ...], T], source: AnySource, make: Callable[[], T]) -> T:
-    """Return the value of a queue. A queue whose partitions have grown counts as another one."""
+    """Return the value of a queue, which is another one with another number of partitions."""
     key = source.kind, source.name, source.partitions
     if key not in kept:
         if len(kept) >= _MOST_WATCHED:

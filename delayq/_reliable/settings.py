@@ -268,7 +268,8 @@ class Difference(NamedTuple):
         """Return the command that gives the server the value in the code."""
         if self.name == "partitions":
             return repartition(queue, {self.name: self.declared})
-        option = f"--{self.name.replace('_', '-')} {shlex.quote(_option(self.name, self.declared))}"
+        value = shlex.quote(option_text(self.name, self.declared))
+        option = f"--{self.name.replace('_', '-')} {value}"
         return f"delayq configure {shlex.quote(queue)} {option}"
 
 
@@ -520,7 +521,7 @@ def _seconds(text: str) -> str:
     return f"{_number(text) / 1_000_000:.15g}"
 
 
-def _option(name: str, text: str) -> str:
+def option_text(name: str, text: str) -> str:
     """Return a stored setting as the option of ``delayq configure`` takes it."""
     if name in ("limit", "group_limit"):
         return write_limit(parse_limit(text))

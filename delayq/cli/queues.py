@@ -13,9 +13,19 @@ from rich.live import Live
 from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
 from delayq.admin import inspect as inspection
 from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
+from delayq.cli.declared import configure_from
 from delayq.cli.errors import CommandFailed, NoQueue
 from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
-from delayq.cli.options import AsJson, Queue, ReliableOnly, Url, Yes, duration
+from delayq.cli.options import (
+    AsJson,
+    Queue,
+    ReliableOnly,
+    ReliableOrAll,
+    Target,
+    Url,
+    Yes,
+    duration,
+)
 from delayq.cli.output import (
     console,
     moment_json,
@@ -107,7 +117,7 @@ def stats(
 
 
 def configure(
-    queue: ReliableOnly,
+    queue: ReliableOrAll = None,
     max_size: Annotated[
         str | None,
         typer.Option(metavar="N|none", help="Refuse offers beyond this many live messages."),
@@ -145,6 +155,17 @@ def configure(
     create: Annotated[
         bool, typer.Option("--create", help="Accept the name of a queue that has never been used.")
     ] = False,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODULE:ATTRIBUTE",
+            help="Take the settings that this delayq.Worker declares, for all its queues.",
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="With --from: only show what would change.")
+    ] = False,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -154,6 +175,10 @@ def configure(
     on with these, and logs a warning when it starts. The number of partitions can change only while
     nothing is in the queue. Without an option for a setting, nothing is changed. If there is no
     such queue, the command fails unless you add --create.
+
+    With --from, the server gets what an application declares: a step of a deployment.
+
+    Exit status: 0; 1 if a queue cannot get all that --from declares for it.
 
     Example: `delayq configure mails --max-size 10000`
     """
@@ -175,7 +200,21 @@ def configure(
         changes["limit"] = limit_of(limit, "--limit")
     if group_limit is not None:
         changes["group_limit"] = limit_of(group_limit, "--group-limit")
+    if where is not None:
+        if create or any(change is not None for change in changes.values()):
+            raise CommandFailed("--from takes the settings from the code: leave the others out")
+        return configure_from(where, queue, url, dry_run=dry_run, as_json=as_json)
+    if queue is None or dry_run:
+        raise CommandFailed(
+            "name a queue and settings, or an application: delayq configure mails --max-size 1000;"
+            " delayq configure --from app.jobs:worker --dry-run"
+        )
+    return _configure(queue, changes, url, create=create, as_json=as_json)
 
+
+def _configure(
+    queue: Target, changes: dict[str, Any], url: str | None, *, create: bool, as_json: bool
+) -> None:
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
         if not create and not await inspection.exists(client, queue.name):

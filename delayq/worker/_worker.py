@@ -151,6 +151,21 @@ class Worker:
         """
         return self._given is None
 
+    @property
+    def address(self) -> str | None:
+        """The address that the worker was given; None if it was given a client, or nothing."""
+        return self._given if isinstance(self._given, str) else None
+
+    def declared_settings(self) -> dict[str, dict[str, str]]:
+        """Return the settings that the worker declares for each queue, as the server stores them.
+
+        Raises:
+            ConfigurationError: Tasks of one queue declare different ones.
+        """
+        given = {name: listener.settings.settings for name, listener in self._listeners.items()}
+        given |= {name: Settings(**tasks.settings()) for name, tasks in self._included.items()}
+        return {name: settings.declared() for name, settings in given.items()}
+
     # Registration
 
     def listener(

@@ -185,6 +185,41 @@ def test_looking_moves_nothing(cli: Cli, sync_raw: Any) -> None:
     assert sync_raw.llen(CLOSING.ready) == 0
 
 
+def test_configure_from_an_application(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "declaring.py").write_text(
+        "import delayq\n"
+        "worker = delayq.Worker()\n"
+        "worker.listener('mails', limit=delayq.Limit(2, 100), max_size=100)(print)\n"
+        "tasks = delayq.Tasks('reports', keep=60, partitions=2)\n"
+        "worker.include(tasks)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cli("configure mails --limit 4 --create")
+    for dry in (" --dry-run", ""):
+        status, found = cli(f"configure --from declaring:worker{dry}")
+        assert (status, {each["changed"] for each in found}) == (0, {not dry})
+        assert [
+            (each["queue"], each["setting"], each["server"], each["code"]) for each in found
+        ] == [
+            ("mails", "max_size", None, "100"),
+            ("mails", "limit", "4", "2,100/1s"),
+            ("reports", "partitions", None, "2"),
+            ("reports", "keep", None, "60"),
+        ]
+    assert cli.plain("configure --from declaring:worker")[1].startswith("the server has what")
+    cli("configure reports --partitions 3 --keep 90")
+    cli("offer reports 1")
+    # Everything else is changed all the same.
+    assert cli.plain("configure reports --from declaring:worker")[0] == 1
+    assert "delayq repartition reports --to 2" in cli.error
+    (settings,) = cli("configure reports")[1]
+    assert (settings["partitions"], settings["keep"]) == (3, 60.0)
+    for wrong in ("", "--from declaring:worker --max-size 5", "other --from declaring:worker"):
+        assert cli.plain(f"configure {wrong}")[0] == 2, wrong
+
+
 def test_configure(cli: Cli) -> None:
     for options in ("", " --max-size 2"):
         assert cli.plain(f"configure mails{options}") == (1, "")

@@ -37,10 +37,27 @@ _MORE = 10.0
 
 
 def find(where: str, *, url: bool = False) -> delayq.Worker:
-    """Import the worker that ``module:attribute`` names. Raises CommandFailed.
+    """Import the worker that ``module:attribute`` names, and check that it has a server. Raises
+    CommandFailed.
 
     ``url``: the worker must use the address that the command was given.
     """
+    found = import_worker(where)
+    if found.needs_address and not os.environ.get(URL_VARIABLE):
+        raise CommandFailed(
+            f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
+            ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
+        )
+    if url and not found.needs_address:
+        raise CommandFailed(
+            f"--url has no effect on {where}, which names its server itself: make it"
+            " delayq.Worker()"
+        )
+    return found
+
+
+def import_worker(where: str) -> delayq.Worker:
+    """Import the worker that ``module:attribute`` names. Raises CommandFailed."""
     module_name, colon, attribute = where.partition(":")
     if not (module_name and colon and attribute):
         raise CommandFailed(
@@ -67,16 +84,6 @@ def find(where: str, *, url: bool = False) -> delayq.Worker:
             raise CommandFailed(f"module {module_name!r} has no attribute {attribute!r}") from None
     if not isinstance(found, delayq.Worker):
         raise CommandFailed(f"{where} is a {type(found).__name__}, not a delayq.Worker")
-    if found.needs_address and not os.environ.get(URL_VARIABLE):
-        raise CommandFailed(
-            f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
-            ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
-        )
-    if url and not found.needs_address:
-        raise CommandFailed(
-            f"--url has no effect on {where}, which names its server itself: make it"
-            " delayq.Worker()"
-        )
     return found
 
 
