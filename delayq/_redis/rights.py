@@ -73,9 +73,14 @@ _WRITES: dict[str, str] = {
     "ZREMRANGEBYLEX": "'(', '('",
     "ZREMRANGEBYRANK": "1, 0",
 }
-# Pushes have no such form: only a user who may remove the element again tries them.
+# Pushes have no such form. From Redis 7 on, a script can ask instead. On Redis 6.2 it pushes an
+# element and removes it again, which it tries only for a user who may do both.
 _PUSHES = {"LPUSH": 1, "RPUSH": -1}
-_PUSH = """if permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
+_PUSH = """if redis.acl_check_cmd then
+    if not redis.acl_check_cmd('{command}', KEYS[1], {nothing}) then
+      refused = refused or redis.error_reply("NOPERM no permission to run '{command}' on this key")
+    end
+  elseif permitted(redis.pcall('LREM', KEYS[1], 'wrong', '')) then
     local pushed = redis.pcall('{command}', KEYS[1], {nothing})
     try(pushed)
     if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end

@@ -159,6 +159,7 @@ REFUSED: dict[tuple[str, Role], list[Attempt]] = {
         lambda queue, _: queue.resume(),
     ],
     ("reliable", "admin"): [lambda queue, _: queue.offer(1), lambda queue, _: queue.claim()],
+    ("delayed", "admin"): [lambda queue, _: queue.poll(), lambda queue, _: queue.drain()],
     ("delayed", "dashboard"): [
         *DELAYED_TAKES,
         lambda queue, _: queue.offer(1),

@@ -181,6 +181,32 @@ LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
 STRINGS, CHANNELS = {"call", "fence", "paused"}, {"channel", "wake", "summons"}
 
 
+async def test_a_check_of_rights_touches_no_key(server: PrivateServer) -> None:
+    async with (
+        Redis.from_url(server.url, socket_timeout=60, decode_responses=True) as raw,
+        raw.pubsub(ignore_subscribe_messages=True) as events,
+        delayq.connect(server.url) as client,
+    ):
+        if not await raw.eval("return redis.acl_check_cmd and 1 or 0", 0):
+            pytest.skip("Redis 6.2 cannot tell without a try")
+        before = (await raw.config_get("notify-keyspace-events"))["notify-keyspace-events"]
+        await raw.config_set("notify-keyspace-events", "KEA")
+        try:
+            await events.psubscribe("__keyevent@*__:*")
+            # Each script's first call on a connection is preceded by the check.
+            queue: delayq.DelayedQueue[int] = client.delayed_queue(NAME)
+            assert await queue.poll() is None
+            assert await queue.drain() == []
+            await raw.set("last", "1")
+            heard = []
+            while not heard or heard[-1] != "last":
+                if (event := await events.get_message(timeout=60)) is not None:
+                    heard.append(event["data"])
+            assert heard == ["last"]
+        finally:
+            await raw.config_set("notify-keyspace-events", before)
+
+
 async def test_a_key_of_a_foreign_type_is_refused_before_anything_has_changed(
     server: PrivateServer,
 ) -> None:
