@@ -46,6 +46,11 @@ class Prepared:
 def keys_of(script: Script) -> list[str]:
     """Return the keys of a call, looked up by the names that the script gives them."""
     if script.name.startswith("reliable/"):
+        # These get keys that their caller chooses.
+        if script is reliable.RECEIVE:
+            return [RELIABLE.settings, RELIABLE.done]
+        if script is reliable.SET_ASIDE:
+            return [RELIABLE.leased, RELIABLE.done, RELIABLE.aside("done")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:
@@ -335,6 +340,15 @@ async def numbered(at: Prepared) -> None:
     await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
 
 
+async def set_aside(at: Prepared) -> None:
+    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "mover": "me"})
+    await at.raw.zadd(RELIABLE.done, {"old": 9e15})
+
+
+async def moving(at: Prepared) -> None:
+    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "moving": "2 drains 0 1 me"})
+
+
 async def held(at: Prepared) -> None:
     now_s, _ = await at.raw.time()
     more = {"partitions": "4?", "renumbering": f"me {now_s * 1_000_000}"}
@@ -482,6 +496,11 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RENUMBER, "commit", given(held, "commit", "me", 2, "limit", "c10")),
     (reliable.RENUMBER, "release", given(held, "release", "me", 2)),
     (reliable.VACATE, "", given(numbered)),
+    (reliable.REPARTITION, "begin", given(numbered, "begin", "me", 2)),
+    (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
+    (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),
+    (reliable.SET_ASIDE, "", given(set_aside)),
+    (reliable.RECEIVE, "", given(set_aside, "me", "scores", "new", 9_000_000_000_000_000)),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),
