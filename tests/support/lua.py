@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 SCRIPTS = (*scripts_in(""), *scripts_in("delayed"), *scripts_in("reliable"))
 """The scripts that clients run."""
 _WRITING = """
-    SET DEL UNLINK RENAME PEXPIRE ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET LREM
-    LTRIM
+    SET DEL UNLINK RENAME PEXPIRE ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET
+    LREM LTRIM
 """
 WRITING = frozenset(_WRITING.split())
 """The commands in scripts that change what is stored."""
