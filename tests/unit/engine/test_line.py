@@ -87,18 +87,6 @@ class TestOneSource:
         callers.join(500)
         assert callers.begin(0, most=100).take == 100
 
-    def test_nothing_is_news_only_to_callers_that_do_not_wait(self) -> None:
-        callers = Callers(1)
-        callers.join()
-        once = callers.join(once=True)
-        callers.begin(0)
-        late = callers.join(once=True)
-        callers.end(0)
-        assert callers.served() == [once]
-        callers.begin(0)
-        callers.end(0)
-        assert callers.served() == [late]
-
     def test_while_there_is_more_the_first_callers_get_all_they_want(self) -> None:
         callers = Callers(1)
         first, second = callers.join(3), callers.join(3, once=True)
@@ -111,47 +99,7 @@ class TestOneSource:
         assert callers.served() == [second]
 
 
-class TestPolicies:
-    def test_an_attempt_serves_the_policy_of_the_first_in_line(self) -> None:
-        callers = Callers(1)
-        first, second, third = callers.join(2, "a"), callers.join(2, "b"), callers.join(2, "a")
-        assert callers.begin(0) == (4, "a")
-        assert callers.end(0, "x", "y", "z") == []
-        assert callers.served() == [first, third]
-        assert callers.begin(0) == (2, "b")
-        callers.end(0, "w")
-        assert callers.served() == [second]
-
-    def test_nothing_is_news_for_any_policy_only_if_nothing_is_left(self) -> None:
-        # More is left for the other policy, or nothing, whatever was ordered.
-        for want, more in ((1, True), (1, False), (2, False)):
-            callers = Callers(1)
-            callers.join(want, "a")
-            once = callers.join(1, "b", once=True)
-            callers.begin(0)
-            callers.end(0, "x", more=more)
-            assert (once in callers.served()) == (not more)
-            if more:
-                assert callers.begin(0) == (1, "b")
-                callers.end(0)
-                assert callers.served() == [once]
-
-
 class TestSeveralSources:
-    def test_an_attempt_reserves_what_it_takes(self) -> None:
-        callers = Callers()
-        callers.join(10)
-        assert callers.begin(0, most=6).take == 6
-        assert callers.begin(1).take == 4
-        assert callers.begin(2).take == 0
-        assert callers.asked() == []
-        callers.line.over(callers.sources[2])
-        callers.end(0, "a")
-        callers.served()
-        # Five of what the first one had reserved are wanted from the third one now.
-        assert callers.asked() == [2]
-        assert callers.begin(2).take == 5
-
     def test_sources_that_have_something_share_what_is_wanted(self) -> None:
         callers = Callers()
         place = callers.join(10, once=True)

@@ -52,14 +52,6 @@ class TestNotice:
         content = f"{next_us} {through_us} {stagger.signature(0.0, demand=demand)}".encode()
         assert parse(content) == TransferNotice(next_us, through_us, client, demand, listeners)
 
-    def test_anything_else_is_no_notice(self) -> None:
-        for number in b"0 1700000000000 -1 1700000000000000".split():
-            for rest in (b"", b" 2", b" 2 abc", b" 2 abc 1 more"):
-                assert parse(number + rest) is None, number + rest
-        for content in (b"", b"nonsense", b"x 2 abc 1", b"1 y abc 1", b"1.5 2 abc 1"):
-            assert parse(content) is None, content
-        assert parse(b"1 2 \xff\xfe 1") is None
-
 
 class TestStagger:
     def test_a_place_is_kept_until_it_is_won(self) -> None:
@@ -188,33 +180,12 @@ class TestCrowd:
             stagger.on_recheck(listeners, resters, demand=True)
             assert stagger.resting == rests, (listeners, resters)
 
-    def test_the_client_that_goes_first_summons_now_and_then(self) -> None:
-        first = self.client(goes_first=True)
-        assert first.left_to_listeners(0.0) is None, "none rests"
-        first.on_recheck(32, 1968, demand=True)
-        assert first.left_to_listeners(0.0) == 32
-        assert first.left_to_listeners(0.049) is None
-        assert first.left_to_listeners(0.051) == 32
-
-    def test_a_client_that_rests_summons_and_one_that_listens_behind_others_does_not(self) -> None:
-        second, resting = self.client(), self.client()
-        resting.on_recheck(2000, 0, demand=True)
-        for stagger, left in ((second, None), (resting, 0)):
-            stagger.on_recheck(20, 100, demand=True)
-            assert stagger.left_to_listeners(0.0) == left
-
     def test_clients_without_demand_make_way_for_those_that_rest(self) -> None:
         """Otherwise none of the listeners might want messages."""
         for resters in (0, 100):
             producer = self.client()
             producer.on_recheck(ENOUGH, resters, demand=False)
             assert producer.resting == (resters > 0)
-
-    def test_one_server_of_several_tells_that_a_crowd_has_gone(self) -> None:
-        stagger = self.client(chance=0.0, servers=3)
-        for listeners in (50, 1):
-            stagger.on_recheck(listeners, 0, demand=True)
-            assert stagger.has_room(demand=True) == (listeners == 1)
 
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):

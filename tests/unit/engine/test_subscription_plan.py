@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from delayq._engine.subscription_plan import Command
 
 FORBIDDEN = "NOPERM this user has no permissions to access one of the channels used as arguments"
-NO_COMMAND = "NOPERM this user has no permissions to run the 'subscribe' command"
 
 
 class Desk:
@@ -81,32 +80,6 @@ def test_a_command_names_a_bounded_number_of_channels(desk: Desk) -> None:
     assert len(desk.subscribed) == 1201
 
 
-def test_all_channels_but_forbidden_ones_are_subscribed() -> None:
-    for forbidden in ({"7"}, {"0", "99"}, {str(n) for n in range(0, 100, 9)}):
-        desk = Desk()
-        desk.want(*map(str, range(100)))
-        assert desk.settle(forbidden) < 20 * len(forbidden)
-        assert desk.subscribed == {*map(str, range(100))} - forbidden
-        assert sorted(desk.reported) == sorted(forbidden)
-
-
-def test_forbidden_channels_are_reported_once_and_all_together(desk: Desk) -> None:
-    desk.want("a", "b", "c", "d")
-    for _ in range(2):
-        first = desk.send()
-        desk.reply(first, {"a", "d"})
-        assert desk.reported == []
-    desk.settle({"a", "d"})
-    assert desk.reported == ["a", "d"]
-    desk.now = desk.plan.retry_at
-    desk.settle({"a", "d"})
-    assert desk.reported == ["a", "d"]
-    desk.plan.remove("a")
-    desk.want("a")
-    desk.settle({"a", "d"})
-    assert desk.reported == ["a", "d", "a"]
-
-
 def test_forbidden_channels_are_tried_again_a_minute_later_each_by_itself(desk: Desk) -> None:
     desk.want("a", "b", "c", "gone")
     assert desk.plan.retry_at == math.inf
@@ -125,14 +98,6 @@ def test_forbidden_channels_are_tried_again_a_minute_later_each_by_itself(desk: 
     desk.settle()
     assert desk.subscribed == {"a", "b", "c"}
     assert desk.plan.retry_at == math.inf
-
-
-def test_a_forbidden_command_is_not_tried_for_each_half(desk: Desk) -> None:
-    desk.want("a", "b", "c")
-    desk.send()
-    assert desk.plan.on_refusal(NO_COMMAND, 0.0)
-    assert desk.plan.report_forbidden() == ["a", "b", "c"]
-    assert desk.send() == []
 
 
 def test_a_reply_answers_the_oldest_command(desk: Desk) -> None:

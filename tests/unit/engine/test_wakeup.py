@@ -82,31 +82,6 @@ async def desk() -> AsyncIterator[Desk]:
     await desk.background.aclose()
 
 
-async def test_requests_during_a_call_lead_to_one_more_call(desk: Desk) -> None:
-    for _ in range(3):
-        desk.loop.wake()
-    await desk.reply()
-    assert desk.calls == 1
-    for _ in range(3):
-        desk.loop.wake()
-    await desk.reply(-1, -1)
-    assert desk.calls == 2
-    assert desk.loop.plan.up_to_date
-    await asyncio.wait_for(desk.loop.idle(5), 10)
-
-
-async def test_one_timer_is_set_for_the_earliest_moment(desk: Desk) -> None:
-    for second in (30, 10, 20):
-        desk.loop.on_due(desk.us(second))
-        assert desk.timer.pending_timeouts == 1
-    desk.time.advance(9.99)
-    await desk.reply()
-    assert desk.calls == 0
-    desk.time.advance(0.02)
-    await desk.reply(desk.us(20))
-    assert (desk.calls, desk.timer.pending_timeouts) == (1, 1)
-
-
 async def test_it_tells_for_when_the_timer_was_set_that_led_to_a_call(desk: Desk) -> None:
     desk.loop.on_due(desk.us(10))
     desk.time.advance(10.01)
@@ -148,15 +123,6 @@ async def test_failures_in_a_row_are_one_line(desk: Desk, caplog: pytest.LogCapt
     desk.loop.wake()
     await desk.reply(RuntimeError("broken"))
     assert "broken" in caplog.text
-
-
-async def test_a_client_rests_and_listens_again(desk: Desk) -> None:
-    desk.loop.plan.stagger._chance = lambda: 0.5
-    desk.loop.on_due(desk.us(10))
-    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 10_000, 0, 0, b"0"))
-    assert (desk.listens, desk.timer.pending_timeouts) == (["summons"], 0)
-    desk.loop.on_recheck(desk.us(10), NextDue(10_000_000, 0, 1, 0, 0, b"0"))
-    assert (desk.listens, desk.timer.pending_timeouts) == (["summons", "notices"], 1)
 
 
 async def test_others_are_summoned_if_some_rest(desk: Desk) -> None:

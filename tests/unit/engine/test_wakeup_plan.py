@@ -18,7 +18,6 @@ from delayq._engine.wakeup_plan import (
     Arm,
     Armed,
     Call,
-    Cancel,
     Listen,
     WakeupPlan,
 )
@@ -156,23 +155,7 @@ def desk() -> Desk:
     return Desk()
 
 
-def wake_at(actions: Actions) -> float:
-    """Return the moment of the only action, which arms a timer."""
-    (action,) = actions
-    assert isinstance(action, Arm)
-    return action.wakeup.wake_at
-
-
 class TestActions:
-    def test_an_event_returns_what_to_do(self, desk: Desk) -> None:
-        plan = desk.plan
-        assert wake_at(plan.on_due(us(10), 0.0)) == pytest.approx(10)
-        assert plan.on_due(us(11), 0.0) == ()
-        assert wake_at(plan.on_due(us(5), 0.0)) == pytest.approx(5)
-        assert plan.wake() == (Call(),)
-        assert plan.close() == (Cancel(),)
-        assert plan.close() == ()
-
     def test_a_timer_that_was_replaced_leaves_the_newer_one_armed(self, desk: Desk) -> None:
         """The timer's callback may be on its way when another one takes its place."""
         (action,) = desk.plan.on_due(us(10), 0.0)
@@ -216,13 +199,6 @@ class TestWakeups:
         desk.notice(10, None, client=desk.plan.stagger.client)
         assert desk.goes_first
         assert desk.at(10.1) == 1
-
-    def test_a_client_steps_back_at_a_notice_and_goes_first_after_a_find(self, desk: Desk) -> None:
-        desk.notice(5, 10)
-        assert not desk.goes_first
-        desk.finds = True
-        assert desk.at(10.1) == 1
-        assert desk.goes_first
 
     def test_a_wake_up_that_finds_nothing_makes_us_step_back(self) -> None:
         for reply in (-1, None):
@@ -272,13 +248,6 @@ class TestWakeups:
             desk.act(desk.plan.wake(us(second)))
         desk.handed_out(11)
         assert desk.at(0) == 1
-
-    def test_a_wake_up_for_messages_handed_out_gives_way_to_the_next(self, desk: Desk) -> None:
-        desk.due(10)
-        desk.handed_out(11)
-        desk.act(desk.plan.on_next_due(us(20), desk.now))
-        assert desk.at(19.9) == 0
-        assert desk.at(20.1) == 1
 
     def test_no_notice_cancels_the_repetition_of_a_failed_call(self, desk: Desk) -> None:
         desk.replies.append(None)

@@ -56,25 +56,6 @@ def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     return Servers()
 
 
-async def test_the_next_is_asked_only_if_one_fails(
-    servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "ASK_NEXT_AFTER", 3600)
-    failing = [
-        servers.answers("a", ServerUnavailable("away")),
-        servers.answers("b", ServerRefused("no")),
-    ]
-    attempts = [*failing, servers.answers("c"), servers.answers("d")]
-    assert await first_of("all", attempts) == "c"
-    assert servers.asked == ["a", "b", "c"]
-
-
-async def test_the_next_is_asked_if_one_hangs(servers: Servers) -> None:
-    assert await first_of("all", [servers.hangs("a"), servers.answers("b")]) == "b"
-    await asyncio.sleep(0)
-    assert servers.cancelled == ["a"]
-
-
 async def test_the_one_that_was_slow_may_answer_first_and_other_answers_are_handed_over(
     servers: Servers,
 ) -> None:
@@ -97,12 +78,6 @@ async def test_it_is_refused_only_if_every_server_refuses(servers: Servers) -> N
         with pytest.raises(ServerError, match="all: no; never") as caught:
             await first_of("all", attempts)
         assert type(caught.value) is kind
-
-
-async def test_silent_servers_are_named(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WITHIN", 0.05)
-    with pytest.raises(ServerUnavailable, match=r"no; b did not answer within 0\.05 s"):
-        await first_of("all", [servers.answers("a", ServerRefused("no")), servers.hangs("b")])
 
 
 async def test_a_caller_that_is_cancelled_leaves_nothing_behind(servers: Servers) -> None:

@@ -154,26 +154,6 @@ def test_clearing_ends_the_expiry_and_abandoning_it_loses_nothing(wheel: Wheel) 
     check(wheel)
 
 
-def test_expiry_stops_when_the_budget_is_spent_and_says_that_work_is_left(wheel: Wheel) -> None:
-    added = fill(wheel, [5] * 10)
-    assert expire(wheel, 6, budget=4) == added[:4]
-    assert wheel.pending == 6
-    tick = wheel.next_tick()
-    assert tick is not None
-    assert tick <= 6
-    assert expire(wheel, 6) == added[4:]
-    # Spreading a coarse bucket is work as well, and it comes before its first timer is due.
-    timeout, *_ = fill(wheel, [24.0] * 100, 6)
-    tick = wheel.next_tick()
-    assert tick is not None
-    assert tick <= 24 - WHEEL
-    assert expire(wheel, wheel.time_of(tick), budget=10) == []
-    assert wheel.next_tick() == tick  # the rest is due now
-    expire(wheel, wheel.time_of(tick))
-    assert wheel.next_tick() == 25
-    assert expire(wheel, 25.0)[0] is timeout
-
-
 def test_a_wheel_has_a_sensible_size() -> None:
     ticks: list[Any] = [0, -1, 2**30 + 1, 10**100, 1.5, 512.0, "512", None]
     for length, number, wrong in (
