@@ -31,7 +31,6 @@ from delayq.codecs import BytesCodec, StringCodec
 from tests.support.command_line import CLOSING, MAILS, SECRET, Cli, cli, ctrl_c_at, seed
 from tests.support.fields import fields
 from tests.support.programs import run_python
-from tests.support.reliable_store import expire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +75,6 @@ ON_A_QUEUE = (
     *("take x", "dead list x", "dead list x --group-by error", "dead redrive x"),
     *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
     *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
-    "repartition x --to 2",
     *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
 )
 
@@ -606,36 +604,6 @@ def test_a_search_has_bounds_and_pages(cli: Cli) -> None:
     assert " of 40 messages were searched; continue with --offset " in shown
 
 
-def offer_behind_expired(url: str, partitions: int, expired: int, fresh: int) -> None:
-    """Offer messages, the first of which have expired meanwhile."""
-
-    async def main() -> None:
-        async with delayq.connect(url) as client:
-            jobs = client.reliable_queue("jobs", partitions=partitions)
-            await jobs.offer_many(delayq.Offer("old", ttl=3600) for _ in range(expired))
-            async with redis.asyncio.Redis.from_url(url, socket_timeout=60) as raw:
-                for number in range(partitions):
-                    await expire(raw, ReliableKeys.of("jobs", partition=number))
-            await jobs.offer_many(delayq.Offer(n) for n in range(fresh))
-
-    asyncio.run(main())
-
-
-def test_messages_behind_expired_ones_are_listed_and_found(cli: Cli) -> None:
-    offer_behind_expired(cli.url, 2, 700, 120)
-    status, found = cli("peek jobs")
-    assert (status, len(found)) == (0, 10)
-    values: list[int] = []
-    for offset in range(0, 120, 50):
-        status, found = cli(f"list jobs --state ready --limit 50 --offset {offset}")
-        assert status == 0
-        values += [one["value"] for one in found]
-    assert sorted(values) == list(range(120))
-    assert cli("list jobs --state ready --offset 120") == (1, [])
-    values, _ = found_page_by_page(cli, "jobs --payload 1 --state ready --limit 70", 10_000)
-    assert values == [number for number in range(120) if "1" in str(number)]
-
-
 def test_schedules_are_listed_and_deleted(cli: Cli) -> None:
     with delayq.sync.connect(cli.url) as client:
         mails = client.reliable_queue("mails")
@@ -728,19 +696,6 @@ def test_advice_can_be_copied_to_a_shell_for_any_name(cli: Cli, sync_raw: Any) -
     sync_raw.rpush(DelayedKeys.of(name).quarantine, b"junk")
     _, (*_, broken) = cli("doctor", f"delayed:{name}")
     assert shlex.split(broken["advice"])[:3] == ["delayq", "inspect", f"delayed:{name}"]
-
-
-@pytest.mark.every_server
-def test_a_doctor_finds_a_server_that_drops_messages(cli: Cli, sync_raw: Any) -> None:
-    sync_raw.config_set("maxmemory", "100mb")
-    sync_raw.config_set("maxmemory-policy", "allkeys-lru")
-    try:
-        memory = cli.check("memory")
-    finally:
-        sync_raw.config_set("maxmemory-policy", "noeviction")
-        sync_raw.config_set("maxmemory", "0")
-    assert memory["level"] == "wrong"
-    assert "noeviction" in memory["advice"]
 
 
 def test_a_doctor_knows_what_a_user_lacks(
@@ -939,20 +894,6 @@ def test_a_command_needs_a_server_and_a_port(
     for where in ("needy:one", "needy:other"):
         with pytest.raises(CommandFailed, match=r"no server given: set \$DELAYQ_URL"):
             find(where)
-
-
-async def test_connect_without_an_address_warns_of_the_private_server(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("DELAYQ_URL", raising=False)
-    delayq.connect("embedded:")
-    assert not caplog.records
-    delayq.connect()
-    assert [record.levelname for record in caplog.records] == ["WARNING"]
-    assert "Set $DELAYQ_URL" in caplog.text
-    monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
-    delayq.connect()
-    assert len(caplog.records) == 1
 
 
 def test_the_argument_of_each_queue_names_it() -> None:

@@ -48,13 +48,6 @@ async def test_the_history_is_drawn(server: PrivateServer, reader: Browser) -> N
         assert not re.search(r"style=|\son\w+=|<script>", shown)
 
 
-async def test_a_queue_without_history_says_so(client: Client, reader: Browser) -> None:
-    await client.reliable_queue("jobs").offer(1, 3600)
-    assert "Nothing happened in this period" in await page(reader, f"{HISTORY}&span=nonsense")
-    await client.delayed_queue("orders").offer(1, 3600)
-    await page(reader, "history?kind=delayed&name=orders", 404)
-
-
 @pytest.mark.usefixtures("_workers_stay_listed")
 async def test_workers_are_listed_with_their_messages(
     server: PrivateServer, client: Client, reader: Browser

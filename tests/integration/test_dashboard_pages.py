@@ -653,24 +653,6 @@ async def test_an_action_on_a_state_is_bounded(
         assert (await jobs.stats()).delayed == 15
 
 
-async def test_an_action_on_nothing_or_with_a_wrong_delay_changes_nothing(
-    one: Jobs, admin: Browser
-) -> None:
-    for do in ("cancel_many", "run_now", "reschedule_many"):
-        shown = texts(await select(admin, JOBS, do, delay="1", unit="hours"))
-        assert "Nothing changed: select messages first." in shown
-    before = await known(one)
-    for delay in ("soon", "-1", "1e300"):
-        wrong = {"do": "reschedule_many", "unit": "hours", "delay": delay, "at": "//one"}
-        fields = form(await page(admin, SETTINGS)) | {"sure": "1", "state": "delayed"} | wrong
-        await send(admin, fields, 400)
-    assert await known(one) == before
-    assert await one.cancel("one")
-    fields |= {"do": "cancel_many"}
-    assert "Nothing changed: the message no longer exists" in texts(await send(admin, fields))
-    await send(admin, fields | {"state": "lost"}, 400)
-
-
 # Groups and limits
 
 

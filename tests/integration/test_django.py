@@ -557,20 +557,6 @@ async def test_a_signal_stops_the_command_when_tasks_have_ended(
     assert (await asyncio.to_thread(queue().stats)).ready == 1
 
 
-@pytest.mark.gate
-async def test_the_command_runs_several_processes(
-    configure: Configure, server: PrivateServer, tmp_path: Path
-) -> None:
-    numbers = ["0", "1", "2", "3"]
-    for number in numbers:
-        await tasks.write.aenqueue(str(tmp_path / "log"), number)
-    # From elsewhere: the processes import what this one does.
-    async with worker_command(
-        "--processes=2", url=server.url, cwd=tmp_path, until_log_has=numbers
-    ) as process:
-        process.terminate()
-
-
 def test_wrong_options_of_the_command_are_named(configure: Configure) -> None:
     for arguments, said in (
         (["--processes=0"], "--processes must be at least 1"),

@@ -665,19 +665,6 @@ class TestSharing:
         assert places[0] != places[1]
         assert not any(path.parent.exists() for path in places)
 
-    def test_stop_waits_for_nobody_while_others_use_it(
-        self, monkeypatch: pytest.MonkeyPatch, place: Path
-    ) -> None:
-        # Longer than a test may take.
-        monkeypatch.setattr(embedded, "STOP_TIMEOUT", 3600)
-        one, other = EmbeddedServer(place / "data"), EmbeddedServer(place / "data")
-        one.start()
-        other.start()
-        one.stop()
-        assert answers(other)
-        other.stop()  # it joined, so the watchdog is not its child
-        shutil.rmtree(place / "data")
-
     @pytest.mark.gate
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}

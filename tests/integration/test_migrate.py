@@ -12,7 +12,6 @@ import re
 import struct
 from collections import Counter
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,11 +20,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import delayq
-from delayq._delayed import store as delayed_store
 from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.records import payload_of
 from delayq._delayed.store import MIGRATE
-from delayq._redis.scripts import Script
 from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command
@@ -148,13 +145,6 @@ async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) 
         assert result.rewritten == (form != CURRENT)
 
 
-async def test_a_vector_from_a_real_redisson_is_updated(client: delayq.Client, raw: Raw) -> None:
-    old = bytes.fromhex("2eb990cba71cd243 0e00000000000000 2268656c6c6f776f726c64303022")
-    raw.put(old)
-    await done(client)
-    assert raw.ordered() == [b"\x08" + old]
-
-
 async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None:
     records = some_records(1500)
     raw.put(*records)
@@ -221,61 +211,6 @@ async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: 
     after = raw.dump()
     assert [key for key in before if before[key] != after[key]] == [mapped.ordered.encode()]
     assert before.keys() == after.keys()
-
-
-class Narrow(Script):
-    """A script that takes the server for one of 32 bits. It equals none that has its name."""
-
-    @cached_property
-    def text(self) -> str:
-        return MIGRATE.text.replace("struct.size('L')", "4 + 0 * struct.size('L')")
-
-
-async def test_a_32_bit_server_gets_its_own_form(
-    client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(delayed_store, "MIGRATE", Narrow(MIGRATE.name))
-    records = some_records(100)
-    raw.put(*records)
-    result = await done(client)
-    wanted = [packed(CURRENT_4, current(record)[1:9], current(record)[17:]) for record in records]
-    assert raw.ordered() == wanted
-    assert set(raw.dues()) == set(wanted)
-    assert (result.length_bytes, result.complete) == (4, True)
-    assert result.current == sum(migration.form_of(record) == CURRENT_4 for record in records)
-
-
-async def test_a_dry_run_only_counts_as_a_real_one(client: delayq.Client, raw: Raw) -> None:
-    raw.put(*some_records(200), b"noise")
-    raw.put(*some_records(30, seed=2), b"more noise", where="set")
-    raw.put(*some_records(20, seed=3), where="list")
-    # This record is due: opening the queue would deliver it.
-    raw.redis.zadd(Z, {packed(OLD, b"abcdefgh", b"1"): 5})
-    before = raw.dump()
-    looked = await done(client, dry_run=True)
-    assert raw.dump() == before
-    assert (looked.rewritten, looked.complete) == (0, False)
-    real = await done(client)
-    assert (real.found, real.outdated, real.malformed) == (looked.found, looked.outdated, 2)
-    assert real.looked_at == 253
-    assert (await done(client, dry_run=True)).complete
-
-
-@pytest.mark.every_server
-async def test_list_and_set_are_read_alike(client: delayq.Client, raw: Raw) -> None:
-    # The script reads the list; Python reads the set.
-    chance = random.Random(1)
-    records = [
-        record[: len(record) - chance.choice((0, 0, 0, 1, 9))] for record in some_records(900)
-    ]
-    records += [chance.randbytes(chance.randrange(24)) for _ in range(100)]
-    records = list(dict.fromkeys(records))
-    raw.put(*records, where="list")
-    listed = await done(client, dry_run=True)
-    raw.redis.delete(L)
-    raw.put(*records, where="set")
-    assert (await done(client, dry_run=True)).found == listed.found
-    assert listed.looked_at == len(records)
 
 
 # Concurrent changes

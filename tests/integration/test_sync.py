@@ -134,28 +134,6 @@ async def test_another_event_loop_awaits_what_the_client_does(server: PrivateSer
         await client.arun(offer, "ada", to="4")
 
 
-def test_a_delayed_queue_is_used_as_an_asynchronous_one(client: sync.Client) -> None:
-    orders = client.delayed_queue("orders")
-    receipt = orders.offer("a", delay=SOON)
-    others = orders.offer_many((value, SOON * 2) for value in "bc")
-    assert [value for value, _ in orders.pending.entries()] == ["a", "b", "c"]
-    before = receipt.due_at
-    assert receipt.reschedule(SOON * 3)
-    assert receipt.due_at > before
-    assert others[0].cancel()
-    assert orders.pending.poll_last_and_offer_first_to("orders") == "c"
-    assert orders.ready.read_all() == ["c"]
-    assert (orders.pending.size(), orders.ready.leased()) == (1, 0)
-    with pytest.raises(delayq.NotDurable) as caught:
-        orders.offer("a", delay=SOON, durability="replicas:1")
-    (receipt,) = caught.value.stored
-    assert receipt.cancel() is True
-    # A queue that contradicts another one fails by itself.
-    with pytest.raises(delayq.ConfigurationError, match="ordered_list"):
-        client.delayed_queue("orders", ordered_list=False).offer(2)
-    assert orders.offer(3, delay=SOON).cancel()
-
-
 def test_a_client_tells_what_it_does(client: sync.Client) -> None:
     threads: list[int] = []
 

@@ -11,9 +11,11 @@ from delayq.errors import BadInput
 
 
 def test_durations_have_units() -> None:
-    for text, seconds in (("90", 90), ("1.5s", 1.5), ("1h30m", 5400), ("1d 12h", 129_600)):
+    written = {"90": 90, "1.5s": 1.5, "250ms": 0.25, "1h30m": 5400, "1d 12h": 129_600, "0": 0}
+    for text, seconds in written.items():
         assert read_duration(text, "delay") == seconds, text
-    for text in ("", "soon", "1 fortnight", "1_000", "nan", "-NaN"):
+    wrong = ("", "soon", "1y", "1h x", "m", "1h-2m", "1_000", "0x10", "\u0661", "nan", "-NaN")
+    for text in wrong:
         with pytest.raises(BadInput, match="delay must be a duration"):
             read_duration(text, "delay")
 
@@ -23,5 +25,9 @@ def test_a_limit_is_written_as_it_is_read() -> None:
     for limit in (None, Limit(5), Limit(rate=100), Limit(ordered=True), *limits):
         assert read_limit(write_limit(limit), "limit") == limit
     assert write_limit(Limit()) == "none"
+    assert read_limit("5, 1000/h", "limit") == Limit(5, 1000, 3600)
+    for text in (*("", "0", "-1", "five", "5,6", "1/s,2/s", "1/", "/s", "1/0"), "5,", "2,ordered"):
+        with pytest.raises(BadInput, match="limit"):
+            read_limit(text, "limit")
     with pytest.raises(BadInput, match="limit is too large: it has a number of 5,000 digits"):
         read_limit(f"5,{'9' * 5000}/s", "limit")
