@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayq.admin import inspect as inspection
 from delayq.admin.repartition import Repartition
 from delayq.admin.repartition import repartition as move
-from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import print_json, progress, say, tell
 from delayq.cli.running import with_client
@@ -37,14 +35,13 @@ def repartition(
     interrupted after that, run it again: it continues. Nothing is lost, and due times, order, ids,
     groups, schedules, dead letters, remembered ids and results stay as they are.
 
-    For example: `delayq repartition mails --to 8`
+    Example: `delayq repartition mails --to 8`
     """
     said_at = 0.0
 
     async def act(client: Client) -> Repartition:
         queue.check_reliable("be moved to other partitions")
-        if not await inspection.exists(client, queue.name):
-            raise CommandFailed(f"there is no reliable queue {queue.name!r}")
+        await queue.check_existence(client)
         with progress("moved", shown=not as_json) as show:
 
             def report(state: Repartition) -> None:

@@ -75,6 +75,7 @@ ON_A_QUEUE = (
     *("take x", "dead list x", "dead list x --group-by error", "dead redrive x"),
     *("dead purge x --yes", "groups list x", "groups limit x y 1", "groups limit x y --unset"),
     *("groups pause x y", "groups resume x y", "configure x", "configure x --max-size 1"),
+    "repartition x --to 2",
     *("pause x", "pause x --schedule y", "resume x", "unschedule x y", "purge x --yes"),
 )
 

@@ -99,6 +99,7 @@ SCREENS = (
     Case("reschedule mails welcome-1 --delay 3m", ("welcome-1  due", "(in 3 min)")),
     Case("cancel mails welcome-1", ("welcome-1 is cancelled",)),
     Case("configure mails --max-size 1000", ("max size:     1,000", "dedup window: none")),
+    Case("repartition orders --to 2", ("orders has 2 partitions; messages moved:",)),
     Case("groups resume mails ada", ("ada was not paused",), status=1),
     Case("groups limit mails ada 2,10/m", ("limit:   2 at a time, 10 in 1 min",)),
     Case("groups pause mails ada", ("delayq groups resume mails ada",)),
@@ -200,6 +201,8 @@ SHOWING = (
     *("resume QUEUE --schedule QUEUE", "unschedule QUEUE QUEUE", "unschedule QUEUE none"),
     *("pause QUEUE", "resume QUEUE", "pause none-QUEUE", "reschedule QUEUE QUEUE --delay 9"),
     *("take QUEUE", "cancel QUEUE QUEUE", "get QUEUE QUEUE", "purge QUEUE", "purge QUEUE --yes"),
+    # Once nothing is leased.
+    "repartition QUEUE --to 2",
 )
 # They show figures, or rules, of their own.
 SHOWING_NOTHING = {"bench", "dashboard", "demo", "worker"}
