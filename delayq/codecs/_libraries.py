@@ -112,7 +112,7 @@ class LibraryCodec:
     def change(self, value: Any, back: Any) -> str | None:
         """Return why a value is not what was read for it; None if it is, or is certain to be."""
         shape = self._shape
-        if shape is None or shape.decides():
+        if shape is None or (shape.decides() and type(value) is type(back)):
             return None
         return changed(value, back, is_open=shape.is_open)
 

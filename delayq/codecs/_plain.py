@@ -169,7 +169,7 @@ encode_json = json.JSONEncoder(
 
 def _to_plain(value: Any, path: str, above: set[int], check: Check) -> Any:
     """Convert the value at ``path``, which is inside the containers that have the ids ``above``."""
-    if isinstance(value, _SCALARS) and not isinstance(value, Enum):
+    if isinstance(value, _SCALARS):
         return _checked(value, path)
     if id(value) in above:
         raise Unencodable(f"{path} contains itself, and JSON has no references")

@@ -36,6 +36,11 @@ class Order:
     item: str = "book"
 
 
+@dataclass
+class Large(Order):
+    size: int = 0
+
+
 class Model(pydantic.BaseModel):
     made_by: str = pydantic.Field(alias="madeBy")
 
@@ -215,6 +220,8 @@ def test_an_argument_of_another_type_is_refused_before_it_is_sent(
         with pytest.raises(BadArguments, match=r"close\(\), '(order|numbers)': ") as caught:
             sent(close, *args)
         assert "secret" not in str(caught.value), "values may be private"
+    with pytest.raises(BadArguments, match=r"'order': value is a Large, and would come back as an"):
+        sent(close, Large(1, size=2))
 
 
 def test_received_arguments_that_do_not_fit_are_refused(tasks: Tasks) -> None:
