@@ -119,7 +119,7 @@ class Backoff:
 
 
 def _number(duration: Duration) -> float:
-    """Return a duration in seconds; what is no duration is returned as it is, to be refused."""
+    """Return a duration in seconds; anything else is returned as it is, to be refused."""
     return duration.total_seconds() if isinstance(duration, timedelta) else duration
 
 

@@ -131,8 +131,8 @@ class DecodeError(CodecError):
 
     @property
     def reason(self) -> str:
-        """What is wrong: the same text for all messages that fail alike, as dead letters are
-        counted by it.
+        """The fault: the same text for all messages that fail alike, as dead letters are counted
+        by it.
         """
         cause = "" if self.__cause__ is None else str(self.__cause__)
         return f"{self.codec} cannot decode the payload{cause and ': '}{cause}"
@@ -162,7 +162,7 @@ class UnknownTask(DecodeError):
 
     @property
     def reason(self) -> str:
-        """What is wrong, and what to do."""
+        """The fault, and what to do."""
         return (
             f"no task is registered as {self.task!r}: register one, or add the name to the aliases"
             " of the task that has replaced it"

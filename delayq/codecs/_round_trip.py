@@ -45,8 +45,8 @@ def changed(value: Any, back: Any, *, is_open: bool) -> str | None:
     """Return why a value is refused that is read back as ``back``; None if that is the same.
 
     Args:
-        value: What was written.
-        back: What was read.
+        value: The value that was written.
+        back: The value that was read.
         is_open: Whether parts may be of any type, which come back as plain values.
     """
     different = _difference(value, back, "value", is_open=is_open)

@@ -29,7 +29,7 @@ _MARKS = tuple(
     for name in ("Required", "NotRequired", "ReadOnly")
     if hasattr(typing, name)
 )
-# What a model's configuration may say without a change to what is written and read.
+# The settings of a model that do not change how it is written and read.
 _HARMLESS = {
     *("title", "frozen", "from_attributes", "populate_by_name", "validate_assignment", "extra"),
     *("arbitrary_types_allowed", "json_schema_extra", "protected_namespaces", "validate_by_name"),
@@ -44,7 +44,7 @@ _DECORATORS = (
 
 @dataclasses.dataclass
 class Shape:
-    """What a type tells about its values.
+    """The facts that a type tells about its values.
 
     Attributes:
         is_certain: Whether they come back as they were, but for NaN and the infinities, for

@@ -136,7 +136,7 @@ class Arguments:
             reader = self._readers[name]
             if reader.codec is not None and type(value) is not reader.kind:
                 back = self._read(name, reader.codec, part)
-                # What is plain already is given for what it is read as.
+                # A plain value may stand for the one that it is read as.
                 if type(value) not in reader.plain and (why := reader.codec.change(value, back)):
                     raise BadArguments(f"{self._place(name)}: {why}")
             parts.append(b'"%b":%b' % (name.encode(), part))
