@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
 from delayq._reliable.outcomes import attempt_of
-from delayq.errors import Closed, LeaseLost, OutcomeUnknown
+from delayq.errors import Closed, LeaseLost, OutcomeUnknown, ServerError
 
 if TYPE_CHECKING:
     from asyncio import Future
@@ -42,6 +43,11 @@ class Acknowledger:
         self._clock = services.clock
         self._suspects = services.suspects
         self._closed = False
+        self._background = services.background
+        # Cancelled messages whose handlers outlive their blocks, and those whose slots are to be
+        # freed.
+        self._outlived: set[Claim] = set()
+        self._stopped: list[Claim] = []
         self._acks: Batcher[Claim, bool | OutcomeUnknown] = Batcher(
             services.server,
             services.background,
@@ -137,6 +143,35 @@ class Acknowledger:
                     self._suspects.over(claim)
                 held.append(mine)
         return held
+
+    def outlives(self, claim: Claim) -> None:
+        """Note that a handler runs on after the block of its message: until :meth:`ended`."""
+        self._outlived.add(claim)
+
+    def ended(self, claim: Claim) -> None:
+        """Note that a handler has ended that has outlived the block of its message."""
+        if claim in self._outlived:
+            self._outlived.discard(claim)
+            self.stopped(claim)
+
+    def stopped(self, claim: Claim) -> None:
+        """Free the slots of a message that was cancelled, if it has kept them and its handler has
+        ended: soon, or at the end of its lease if the call fails.
+        """
+        if claim in self._outlived or claim in self._stopped or self._closed:
+            return
+        self._stopped.append(claim)
+        if len(self._stopped) == 1:
+            self._background.spawn(
+                self._free_slots(), f"cancelled messages of {self._store.keys.name}"
+            )
+
+    async def _free_slots(self) -> None:
+        while self._stopped:
+            claims = self._stopped[:_AT_A_TIME]
+            with suppress(ServerError):
+                await self._store.free_slots(claims)
+            del self._stopped[: len(claims)]
 
     async def aclose(self, grace: float) -> None:
         """Accept nothing more. Calls in flight have ``grace`` seconds to finish."""

@@ -51,7 +51,7 @@ SALT_LENGTH = 3
 _FACTS = (
     r"\}:(?:waiting(?::[1-9])?|leased|tokens|bodies|attempts|expiries|errors|priorities"
     r"|places|lines|grouped|turns|trials|starts|expiring|done|moments"
-    r"|dead|dead:messages|paused|schedules|recorded|records|workers|history)$"
+    r"|dead|dead:messages|paused|stopping|schedules|recorded|records|workers|history)$"
 )
 _WHOLE = re.compile(r"delayq:\{(.+)" + _FACTS, re.DOTALL)
 _OF_PARTITION = re.compile(r"delayq:part:\{([0-9]{1,4}):[0-9a-z]{3}:(.+)" + _FACTS, re.DOTALL)
@@ -86,6 +86,10 @@ class ReliableKeys:
     """HASH of dead letters by id."""
     paused: str
     """STRING that exists while the queue is paused."""
+    stopping: str
+    """ZSET of cancelled messages that keep their slots, scored by the end of their leases,
+    microseconds.
+    """
     schedules: str
     """HASH of recurring messages by name."""
     recorded: str
@@ -148,6 +152,7 @@ class ReliableKeys:
             dead=f"{prefix}dead",
             dead_messages=f"{prefix}dead:messages",
             paused=f"{prefix}paused",
+            stopping=f"{prefix}stopping",
             schedules=f"{prefix}schedules",
             recorded=f"{prefix}recorded",
             records=f"{prefix}records",

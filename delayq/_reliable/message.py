@@ -533,6 +533,8 @@ class Message(Generic[T]):
                 await paced(self._ahead, self.ack())
             return False
         if self._lost:
+            # Perhaps it was cancelled, and has kept its slots until now.
+            self._origin.settling.stopped(self._claim)
             by_others = (
                 task is not None
                 and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
@@ -653,6 +655,8 @@ class Message(Generic[T]):
 
     def _loss(self) -> LeaseLost:
         """Return the error to raise because the lease is lost."""
+        if self._task is None:
+            self._origin.settling.stopped(self._claim)
         if self._claim.name in self._origin.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
         return LeaseLost(LOST)

@@ -374,7 +374,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
             id: The message's id.
             running: Remove it even if a worker has it. Its handler is cancelled, at once if its
                 process listens for news of the queue, otherwise when it renews the lease. A
-                function that runs in a thread goes on, and its outcome does not count.
+                function that runs in a thread goes on, and its outcome does not count. The message
+                keeps its slots of a limit until its handler has ended, or its lease.
 
         Returns:
             True if it was there and will not be delivered. False if there is no message with that

@@ -59,6 +59,7 @@ RELEASE_CALL = Script("reliable/release_call")
 EXTEND = Script("reliable/extend")
 BURY = Script("reliable/bury")
 CANCEL = Script("reliable/cancel")
+FREE_SLOTS = Script("reliable/free_slots")
 RESCHEDULE = Script("reliable/reschedule")
 GET = Script("reliable/get")
 LIST = Script("reliable/list")
@@ -440,6 +441,10 @@ class ReliableStore:
         Those that workers have stay unless ``leased`` is true.
         """
         return [bool(each) for each in await self._run(CANCEL, int(leased), *ids)]
+
+    async def free_slots(self, claims: Sequence[Claim]) -> None:
+        """Free the slots of cancelled messages whose handlers have ended."""
+        await self._run(FREE_SLOTS, *(part for claim in claims for part in claim.name))
 
     async def reschedule(self, ids: Sequence[str | bytes], when: When) -> list[bool]:
         """Make messages due then that no worker has, and return which were

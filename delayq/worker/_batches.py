@@ -223,6 +223,12 @@ class Batches:
             elif all(each.outcome.cancelled() for each in batch.members):
                 batch.task.cancel()
                 await asyncio.wait((batch.task,))
+            elif not batch.task.done():
+                # The handler goes on with this message, too, which keeps its slots if it is
+                # cancelled.
+                settling, claim = message._origin.settling, message._claim
+                settling.outlives(claim)
+                batch.task.add_done_callback(lambda _: settling.ended(claim))
             raise
 
     def _begin(self) -> None:

@@ -354,7 +354,9 @@ class Handling:
         plan, handler = self._plan, self._listener.handler
         if not plan.injected:
             return await (
-                handler(first) if plan.is_async else self._in_thread(partial(handler, first))
+                handler(first)
+                if plan.is_async
+                else self._in_thread(partial(handler, first), made.get(Message))
             )
         failure: BaseException | None = None
         result: Any = None
@@ -365,7 +367,7 @@ class Handling:
                 result = await (
                     handler(first, **arguments)
                     if plan.is_async
-                    else self._in_thread(partial(handler, first, **arguments))
+                    else self._in_thread(partial(handler, first, **arguments), made.get(Message))
                 )
             except BaseException as error:
                 failure = error
@@ -375,8 +377,15 @@ class Handling:
             raise failure
         return result
 
-    async def _in_thread(self, call: Callable[[], Any]) -> Any:
-        result = await self.threads.run(call)
+    async def _in_thread(self, call: Callable[[], Any], message: Message[Any] | None) -> Any:
+        def abandoned() -> Callable[[], None]:
+            # A cancelled message keeps its slots until the function returns.
+            assert message is not None
+            settling, claim = message._origin.settling, message._claim
+            settling.outlives(claim)
+            return partial(settling.ended, claim)
+
+        result = await self.threads.run(call, None if message is None else abandoned)
         # A decorator may have turned a coroutine function into a plain one.
         return await result if inspect.isawaitable(result) else result
 

@@ -42,7 +42,8 @@ class Threads:
         self._queue = queue
         self._most = most
         self._idle: list[_Thread] = []
-        self._abandoned: set[_Thread] = set()
+        # With what to call when they return.
+        self._abandoned: dict[_Thread, Callable[[], None] | None] = {}
         self._closed = False
         self.changed: Callable[[], None] = lambda: None
 
@@ -50,8 +51,11 @@ class Threads:
     def hanging(self) -> int:
         return len(self._abandoned)
 
-    async def run(self, function: Callable[[], Any]) -> Any:
-        """Call the function in a thread, which continues if the caller is cancelled.
+    async def run(
+        self, function: Callable[[], Any], abandoned: Callable[[], Callable[[], None]] | None = None
+    ) -> Any:
+        """Call the function in a thread, which continues if the caller is cancelled: then
+        ``abandoned`` is called, and what it returns once the function has returned.
 
         Raises:
             NotBegun: There is no thread for the function.
@@ -66,7 +70,7 @@ class Threads:
             result, error = await returned
         except asyncio.CancelledError:
             if thread.is_busy:
-                self._abandon(thread)
+                self._abandon(thread, abandoned)
             raise
         if error is None:
             return result
@@ -109,12 +113,13 @@ class Threads:
         else:
             self._idle.append(thread)
         if thread in self._abandoned:
-            self._abandoned.discard(thread)
+            if (ended := self._abandoned.pop(thread)) is not None:
+                ended()
             log(INFO, self._queue, "a hung thread has returned; %d still hang", self.hanging)
             self.changed()
 
-    def _abandon(self, thread: _Thread) -> None:
-        self._abandoned.add(thread)
+    def _abandon(self, thread: _Thread, abandoned: Callable[[], Callable[[], None]] | None) -> None:
+        self._abandoned[thread] = None if abandoned is None else abandoned()
         all_hang = self.hanging >= self._most
         log(
             ERROR if all_hang else WARNING,

@@ -31,6 +31,7 @@ import delayq
 from delayq import Limit
 from tests.support.reliable import tries
 from tests.support.reliable_store import HOUR, Store, Stored, hours
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -100,6 +101,9 @@ class Model:
     starts: dict[str | None, list[float]] = field(default_factory=dict)
     paused: bool = False
     at_work: object | None = None
+    # The groups in which cancelled messages keep slots, if they are limited there, until when, and
+    # their leases.
+    stopping: list[tuple[str | None, float, object]] = field(default_factory=list)
     # How often one source was served while another one could have been, since that was served.
     passed: Counter[tuple[str | None, str | None]] = field(default_factory=Counter)
 
@@ -117,11 +121,29 @@ class Model:
     def is_lost(self, message: Live) -> bool:
         return message.lease is not None and message.ends <= self.now
 
+    def stop(self, message: Live) -> None:
+        """Keep the slots of a message that is cancelled while a worker has it."""
+        limits = [self.limit_of(message.group), self.limit or Limit()]
+        in_group, in_queue = (bool(each.ordered or each.concurrency) for each in limits)
+        if in_group or in_queue:
+            group = message.group if in_group else None
+            self.stopping.append((group, message.ends, message.lease))
+
+    def kept(self, group: str | None) -> list[float]:
+        """Return until when cancelled messages keep slots of a group, or of the queue."""
+        return [ends for of, ends, _ in self.stopping if group == "" or (of == group and of)]
+
+    def running(self, group: str) -> int:
+        """Return how many messages have slots of a group."""
+        ends = [*self.kept(group), *(each.ends for each in self.of(group) if each.lease)]
+        return sum(end > self.now for end in ends)
+
     def gate(self, limit: Limit, key: str | None, some: list[Live]) -> float:
         """Return when the limit lets another one of these messages run, at the earliest."""
         gate = float(self.now)
         concurrency = 1 if limit.ordered else limit.concurrency
-        ends = sorted(message.ends for message in some if self.is_running(message))
+        kept = [ends for ends in self.kept(key) if ends > self.now]
+        ends = sorted([*kept, *(message.ends for message in some if self.is_running(message))])
         if concurrency is not None and len(ends) >= concurrency:
             gate = max(gate, ends[0])
         if limit.rate is not None:
@@ -142,7 +164,8 @@ class Model:
     def is_held_up(self, group: str | None) -> bool:
         """Return whether a message that was handed out holds its ordered group up."""
         ordered = self.limit_of(group).ordered
-        return ordered and any(each.lease or each.suspect for each in self.of(group))
+        holds = any(each.lease or each.suspect for each in self.of(group))
+        return ordered and (holds or bool(self.kept(group)))
 
     def waiting(self, group: str | None) -> list[Live]:
         some = [each for each in self.of(group) if not each.lease and not each.suspect]
@@ -314,6 +337,7 @@ class GroupsMachine(RuleBasedStateMachine):
             return
         model.unsettled = False
         model.line_up_lost()
+        model.stopping = [each for each in model.stopping if each[1] > model.now]
         suspects = model.suspects()
         if model.gate_of_queue() > model.now:
             assert not messages
@@ -386,6 +410,9 @@ class GroupsMachine(RuleBasedStateMachine):
         if not ours:
             with pytest.raises(delayq.LeaseLost):
                 self.run(work[how]())
+            # Now it has surely ended.
+            self.run(until(lambda: not self.queue._open.partitions[0].settling._stopped))
+            model.stopping = [each for each in model.stopping if each[2] is not held.lease]
             held.told = True
             if how == "extend" and model.at_work is held.lease:
                 model.at_work = None
@@ -418,6 +445,8 @@ class GroupsMachine(RuleBasedStateMachine):
         assert self.run(self.queue.cancel(live.id, running=running)) is may_go
         if may_go:
             model.moved(live)
+            if model.is_running(live):
+                model.stop(live)
             del model.live[live.id]
 
     @precondition(lambda self: self.model.live)
@@ -506,6 +535,8 @@ class GroupsMachine(RuleBasedStateMachine):
         ]
         assert self.run(self.queue.purge(state)) == len(gone)
         for each in gone:
+            if model.is_running(each):
+                model.stop(each)
             del model.live[each.id]
 
     def is_ready(self, message: Live) -> bool:
@@ -527,7 +558,9 @@ class GroupsMachine(RuleBasedStateMachine):
             for each in model.live.values()
             if each.lease or (each.suspect and each.group is None)
         }
-        assert {key: parts(place)[:2] for key, place in stored.places.items()} == {
+        assert len(stored.stopping) == len(model.stopping)
+        of_live = {key: place for key, place in stored.places.items() if key in model.live}
+        assert {key: parts(place)[:2] for key, place in of_live.items()} == {
             each.id: (each.group, level_of(each))
             for each in model.live.values()
             if each.group is not None
@@ -546,21 +579,21 @@ class GroupsMachine(RuleBasedStateMachine):
         assert (stats.delayed, stats.ready, stats.leased) == (delayed, ready, leased)
 
         known = {known.group for known in model.live.values()} | {*model.own, *model.asleep}
+        known |= {group for group, _, _ in model.stopping}
         listed = await queue.groups.list()
         names = sorted((name for name in known if name is not None), key=str.encode)
         assert [each.name for each in listed] == names
         for each in listed:
             some = model.of(each.name)
-            running = sum(map(model.is_running, some))
-            assert (each.waiting, each.running) == (len(some) - running, running)
+            running, kept = model.running(each.name), len(model.kept(each.name))
+            assert (each.waiting, each.running) == (len(some) + kept - running, running)
             assert each.paused is (each.name in model.asleep)
             assert each.limit == model.own.get(each.name, model.group_limit)
 
     def compare_turns(self, group: str, stored: Stored) -> None:
         model = self.model
         turn, limit = model.turn(group), model.limit_of(group)
-        running = sum(map(model.is_running, model.of(group)))
-        if limit.concurrency is not None and running > limit.concurrency:
+        if limit.concurrency is not None and model.running(group) > limit.concurrency:
             # The limit was lowered: claims look again whenever a lease ends.
             return
         if limit.rate is not None and model.counted(group) > limit.rate:

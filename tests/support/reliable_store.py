@@ -17,8 +17,8 @@ _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
 local leased = redis.call('ZRANGE', KEYS[11], 0, -1, 'WITHSCORES')
 for i = 1, #leased, 2 do redis.call('HSETNX', KEYS[12], leased[i], leased[i + 1]) end
-for at = 1, 33 do
-  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 or at == 33 then
+for at = 1, 34 do
+  if at < 12 or at == 18 or at == 19 or at > 24 and at < 28 or at == 30 or at > 32 then
     for _, id in ipairs(redis.call('ZRANGE', KEYS[at], 0, -1)) do
       redis.call('ZINCRBY', KEYS[at], -ARGV[1], id)
     end
@@ -83,7 +83,7 @@ for at = 24, 28 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WI
 reply[#reply + 1] = redis.call('ZRANGE', KEYS[30], 0, -1, 'WITHSCORES')
 reply[#reply + 1] = redis.call('HGETALL', KEYS[31])
 for at = 30, 31 do reply[#reply + 1] = redis.call('PTTL', KEYS[at]) end
-reply[#reply + 1] = redis.call('ZRANGE', KEYS[33], 0, -1, 'WITHSCORES')
+for at = 33, 34 do reply[#reply + 1] = redis.call('ZRANGE', KEYS[at], 0, -1, 'WITHSCORES') end
 return reply
 """
 
@@ -115,6 +115,8 @@ class Stored:
     suspects: set[str]
     """Ids of messages without a group that wait as suspects; these are in ``leases``, too."""
     expiries: dict[str, float]
+    stopping: dict[str, float]
+    """When the slots are freed at the latest that cancelled messages keep, by their names."""
     expiring: dict[str, float]
     """When each of these counts as absent, unless a worker takes it."""
     errors: dict[str, str]
@@ -173,7 +175,7 @@ class Stored:
                 assert (self.expiring[key] < 0) == (end < 0)
         assert set(self.tokens) <= set(self.leases)
         assert {key for key, lost in self.lost.items() if lost > 1} >= self.suspects
-        assert set(self.grouped) <= set(self.places) <= live
+        assert set(self.grouped) <= set(self.places) <= {*live, *self.stopping}
         # A group that has settings of its own has a member without a place.
         lines = [member for member in self.lines if not member.endswith("\0\x7f")]
         assert sorted(lines) == sorted(place + key for key, place in self.places.items())
@@ -210,6 +212,7 @@ class Store:
             *self.keys.messages[17:-1],
             *(getattr(self.keys, name) for name in kept),
             self.keys.named("expiring"),
+            self.keys.stopping,
         )
 
     async def let_pass(self, seconds: float) -> None:
@@ -252,6 +255,7 @@ class Store:
             suspects=suspects,
             expiries={key: float(end) - now for key, end in expiries.items()},
             expiring={key: float(end) - now for key, end in _pairs(parts[32]).items()},
+            stopping={key: float(end) - now for key, end in _pairs(parts[33]).items()},
             errors={key: error.decode() for key, error in errors.items()},
             priorities={key: int(priority) for key, priority in priorities.items()},
             done={key: float(end) - now for key, end in done.items()},

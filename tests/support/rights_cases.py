@@ -32,7 +32,7 @@ SETTINGS = {"layout": LAYOUT, "epoch": "7", "partitions": "1"}
 HOUR_US = 3_600_000_000
 SECOND_US = 1_000_000
 # The arguments of a claim before and after the number of attempts.
-CLAIM, REST = (1, 100, HOUR_US), ("client 1", 1, "", "", 0)
+CLAIM, REST = (1, 100, HOUR_US), ("client 1", 1, "", "")
 
 
 @dataclass
@@ -410,6 +410,15 @@ async def grouped(at: Prepared) -> None:
     await queue.groups.pause("tenant")
 
 
+async def stopping(at: Prepared) -> None:
+    """Let a message of a group keep its slots that was cancelled while a worker had it."""
+    await grouped(at)
+    name, place = "a\x009000000000000000", "tenant\0~9000000000000000.00"
+    await at.raw.zadd(RELIABLE.stopping, {name: 9_000_000_000_000_000})
+    await at.raw.zadd(RELIABLE.named("lines"), {place + name: 0})
+    await at.raw.hset(RELIABLE.named("places"), name, place)
+
+
 async def registered(at: Prepared) -> None:
     await at.raw.zadd(RELIABLE.workers, {"here": 4e15, "long ago": 1})
     await at.raw.hset(RELIABLE.worker_facts, mapping={"here": "{}", "long ago": "{}"})
@@ -502,6 +511,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.SET_ASIDE, "", given(set_aside)),
     (reliable.RECEIVE, "", given(set_aside, "me", "scores", "new", 9_000_000_000_000_000)),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
+    (reliable.FREE_SLOTS, "", given(stopping, "a", "9000000000000000")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),
     (reliable.REGISTER, "leave", given(registered, "here", 0, '{"pid":1}')),
     *(

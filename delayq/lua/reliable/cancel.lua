@@ -6,6 +6,8 @@
 --   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the cancellation
 --                      of a message that a worker has is announced: "cancelled", the token of its
 --                      lease, and its id; and its end: "finished", and its id
+--   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/stopping.lua
 -- Arguments:
 --   with_leased  0 or 1  whether to delete messages that workers have
 --   id...        text    of each message
@@ -19,9 +21,11 @@
 -- include: groups
 -- include: settle
 -- include: queue
+-- include: stopping
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_messages()
+redis.call('ZSCORE', stopping, '')
 local keep = redis.call('HGET', settings, 'keep')
 local now = now_us()
 local reply = {}
@@ -33,6 +37,12 @@ for i, id in ipairs(ids) do
     -- A hint, which changes nothing if it is refused: a worker finds out when it renews the lease.
     local token = found.leased and (redis.call('HGET', tokens, id) or redis.call('ZSCORE', leased, id))
     if token then redis.pcall('PUBLISH', settings, 'cancelled ' .. token .. ' ' .. id) end
+    if token then
+      -- First a write that frees memory: then a full server accepts the rest.
+      local ends = redis.call('ZSCORE', leased, id)
+      redis.call('ZREM', leased, id)
+      keep_slots(id, token, ends)
+    end
     delete_message(id, found.where)
     if keep then redis.pcall('PUBLISH', settings, 'finished ' .. id) end
   end

@@ -8,6 +8,8 @@
 --   wake           CHANNEL  where other clients are told that they need not look
 --   settings       HASH     see include/settings.lua; and CHANNEL of that name, where the end of
 --                           messages is announced: "finished", and the id
+--   stopping       ZSET     names of cancelled messages that keep their slots, scored by the end of
+--                           their leases, microseconds: see include/stopping.lua
 --   call           STRING   number of this client's last claim, and the token of its leases
 -- Arguments:
 --   number        int     of this claim, higher than that of the client's last one
@@ -64,7 +66,8 @@ local looks_left = limit + 400
 -- Most queues have only messages that were never tried, of one priority and without an expiry: then
 -- there is nothing to look up.
 local highest, some_tried, some_expire, some_kept, some_grouped = 0, false, false, false, false
-local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, places, trials, unpack(waiting))
+local some_stop = false
+local used_keys = redis.call('EXISTS', paused, attempts, expiries, tokens, places, trials, stopping, unpack(waiting))
 if used_keys > 0 then some_grouped = redis.call('HLEN', places) > 0 end
 local some_used = used_keys > (some_grouped and 1 or 0)
 if some_used then
@@ -73,6 +76,9 @@ if some_used then
   some_tried = redis.call('EXISTS', attempts) == 1
   some_expire = redis.call('EXISTS', expiries) == 1
   some_kept = redis.call('EXISTS', tokens) == 1
+  some_stop = redis.call('EXISTS', stopping) == 1
+  -- A key of a foreign type must fail before the first write.
+  if some_stop then redis.call('ZSCORE', stopping, '') end
 end
 
 -- The changes are collected: a script is refused before its first write, or does its work.
@@ -210,7 +216,7 @@ local some_trials, all_grouped = false, false
 -- these functions. They take what they need from one function, because the functions of a script
 -- cost the more, the more variables of its own each of them uses.
 local by_turns
-if some_grouped or queue_limit or settled_to then by_turns = (function()
+if some_grouped or queue_limit or settled_to or some_stop then by_turns = (function()
 -- include: groups
 -- include: turns
 end)() end

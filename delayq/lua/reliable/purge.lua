@@ -5,6 +5,8 @@
 --   wake      CHANNEL  where a new head is announced: its due time, microseconds
 --   settings  HASH     see include/settings.lua; and CHANNEL of that name, where the end of
 --                      messages is announced: "finished", for all of them
+--   stopping  ZSET     names of cancelled messages that keep their slots, scored by the end of their
+--                      leases, microseconds: see include/stopping.lua
 -- Arguments:
 --   state  text  "delayed", "ready" or "all"; with all, those that workers have go too
 --   limit  int   drop this many at most
@@ -17,6 +19,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
+-- include: stopping
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.
@@ -27,6 +30,7 @@ check_messages()
 local keep = redis.call('HGET', settings, 'keep')
 local lengths, sets = {}, used_sets()
 for i, hash in ipairs({sparse_hashes()}) do lengths[i] = redis.call('HLEN', hash) end
+redis.call('ZSCORE', stopping, '')
 local now = now_us()
 limit = tonumber(limit)
 local from, to = '-inf', '+inf'
@@ -38,15 +42,17 @@ local some_expire = redis.call('EXISTS', expiries) == 1
 local function drop_from(set)
   if #dropped == limit then return end
   local found = redis.call('ZRANGEBYSCORE', set, from, to, 'WITHSCORES', 'LIMIT', 0, limit - #dropped)
-  local ids = {}
+  local ids, running = {}, {}
   for i = 1, #found, 2 do
     local id = found[i]
     local is_leased = set == leased and tonumber(found[i + 1]) > now
     local expiry = some_expire and not is_leased and redis.call('HGET', expiries, id)
     if number_or(MAX_SCORE, expiry) < now then expired = expired + 1 end
+    if is_leased then running[#running + 1] = {id, redis.call('HGET', tokens, id) or found[i + 1], found[i + 1]} end
     ids[#ids + 1], dropped[#dropped + 1] = id, id
   end
   if #ids > 0 then redis.call('ZREM', set, unpack(ids)) end
+  for _, message in ipairs(running) do keep_slots(unpack(message)) end
 end
 
 if state ~= 'delayed' then drop_from(leased) end

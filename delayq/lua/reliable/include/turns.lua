@@ -14,7 +14,8 @@
   -- The rare work, of which each claim needs a part at most once or twice.
   local function rare()
 -- include: settle
-    return settle, leave_lines, line_up, level_of
+-- include: stopping
+    return settle, leave_lines, line_up, level_of, free_slots
   end
 
   -- Return what this claim knows about a group. All fields are named here, because a table that grows
@@ -281,10 +282,17 @@
     settle(groups, now, true)
   end
 
-  local function running_in_queue() return redis.call('ZCOUNT', leased, string.format('(%.0f', now), '+inf') end
+  -- Return how many messages run, with those that were cancelled and keep their slots.
+  local function running_in_queue()
+    local from = string.format('(%.0f', now)
+    return redis.call('ZCOUNT', leased, from, '+inf') + (some_stop and redis.call('ZCOUNT', stopping, from, '+inf') or 0)
+  end
 
   local function first_end_in_queue()
-    return tonumber(redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    local from = string.format('(%.0f', now)
+    local first = tonumber(redis.call('ZRANGEBYSCORE', leased, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    local kept = some_stop and tonumber(redis.call('ZRANGEBYSCORE', stopping, from, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2])
+    return kept and math.min(first or kept, kept) or first
   end
 
   -- Fail if a key of a foreign type would be written: taking turns has read some already.
@@ -458,6 +466,12 @@
 
   -- Look at what may be handed out, once nothing changes any more that waits.
   local function begin()
+    local over = some_stop and redis.call('ZRANGEBYSCORE', stopping, '-inf', now, 'LIMIT', 0, 100) or none
+    if #over > 0 then
+      check_messages()
+      local _, _, _, _, free_slots = rare()
+      free_slots(over, now)
+    end
     local first_trial = some_grouped and some_used and tonumber(redis.call('ZRANGE', trials, 0, 0, 'WITHSCORES')[2]) or nil
     has_trials = first_trial ~= nil
     if not limit_of_queue then return has_trials and first_trial <= now end

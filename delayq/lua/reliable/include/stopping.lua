@@ -1,0 +1,33 @@
+-- stopping: the slots of messages that were cancelled while workers had them. Needs groups, settle,
+-- and the key stopping.
+--
+-- Such a message is gone at once, but its handler may go on for a while. Until it has ended, or its
+-- lease would have, the message keeps its slots under a name of its own: the id, a NUL, and the token
+-- of its lease.
+
+local function name_of(id, token) return id .. '\0' .. token end
+
+-- Keep the slots of a message that is about to be deleted, if they are limited.
+local function keep_slots(id, token, ends)
+  local place = redis.call('HGET', places, id)
+  local group = place and group_of(place)
+  local its_limit = group and limits_of({group})[group]
+  local of_queue = parse_limit(redis.call('HGET', settings, 'share'))
+  local counts_in_group = its_limit and its_limit.concurrency
+  if not counts_in_group and not (of_queue and of_queue.concurrency) then return end
+  local name = name_of(id, token)
+  redis.call('ZADD', stopping, ends, name)
+  if counts_in_group then
+    redis.call('ZADD', lines, 0, place .. name)
+    redis.call('HSET', places, name, place)
+  end
+end
+
+-- Free slots that were kept under these names.
+local function free_slots(names, now)
+  local waits_for_slot, groups = awaits_slot(), leave_lines(names)
+  redis.call('ZREM', stopping, unpack(names))
+  redis.call('HDEL', places, unpack(names))
+  settle(groups, now)
+  if waits_for_slot then free_slot(now) end
+end

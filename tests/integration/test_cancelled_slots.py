@@ -1,0 +1,100 @@
+"""A message that is cancelled while it runs is gone at once, and keeps its slots until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from delayq import LeaseLost, Limit, Offer, Worker
+from tests.support.reliable import claim_one, depths
+from tests.support.reliable_fixtures import LEASE
+from tests.support.reliable_store import Store
+from tests.support.waiting import until
+
+if TYPE_CHECKING:
+    from delayq import Client
+
+ONE = Limit(concurrency=1)
+LIMITS: tuple[dict[str, Any], ...] = ({"limit": ONE}, {"group_limit": ONE})
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("settings", LIMITS)
+@pytest.mark.parametrize("kind", ["coroutine", "function", "batch"])
+async def test_a_cancelled_message_keeps_its_slots_until_its_handler_has_ended(
+    client: Client, settings: Any, kind: str
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=LEASE, **settings)
+    begun: list[int] = []
+    gate, door = asyncio.Event(), threading.Event()
+    worker = Worker(client, concurrency=5)
+
+    async def handle(value: int) -> None:
+        begun.append(value)
+        try:
+            await asyncio.sleep(60 if value == 1 else 0)
+        finally:
+            # It rolls back.
+            await gate.wait()
+
+    def handle_in_thread(value: int) -> None:
+        begun.append(value)
+        door.wait(60)
+
+    async def handle_all(values: list[int]) -> None:
+        for value in values:
+            await handle(value)
+
+    if kind == "batch":
+        worker.listener("jobs", lease=LEASE, batch=1)(handle_all)
+    else:
+        worker.listener("jobs", lease=LEASE)(handle if kind == "coroutine" else handle_in_thread)
+    await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
+    async with worker:
+        await until(lambda: begun == [1])
+        assert await jobs.cancel("a", running=True)
+        assert await jobs.get("a") is None
+        assert await depths(jobs) == (0, 1, 0, 0)
+        # Its id is free, and the worker knows by the time that it gets an answer.
+        await jobs.offer(3, id="a", group="g")
+        await until(lambda: bool(jobs._open.news.cancelled))
+        assert await jobs.claim(5) == []
+        assert begun == [1]
+        gate.set()
+        door.set()
+        await until(lambda: begun == [1, 2, 3])
+        await until(lambda: not jobs._open.unanswered)
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("settings", LIMITS)
+async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_end_of_its_lease(
+    client: Client, raw: Any, settings: Any
+) -> None:
+    jobs, store = client.reliable_queue("jobs", lease=LEASE, **settings), Store(raw, "jobs")
+    await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
+    await claim_one(jobs)
+    assert await jobs.cancel("a", running=True)
+    assert await jobs.claim(5) == []
+    await store.let_pass(2 * LEASE)
+    last = await claim_one(jobs, 5)
+    assert last.id == "b"
+    await last.ack()
+    stored = await store.look()
+    assert not any((stored.places, stored.lines, stored.turns))
+    assert await raw.keys("*:stopping") == []
+
+
+async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(client: Client) -> None:
+    jobs = client.reliable_queue("jobs", lease=LEASE, limit=ONE)
+    await jobs.offer_many([Offer(1, id="a"), Offer(2, id="b")])
+    message = await claim_one(jobs)
+    await jobs.purge("all")
+    await jobs.offer(3)
+    assert await jobs.claim(5) == []
+    with pytest.raises(LeaseLost):
+        await message.ack()
+    assert (await claim_one(jobs, 5, wait=60)).value == 3
