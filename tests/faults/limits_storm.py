@@ -76,8 +76,6 @@ class Plan:
     """Messages that a process handles at once."""
     whole: Bound = _NO_BOUND
     """The limit of the whole queue."""
-    limited: bool = True
-    """Whether the queue is told the limits. Otherwise, the judge must find that it was not."""
     drain_within: float = 30.0
     seed: int = 1
 
@@ -208,10 +206,9 @@ async def blow(server: PrivateServer, plan: Plan, folder: Path) -> Log:
     offset = _clock_offset()
     async with delayq.connect(server.url) as client:
         queue: Queue = client.reliable_queue(QUEUE)
-        if plan.limited:
-            await queue.configure(limit=_limit(plan.whole))
-            for group in groups:
-                await queue.groups.set_limit(group.name, _limit(group.bound))
+        await queue.configure(limit=_limit(plan.whole))
+        for group in groups:
+            await queue.groups.set_limit(group.name, _limit(group.bound))
         try:
             for _ in range(plan.processes):
                 crowd.start()

@@ -112,15 +112,6 @@ async def test_limits_are_exact_while_workers_are_killed(
     assert not violations, summary(violations, show=20)
 
 
-@pytest.mark.nightly
-async def test_a_storm_without_limits_breaks_them(
-    own_server: PrivateServer, tmp_path: Path
-) -> None:
-    plan = replace(SMALL, limited=False, whole=WHOLE, stops=0)
-    violations = judge(await blow(own_server, plan, tmp_path), plan.rules)
-    assert {violation.kind for violation in violations} == {"too many", "too fast"}
-
-
 @pytest.mark.storm
 @pytest.mark.every_server
 async def test_limits_are_exact_in_a_storm(own_server: PrivateServer, tmp_path: Path) -> None:

@@ -11,21 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._delayed import store as delayed_store
-from delayq._engine.line import Line
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
-from delayq._redis.hand_back import LastCalls
 from delayq._reliable import store as reliable_store
 from tests.faults.checker import check, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
 from tests.faults.storm import Plan, ride_out
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
     from pathlib import Path
 
-    from delayq._redis.hand_back import HandBack
     from delayq._redis.scripts import Script
     from tests.support.servers import PrivateServer
 
@@ -57,28 +54,6 @@ def altered(script: Script, *changes: tuple[str, str]) -> Plant:
     return plant
 
 
-def every(nth: int) -> Callable[[], bool]:
-    """Return a function that returns True on every n-th call."""
-    count = 0
-
-    def due() -> bool:
-        nonlocal count
-        count += 1
-        return count % nth == 0
-
-    return due
-
-
-def drops_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    number, now = Line.number, every(20)
-
-    def forgetful(line: Any, items: Any) -> Any:
-        items = list(items)
-        return number(line, items[1:] if items and now() else items)
-
-    monkeypatch.setattr(Line, "number", forgetful)
-
-
 def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wake up late, without a re-check to wake it up either."""
     wake_in = WakeupPlan._wake_in
@@ -96,44 +71,10 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def sends_nothing_last(of_these: Callable[[HandBack], bool]) -> Plant:
-    """Stop a closing client from sending these calls."""
-
-    def plant(monkeypatch: pytest.MonkeyPatch) -> None:
-        send = LastCalls.send
-
-        def forget(last: LastCalls, queue: str, calls: Iterable[HandBack]) -> None:
-            send(last, queue, [call for call in calls if not of_these(call)])
-
-        monkeypatch.setattr(LastCalls, "send", forget)
-
-    return plant
-
-
-def gives_back_what_is_here(call: HandBack) -> bool:
-    """Return whether a call gives back payloads that the client holds."""
-    return call.request.script is delayed_store.GIVE_BACK and len(call.request.args) > 3
-
-
-def gives_back_by_name(call: HandBack) -> bool:
-    return call.request.script is delayed_store.GIVE_BACK and len(call.request.args) == 3
-
-
-def checks_no_rights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rights, "checked", lambda _: None)
-
-
 ANSWERS = ("cut in a reply", "replies stalled", "cut")
 # The kind of queue, the violation that a storm must name, and what plants the bug.
 PLANTS: dict[str, tuple[Kind, str, Plant]] = {
-    "messages are dropped on the way": ("plain", "lost", drops_messages),
-    "whoever waits wakes late": ("reliable", "stuck", wakes_late),
-    "a close loses what its loops have at hand": (
-        *("plain", "lost"),
-        sends_nothing_last(gives_back_what_is_here),
-    ),
-    "a close loses what is on its way": ("plain", "lost", sends_nothing_last(gives_back_by_name)),
-    "a script is refused half way": ("plain", "lost", checks_no_rights),
+    "whoever waits wakes late": ("reliable", "stuck", wakes_late)
 }
 
 
@@ -180,13 +121,9 @@ BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
 
 
-_CLOSING: dict[str, Any] = {"faults": 20, "round_trip": 20, "only": ("client closed",)}
 STORMS: dict[str, dict[str, Any]] = {
     "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
-    "a close loses what its loops have at hand": {**_CLOSING, "habits": Habits(pauses=0.1)},
-    "a close loses what is on its way": _CLOSING,
     "a result is lost": {"keeps": True, "habits": Habits(waits_for_its_ack=0.5)},
-    "a script is refused half way": {"faults": 30, "only": ("right lost",)},
 }
 """Conditions under which a bug shows."""
 

@@ -21,7 +21,6 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from delayq import Client, ReliableQueue
     from tests.integration.test_faults import Faults
-    from tests.support.clusters import TestCluster
     from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.usefixtures("_last_reports_arrive")
@@ -90,13 +89,6 @@ async def test_partitions_count_together_while_the_client_goes_on(server: Privat
         await until(lambda: are_there(20))
         await queue.offer(3)
         await until(lambda: are_there(21))
-
-
-async def test_it_works_in_a_cluster(cluster: TestCluster) -> None:
-    async with delayq.connect(cluster.url) as other:
-        await other.reliable_queue("jobs", partitions=4).offer_many(offers(20))
-    async with delayq.connect(cluster.url) as client:
-        assert (await whole(client.reliable_queue("jobs"))).offered == 20
 
 
 @pytest.mark.every_server

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import random
-import warnings
 from contextlib import suppress
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -13,14 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
 from tests.support.depth import nightly
 from tests.support.tasks import end
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client
-    from tests.support.servers import PrivateServer
 
     Orders = delayq.DelayedQueue[int]
 
@@ -147,27 +143,3 @@ async def test_a_cancelled_drain_puts_back_what_it_had(queue: Orders) -> None:
 
     await until(count, equals=1000)
     assert sorted(rest) == list(range(1000))
-
-
-async def test_nothing_is_left_behind_by_a_client(server: PrivateServer, raw: Any) -> None:
-    tasks = len(asyncio.all_tasks())
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        async with delayq.connect(server.url) as client:
-            queue: Orders = client.delayed_queue("orders")
-            await queue.offer(1, 3600)
-            await queue.offer(2)
-            assert await queue.take() == 2
-            waiting = asyncio.create_task(queue.take())
-            await until(lambda: client.statistics().waiting)
-        with suppress(delayq.Closed):
-            await waiting
-        await asyncio.sleep(0)
-        # What has just become garbage is young; a full collection would take a second.
-        gc.collect(1)
-    assert len(asyncio.all_tasks()) == tasks
-    assert {entry["name"] for entry in await raw.client_list()} == {""}
-    keys = DelayedKeys.of("orders")
-    # A fence is an empty mark of a call that was given up. It disappears in a minute.
-    left = {key.decode() for key in await raw.keys() if not key.startswith(b"delayq_fence:")}
-    assert left == {keys.ordered, keys.timeout}

@@ -23,7 +23,6 @@ from delayq.cli.demo.run import Plan
 from delayq.cli.demo.screen import live, print_summary
 from delayq.cli.running import public_part
 from tests.support.fields import fields
-from tests.support.programs import run_python
 from tests.support.terminal import PATIENCE, ROOT
 
 if TYPE_CHECKING:
@@ -155,19 +154,6 @@ def test_an_error_is_one_line(
     url = "redis://user:secret@host:6379/0?password=secret"
     assert public_part(url) == "redis://host:6379/0"
     assert public_part("unix:///tmp/s?password=secret") == "unix:///tmp/s"
-
-
-def test_only_the_command_line_needs_its_libraries() -> None:
-    program = (
-        "import sys, delayq, delayq.cli.demo.children\n"
-        "print({'typer', 'rich'} & set(sys.modules))\n"
-        "sys.modules['rich'] = None\n"
-        "from delayq.__main__ import main; sys.exit(main())"
-    )
-    done = run_python("-c", program, "demo")
-    assert (done.returncode, done.stdout) == (2, "set()\n")
-    assert "pip install 'delayq[cli,embedded]'" in done.stderr
-    assert done.stderr.count("\n") == 1
 
 
 # Processes

@@ -99,21 +99,6 @@ async def test_depths_are_the_stats_of_the_queue(metrics: Metrics, jobs: Jobs) -
     assert (await samples(metrics))["delayq_queue_paused", "jobs", "reliable"] == 1
 
 
-async def test_a_queue_in_partitions_is_one_queue(client: Client, metrics: Metrics) -> None:
-    jobs = client.reliable_queue("parts", partitions=4)
-    await jobs.offer_many([Offer(number, delay=3600 * (number % 2)) for number in range(16)])
-    await (await claim_one(jobs, wait=20)).ack()
-    await jobs.pause()
-    seen, stats = await samples(metrics), await jobs.stats()
-    assert depths(seen, "parts") == {"delayed": 8, "ready": 7, "leased": 0, "dead": 0}
-    assert totals(seen, "parts", "offered", "acked") == {"offered": 16, "acked": 1}
-    assert seen["delayq_queue_paused", "parts", "reliable"] == 1
-    assert seen["delayq_lateness_seconds_count", "parts"] == 1
-    age = seen["delayq_queue_oldest_due_age_seconds", "parts", "reliable"]
-    assert 0 < age < stats.oldest_due_age
-    assert not [key for key in seen if "parts/" in str(key)]
-
-
 async def test_a_closed_queue_has_no_series(client: Client, metrics: Metrics, jobs: Jobs) -> None:
     await jobs.offer_many(offers(1))
     with suppress(LookupError):

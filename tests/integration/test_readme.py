@@ -57,17 +57,6 @@ def test_every_local_link_leads_somewhere() -> None:
     assert missing == []
 
 
-def test_every_test_that_a_page_names_exists() -> None:
-    named = {
-        (path if path.startswith("tests/") else f"tests/integration/{path}", name)
-        for page in PAGES
-        for path, name in re.findall(r"`([\w/]+\.py)::(\w+)`", page.read_text("utf-8"))
-    }
-    assert len(named) > 10
-    for path, name in named:
-        assert f"def {name}(" in (ROOT / path).read_text("utf-8"), f"{path}::{name}"
-
-
 @pytest.mark.gate
 def test_the_pictures_and_tables_are_as_they_are_drawn(tmp_path: Path) -> None:
     images = ROOT / "docs" / "images"

@@ -38,7 +38,6 @@ from tests.support.vectors import (
     to_encode,
 )
 
-FIRST = read("redisson_codec_vectors.txt")
 MORE = read("redisson_codec_vectors_more.txt")
 
 
@@ -232,46 +231,6 @@ def test_without_types_an_object_is_a_dict_of_its_fields() -> None:
     fields = [pojo[name] for name in ("name", "boxed", "price", "items")]
     assert fields == ["né😀", 5, Decimal("1.50"), ["a", 1, 2]]
     assert JsonJacksonCodec().decode(payload_of("ArrayList of everything"))[-1] == RED
-
-
-# --- the file that came first, which describes its values in Java's words
-
-FIRST_VALUES: dict[str, Any] = {
-    "String hello": "hello",
-    "String ": "",
-    "String hi": "hi",
-    f"String {'x' * 33}": "x" * 33,
-    "Integer 1": 1,
-    "Integer 300": 300,
-    "Long -5": JavaLong(-5),
-    "Long -3": -3,
-    "Boolean true": True,
-    "byte[] ": b"\1\2",
-    "ArrayList [a, 1, 2]": ["a", 1, JavaLong(2)],
-    "LinkedHashMap {k=1}": {"k": JavaLong(1)},
-    "Date Tue Nov 14 22:13:20 UTC 2023": datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC),
-    "EmptyList []": JavaList("java.util.Collections$EmptyList"),
-    "String[] [Ljava.lang.String;@4facf68f": JavaList(None, ["a"]),
-    "E A": "A",
-}
-
-
-def test_the_first_vectors_are_written_and_read() -> None:
-    for vector in FIRST:
-        with naming(vector):
-            # Java's own serialization passes through as bytes.
-            codec = CODECS[{"Serialization": "Bytes"}.get(vector.codec, vector.codec)]
-            told, value = f"{vector.kind} {vector.told}", codec.decode(vector.payload)
-            assert codec.encode(value) == vector.payload
-            if vector.codec == "Serialization":
-                continue
-            # StringCodec writes the result of Java's toString.
-            wanted = "5" if told == "Long 5" else FIRST_VALUES[told]
-            if vector.codec == "Kryo5" and (isinstance(wanted, list | dict) or vector.kind == "E"):
-                wanted = KryoOpaque(vector.payload)
-            assert codec.encode(wanted) == vector.payload
-            as_text = vector.codec == "JsonJackson" and wanted == b"\1\2"
-            assert vector.codec == "TypedJson" or as_text or value == wanted
 
 
 DECODED: dict[str, Any] = {
