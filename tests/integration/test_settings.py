@@ -95,7 +95,8 @@ class TestDeclaring:
         theirs = other.reliable_queue("jobs", expired="dead")
         assert await theirs.settings() == QueueSettings(2)
         await theirs.offer(1)
-        assert await theirs.settings() == QueueSettings(2, expired="dead")
+        ours = client.reliable_queue("jobs")
+        assert await ours.settings() == QueueSettings(2, expired="dead")
         # That there is no limit has been declared, too.
         await other.reliable_queue("jobs", max_size=5).stats()
         assert (await theirs.settings()).max_size is None
