@@ -68,6 +68,15 @@ def _remake(
     return error
 
 
+def _said(cause: BaseException) -> str:
+    """Return what an error says, and its class unless that says nothing more."""
+    try:
+        text = str(cause)
+    except Exception:  # noqa: BLE001 - a class may raise anything
+        return type(cause).__name__
+    return text if type(cause) is ValueError else f"{type(cause).__name__}: {text}"
+
+
 class BadInput(DelayqError, ValueError):
     """An argument is invalid. Nothing was written."""
 
@@ -134,8 +143,8 @@ class DecodeError(CodecError):
         """The fault: the same text for all messages that fail alike, as dead letters are counted
         by it.
         """
-        cause = "" if self.__cause__ is None else str(self.__cause__)
-        return f"{self.codec} cannot decode the payload{cause and ': '}{cause}"
+        cause = "" if self.__cause__ is None else f": {_said(self.__cause__)}"
+        return f"{self.codec} cannot decode the payload{cause}"
 
     def __str__(self) -> str:
         place = [f"queue {self.queue!r}"] * bool(self.queue) + [f"message {self.id!r}"] * bool(

@@ -66,6 +66,8 @@ def test_an_error_says_what_is_wrong_where_and_what_to_do() -> None:
         f"queue 'mails', message 'm1': {caught.value.reason}; was it offered with another codec or"
         " type?"
     )
+    caught.value.__cause__ = KeyError("a")
+    assert caught.value.reason == "JsonCodec cannot decode the payload: KeyError: 'a'"
     assert [given(value) for value in (5, "5s", None, 10**5000)] == [
         *("5 (int)", "'5s' (str)", "None", "a value of type int")
     ]
