@@ -29,6 +29,18 @@ def parse_us(score: bytes | float) -> int:
     return int(min(max(moment, 0.0), _MOST_US)) if moment == moment else 0  # noqa: PLR0124 - NaN
 
 
+class Start(NamedTuple):
+    """A start that a rate has counted.
+
+    Attributes:
+        at_us: When, by the server's clock, in microseconds.
+        period_us: The period of the rate, in microseconds.
+    """
+
+    at_us: int
+    period_us: int
+
+
 class IsHandled:
     """A message that may be handled. Its attributes are not set before they are needed, because
     that would take time for each message.
@@ -36,16 +48,17 @@ class IsHandled:
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
-        counted: Whether a rate has counted its start, if that is so.
+        period_us: The period of the rate that has counted its start, in microseconds, if there is
+            one.
         expires: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "counted", "expires", "result")
+    __slots__ = ("begun_at", "expires", "period_us", "result")
 
     begun_at: float
     result: bytes
-    counted: bool
     expires: float
+    period_us: int
 
 
 @dataclass(slots=True, eq=False)
@@ -87,9 +100,11 @@ class Claim(IsHandled):
         return (self.id, self.token)
 
     @property
-    def is_rated(self) -> bool:
-        """Whether a rate has counted its start."""
-        return getattr(self, "counted", False)
+    def start(self) -> Start | None:
+        """What a rate has counted; None if there is no rate."""
+        if self.policy is None or not hasattr(self, "period_us"):
+            return None
+        return Start(int(self.token) - self.policy.lease_us, self.period_us)
 
     @property
     def over_at(self) -> float:
@@ -126,7 +141,8 @@ class ClaimReply(NamedTuple):
         more_suspects: Whether suspects wait that were not handed out.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
         is_held: Whether limits hold back messages that are due.
-        is_rated: Whether rates have counted the starts of those that were handed out.
+        period_us: The longest period of the rates that have counted the starts of those that were
+            handed out, in microseconds; 0 if none has.
     """
 
     now_us: int
@@ -142,7 +158,7 @@ class ClaimReply(NamedTuple):
     more_suspects: int
     dropped: list[bytes]
     is_held: int
-    is_rated: int
+    period_us: int
 
     @property
     def ends_us(self) -> int:
@@ -170,9 +186,9 @@ class ClaimReply(NamedTuple):
             if expiry:
                 claim.expires = local(parse_us(expiry))
                 claim.fresh_until = min(claim.fresh_until, claim.expires)
-        if self.is_rated:
+        if self.period_us:
             for claim in claims:
-                claim.counted = True  # type: ignore[misc]  # a slot of its base
+                claim.period_us = self.period_us  # type: ignore[misc]  # a slot of its base
         return claims
 
 

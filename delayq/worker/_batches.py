@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._reliable.message import Message
+    from delayq._reliable.replies import Start
 
 # If no message of a claim joins in as many iterations of the event loop, all of them have: a worker
 # takes one or two to begin with the next one.
@@ -68,6 +69,7 @@ class _Member:
         over_at: When it must not be handled any more, in loop time.
         outcome: The outcome of its batch: the result of the message.
         begun: Called when its batch begins.
+        start: Its start, if a rate has counted it.
         batch: Its batch, once that has begun.
     """
 
@@ -76,6 +78,7 @@ class _Member:
     over_at: float
     outcome: asyncio.Future[Any]
     begun: Callable[[], None] | None
+    start: Start | None = None
     batch: _Batch | None = None
 
 
@@ -97,6 +100,8 @@ class _Pace:
         ended: Number of batches that have ended.
         watch: Looks after a moment whether messages wait for batches that take long.
         places: The number of places when it was looked at last.
+        starts: When a rate counted the starts of the last batches, by the server's clock, and when
+            these began, in loop time.
     """
 
     is_quick: bool = False
@@ -106,6 +111,14 @@ class _Pace:
     ended: int = 0
     watch: asyncio.TimerHandle | None = None
     places: int = 0
+    starts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=100))
+
+    def earliest(self, start: Start) -> float:
+        """Return when a message with this start may begin, in loop time."""
+        for at_us, begun_at in reversed(self.starts):
+            if at_us + start.period_us <= start.at_us:
+                return begun_at + start.period_us / 1_000_000
+        return 0.0
 
 
 class Batches:
@@ -182,14 +195,16 @@ class Batches:
         message: Message[Any],
         begun: Callable[[], None] | None = None,
         *,
-        is_rated: bool = False,
+        start: Start | None = None,
         over_at: float = math.inf,
     ) -> Any:
         """Have a message handled in a batch, and wait for its result. Call ``begun`` when the batch
         begins.
 
-        If a rate has counted its start, as ``is_rated`` says, it waits for no others but those that
-        were claimed with it. After ``over_at``, in loop time, it is not handled any more.
+        If a rate has counted its ``start``, it waits for no others but those that were claimed with
+        it; and at least for the period of the rate after those that began in the window before. So
+        windows stay apart, even if an answer comes late. After ``over_at``, in loop time, it is not
+        handled any more.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
@@ -200,11 +215,11 @@ class Batches:
         """
         loop = asyncio.get_running_loop()
         until = loop.time() + self._linger
-        member = _Member(message, until, over_at, loop.create_future(), begun)
+        member = _Member(message, until, over_at, loop.create_future(), begun, start)
         self._waiting.append(member)
         self._pace.joined += 1
-        self._pace.is_rated = is_rated
-        if is_rated:
+        self._pace.is_rated = start is not None
+        if start is not None:
             member.until += _QUIET_WITHIN
             if not self._pace.gathers:
                 self._pace.gathers = True
@@ -236,18 +251,13 @@ class Batches:
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._running) < self._concurrency:
             first = self._waiting[0]
-            if len(self._waiting) < self._size and loop.time() < first.until:
+            is_full = len(self._waiting) >= self._size and first.start is None
+            if not is_full and loop.time() < first.until:
                 if self._timer is None:
                     self._timer = loop.call_at(first.until, self._timer_rang)
                 self._check_places()
                 return
-            if any(each.outcome.done() for each in self._waiting):
-                # They are cancelled, and about to leave.
-                self._waiting = deque(each for each in self._waiting if not each.outcome.done())
-                continue
-            now = loop.time()
-            if over := [each for each in self._waiting if each.over_at < now]:
-                _send_back(over)
+            if not self._are_ready(loop.time()):
                 continue
             count = min(self._size, len(self._waiting))
             batch = _Batch([self._waiting.popleft() for _ in range(count)])
@@ -266,6 +276,15 @@ class Batches:
             self._pace.watch = loop.call_later(prefetch.WITHIN, self._look, self._pace.ended)
         self._check_places()
 
+    def _are_ready(self, now: float) -> bool:
+        """Return whether all messages that wait can be handled, or take out the others."""
+        _send_back(member for member in self._waiting if member.over_at < now)
+        if any(member.outcome.done() for member in self._waiting):
+            # Some are cancelled, or over, and about to leave.
+            self._waiting = deque(each for each in self._waiting if not each.outcome.done())
+            return False
+        return True
+
     def _gather(self, joined: int, turns: int) -> None:
         """Begin with the messages of a claim as soon as no more of them join."""
         if joined != self._pace.joined:
@@ -275,7 +294,11 @@ class Batches:
             return
         self._pace.gathers = False
         for member in self._waiting:
-            member.until = 0.0
+            member.until = 0.0 if member.start is None else self._pace.earliest(member.start)
+        if self._timer is not None:
+            # It would ring at the end of the linger.
+            self._timer.cancel()
+            self._timer = None
         self._begin()
 
     def _look(self, ended: int) -> None:
@@ -295,6 +318,8 @@ class Batches:
 
     async def _run(self, batch: _Batch) -> None:
         started = asyncio.get_running_loop().time()
+        if (start := batch.members[-1].start) is not None:
+            self._pace.starts.append((start.at_us, started))
         failure: BaseException | None = None
         results: Sequence[Any] | None = None
         try:
@@ -369,7 +394,7 @@ class BatchHandling(Handling):
         join = partial(
             self._batches.join,
             message,
-            is_rated=message._claim.is_rated,
+            start=message._claim.start,
             over_at=message._claim.over_at,
         )
         if own is None:

@@ -29,7 +29,7 @@
 -- Undone by: release_call
 --
 -- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
--- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, rated}. wait_us:
+-- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
 -- the time until the next message is due or the next lease ends, suspects apart; 0 if one already
 -- is, or groups still wait for turns by limits that have changed; -1 if there is none, the queue is
 -- paused, or the claim was given up. listeners: the number of clients that got the notice; 0 if
@@ -38,8 +38,9 @@
 -- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
 -- handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The last
 -- ids are of recurring messages that were dropped or died. held: 1 if limits hold back messages
--- that are due, as far as the first groups tell. rated: 1 if a rate has counted what was handed
--- out. An error, DELAYQ_SETTINGS, if the settings have the layout of another release.
+-- that are due, as far as the first groups tell. period: the longest one of the rates that have
+-- counted what was handed out, microseconds; 0 if none has. An error, DELAYQ_SETTINGS, if the
+-- settings have the layout of another release.
 -- include: clock
 -- include: notice
 -- include: leases
@@ -338,9 +339,9 @@ if not all_grouped then
     if readable then wait = shorter_wait(wait, wait_there) end
   end
 end
-local is_held, is_rated = false, false
+local is_held, period = false, 0
 if by_turns then
-  is_held, is_rated = wait ~= 0 and by_turns.holds_groups(), by_turns.is_rated()
+  is_held, period = wait ~= 0 and by_turns.holds_groups(), by_turns.longest_period()
   local is_queue_held
   wait, has_suspects, is_queue_held = by_turns.wait_for_slot(wait, has_suspects)
   is_held = is_held or is_queue_held
@@ -352,5 +353,5 @@ if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCOR
 local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
 return {
   now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and 1 or 0,
-  has_suspects and 1 or 0, occurrences, is_held and 1 or 0, is_rated and 1 or 0,
+  has_suspects and 1 or 0, occurrences, is_held and 1 or 0, period,
 }

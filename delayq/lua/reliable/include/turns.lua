@@ -443,11 +443,13 @@
     return false
   end
 
-  local function is_rated()
+  -- Return the longest period of the rates that have counted what was handed out; 0 if none has.
+  local function longest_period()
+    local longest = count > 0 and starts_of_queue and limit_of_queue.per or 0
     for _, line in ipairs(served) do
-      if line.starts then return true end
+      if line.starts then longest = math.max(longest, line.limit.per) end
     end
-    return count > 0 and starts_of_queue ~= nil
+    return longest
   end
 
   -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait.
@@ -484,5 +486,5 @@
   if settled_to then settle_next() end
   return {
     line_up_lost = line_up_lost, begin = begin, hand_out_of = hand_out_of, find_suspect = find_suspect_of_group, take = take_turns, check = check_turns, take_out = take_out,
-    leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot, holds_groups = holds_groups, is_rated = is_rated,
+    leave = leave, note_left = note_left, settle_others = settle_others, wait_for_slot = wait_for_slot, holds_groups = holds_groups, longest_period = longest_period,
   }
