@@ -5,7 +5,8 @@ when the script reaches it. A script that is refused halfway leaves what it has 
 script's first call on a connection, and one every few seconds, is made in its *checked* form: the
 same script, preceded by lines that try each of its commands in a form that changes nothing. If one
 of them is refused, so is the call as a whole. All other calls are made in the plain form, at no
-extra cost.
+extra cost. If a right is taken away between two checks, a script may still be refused halfway: so
+the last writes of a script are those that take messages from where they were.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -10,11 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._redis.rights import commands, tried
+from delayq._delayed.records import payload_of
+from delayq._redis.rights import Rights, commands, tried
 from delayq.admin.acl import ROLES, acl_rules
 from tests.support.depth import in_gate
 from tests.support.lua import WRITING
-from tests.support.rights_cases import CASES, NAME, Prepared, keys_of
+from tests.support.rights_cases import CASES, DELAYED, NAME, RELIABLE, Prepared, keys_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -58,7 +60,7 @@ class Bench:
     """Calls one script again and again on the same data, as a user whose rights vary."""
 
     def __init__(self, raw: Any, server: RedisClient) -> None:
-        self._raw = raw
+        self.raw = raw
         self._contents = raw.register_script(CONTENTS)
         self._server = server
         self._call: tuple[Script, Sequence[str], Sequence[str | bytes | int]]
@@ -66,11 +68,11 @@ class Bench:
         self.before: tuple[bytes, ...] = ()
 
     async def prepare(self, script: Script, prepare: Any, url: str) -> None:
-        await self._raw.flushall()
+        await self.raw.flushall()
         async with delayq.connect(url) as client:
-            self._call = script, keys_of(script), await prepare(Prepared(client, self._raw))
-        keys = await self._raw.keys("*")
-        async with self._raw.pipeline(transaction=False) as commands:
+            self._call = script, keys_of(script), await prepare(Prepared(client, self.raw))
+        keys = await self.raw.keys("*")
+        async with self.raw.pipeline(transaction=False) as commands:
             for key in keys:
                 commands.pttl(key)
                 commands.dump(key)
@@ -80,7 +82,7 @@ class Bench:
         self.before = await self.contents()
 
     async def restore(self) -> None:
-        async with self._raw.pipeline(transaction=False) as commands:
+        async with self.raw.pipeline(transaction=False) as commands:
             commands.flushall()
             for key, ttl, dump in self._dumps:
                 commands.restore(key, ttl, dump)
@@ -88,8 +90,8 @@ class Bench:
 
     async def put(self, key: str, kind: str) -> None:
         """Replace a key by one of this kind."""
-        await self._raw.delete(key)
-        await (self._raw.rpush if kind == "list" else self._raw.set)(key, "foreign")
+        await self.raw.delete(key)
+        await (self.raw.rpush if kind == "list" else self.raw.set)(key, "foreign")
 
     async def contents(self) -> tuple[bytes, ...]:
         """Return the digests of what is stored, and of its shape."""
@@ -97,7 +99,7 @@ class Bench:
 
     async def call(self, rules: Sequence[str]) -> Any:
         """Call the script, as if for the first time, and return its answer or the refusal."""
-        await self._raw.execute_command(
+        await self.raw.execute_command(
             "ACL", "SETUSER", USER, "reset", "on", f">{PASSWORD}", "resetchannels", *rules
         )
         self._server.rights.forget()
@@ -177,6 +179,13 @@ async def test_who_lacks_one_right_is_refused_before_anything_has_changed(
 
 # Without the bodies nothing is left of any message: acknowledgements do not pay for a look.
 LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
+# What these were to take away is gone if they are refused half way, or comes again; a schedule goes
+# on with its next occurrence; and a migration that is repeated goes on where it stopped.
+REMOVING = {
+    *("delayed/ack", "reliable/ack", "reliable/finish", "reliable/cancel", "reliable/purge"),
+    *("reliable/drop_dead", "reliable/trim_dead", "reliable/pause_schedule", "reliable/schedule"),
+}
+GOES_ON = {"delayed/migrate"}
 # Scripts read these as strings; the others are not read, but published to.
 STRINGS, CHANNELS = {"call", "fence", "paused"}, {"channel", "wake", "summons"}
 
@@ -225,6 +234,67 @@ async def test_a_key_of_a_foreign_type_is_refused_before_anything_has_changed(
                 answer = await made.call(rules)
                 if isinstance(answer, Exception) and await made.contents() != before:
                     wrong.append(f"{script.name}, {case}: {name} of a foreign type: {answer}")
+    assert not wrong, "\n".join(wrong)
+
+
+async def places(raw: Any) -> Counter[bytes]:
+    """Return how often each message is somewhere from where it will come: by payload, or by id.
+
+    Also the messages of a delayed queue that are only in its ordered list, where nothing finds
+    them, below a name of their own.
+    """
+    found: Counter[bytes] = Counter()
+    pending = await raw.zrange(DELAYED.timeout, 0, -1)
+    found.update(payload_of(record) or record for record in pending)
+    found.update(await raw.lrange(DELAYED.ready, 0, -1))
+    found.update(payload_of(each) or each for each in await raw.lrange(DELAYED.quarantine, 0, -1))
+    stray = Counter(await raw.lrange(DELAYED.ordered, 0, -1)) - Counter(pending)
+    found.update(b"stray " + record for record in stray.elements())
+    for token in await raw.zrange(DELAYED.leases, 0, -1):
+        content = await raw.hget(DELAYED.leased, token)
+        parts = [content] if token[-4:-3] == b":" else unpacked(content or b"")
+        if token.endswith(b":pending"):
+            parts = [payload_of(record) or record for record in parts[2::2]]
+        found.update(part for part in parts if part is not None)
+    bodies = await raw.hkeys(RELIABLE.named("bodies"))
+    for key in (*RELIABLE.waiting, RELIABLE.leased, RELIABLE.named("grouped")):
+        # Any other is dropped by the next claim.
+        found.update(each for each in await raw.zrange(key, 0, -1) if each in bodies)
+    found.update(each for each in await raw.zrange(RELIABLE.dead, 0, -1))
+    return found
+
+
+def unpacked(content: bytes) -> list[bytes]:
+    """Split what ``lease.lua`` has packed."""
+    parts = []
+    while content:
+        length, _, content = content.partition(b":")
+        parts.append(content[: int(length)])
+        content = content[int(length) :]
+    return parts
+
+
+async def test_a_right_that_is_taken_away_between_two_checks_loses_no_message(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whichever command of a script is refused, each message is in one place."""
+    monkeypatch.setattr(Rights, "form", lambda _self, _wire, script, _key: script)
+    wrong = []
+    async with bench(server) as made:
+        for script, case, prepare in CASES:
+            await made.prepare(script, prepare, server.url)
+            rules, before = rules_for(script), await places(made.raw)
+            for missing in (rule for rule in rules if rule[0] == "+"):
+                await made.restore()
+                answer = await made.call([rule for rule in rules if rule != missing])
+                after = await places(made.raw)
+                lost = before - after if script.name not in REMOVING else Counter[bytes]()
+                # A message that a reliable queue has stored before it was refused is offered again.
+                doubled = None
+                if script.name.startswith("delayed/") and script.name not in GOES_ON:
+                    doubled = after - before
+                if isinstance(answer, Exception) and (lost or doubled):
+                    wrong.append(f"{script.name}, {case} without {missing}: {lost}, {doubled}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -17,12 +17,18 @@
 -- A key of a foreign type must fail before anything is removed.
 local length = redis.call('LLEN', ordered)
 local now = now_us()
-local cancelled, only_listed = {}, {}
-for _, record in ipairs(records) do
-  local group = redis.call('ZREM', timeout, record) == 1 and cancelled or only_listed
-  group[#group + 1] = record
+local cancelled, only_listed, seen = {}, {}, {}
+for i, score in ipairs(redis.call('ZMSCORE', timeout, unpack(records))) do
+  local record = records[i]
+  local group = score and not seen[record] and cancelled or only_listed
+  group[#group + 1], seen[record] = record, true
 end
-remove_from_list(cancelled, now)
+if #cancelled > 0 then
+  -- This tells whether the last write is permitted: until then, each message is in the sorted set.
+  redis.call('ZREM', timeout, '\255')
+  remove_from_list(cancelled, now)
+  redis.call('ZREM', timeout, unpack(cancelled))
+end
 if stale == '0' or #only_listed == 0 then return #cancelled end
 length = redis.call('LLEN', ordered)
 remove_from_list(only_listed, now)

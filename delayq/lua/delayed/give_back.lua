@@ -28,11 +28,13 @@ redis.call('LLEN', ordered)
 redis.call('ZSCORE', leases, '')
 redis.call('HLEN', leased)
 if redis.call('EXISTS', fence) == 1 then return 0 end
--- First the write that may free memory: then a full server accepts the rest.
-redis.call('ZREM', leases, call)
-redis.call('SET', fence, '', 'PX', fence_ms)
+demand_ends()
+-- This changes nothing, because there is no fence: it tells whether there may be one.
+redis.call('SET', fence, '', 'PX', fence_ms, 'XX')
 local tokens = {call}
 for number = 1, tonumber(places) do tokens[number] = numbered_token(call, number) end
 local count = end_leases(tokens)
 for i = #payloads, 1, -1 do redis.call('LPUSH', ready, payloads[i]) end
+-- Last, so that nothing is lost if a write before is refused.
+redis.call('SET', fence, '', 'PX', fence_ms)
 return count + #payloads

@@ -53,10 +53,11 @@ local function replace_in_set(record, by)
   if not score then return false end
   if by and redis.call('ZSCORE', timeout, by) then merged = merged + 1 end
   if by and may_write then
-    -- The first write frees memory: then a full server accepts the rest of the script.
-    redis.call('ZREM', timeout, record)
+    -- A full server accepts all writes after one that takes no memory.
+    redis.call('ZREM', timeout, '\255')
     -- Same id and payload: one message. Only the current form can be rescheduled: its time counts.
     redis.call('ZADD', timeout, 'NX', score, by)
+    redis.call('ZREM', timeout, record)
   end
   return true
 end

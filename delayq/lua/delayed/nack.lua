@@ -17,6 +17,7 @@
 -- include: clock
 -- include: record
 -- include: store
+-- include: lease
 
 local now = now_us()
 local due = due_ms(now, delay_us)
@@ -25,8 +26,9 @@ local payload = redis.call('HGET', leased, token)
 redis.call('LLEN', ordered)
 if not payload or not redis.call('ZSCORE', leases, token) then return -1 end
 announce(due)
--- First the write that frees memory: then a full server accepts the rest.
+demand_ends()
+store(listed == '1', now, {due, payload}, 2)
+-- Last, so that nothing is lost if a write before is refused.
 redis.call('ZREM', leases, token)
 redis.call('HDEL', leased, token)
-store(listed == '1', now, {due, payload}, 2)
 return due

@@ -28,14 +28,14 @@ while left < tonumber(limit) do
   local record
   if is_listed then record = redis.call('LINDEX', ordered, -1) else record = redis.call('ZRANGE', timeout, -1, -1)[1] end
   if not record then break end
-  redis.call('ZREM', timeout, record)
+  -- A full server accepts all writes after one that takes no memory. This also tells whether the last
+  -- one is permitted: until then, the message is in the sorted set.
+  redis.call('ZREM', timeout, '\255')
   if is_listed then redis.call('RPOP', ordered) else remove_from_list({record}, now_us()) end
   left = left + 1
   local payload = payload_of(record)
-  if payload then
-    redis.call('LPUSH', destination, payload)
-    return {left, payload}
-  end
-  redis.call('RPUSH', quarantine, record)
+  if payload then redis.call('LPUSH', destination, payload) else redis.call('RPUSH', quarantine, record) end
+  redis.call('ZREM', timeout, record)
+  if payload then return {left, payload} end
 end
 return {left}

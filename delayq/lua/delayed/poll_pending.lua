@@ -50,9 +50,10 @@ for i, record in ipairs(records) do
 end
 if #taken == 0 then return {0, {}} end
 local dues = redis.call('ZMSCORE', timeout, unpack(taken))
+-- A full server accepts all writes after one that takes no memory. This also tells whether the last
+-- one is permitted: until then, each message is in the sorted set.
+redis.call('ZREM', timeout, '\255')
 if is_listed then redis.call('LPOP', ordered, #taken) else remove_from_list(taken, now) end
-redis.call('ZREM', timeout, unpack(taken))
-if #unreadable > 0 then redis.call('RPUSH', quarantine, unpack(unreadable)) end
 if #payloads > 0 then
   local parts = {listed}
   for i, record in ipairs(taken) do
@@ -60,4 +61,10 @@ if #payloads > 0 then
   end
   add_leases({token}, due_ms(now, tonumber(lease_us)), {pack_parts(parts)})
 end
+if #unreadable > 0 and type(redis.pcall('RPUSH', quarantine, unpack(unreadable))) == 'table' then
+  redis.call('ZREM', leases, token)
+  redis.call('HDEL', leased, token)
+  redis.call('RPUSH', quarantine, unpack(unreadable))
+end
+redis.call('ZREM', timeout, unpack(taken))
 return {#taken, payloads}

@@ -15,14 +15,20 @@
 --
 -- Returns 1; 0 if an earlier try had done so, or if the lease had ended: then the payload went
 -- back, and another client reads it.
+-- include: lease
 
 -- Reads come first: a key of a foreign type must fail here, before anything is moved.
 redis.call('LLEN', quarantine)
 redis.call('HLEN', leased)
 if redis.call('EXISTS', fence) == 1 then return 0 end
 -- First the write that frees memory: then a full server accepts the rest.
-if redis.call('ZREM', leases, token) == 0 and token ~= '' then return 0 end
+if token ~= '' and not redis.call('ZSCORE', leases, token) then return 0 end
+demand_ends()
+-- This changes nothing, because there is no fence: it tells whether there may be one.
+redis.call('SET', fence, '', 'PX', fence_ms, 'XX')
+redis.call('RPUSH', quarantine, payload)
+-- Last, so that nothing is lost if a write before is refused.
+redis.call('ZREM', leases, token)
 redis.call('HDEL', leased, token)
 redis.call('SET', fence, '', 'PX', fence_ms)
-redis.call('RPUSH', quarantine, payload)
 return 1

@@ -53,17 +53,16 @@ if take > 0 and redis.call('EXISTS', fence) == 1 then take = 0 end
 -- From -inf, because a foreign negative score would stay the head forever otherwise.
 local ended = redis.call('ZRANGEBYSCORE', leases, '-inf', now_ms, 'LIMIT', 0, limit)
 local due = redis.call('ZRANGEBYSCORE', timeout, '-inf', now_ms, 'LIMIT', 0, limit)
+-- The caller wakes for the end of other leases. Its own lease for the call ends with the answer.
+local wait = shorter_wait(wait_us(timeout, now, 1000, #due), wait_us(leases, now, 1000, #ended))
 local returned = end_leases(ended)
+-- Some of those may be pending again.
+if returned > 0 then wait = 0 end
 waiting = waiting + returned
 local payloads, unreadable = {}, {}
-if #due > 0 then
-  -- The first write frees memory: then a full server accepts the rest of the script.
-  redis.call('ZREMRANGEBYRANK', timeout, 0, #due - 1)
-  for _, record in ipairs(due) do
-    local payload = payload_of(record)
-    if payload then payloads[#payloads + 1] = payload else unreadable[#unreadable + 1] = record end
-  end
-  remove_from_list(due, now)
+for _, record in ipairs(due) do
+  local payload = payload_of(record)
+  if payload then payloads[#payloads + 1] = payload else unreadable[#unreadable + 1] = record end
 end
 
 local taken, bytes = {}, 0
@@ -76,31 +75,46 @@ local function hand_out(some)
   return #some + 1
 end
 
--- If nothing is ahead of them, due messages are handed over without the detour through the list.
-local first = take > 0 and waiting == 0 and hand_out(payloads) or 1
-if first <= #payloads then redis.call('RPUSH', ready, unpack(payloads, first)) end
-if #unreadable > 0 then redis.call('RPUSH', quarantine, unpack(unreadable)) end
-while waiting > 0 and #taken < take do
-  local some = redis.call('LPOP', ready, math.min(PAGE, take - #taken))
-  if not some then break end
-  first = hand_out(some)
-  for i = #some, first, -1 do redis.call('LPUSH', ready, some[i]) end
-  if first <= #some then break end
+-- Due messages are handed over without the detour through the list, once nothing is ahead of them.
+local from_list, is_full = 0, take == 0
+while from_list < waiting and not is_full do
+  local some = redis.call('LRANGE', ready, from_list, from_list + math.min(PAGE, take - #taken) - 1)
+  if #some == 0 then break end
+  local stop = hand_out(some)
+  from_list, is_full = from_list + stop - 1, stop <= #some or #taken == take
 end
+local first = is_full and 1 or hand_out(payloads)
 
--- The caller wakes for the end of other leases. Its own lease for the call ends with the answer.
-local wait = shorter_wait(wait_us(timeout, now, 1000), wait_us(leases, now, 1000))
+-- Until the last writes, which put nothing anywhere, each message is where it was: so none is lost if
+-- a right has been taken away meanwhile. That they are permitted has to be known before.
+if from_list > 0 then
+  local answer = redis.pcall('LTRIM', ready, 'wrong', '')
+  if not string.find(answer.err, 'integer') then return answer end
+end
+-- A full server accepts all writes after one that takes no memory.
+if #due > 0 or from_list > 0 then redis.call('ZREMRANGEBYRANK', timeout, 1, 0) end
+if #due > 0 then remove_from_list(due, now) end
+local tokens = {call}
 if #taken > 0 then
   local ends = due_ms(now, lease_us)
   if each == '1' then
     wait = shorter_wait(wait, math.max(0, ends * 1000 - now))
-    local tokens = {}
     for i = 1, #taken do tokens[i] = numbered_token(call, i) end
     add_leases(tokens, ends, taken)
   else
-    add_leases({call}, ends, {pack_parts(taken)})
+    add_leases(tokens, ends, {pack_parts(taken)})
   end
 end
+local pushed
+if first <= #payloads then pushed = redis.pcall('RPUSH', ready, unpack(payloads, first)) end
+if #unreadable > 0 and type(pushed) ~= 'table' then pushed = redis.pcall('RPUSH', quarantine, unpack(unreadable)) end
+if type(pushed) == 'table' then
+  redis.call('ZREM', leases, unpack(tokens))
+  redis.call('HDEL', leased, unpack(tokens))
+  return pushed
+end
+if from_list > 0 then redis.call('LTRIM', ready, from_list, -1) end
+if #due > 0 then redis.call('ZREMRANGEBYRANK', timeout, 0, #due - 1) end
 
 -- Another message that is due in this very millisecond may still be offered.
 local listeners = #due > 0 and give_notice(turns, now, wait, now - now % 1000, signature) or 0

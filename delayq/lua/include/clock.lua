@@ -27,9 +27,10 @@ local function due_ms(now, text)
 end
 
 -- Return the microseconds until the head of the sorted set is due: 0 if it is, -1 if there is none;
--- and for how many it has been due. `unit` is the unit of its scores, microseconds.
-local function wait_us(set, now, unit)
-  local head = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+-- and for how many it has been due. `unit` is the unit of its scores, microseconds. With `skipped`,
+-- the head is the member behind so many.
+local function wait_us(set, now, unit, skipped)
+  local head = redis.call('ZRANGE', set, skipped or 0, skipped or 0, 'WITHSCORES')
   if not head[2] then return -1, 0 end
   -- A foreign writer may have left a fraction or an infinity.
   local due = math.max(-9007199254740992, math.min(math.ceil(tonumber(head[2])), 9007199254740992))

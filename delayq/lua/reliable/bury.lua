@@ -42,11 +42,13 @@ for at = FIRST, #ARGV, STRIDE do
   if is_ours then
     local body, last = redis.call('HGET', bodies, id), redis.call('HGET', errors, id)
     if last and string.sub(why, -11) == '"error":""}' then why = string.sub(why, 1, -4) .. cjson.encode(last) .. '}' end
-    -- First the write that frees memory: then a full server accepts the rest.
+    -- These tell what is permitted, and let a full server accept the rest.
+    redis.call('ZREM', leased, '\255')
+    redis.call('HDEL', bodies, '\255')
+    add_letter(id, why, body or '', now)
     local groups = leave_lines({id})
     redis.call('ZREM', leased, id)
     delete_details({id})
-    add_letter(id, why, body or '', now)
     if ARGV[at + ATTEMPT] ~= '' then
       record_attempt(id, ARGV[at + OFFERED], ARGV[at + ATTEMPT], now)
       announce_finished(id)

@@ -238,6 +238,8 @@ local function line_up_lost()
   -- A key of a foreign type must fail before the first write.
   check_messages()
   check_letters()
+  -- This tells whether the last write for each is permitted.
+  redis.call('ZREM', leased, '\255')
   local lost_of_groups = {}
   for _, message in ipairs(lost) do
     local id, record, ends, body, place = unpack(message)
@@ -249,8 +251,8 @@ local function line_up_lost()
       redis.call('ZADD', leased, suspect_score(ends), id)
       some_suspects = true
     else
-      redis.call('ZREM', leased, id)
       redis.call('ZADD', waiting[priority_of(id)], format_score(due_of(record, body)), id)
+      redis.call('ZREM', leased, id)
     end
   end
   if #lost_of_groups > 0 then by_turns.line_up_lost(lost_of_groups) end
@@ -292,23 +294,16 @@ if #gone > 0 then
 end
 if #deaths > 0 then check_letters() end
 if by_turns then by_turns.check() end
--- First the writes that free memory: then a full server accepts the rest.
-if by_turns then by_turns.take_out() end
-for priority, seen in pairs(passed) do
-  if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
-end
+-- A full server accepts all writes after one that takes no memory. These also tell whether the writes
+-- are permitted that take messages from their places. Those come last: so none is lost if a right has
+-- been taken away meanwhile.
+if some_grouped then redis.call('ZREM', grouped, '\255') end
+if count > 0 or #gone > 0 then redis.call('ZREMRANGEBYRANK', waiting[0], 1, 0) end
 if #gone > 0 then
-  if some_grouped then by_turns.leave() end
-  redis.call('ZREM', leased, unpack(gone))
-  delete_details(gone)
+  redis.call('ZREM', leased, '\255')
+  redis.call('HDEL', bodies, '\255')
 end
 for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
-if #gone > 0 then
-  local _, keep_dead, max_dead, keep = fates()
-  if #deaths > 0 then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
-  -- A hint for the clients that wait for the end of one of them: they look now and then.
-  for _, id in ipairs(keep and gone or {}) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
-end
 local token = ''
 if count > 0 then
   token = new_token(end_of_lease(now, lease_us))
@@ -317,13 +312,29 @@ if count > 0 then
   for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
   if some_kept then redis.call('HDEL', tokens, unpack(ids)) end
   redis.call('ZADD', leased, unpack(new_ends))
+end
+if by_turns then by_turns.take_out() end
+for priority, seen in pairs(passed) do
+  if seen > 0 then redis.call('ZREMRANGEBYRANK', waiting[priority], 0, seen - 1) end
+end
+if #gone > 0 then
+  if some_grouped then by_turns.leave() end
+  redis.call('ZREM', leased, unpack(gone))
+  delete_details(gone)
+  local _, keep_dead, max_dead, keep = fates()
+  if #deaths > 0 then trim_letters(number_or(0, keep_dead), number_or(0, max_dead), now) end
+  -- A hint for the clients that wait for the end of one of them: they look now and then.
+  for _, id in ipairs(keep and gone or {}) do redis.pcall('PUBLISH', settings, 'finished ' .. id) end
+end
+if count > 0 then
   if some_expire then
     local ids_and_ends = {}
     for i = 1, count do ids_and_ends[2 * i - 1], ids_and_ends[2 * i] = ids[i], token end
     expire_after(ids_and_ends)
   end
   if by_turns then by_turns.note_left(token) end
-  redis.call('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
+  -- If this is refused, the messages stay with a caller that gets no answer until their leases end.
+  redis.pcall('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
 end
 
 local wait, has_suspects = -1, some_suspects and redis.call('ZCOUNT', leased, '-inf', '(0') > 0

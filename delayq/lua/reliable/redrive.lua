@@ -39,10 +39,13 @@ for i, name in ipairs(names) do
   if reply[i] == 1 then
     local readable, facts = pcall(cjson.decode, why)
     local priority = parse_priority(readable and type(facts) == 'table' and facts.priority or nil)
-    delete_letters({name})
+    -- A write that takes no memory lets a full server accept the rest. The letter goes last: whatever
+    -- is refused before, it can be tried again.
+    redis.call('HDEL', dead_messages, '\255')
     redis.call('HSET', bodies, id, body)
     if priority > 0 then redis.call('HSET', priorities, id, priority) end
     return_message(id, {used = 0, forgiven = 0}, now - (#names - i) / 4, now, group_in(body))
+    delete_letters({name})
   end
 end
 return reply

@@ -61,6 +61,11 @@ local function store(is_listed, now, scored, first)
 
   -- First the write whose right cannot be tried: if it is refused, nothing is written.
   if is_listed then redis.call('RPUSH', ordered, unpack(records)) end
-  redis.call('ZADD', timeout, unpack(scored, first - 1))
+  if is_listed and type(redis.pcall('ZADD', timeout, unpack(scored, first - 1))) == 'table' then
+    -- Without a due time, they would stay for good.
+    redis.call('LTRIM', ordered, 0, -#records - 1)
+    is_listed = false
+  end
+  if not is_listed then redis.call('ZADD', timeout, unpack(scored, first - 1)) end
   return string.sub(records[1], 2, 9)
 end

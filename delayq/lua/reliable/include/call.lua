@@ -24,6 +24,7 @@ local function earlier_reply()
   return nil
 end
 
+-- If this is refused, a repetition of the call is a new one; but the call has done its work.
 local function keep_reply(reply)
-  redis.call('SET', call, number .. ' ' .. cjson.encode(reply), 'PX', 120000)
+  redis.pcall('SET', call, number .. ' ' .. cjson.encode(reply), 'PX', 120000)
 end

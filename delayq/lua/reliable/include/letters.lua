@@ -32,8 +32,9 @@ local function add_letter(id_or_name, why, body, now)
     until redis.call('HEXISTS', dead_messages, name) == 0
     redis.call('HSET', dead_messages, id .. '\0', (redis.call('HGET', dead_messages, id .. '\0') or '') .. ' ' .. stamp)
   end
-  redis.call('HSET', dead_messages, name, why .. '\n' .. body)
+  -- In this order, a refusal leaves no text of which nothing tells.
   redis.call('ZADD', dead, string.format('%.2f', now), name)
+  redis.call('HSET', dead_messages, name, why .. '\n' .. body)
 end
 
 local function delete_letters(names)

@@ -31,9 +31,17 @@ end
 -- Make a message wait until it is due.
 local function enqueue(id, priority, due, now)
   local set = waiting[priority]
+  local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
   redis.call('ZADD', set, format_score(due), id)
   -- Tell the others only if they would wake too late otherwise.
-  if redis.call('ZRANGE', set, 0, 0)[1] == id then announce(due, now) end
+  if not first[2] or first[1] == id or due < tonumber(first[2]) then announce(due, now) end
+end
+
+-- Write nothing, but demand the right to take ids out of sets and hashes later in this script. A full
+-- server accepts everything after this.
+local function demand_removal()
+  redis.call('ZREM', leased, '\255')
+  redis.call('HDEL', tokens, '\255')
 end
 
 local function parse_priority(text)
@@ -86,6 +94,7 @@ end
 local function delete_message(id, where)
   waiting.leased = leased
   local waits_for_slot = where == 'leased' and awaits_slot()
+  demand_removal()
   local groups = leave_lines({id})
   redis.call('ZREM', waiting[where], id)
   delete_details({id})
@@ -108,18 +117,19 @@ local function return_message(id, record, due, now, group)
   if expires then redis.call('ZSCORE', expiring, id) end
   if group then check_groups() end
   local waits_for_slot = awaits_slot()
-  -- First the writes that free memory: then a full server accepts the rest.
-  local was_leased = redis.call('ZREM', leased, id) == 1
-  redis.call('HDEL', tokens, id)
+  demand_removal()
   record.due, record.lost = due, 0
   save_record(id, record)
   if expires then redis.call('ZADD', expiring, format_score(expires), id) end
   if group then
     line_up(id, group, level_of(group, place, priority), due, place)
-    settle({group}, now)
   else
     enqueue(id, priority, due, now)
   end
+  -- Last, so that the message is in a place whatever is refused before.
+  local was_leased = redis.call('ZREM', leased, id) == 1
+  redis.call('HDEL', tokens, id)
+  if group then settle({group}, now) end
   if was_leased and waits_for_slot then free_slot(now) end
 end
 
@@ -131,21 +141,22 @@ local function give_back(id, now)
   redis.call('ZSCORE', waiting[priority], id)
   if place then check_groups() end
   local waits_for_slot, was_suspect = awaits_slot(), is_suspect(record)
-  redis.call('HDEL', tokens, id)
+  demand_removal()
   if expires then redis.call('ZADD', expiring, format_score(expires), id) end
+  local group = place and group_of(place)
+  if was_suspect then due = math.min(due, now) end
   if place then
-    local group = group_of(place)
-    redis.call('ZREM', leased, id)
-    if was_suspect then due = math.min(due, now) end
     line_up(id, group, was_suspect and '?' or level_of(group, place, priority), due, place)
-    settle({group}, now, was_suspect)
   elseif was_suspect then
-    redis.call('ZADD', leased, suspect_score(math.min(due, now)), id)
+    redis.call('ZADD', leased, suspect_score(due), id)
     announce(0, now)
   else
-    redis.call('ZREM', leased, id)
     enqueue(id, priority, due, now)
   end
+  -- Last, so that the message is in a place whatever is refused before.
+  if place or not was_suspect then redis.call('ZREM', leased, id) end
+  redis.call('HDEL', tokens, id)
+  if place then settle({group}, now, was_suspect) end
   if waits_for_slot then free_slot(now) end
 end
 

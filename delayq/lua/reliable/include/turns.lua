@@ -301,7 +301,7 @@
     if queue_limit and not has_taken_turns then redis.call('ZSCORE', turns, '') end
   end
 
-  -- Take out what is handed out. This is the first write, so it may fail by the type of `grouped`.
+  -- Take out what is handed out.
   local function take_out()
     if #left_ids == 0 then return end
     redis.call('ZREM', grouped, unpack(left_ids))
