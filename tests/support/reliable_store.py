@@ -12,6 +12,7 @@ from delayq._reliable.keys import ReliableKeys
 
 HOUR = 3600
 _HOUR_US = HOUR * 1_000_000
+_REPORTS = (b":history", b":workers", b":workers:facts")
 
 _PASS = """
 local function back(moment) return string.format('%.2f', moment - ARGV[1]) end
@@ -275,13 +276,13 @@ class Store:
         )
 
     async def others(self) -> set[str]:
-        """Return all keys on the server that do not belong to the queue."""
-        return {key.decode() for key in await self._raw.keys("*")} - {*self._names}
+        """Return all keys that do not belong to the queue, except for reports of clients."""
+        keys = [key for key in await self._raw.keys("*") if not key.endswith(_REPORTS)]
+        return {key.decode() for key in keys} - {*self._names}
 
     async def keys_and_dumps(self) -> dict[str, bytes]:
         """Return everything on the server, as it is stored, except for reports of clients."""
-        reports = (b":history", b":workers", b":workers:facts")
-        names = [key for key in await self._raw.keys("*") if not key.endswith(reports)]
+        names = [key for key in await self._raw.keys("*") if not key.endswith(_REPORTS)]
         keys = sorted(key.decode() for key in names)
         return {key: await self._raw.dump(key) for key in keys}
 
