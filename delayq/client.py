@@ -233,8 +233,11 @@ class Client:
             await session.server.open()
             for each in self._tasks:
                 each.bind(self)
-        except BaseException:
+        except BaseException as error:
             await self.aclose()
+            if isinstance(error, ServerError):
+                # The message says what is wrong; where delayq found out takes half a page.
+                raise error.with_traceback(None) from error.__cause__
             raise
         return self
 

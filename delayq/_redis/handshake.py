@@ -17,6 +17,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from delayq._redis.connection import Connection, ReplyError
 from delayq._redis.first_of import first_of
+from delayq._redis.other_scheme import demand_scheme
 from delayq._redis.retry import is_not_now
 from delayq._redis.url import Address, SentinelAddress
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
@@ -34,6 +35,9 @@ _ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
 _ADD_CERTIFICATE = (
     "if the server requires a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
 )
+# After how long a handshake is doubted, seconds.
+_SOON = 1.0
+_OF_THE_ADDRESS = "user and password"
 # The beginnings of errors about the user, the password or the user's rights.
 _OF_THE_USER = ("NOAUTH", "WRONGPASS", "NOPERM", "AUTH ", "invalid password", "Client sent AUTH")
 
@@ -78,7 +82,9 @@ class Opener:
         if isinstance(self._address, SentinelAddress):
             return await self._open_master(self._address)
         try:
-            wire, role, _ = await _open(self._address)
+            wire, role, _ = await (
+                _open(self._address) if self._was_let_in else _open_first(self._address)
+            )
         except ServerUnavailable:
             if self._address.restart is None:
                 raise
@@ -115,6 +121,22 @@ class Opener:
         )
 
 
+async def _open_first(address: Address) -> tuple[Connection, bytes | None, Sequence[Any]]:
+    """Connect to a server that has not let us in yet: say at once if its port is another kind."""
+    opening = asyncio.ensure_future(_open(address))
+    try:
+        await asyncio.wait({opening}, timeout=_SOON if address.is_tls else None)
+        error = opening.exception() if opening.done() else None
+        # A server that answers, even if it is not ready, speaks as the address says.
+        silent = isinstance(error, ServerUnavailable) and error.__cause__ is not None
+        if silent or not opening.done():
+            await demand_scheme(address)
+        return await opening
+    finally:
+        if not opening.cancel() and not opening.cancelled():
+            opening.exception()
+
+
 async def _master(sentinel: Address, service: str) -> tuple[str, int]:
     """Return host and port of the server that a Sentinel names."""
     question = ("SENTINEL", "GET-MASTER-ADDR-BY-NAME", service)
@@ -130,7 +152,7 @@ async def _master(sentinel: Address, service: str) -> tuple[str, int]:
 
 
 async def _open(
-    address: Address, *questions: tuple[str, ...], credentials: str = "user and password"
+    address: Address, *questions: tuple[str, ...], credentials: str = _OF_THE_ADDRESS
 ) -> tuple[Connection, bytes | None, Sequence[Any]]:
     """Connect, and send the greeting and further ``questions`` together: a round trip may be long.
 
@@ -156,7 +178,7 @@ async def _open(
             await opened.disconnect(nowait=True)
         if (reason := _why_not(error, address)) is None:
             raise
-        raise reason from error
+        raise reason from _alone(error)
     wire = _take_over(opened)
     then = [*([("SELECT", database)] if database else []), *questions]
     try:
@@ -177,7 +199,7 @@ async def _open(
         wire.close()
         if (reason := _why_not(error, address)) is None:
             raise
-        raise reason from error
+        raise reason from _alone(error)
     told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
     return wire, told.get(b"role"), answers[len(then) - len(questions) :]
 
@@ -268,11 +290,17 @@ def _load_certificates(opened: AbstractConnection, address: Address) -> None:
 
 
 def _refusal(
-    error: ReplyError, address: Address, credentials: str = "user and password"
+    error: ReplyError, address: Address, credentials: str = _OF_THE_ADDRESS
 ) -> DelayqError:
     text = str(error)
     if is_not_now(text):
         return ServerUnavailable(f"{address.label} is temporarily unavailable: {text}")
+    if text.startswith("NOAUTH"):
+        if credentials == _OF_THE_ADDRESS:
+            credentials += ", as in redis://user:password@host:port"
+        return ServerRefused(
+            f"{address.label} requires a password, and none was given: add {credentials}"
+        )
     if text.startswith(_OF_THE_USER):
         return ServerRefused(
             f"{address.label} rejected the credentials: {text.rstrip('.')}; check {credentials}"
@@ -301,6 +329,12 @@ def _why_not(error: BaseException, address: Address) -> DelayqError | None:
     return ServerUnavailable(f"{address.label} does not answer: {reason}")
 
 
+def _alone(error: BaseException) -> BaseException:
+    """Return an error without what led to it: its text tells enough, and a page is not read."""
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
 def _what_to_do(alert: str, address: Address) -> str:
     """Put a TLS alert from the server into words, and say what to do about it."""
     words = alert.lower().replace("_", " ")
@@ -326,5 +360,7 @@ def _hint(error: BaseException, address: Address) -> str:
         return " (ports with TLS close plain connections: did you mean rediss://?)"
     if address.is_tls and _behind(error, ConnectionResetError):
         # The reset may have overtaken the alert that says so.
-        return "" if address.options.get("ssl_certfile") else f" ({_ADD_CERTIFICATE})"
+        down = "it may be down behind a proxy"
+        more = "" if address.options.get("ssl_certfile") else f"; {_ADD_CERTIFICATE}"
+        return f" ({down}{more})"
     return ""

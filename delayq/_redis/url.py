@@ -61,7 +61,8 @@ _NOT_OURS = re.compile(
 # redis-py's message for an option whose value it cannot parse.
 _SAYS_WHICH_OPTION = re.compile(r"Invalid value for '\w+' in connection URL\.")
 # The parts of an address that may be shown. A path may be secret unless it is a number.
-_HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w.-]*)(?::[0-9]+)?"
+_HOST = r"(?:\[[0-9A-Fa-f:.]*\]|[\w. -]*)(?::[0-9]+)?"
+_AROUND = " \t\r\n'\""
 _SERVER = re.compile(rf"{_HOST}(?:/[0-9]*)?")
 _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
 _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
@@ -299,6 +300,17 @@ def _address(
 
 def redacted(url: str) -> str:
     """Return ``url`` without user, password and options; only its scheme if it names no address."""
+    bare = url.strip(_AROUND)
+    before, _, after = url.partition(bare) if bare else ("", "", "")
+    scheme, colon, rest = bare.partition(":")
+    shown = _redacted(f"{scheme.lower()}{colon}{rest}")
+    if not shown.startswith(scheme.lower()):
+        return shown
+    # A space, a quotation mark or a capital may be what is wrong with it, and is no secret.
+    return f"{before}{scheme}{shown.removeprefix(scheme.lower())}{after}"
+
+
+def _redacted(url: str) -> str:
     scheme, found, rest = url.partition("://")
     if not found:
         return url if _SERVER.fullmatch(url) else "***"

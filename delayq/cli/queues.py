@@ -73,7 +73,8 @@ def queues(url: Url = None, as_json: AsJson = False) -> None:
     try:
         rows = with_client(url, _all)
     except ServerRefused as error:
-        raise CommandFailed(f"{error}; without +scan, name a queue: delayq stats NAME") from error
+        hint = "; without +scan, name a queue: delayq stats NAME" if "'scan'" in str(error) else ""
+        raise CommandFailed(f"{error}{hint}") from error
     if as_json:
         for queue, stats in rows:
             print_json(

@@ -68,7 +68,9 @@ def schedules(
     try:
         every, now = at_server_time(url, look)
     except ServerRefused as error:
-        hint = "; without +scan, name a queue: delayq schedules NAME" if queue is None else ""
+        hint = (
+            "; without +scan, name a queue: delayq schedules NAME" if "'scan'" in str(error) else ""
+        )
         raise CommandFailed(f"{error}{hint}") from error
     found = every[:limit]
     if as_json:

@@ -49,7 +49,9 @@ def workers(
     try:
         found, now = at_server_time(url, look)
     except ServerRefused as error:
-        hint = "; without +scan, name a queue: delayq workers NAME" if name is None else ""
+        hint = (
+            "; without +scan, name a queue: delayq workers NAME" if "'scan'" in str(error) else ""
+        )
         raise CommandFailed(f"{error}{hint}") from error
     if as_json:
         for each in found:

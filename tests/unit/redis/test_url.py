@@ -61,6 +61,10 @@ def test_no_secret_is_shown() -> None:
     for hidden in (url, "redis://h?password=a@secret", "redis://u:p@secret@h"):
         assert "secret" not in repr(from_url(hidden)), hidden
     assert redacted(url) == "redis://***@example.test/0"
+    # What is wrong with an address is shown, as long as it is no secret.
+    for wrong in (" redis://a:6379 ", "'redis://a'", "REDIS://a:6379/0", "redis://a b:6379"):
+        assert redacted(wrong) == wrong
+    assert redacted('"Redis://me:pw@a"') == '"Redis://***@a"'
 
 
 NO_CLUSTER = ("", "a,", "a:0", "a:x", "a/1", "::1", "a?socket_timeout=x")
