@@ -198,7 +198,7 @@ async def test_a_check_of_rights_touches_no_key(server: PrivateServer) -> None:
     ):
         if not await raw.eval("return redis.acl_check_cmd and 1 or 0", 0):
             pytest.skip("Redis 6.2 cannot tell without a try")
-        before = (await raw.config_get("notify-keyspace-events"))["notify-keyspace-events"]
+        before = str((await raw.config_get("notify-keyspace-events"))["notify-keyspace-events"])
         await raw.config_set("notify-keyspace-events", "KEA")
         try:
             await events.psubscribe("__keyevent@*__:*")
@@ -207,7 +207,7 @@ async def test_a_check_of_rights_touches_no_key(server: PrivateServer) -> None:
             assert await queue.poll() is None
             assert await queue.drain() == []
             await raw.set("last", "1")
-            heard = []
+            heard: list[str] = []
             while not heard or heard[-1] != "last":
                 if (event := await events.get_message(timeout=60)) is not None:
                     heard.append(event["data"])
