@@ -257,14 +257,18 @@ def _merged(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> Mappi
 
 def _checked(headers: Mapping[str, str]) -> Mapping[str, str]:
     if not isinstance(headers, Mapping):
-        raise BadInput(f"headers must be a mapping of str to str, not {given(headers)}")
+        raise BadInput(f"headers must be a mapping of str to str, not {_told(headers)}")
     size = 0
     for name, text in headers.items():
         if not isinstance(name, str) or not isinstance(text, str):
-            raise BadInput(
-                f"headers must map str to str, but {given(name)} is mapped to {given(text)}"
-            )
+            raise BadInput(f"headers must map str to str, not {_told(name)} to {_told(text)}")
         size += len((name + text).encode(errors="surrogatepass"))
     if size > _LARGEST_HEADERS:
         raise BadInput(f"headers must have at most {_LARGEST_HEADERS} bytes, not {size}")
     return headers
+
+
+def _told(wrong: object) -> str:
+    """Return a number or None with its type; of other values, which may be private, the type."""
+    is_number = wrong is None or isinstance(wrong, int | float)
+    return given(wrong) if is_number else f"a {type(wrong).__name__}"
