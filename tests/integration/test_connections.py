@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.store import TRANSFER
-from delayq._redis.client import RedisClient
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.rights import Rights
-from delayq._redis.topology import Topology
 from tests.support.links import Links
 from tests.support.servers import one_server
 from tests.support.waiting import until
@@ -137,16 +134,6 @@ async def test_an_abandoned_connection_is_not_shared(
     assert await asyncio.wait_for(waiting, 60) is wire
 
 
-async def test_a_refused_call_and_its_follower_use_one_connection(pool: ConnectionPool) -> None:
-    asked = RedisClient(Topology(pool))
-    with pytest.raises(delayq.ServerRefused):
-        # The script lacks the keys that it needs.
-        await asked.run(TRANSFER, ["orders"], then=("BLPOP", "nothing", "2"))
-    assert pool.open == 1
-    assert pool.acquire_nowait() is None
-    await until(lambda: pool.acquire_nowait() is not None)
-
-
 async def test_waiting_callers_share_a_connection_once_they_can(single: ConnectionPool) -> None:
     """Callers need not wait until the connection is free: with many callers, it may never be."""
     wire = await single.acquire()
@@ -187,16 +174,6 @@ async def test_callers_who_wait_for_a_connection_are_not_overtaken(single: Conne
     assert order == ["first", "second", "third"]
 
 
-async def test_calls_do_not_follow_a_large_one(make_pool: MakePool) -> None:
-    pool = make_pool(2)
-    large, small = await pool.acquire(), await pool.acquire()
-    large.tell("ECHO", b"x" * 16 * 1024 * 1024)
-    for _ in range(3):
-        small.tell("PING")
-    assert await pool.acquire() is small
-    large.give_up("the test is over")
-
-
 async def test_a_caller_who_goes_takes_no_answer_from_others(own_server: PrivateServer) -> None:
     async with (
         Links(own_server, round_trip=50) as links,
@@ -211,20 +188,6 @@ async def test_a_caller_who_goes_takes_no_answer_from_others(own_server: Private
             look.cancel()
         assert await asyncio.gather(*looks[1::2]) == [1] * 10
         assert client.statistics().connections_opened == opened
-
-
-async def test_a_closed_connection_is_replaced(pool: ConnectionPool, server: PrivateServer) -> None:
-    closed = await pool.acquire()
-    # An answer that nobody waits for reaches nobody.
-    closed.tell("NONSENSE")
-    assert await closed.ask("PING") == b"PONG"
-    pool.release(closed)
-    server.call("CLIENT", "KILL", "TYPE", "normal")
-    await until(lambda: not closed.is_open)
-    connection = await pool.acquire()
-    assert await connection.ask("PING") == b"PONG"
-    assert pool.opened == 2
-    pool.release(connection)
 
 
 async def test_connections_have_a_name_without_a_right(server: PrivateServer, raw: Any) -> None:

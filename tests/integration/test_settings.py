@@ -254,19 +254,6 @@ class TestStaleClients:
             assert message.value == 1
             assert client.queue_statistics()[0].errors == 0
 
-    async def test_a_loop_goes_on(self, client: Client, other: Client) -> None:
-        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
-        await theirs.offer_many([Offer(n) for n in range(300)])
-        seen = []
-        async for message in jobs:
-            async with message:
-                seen.append(message.value)
-            if len(seen) % 50 == 0:
-                await theirs.configure(dedup_window=len(seen))
-            if len(seen) == 300:
-                break
-        assert sorted(seen) == [*range(300)]
-
     async def test_a_refused_script_has_written_nothing(self, client: Client, raw: Any) -> None:
         jobs = client.reliable_queue("jobs")
         await jobs.offer(1)

@@ -12,7 +12,6 @@ from delayq._engine.stagger import (
     _ASIDE,
     _ASK_EVERY,
     _WAY,
-    ENOUGH,
     LEAST,
     MOST,
     Stagger,
@@ -154,17 +153,6 @@ class TestCrowd:
             stagger.on_recheck(listeners, 0, demand=True)
             assert stagger.resting == rests, (listeners, servers, resync)
 
-    def test_clients_without_demand_make_room_for_the_others(self) -> None:
-        for demand in (True, False):
-            stagger = self.client(1.0)
-            stagger.on_recheck(ENOUGH + 1, 0, demand=demand)
-            assert stagger.resting == (not demand)
-        assert stagger.has_room(demand=True)
-        first = self.client(goes_first=True)
-        for demand in (True, False):
-            first.on_recheck(2000, 0, demand=demand)
-            assert first.resting == (not demand)
-
     def test_a_client_listens_again_once_others_have_gone(self) -> None:
         for listeners, resters, rests in (
             (32, 100, True),
@@ -179,13 +167,6 @@ class TestCrowd:
             assert stagger.resting
             stagger.on_recheck(listeners, resters, demand=True)
             assert stagger.resting == rests, (listeners, resters)
-
-    def test_clients_without_demand_make_way_for_those_that_rest(self) -> None:
-        """Otherwise none of the listeners might want messages."""
-        for resters in (0, 100):
-            producer = self.client()
-            producer.on_recheck(ENOUGH, resters, demand=False)
-            assert producer.resting == (resters > 0)
 
     def test_a_new_client_leaves_the_others_a_head_start_if_they_are_many(self) -> None:
         for listeners, steps_back in ((8, False), (9, True)):

@@ -387,19 +387,6 @@ class TestResting:
         desk.step_back()
         assert desk.re_check(0, listeners=2) == 1, "a client that listens calls at once"
 
-    def test_of_those_who_are_summoned_some_come(self) -> None:
-        for number, comes in ((1500, True), (1000, False)):
-            desk = Desk()
-            assert desk.plan.on_summons(4000) == (), "it listens"
-            self.rest(desk)
-            desk.re_check(-1, listeners=32, resters=4000)
-            desk.has_demand = False
-            assert desk.plan.on_summons(4000) == (), "it wants nothing"
-            desk.has_demand = True
-            desk.act(desk.plan.on_summons(number))
-            assert desk.at(0) == comes
-            assert desk.listens_to == ("notices" if comes else "summons")
-
 
 class Shop(Driver):
     """A delayed queue on a server, one client's plan, and the messages between them."""

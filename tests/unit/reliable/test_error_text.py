@@ -67,11 +67,3 @@ def test_a_text_is_kept_whole() -> None:
     texts = {"": "", "one line": "one line", "two\nlines": "two", "\n\n after\nblanks": "after"}
     for text, line in texts.items():
         assert unpack_error(pack_error(text)) == (line, text)
-
-
-def test_what_is_kept_is_bounded_and_can_be_encoded() -> None:
-    stored = pack_error(ValueError("x" * 100_000 + "\ud800"))
-    stored.encode()
-    line, trace = unpack_error(stored)
-    assert (len(line), len(trace)) == (500, 8000)
-    assert pack_error(None) == ""

@@ -42,33 +42,6 @@ def wheel() -> Wheel:
     return Wheel(1.0, WHEEL)
 
 
-# One deadline on each level, on the borders between levels, and many revolutions away.
-DEADLINES = [
-    *(0, 0.5, 1, 6.9, 7, 8, 15.9),
-    *(16, 17, 63, 64, 127.9),
-    *(128, 129, 511, 512.5, 4096, 1e6, 1e9),
-]
-
-
-def test_a_timer_expires_once_within_a_tick_after_its_deadline_and_three_looks() -> None:
-    for deadline in DEADLINES:
-        wheel = Wheel(1.0, WHEEL)
-        (timeout,) = fill(wheel, [deadline])
-        assert expire(wheel, deadline) == [], deadline
-        assert expire(wheel, deadline + 1) == [timeout], deadline
-        assert expire(wheel, deadline * 3 + 1000) == [], deadline
-        # Looks at each next tick lead there too.
-        wheel = Wheel(1.0, WHEEL)
-        (timeout,) = fill(wheel, [deadline])
-        looks = []
-        while (tick := wheel.next_tick()) is not None:
-            looks.append(wheel.time_of(tick))
-            expire(wheel, looks[-1])
-        assert timeout.expired
-        assert deadline < looks[-1] <= deadline + 1
-        assert len(looks) <= 3, deadline
-
-
 def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets() -> None:
     # Timers are added on every level that the tick passes through as it comes nearer, and between
     # slices of spreading.
@@ -152,6 +125,26 @@ def test_clearing_ends_the_expiry_and_abandoning_it_loses_nothing(wheel: Wheel) 
         assert wheel.clear() == rest[1:]
     assert seen == rest[:1]
     check(wheel)
+
+
+def test_expiry_stops_when_the_budget_is_spent_and_says_that_work_is_left(wheel: Wheel) -> None:
+    added = fill(wheel, [5] * 10)
+    assert expire(wheel, 6, budget=4) == added[:4]
+    assert wheel.pending == 6
+    tick = wheel.next_tick()
+    assert tick is not None
+    assert tick <= 6
+    assert expire(wheel, 6) == added[4:]
+    # Spreading a coarse bucket is work as well, and it comes before its first timer is due.
+    timeout, *_ = fill(wheel, [24.0] * 100, 6)
+    tick = wheel.next_tick()
+    assert tick is not None
+    assert tick <= 24 - WHEEL
+    assert expire(wheel, wheel.time_of(tick), budget=10) == []
+    assert wheel.next_tick() == tick  # the rest is due now
+    expire(wheel, wheel.time_of(tick))
+    assert wheel.next_tick() == 25
+    assert expire(wheel, 25.0)[0] is timeout
 
 
 def test_a_wheel_has_a_sensible_size() -> None:
