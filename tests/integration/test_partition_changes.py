@@ -67,6 +67,20 @@ async def leave_a_lease(jobs: Jobs, raw: Any) -> Clear:
     return (await take(jobs)).ack
 
 
+async def leave_a_cancelled_message(jobs: Jobs, raw: Any) -> Clear:
+    await jobs.configure(limit=Limit(concurrency=10))
+    await jobs.offer(1)
+    message = await take(jobs)
+    assert await jobs.cancel(message.id, running=True)
+
+    async def end() -> None:
+        for keys in KEYS:
+            for name in await raw.zrange(keys.stopping, 0, -1):
+                await raw.zadd(keys.stopping, {name: 1})
+
+    return end
+
+
 async def leave_a_dead_letter(jobs: Jobs, raw: Any) -> Clear:
     await jobs.offer(1)
     await (await take(jobs)).bury("no")
@@ -130,6 +144,7 @@ async def leave_a_group(jobs: Jobs, raw: Any) -> Clear:
     [
         leave_a_message,
         leave_a_lease,
+        leave_a_cancelled_message,
         leave_a_dead_letter,
         leave_a_schedule,
         leave_an_id,

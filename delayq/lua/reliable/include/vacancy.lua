@@ -7,15 +7,18 @@
 --   done       ZSET    ids that count as taken, scored by the end of that time, microseconds
 --   recorded   ZSET    ids of messages of which a record is kept
 --   paused     STRING  exists while no client may take anything
+--   stopping   ZSET    see include/stopping.lua
 
--- Return whether nothing is there that was placed by the number of partitions: no message, dead
--- letter, schedule, remembered id, start that still counts, record or pause, and no group that has
+-- Return whether nothing is there that was placed by the number of partitions: no message, slot of a
+-- message that was cancelled, dead letter, schedule, remembered id, start that still counts, record or pause, and no group that has
 -- settings of its own.
 local function is_vacant(now)
   if redis.call('EXISTS', bodies, leased, lines, dead, recorded, paused) > 0 then return false end
   -- The field with the empty name is none of the schedules.
   if redis.call('HLEN', schedules) > redis.call('HEXISTS', schedules, '') then return false end
-  if redis.call('ZCOUNT', done, string.format('(%.0f', now), '+inf') > 0 then return false end
+  for _, ends in ipairs({done, stopping}) do
+    if redis.call('ZCOUNT', ends, string.format('(%.0f', now), '+inf') > 0 then return false end
+  end
   if redis.call('ZCARD', starts) > 1000 then return false end
   for _, start in ipairs(redis.call('ZRANGE', starts, 0, -1)) do
     local moment, period = string.match(start, '%z([%d.]+) (%S+)')
