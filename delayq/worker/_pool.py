@@ -79,6 +79,11 @@ class Pool:
         """Return how many more messages of a feed may be begun now."""
         return self._plan.free(feed)
 
+    @property
+    def running(self) -> int:
+        """Number of handlers that are running."""
+        return self._plan.running
+
     def start(self) -> None:
         """Start claiming messages."""
         for feed in self._plan.feeds:

@@ -574,6 +574,12 @@ class Worker:
             )
             await stop.asked.wait()
             await pool.close()
+            if pool.running:
+                _log.info(
+                    "the worker waits for %d running handlers, for up to %g s",
+                    pool.running,
+                    self._shutdown_timeout,
+                )
             await pool.drain(self._shutdown_timeout, stop.at_once)
         finally:
             stop.handlers_cancelled = True

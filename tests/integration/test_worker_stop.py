@@ -67,8 +67,9 @@ async def begin(
 
 @pytest.mark.parametrize("slow", [False, True])
 async def test_a_stop_claims_no_more_and_lets_handlers_finish_or_cancels_them_uncounted(
-    client: Client, jobs: Jobs, *, slow: bool
+    client: Client, jobs: Jobs, caplog: pytest.LogCaptureFixture, *, slow: bool
 ) -> None:
+    caplog.set_level("INFO", "delayq")
     worker, gate = Worker(client, concurrency=2, shutdown_timeout=0.05 if slow else 3600), Gate()
     task = await begin(worker, jobs, gate, *"abcd", inside=2)
     worker.stop()
@@ -78,6 +79,7 @@ async def test_a_stop_claims_no_more_and_lets_handlers_finish_or_cancels_them_un
         assert (task.done(), len(gate.inside)) == (False, 2)
         gate.open()
     await task
+    assert caplog.text.count("the worker waits for 2 running handlers") == 1
     assert (gate.seen, gate.inside) == (["a", "b"], [])
     assert await attempts(jobs, *"abcd") == dict.fromkeys("abcd" if slow else "cd", READY)
     assert (await claim_one(jobs)).attempt == 1
