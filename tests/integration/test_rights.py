@@ -213,7 +213,7 @@ async def test_a_check_of_rights_touches_no_key(server: PrivateServer) -> None:
                     heard.append(event["data"])
             assert heard == ["last"]
         finally:
-            await raw.config_set("notify-keyspace-events", before)
+            await raw.config_set("notify-keyspace-events", str(before))
 
 
 async def test_a_key_of_a_foreign_type_is_refused_before_anything_has_changed(

@@ -21,7 +21,6 @@
 redis.call('LLEN', quarantine)
 redis.call('HLEN', leased)
 if redis.call('EXISTS', fence) == 1 then return 0 end
--- First the write that frees memory: then a full server accepts the rest.
 if token ~= '' and not redis.call('ZSCORE', leases, token) then return 0 end
 demand_ends()
 -- This changes nothing, because there is no fence: it tells whether there may be one.
