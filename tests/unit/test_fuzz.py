@@ -96,7 +96,7 @@ def test_a_codec_reads_any_bytes_or_raises_decode_error(payload: bytes) -> None:
             codec.decode(payload)
         except DecodeError as error:
             assert error.payload == payload  # noqa: PT017
-            assert payload[:4].hex(" ") in str(error)  # noqa: PT017
+            assert " cannot decode the payload: " in str(error)  # noqa: PT017
             if name in codecs.__all__:
                 assert error.codec == name  # noqa: PT017
 
