@@ -194,11 +194,20 @@ class ReliableStore:
             names: Of keys, as scripts name them.
 
         Returns:
-            How many messages workers have.
+            How many messages workers have, with those that were cancelled and still run.
         """
         pairs = ((self.keys.named(name), self.keys.aside(name)) for name in names)
-        keys = (self.keys.leased, *chain.from_iterable(pairs))
+        keys = (self.keys.leased, self.keys.stopping, *chain.from_iterable(pairs))
         return int(await self.client.run(SET_ASIDE, keys, ()))
+
+    async def count_running(self) -> int:
+        """Count the messages that workers have, and those that were cancelled and still run."""
+        after = f"({await self.client.time_us(self.keys.leased)}"
+        counts = [
+            await self.client.command("ZCOUNT", key, after, "+inf")
+            for key in (self.keys.leased, self.keys.stopping)
+        ]
+        return sum(counts)
 
     async def receive(
         self,

@@ -94,7 +94,7 @@ _WORK: dict[tuple[Kind, Role], _Work] = {
     # The last commands and keys are those of a move to another number of partitions.
     ("reliable", "admin"): _Work(
         f"{_LOOKS_AT_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
-        " zrangebylex zremrangebylex",
+        " time zcount zrangebylex zremrangebylex",
         "done shared_moments awaited recorded records starts aside",
     ),
     ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),

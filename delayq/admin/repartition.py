@@ -45,7 +45,7 @@ Phase = Literal["waiting", "moving", "done"]
 ASIDE = (
     *MESSAGES,
     *("done", "shared_moments", "dead", "dead_messages", "schedules"),
-    *("recorded", "records", "awaited"),
+    *("recorded", "records", "awaited", "stopping"),
 )
 """The keys of a partition whose content was placed by the number of partitions."""
 # Keys that the server drops when nothing in them counts any more.
@@ -177,7 +177,7 @@ class _Move:
         try:
             for number in range(max(len(self._sources), self._to)):
                 await self._store_of(number).pause()
-            while running := sum([(await store.depth()).leased for store in self._sources]):
+            while running := sum([await store.count_running() for store in self._sources]):
                 self._report(running=running)
                 await asyncio.sleep(_PAUSE)
         except asyncio.CancelledError:
@@ -338,7 +338,7 @@ class _Source:
         await self._members("done", _each(lambda _: None))
         await self._members("shared_moments", _each(lambda _: None))
         await self._move_letters()
-        for name in ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
+        for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
             await self._members(name, self._of_messages)
         for name in ("turns", "trials"):
             await self._members(name, _each(lambda entry: move.of_name(entry[0])))

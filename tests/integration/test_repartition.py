@@ -238,6 +238,21 @@ async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: C
     assert await all_values(jobs) == [2]
 
 
+async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Client) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer_many([Offer(n, group="tenant") for n in range(3)])
+    message = (await jobs.claim())[0]
+    assert await jobs.cancel(message.id, running=True)
+    states: list[Repartition] = []
+    move = asyncio.create_task(repartition(client, "jobs", 2, progress=states.append))
+    await until(lambda: bool(states))
+    assert (states[-1].phase, states[-1].running) == ("waiting", 1)
+    with pytest.raises(delayq.LeaseLost):
+        await message.ack()
+    await move
+    assert sorted(await all_values(jobs)) == [1, 2]
+
+
 async def test_a_queue_that_was_paused_is_paused_after_the_move(client: Client) -> None:
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer(1)

@@ -3,15 +3,18 @@
 --
 -- Keys:
 --   lease_ends  ZSET  `leased` of include/leases.lua
+--   slot_ends   ZSET  `stopping` of include/stopping.lua
 --   key...      any   each key that has anything that was placed by the number of partitions, followed
 --                     by the name that it gets
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns the number of messages that workers have: if there are any, nothing was changed.
+-- Returns the number of messages that workers have, or that were cancelled and whose handlers still
+-- run: if there are any, nothing was changed.
 -- include: clock
 
-local running = redis.call('ZCOUNT', lease_ends, string.format('(%.0f', now_us()), '+inf')
+local now = string.format('(%.0f', now_us())
+local running = redis.call('ZCOUNT', lease_ends, now, '+inf') + redis.call('ZCOUNT', slot_ends, now, '+inf')
 if running > 0 then return running end
 for i = 1, #keys, 2 do
   -- If the first answer was lost, it is done.
