@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable
 from contextlib import aclosing
 from functools import partial
@@ -410,7 +411,8 @@ class DelayedQueue(Generic[T]):
         return Loop(self._values(reader), partial(self._waiters.abandon, reader))
 
     async def _values(self, reader: Reader[bytes]) -> AsyncGenerator[T, None]:
-        waiters, now, within = self._waiters, asyncio.get_running_loop().time, prefetch.WITHIN
+        # Not the clock of the event loop: that one costs twice as much, for each message.
+        waiters, now, within = self._waiters, time.monotonic, prefetch.WITHIN
         async with aclosing(waiters.batches(reader)) as batches:
             async for batch in batches:
                 late = now() + within
