@@ -11,13 +11,11 @@ import pytest
 import delayq
 from delayq import Offer
 from delayq.admin import inspect as inspection
-from tests.support.reliable import claim_one, leased, offers
+from tests.support.reliable import claim_one, leased
 from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from delayq import Client
     from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
@@ -123,28 +121,6 @@ async def test_a_key_of_a_foreign_type_loses_no_message(client: Client, raw: Any
         places += await raw.zrange(f"{prefix}leased", 0, -1)
         assert sorted(bodies) == sorted(places), key
         assert len(bodies) + await raw.zcard(f"{prefix}dead") + gone == 3, key
-
-
-async def test_an_offer_or_a_cancellation_beside_a_foreign_key_changes_nothing(
-    jobs: Jobs, store: Store, raw: Any
-) -> None:
-    message = await leased(jobs, id="a")
-    calls: list[tuple[Callable[[], Awaitable[Any]], tuple[str, ...]]] = [
-        (lambda: jobs.offer(1), ("waiting",)),
-        (lambda: jobs.offer_many(offers(2)), ("waiting",)),
-        (lambda: jobs.offer(1, id="b", priority=5), ("waiting:5",)),
-        (lambda: jobs.offer(1, id="b", on_duplicate="replace"), ("done",)),
-        (lambda: jobs.cancel("a", running=True), ("errors", "expiries", "priorities")),
-    ]
-    for call, keys in calls:
-        for key in keys:
-            await raw.set(f"delayq:{{jobs}}:{key}", "foreign")
-            before = await store.keys_and_dumps()
-            with pytest.raises(delayq.ServerRefused):
-                await call()
-            assert await store.keys_and_dumps() == before, key
-            await raw.delete(f"delayq:{{jobs}}:{key}")
-    await message.ack()
 
 
 async def test_a_damaged_dead_letter_is_shown(jobs: Jobs, raw: Any) -> None:

@@ -332,15 +332,6 @@ async def test_an_unanswered_nack_is_unknown(queue: Orders, faults: Faults) -> N
         await delivery.ack()
 
 
-@pytest.mark.every_server
-async def test_a_key_of_a_foreign_type_moves_nothing(queue: Orders, raw: Any) -> None:
-    await raw.set(LEASED, "not a hash")
-    await queue.offer(1, 0.01)
-    with pytest.raises(delayq.ServerRefused, match="wrong type"):
-        await hold(queue)
-    assert await queue.pending.size() == 1
-
-
 async def test_what_is_larger_than_may_be_offered_can_be_taken_and_returned(
     client: Client, raw: Any
 ) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Limit, Offer, OutcomeUnknown, ServerRefused
+from delayq import Limit, Offer, OutcomeUnknown
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ACK, FINISH, REGISTER, TALLY, ReliableStore
 from tests.support.reliable import claim_all, claim_one, get, values
@@ -285,27 +285,6 @@ async def test_groups_have_limits_and_pauses_of_their_own(client: Client) -> Non
     await jobs.groups.set_limit("b", None)
     assert (await jobs.groups.get("b")).limit == Limit(1)
     assert (await jobs.groups.get("new")).waiting == 0
-
-
-@pytest.mark.every_server
-async def test_a_key_of_a_foreign_type_stops_a_claim_before_it_changes_anything(
-    client: Client, raw: Any
-) -> None:
-    for name in ("places", "lines", "grouped", "turns", "trials", "starts"):
-        jobs = client.reliable_queue(name, group_limit=Limit(1, rate=9, per=3600))
-        await jobs.offer_many(of_group("a", 0, 1, 2))
-        # The first claim checks the keys to go by the limits that are new.
-        await (await claim_one(jobs)).ack()
-        key = ReliableKeys.of(name).named(name)
-        await raw.delete(key)
-        await raw.set(key, "foreign")
-        before = await Store(raw, name).keys_and_dumps()
-        with pytest.raises(ServerRefused):
-            await jobs.claim(wait=0)
-        with pytest.raises(ServerRefused):
-            await jobs.offer(3, group="a")
-        assert await Store(raw, name).keys_and_dumps() == before, name
-        await jobs.aclose()
 
 
 @pytest.mark.every_server

@@ -216,20 +216,6 @@ async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: 
 # Concurrent changes
 
 
-async def test_a_producer_of_old_records_is_not_waited_for(client: delayq.Client, raw: Raw) -> None:
-    seeds = itertools.count(101)
-    raw.put(*some_records(20, (OLD,)))
-
-    def act(step: Migration) -> None:
-        if not step.finished:
-            raw.put(*some_records(1, (OLD,), seed=next(seeds)))
-
-    step = await followed(client, act)
-    assert (step.complete, step.passes) == (False, 5)
-    assert (await done(client)).complete
-    assert all_current(raw.ordered())
-
-
 async def test_a_record_offered_while_the_set_is_read_keeps_both_its_places(
     client: delayq.Client, raw: Raw, monkeypatch: pytest.MonkeyPatch
 ) -> None:

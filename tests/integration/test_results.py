@@ -490,24 +490,6 @@ async def test_a_wait_that_is_cancelled_or_whose_queue_closes_leaves_nothing(
         await result
 
 
-@pytest.mark.every_server
-async def test_a_key_of_another_type_is_reported_before_anything_is_written(
-    jobs: Jobs, raw: Any
-) -> None:
-    message = await leased(jobs, id="a")
-    for key in (KEYS.recorded, KEYS.records):
-        await raw.delete(key)
-        await raw.set(key, "mine")
-        for settling in (message.ack(1), message.nack(0, "no"), message.bury("why")):
-            with pytest.raises(delayq.ServerRefused):
-                await settling
-        assert await raw.zrange(KEYS.leased, 0, -1) == [b"a"]
-        assert await raw.hexists(KEYS.named("bodies"), "a")
-        await raw.delete(key)
-    await message.ack("well")
-    assert await jobs.result("a") == "well"
-
-
 # Workers
 
 

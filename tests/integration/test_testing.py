@@ -16,7 +16,7 @@ from delayq._embedded.server import EmbeddedServer
 from delayq.testing import Clock, advance, running, settled
 from tests.support.depth import in_gate, nightly
 from tests.support.programs import run_python
-from tests.support.reliable import claim_one, depths, get, leased, values
+from tests.support.reliable import claim_one, get, leased, values
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -119,19 +119,6 @@ async def test_leases_of_deliveries_and_the_queues_own_expiry_end(
 
 
 # A reliable queue
-
-
-@pytest.mark.every_server
-async def test_reliable_messages_become_due_in_their_order(client: Client, jobs: Jobs) -> None:
-    due = {"late": (7200, 0), "urgent": (7200, 9), "early": (3600, 0), "next": (10_800, 5)}
-    await jobs.offer_many(
-        delayq.Offer(name, delay=at, priority=of) for name, (at, of) in due.items()
-    )
-    await advance(client, 3540)
-    assert await values(jobs) == []
-    await advance(client, 3660)
-    assert await values(jobs) == ["urgent", "early", "late"]
-    assert await depths(jobs) == (1, 0, 0, 0)
 
 
 @pytest.mark.every_server

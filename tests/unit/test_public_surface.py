@@ -39,13 +39,6 @@ def test_every_error_is_in_one_tree_and_in_its_drawing() -> None:
         assert issubclass(error, ValueError)
 
 
-def test_errors_make_their_sentence_from_their_facts() -> None:
-    assert "has 11 bytes, more than max_payload=10" in str(delayq.PayloadTooLarge(11, 10))
-    assert str(delayq.DuplicateMessage(("a",))) == "the id 'a' is already taken"
-    assert str(delayq.DuplicateMessage(("a", "b"))) == "2 ids are already taken; the first is 'a'"
-    assert delayq.OutcomeUnknown("x").stored == ()
-
-
 # The modules that need no import of their own.
 MODULES = (
     *("admin", "backoff", "client", "codecs", "errors", "instrumentation"),

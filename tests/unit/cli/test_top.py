@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import io
-from datetime import UTC, datetime
-from typing import Any
 
-import pytest
 from rich.console import Console
 
 from delayq.admin.inspect import FoundQueue
-from delayq.cli import top
 from delayq.cli.top import ORDERS, Line, View
 from delayq.stats import QueueDepth
 
@@ -86,26 +82,3 @@ def test_no_line_is_wider_than_the_terminal() -> None:
     for width in (40, 80, 140):
         assert len(drawn(view, width=width)) == 4 + len(LINES) + 1 + 1
         assert all(len(line) <= width for line in drawn(view, width=width))
-
-
-async def test_a_line_for_a_program_has_no_characters_that_control_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lines = iter([[Line(FoundQueue("reliable", "a\x1b[2Jb\nc\u202ed"), "broken")]])
-
-    class Monitor:
-        client = None
-
-        async def read(self) -> list[Line]:
-            return next(lines)
-
-    async def clock(_: Any) -> datetime:
-        return datetime.now(UTC)
-
-    monkeypatch.setattr(top, "clock", clock)
-    monitor: Any = Monitor()
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        await top._print(monitor, 0, as_json=False)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert r"queue=a\x1b[2Jb\nc\u202ed state=" in line
-    assert line.isprintable()
