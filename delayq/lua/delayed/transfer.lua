@@ -89,7 +89,7 @@ local first = is_full and 1 or hand_out(payloads)
 -- a right has been taken away meanwhile. That they are permitted has to be known before.
 if from_list > 0 then
   local answer = redis.pcall('LTRIM', ready, 'wrong', '')
-  if not string.find(answer.err, 'integer') then return answer end
+  if not string.find(tostring(answer.err), 'integer') then return answer end
 end
 -- A full server accepts all writes after one that takes no memory.
 if #due > 0 or from_list > 0 then redis.call('ZREMRANGEBYRANK', timeout, 1, 0) end
