@@ -22,7 +22,6 @@ from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
 from tests.faults.test_planted import altered
 from tests.support.depth import in_gate, nightly
-from tests.support.programs import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -188,14 +187,6 @@ def test_a_seed_replays_exactly(kind: Kind, size: dict[str, Any]) -> None:
     assert first.lines() == second.lines()
     assert first.trace == second.trace
     assert simulate(Plan(kind, 8, **size)).trace != first.trace
-
-
-@pytest.mark.nightly
-def test_the_command_prints_the_same_history_in_every_process() -> None:
-    command = ("-m", "tests.faults.simulation", "--kind", "reliable", "--seed", "7")
-    printed = [output_of(*command, PYTHONHASHSEED=salt) for salt in ("1", "2")]
-    assert printed[0] == printed[1]
-    assert "FAULT" in printed[0]
 
 
 IN_MAKE_TEST = "what a cancelled loop has is given back"

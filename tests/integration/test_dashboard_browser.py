@@ -17,7 +17,6 @@ from starlette.responses import PlainTextResponse
 import delayq
 from delayq import Offer
 from delayq._dashboard import live
-from delayq.testing import advance
 from tests.support.board import TOKEN
 from tests.support.browser import (
     CHROMIUM,
@@ -32,7 +31,6 @@ from tests.support.browser import (
     visit,
     work,
 )
-from tests.support.incident import broken, fix_in_the_dashboard
 from tests.support.tasks import running
 from tests.support.waiting import until
 
@@ -47,7 +45,6 @@ needs_chromium = pytest.mark.skipif(
     ),
 )
 pytestmark = [pytest.mark.browser, needs_chromium]
-ROOT = Path(__file__).parents[2]
 
 
 async def test_every_action_by_clicking(own_server: PrivateServer) -> None:
@@ -190,34 +187,6 @@ _OPERATE: Any = (
         ("Drop the messages", "messages dropped. This cannot be undone."),
     ),
 )
-
-
-async def test_an_incident_is_fixed_in_the_dashboard_as_the_page_tells(
-    own_server: PrivateServer,
-) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text("utf-8")
-    story = page.partition("## The same incident, in the dashboard\n")[2].partition("\n## ")[0]
-    told = {text for text in re.findall(r"\*\*(.+?)\*\*", story) if text[0].isupper()}
-    async with broken(own_server) as mailer, serving(own_server, "--token", TOKEN) as served:
-        client, address = served
-        # A minute passes, after which the queue counts as late.
-        mails = client.reliable_queue("mails")
-        await advance(mails, 70)
-        clicked: set[str] = set()
-
-        def fix(browser: Seen) -> None:
-            fix_in_the_dashboard(address, mailer, browser)
-            clicked.update(browser.clicked)
-
-        await visit(fix, 1440)
-        assert told - {"History"} <= clicked
-        assert (await mails.stats()).ready == 0
-        assert await client.reliable_queue("invoices").get("invoice-2") is None
-        webhooks = await client.reliable_queue("webhooks").stats()
-        assert (webhooks.dead, webhooks.ready, webhooks.delayed) == (0, 0, 0)
-        exports = client.reliable_queue("exports")
-        assert [each.name for each in await exports.groups.list()] == ["acme"]
-        assert (await exports.groups.get("acme")).limit == delayq.Limit(2)
 
 
 async def test_updates_come_without_a_reload_and_keep_focus_ticks_and_selection(

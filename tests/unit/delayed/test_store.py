@@ -2,25 +2,8 @@
 
 from __future__ import annotations
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.store import POLL_LAST, DelayedDepth, PendingRecord, parse_score, score_of
-from delayq._redis.scripts import scripts_in
+from delayq._delayed.store import DelayedDepth, PendingRecord, parse_score, score_of
 from tests.support.cases import naming
-
-KEYS = DelayedKeys.of("orders")
-
-
-def test_every_script_gets_its_keys_by_their_declared_names() -> None:
-    for script in scripts_in("delayed"):
-        with naming(script):
-            of_call = {"fence": KEYS.fence("call"), "destination": "other"}
-            given = {name: key for name, key in of_call.items() if name in script.keys}
-            expected = [of_call.get(name) or getattr(KEYS, name) for name in script.keys]
-            for _ in range(2):
-                assert [*KEYS.of_script(script, **given)] == expected
-    # Those of one call do not stay for the next.
-    for destination in ("first", "second"):
-        assert KEYS.of_script(POLL_LAST, destination=destination)[-1] == destination
 
 
 def test_a_score_is_a_moment_in_microseconds() -> None:
@@ -54,14 +37,3 @@ def test_a_queue_without_pending_messages_is_not_overdue() -> None:
     assert DelayedDepth(0, 3, 1, None).overdue_us(5_000) == 0
     assert DelayedDepth(1, 0, 0, 9_000).overdue_us(5_000) == 0
     assert DelayedDepth(1, 0, 0, 2_000).overdue_us(5_000) == 3_000
-
-
-def test_a_record_is_found_by_its_mark_and_its_id() -> None:
-    cases = [
-        (b"\x08ABCDEFGHrest", b"\x08ABCDEFGH"),
-        (b"ABCDEFGHrest", b"ABCDEFGH"),
-        (b"junk", b"junk"),
-    ]
-    for record, start in cases:
-        with naming(record, start):
-            assert PendingRecord(record, b"1").start == start
