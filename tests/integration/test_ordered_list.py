@@ -50,7 +50,7 @@ def lists(draw: st.DrawFn) -> tuple[list[bytes], list[int]]:
         else:
             records.append(pack(record_id, b"%d" % place, 8))
     share = draw(st.sampled_from([0.01, 0.1, 0.5, 1.0]))
-    leaving = [place for place in range(size) if seed.random() < share]
+    leaving = [place for place in range(size) if seed.random() < share] or [0]
     where = draw(st.sampled_from(["anywhere", "head", "tail"]))
     if where != "anywhere":
         leaving = (

@@ -50,7 +50,7 @@ def keys_of(script: Script) -> list[str]:
         if script is reliable.RECEIVE:
             return [RELIABLE.settings, RELIABLE.done]
         if script is reliable.SET_ASIDE:
-            return [RELIABLE.leased, RELIABLE.done, RELIABLE.aside("done")]
+            return [RELIABLE.leased, RELIABLE.stopping, RELIABLE.done, RELIABLE.aside("done")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:

@@ -38,6 +38,7 @@ if state == 'ready' then to = format_score(now) end
 if state == 'delayed' then from = '(' .. format_score(now) end
 local dropped, expired = {}, 0
 local some_expire = redis.call('EXISTS', expiries) == 1
+local is_limited = some_grouped or parse_limit(redis.call('HGET', settings, 'share')) ~= nil
 
 local function drop_from(set)
   if #dropped == limit then return end
@@ -48,7 +49,7 @@ local function drop_from(set)
     local is_leased = set == leased and tonumber(found[i + 1]) > now
     local expiry = some_expire and not is_leased and redis.call('HGET', expiries, id)
     if number_or(MAX_SCORE, expiry) < now then expired = expired + 1 end
-    if is_leased then running[#running + 1] = {id, redis.call('HGET', tokens, id) or found[i + 1], found[i + 1]} end
+    if is_leased and is_limited then running[#running + 1] = {id, redis.call('HGET', tokens, id) or found[i + 1], found[i + 1]} end
     ids[#ids + 1], dropped[#dropped + 1] = id, id
   end
   if #ids > 0 then redis.call('ZREM', set, unpack(ids)) end
