@@ -2,8 +2,8 @@
 SETUSER`` and ACL files.
 
 The rules work from Redis 6.2 on. The server checks the commands within scripts as if the user had
-sent them, so a role includes the commands of its scripts. Tests let each role do its whole job,
-then remove one rule at a time to see something fail.
+sent them, so a role includes the commands of its scripts. Tests let each role do its whole job, and
+try what is not the job of a role.
 """
 
 from __future__ import annotations

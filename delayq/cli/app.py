@@ -11,6 +11,7 @@ import typer
 
 from delayq._version import __version__
 from delayq.cli import messages, queues
+from delayq.cli._help import Command, Group
 from delayq.cli.acl import acl
 from delayq.cli.bench import bench
 from delayq.cli.completion import join_words
@@ -20,7 +21,6 @@ from delayq.cli.demo.command import demo
 from delayq.cli.doctor import doctor
 from delayq.cli.errors import CommandFailed
 from delayq.cli.groups import groups
-from delayq.cli.helping import Command, Group
 from delayq.cli.history import history
 from delayq.cli.inspect import inspect
 from delayq.cli.migrate import migrate

@@ -11,8 +11,8 @@ import typer
 from delayq.admin import letters as admin
 from delayq.admin.inspect import stores_of
 from delayq.admin.letters import GroupBy, LetterQuery
+from delayq.cli._help import Group
 from delayq.cli.errors import CommandFailed
-from delayq.cli.helping import Group
 from delayq.cli.options import (
     AsJson,
     CodecName,

@@ -11,8 +11,8 @@ import typer
 from delayq._reliable.limits import Limit
 from delayq.admin import inspect as inspection
 from delayq.admin.wording import describe_group_limit, describe_group_state
+from delayq.cli._help import Group as HelpfulGroup
 from delayq.cli.errors import CommandFailed
-from delayq.cli.helping import Group as HelpfulGroup
 from delayq.cli.limits import LIMIT_METAVAR, limit_of, limit_shown
 from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
 from delayq.cli.options import Limit as Most  # noqa: TC001
