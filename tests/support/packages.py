@@ -247,7 +247,10 @@ def try_first_steps(interpreter: Path, wheel: Path, directory: Path) -> None:
             home,
             path=f"{commands}{os.pathsep}/usr/bin{os.pathsep}/bin",
             typed=lambda line: re.sub(
-                r"pip install '(delayq\[.*?\])'", rf"pip install '\1 @ {wheel.as_uri()}'", line
+                # The README installs from a checkout, which is not here.
+                r"pip install '(?:delayq|\.)(\[.*?\])'",
+                rf"pip install 'delayq\1 @ {wheel.as_uri()}'",
+                line,
             ),
         )
         try:
