@@ -167,7 +167,7 @@ _OPERATE: Any = (
         *("groups", ("#q", "tenant"), ("Find", "tenant")),
         *(('[aria-label="Limit of tenant"]', "five"), ("Set", "must be how many run at a time")),
         *(('[aria-label="Limit of tenant"]', "5,100/10m"), ("Set", "Limit set.")),
-        *(("Clear", "group limit applies again"), ("Pause", "Group paused.")),
+        *(("Unset", "group limit applies again"), ("Pause", "Group paused.")),
         *(("Resume", "Group resumed."), ("#new_group", "another"), ("#limit", "ordered")),
         ("Set the limit", "Limit set."),
     ),
