@@ -58,6 +58,8 @@ M = TypeVar("M", bound="Callable[[Message[Any], CallNext], Awaitable[None]]")
 
 # Apart from the records about messages and queues.
 _log = logging.getLogger("delayq.worker")
+# How long a stop may take until the log says what it waits for, seconds.
+_EXPLAIN_AFTER = 1.0
 
 
 class Worker:
@@ -574,18 +576,24 @@ class Worker:
             )
             await stop.asked.wait()
             await pool.close()
-            if pool.running:
-                _log.info(
-                    "the worker waits for %d running handlers, for up to %g s",
-                    pool.running,
-                    self._shutdown_timeout,
-                )
-            await pool.drain(self._shutdown_timeout, stop.at_once)
+            explaining = asyncio.get_running_loop().call_later(_EXPLAIN_AFTER, self._explain, pool)
+            try:
+                await pool.drain(self._shutdown_timeout, stop.at_once)
+            finally:
+                explaining.cancel()
         finally:
             stop.handlers_cancelled = True
             await _to_its_end(pool.end())
         if stop.error is not None:
             raise stop.error
+
+    def _explain(self, pool: Pool) -> None:
+        """Log what a stop waits for."""
+        _log.info(
+            "the worker waits for running handlers, up to %g s: %d",
+            self._shutdown_timeout,
+            pool.running,
+        )
 
     async def _opened(self, stack: AsyncExitStack) -> Client:
         client = self._given if isinstance(self._given, Client) else connect(self._given)
