@@ -109,9 +109,10 @@ async def test_messages_claimed_ahead_are_handed_back_uncounted(
 
     await jobs.offer_many(offers(3000, ids=True))
     await (await running(worker))
-    assert handled == list(range(len(handled)))
+    # What went back during a pause of the machine comes after what was claimed meanwhile.
+    assert len({*handled}) == len(handled)
     assert await depths(jobs) == (0, 3000 - len(handled), 0, 0)
-    after = str(len(handled))
+    after = str(min({*range(3000)} - {*handled}))
     assert await attempts(jobs, after) == {after: READY}
 
 
