@@ -40,8 +40,8 @@ T = TypeVar("T")
 # Maximum number of live views at a time; each holds a connection. They end by themselves, because a
 # server that stops waits for them and cannot notify them. A browser then opens a new one.
 _MOST_STREAMS = 64
-# Of these, for each login, and for all visitors together who may not act: some are left for
-# operators, who need them most, whatever the others do.
+# Of these, for each login, and for all visitors together who may not act: the rest is reserved for
+# operators, who need live views most.
 _MOST_OF_LOGIN = 16
 _MOST_OF_VIEWERS = 48
 # No login has such a name.

@@ -455,7 +455,7 @@ _of_process = _ProcessDirectory()
 
 
 def _read_path(lock: Path, content: bytes) -> Path:
-    """Return the path of the socket that whoever started the server has written into the lock."""
+    """Return the path of the server's socket, from the content of the lock file."""
     path = Path(os.fsdecode(content)) if b"\0" not in content else Path()
     if path.is_absolute() and path.name == watchdog.SOCKET:
         return path

@@ -242,8 +242,8 @@ class Watchdog:
             os.close(lock)
 
     def _end_if_misplaced(self) -> None:
-        """Stop the server if its directory was deleted or moved: what it stores is lost, or hidden
-        from whoever opens the directory next.
+        """Stop the server if its directory was deleted or moved: its messages are lost then, or the
+        next process that opens the directory does not find them.
         """
         if self._temporary:
             return

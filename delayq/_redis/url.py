@@ -306,7 +306,7 @@ def redacted(url: str) -> str:
     shown = _redacted(f"{scheme.lower()}{colon}{rest}")
     if not shown.startswith(scheme.lower()):
         return shown
-    # A space, a quotation mark or a capital may be what is wrong with it, and is no secret.
+    # Spaces, quotation marks and capitals are shown: they may be the mistake, and hide nothing.
     return f"{before}{scheme}{shown.removeprefix(scheme.lower())}{after}"
 
 

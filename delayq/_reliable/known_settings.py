@@ -177,7 +177,7 @@ class KnownSettings:
         """Make a call that changes something in the partition to which it belongs.
 
         Args:
-            home: Returns that partition, if there are so many.
+            home: Returns the partition for a number of partitions.
             call: Makes the call to a partition, with the number of partitions.
         """
         for _ in range(MOST_TRIES):

@@ -86,6 +86,7 @@ CONFIGURE = Script("reliable/configure")
 RENUMBER = Script("reliable/renumber")
 VACATE = Script("reliable/vacate")
 REPARTITION = Script("reliable/repartition")
+HOLD_BACK = Script("reliable/hold_back")
 SET_ASIDE = Script("reliable/set_aside")
 RECEIVE = Script("reliable/receive")
 COPY_SETTINGS = Script("reliable/copy_settings")
@@ -230,9 +231,17 @@ class ReliableStore:
         keys = (self.keys.settings, self.keys.named(name))
         await self.client.run(RECEIVE, keys, (token, kind, *chain.from_iterable(entries)))
 
-    async def accept_from(self, token: str) -> None:
-        """Accept what was set aside from the process of this name only."""
-        await self.client.command("HSET", self.keys.settings, "mover", token)
+    async def hold_back(self, settings: StoredSettings, token: str = "") -> None:
+        """Pause the partition, and accept what was set aside from the process of this name only.
+
+        Args:
+            settings: The settings when that process began, or continued, the move.
+            token: Names the process; empty to accept nothing.
+
+        Raises:
+            SettingsChanged: The move has ended meanwhile. Nothing was changed.
+        """
+        await self._run(HOLD_BACK, settings.epoch, token)
 
     async def accept_no_more(self) -> None:
         """Accept nothing any more that was set aside."""

@@ -7,7 +7,8 @@ it was. So a move that is interrupted at any point loses nothing, and the next o
 store an entry again changes nothing. At the end, the new number is stored, and the pause ends.
 
 Each process that begins or continues a move writes a token into the settings of the partitions.
-They accept entries only with that token, so a process that was believed dead does no harm.
+They accept entries only with that token, and no partition is paused for a move that has ended: so a
+process that was believed dead does no harm.
 
 A message becomes visible where it is stored only when all about it is there, because the sets in
 which messages wait come last.
@@ -172,12 +173,10 @@ class _Move:
             )
         return stored
 
-    async def _drain(self, _: StoredSettings) -> StoredSettings:
+    async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
         try:
-            for number in range(max(len(self._sources), self._to)):
-                await self._store_of(number).pause()
-            while running := sum([await store.count_running() for store in self._sources]):
+            while running := await self._count_running(stored):
                 self._report(running=running)
                 await asyncio.sleep(_PAUSE)
         except asyncio.CancelledError:
@@ -185,12 +184,20 @@ class _Move:
             raise
         return await self._step("hold")
 
-    async def _give_up(self) -> None:
-        outcome, _ = await self._first.repartition("give up", self._token, self._to)
-        if outcome is ChangeOutcome.CHANGED and not self._was_paused:
-            await self._end_pause(max(len(self._sources), self._to))
+    async def _count_running(self, stored: StoredSettings) -> int:
+        """Return how many messages workers have, while they get no more."""
+        # Each time, because an operator may end the pause.
+        for number in range(max(len(self._sources), self._to)):
+            await self._store_of(number).hold_back(stored)
+        return sum([await store.count_running() for store in self._sources])
 
-    async def _set_aside(self, _: StoredSettings) -> StoredSettings:
+    async def _give_up(self) -> None:
+        # In this order: what is interrupted here can be continued, or given up again.
+        if not self._was_paused:
+            await self._end_pause(max(len(self._sources), self._to))
+        await self._first.repartition("give up", self._token, self._to)
+
+    async def _set_aside(self, stored: StoredSettings) -> StoredSettings:
         """Put everything aside that was placed by the former number of partitions."""
         for number, store in enumerate(self._sources):
             # The settings of the first partition are those of the queue.
@@ -199,6 +206,7 @@ class _Move:
             while running := await store.set_aside(names):
                 self._report(running=running)
                 await asyncio.sleep(_PAUSE)
+                await self._count_running(stored)
         return await self._step("move")
 
     async def _move(self, stored: StoredSettings) -> StoredSettings:
@@ -216,10 +224,9 @@ class _Move:
         """Let the partitions accept what comes from this process, by the settings to come."""
         fields = {**stored.fields, "partitions": str(self._to)}
         for number, store in enumerate(self._targets):
-            await store.pause()
             if number:
                 await store.copy_settings(type(stored)(fields), number)
-            await store.accept_from(self._token)
+            await store.hold_back(stored, self._token)
 
     async def _resume(self, stored: StoredSettings) -> StoredSettings:
         """Give the partitions their settings, and end the pause."""
@@ -327,23 +334,23 @@ class _Source:
         await self._fields("bodies", self._of_messages, large=True)
         # They stay here as well, because they tell where the message belongs.
         await self._fields(
-            "places", _each(lambda entry: move.of_name(_group_of(entry[1]))), drop=False
+            "places", _by_content(lambda entry: move.of_name(_group_of(entry[1]))), drop=False
         )
-        await self._members("lines", _each(lambda entry: move.of_name(_group_of(entry[0]))))
-        await self._members("starts", _each(lambda entry: move.of_name(_group_of(entry[0]))))
+        await self._members("lines", _by_content(lambda entry: move.of_name(_group_of(entry[0]))))
+        await self._members("starts", _by_content(lambda entry: move.of_name(_group_of(entry[0]))))
         await self._fields("records", self._of_messages, large=True)
         await self._members("recorded", self._of_messages)
         await self._members("awaited", self._of_messages)
         # Those of groups are looked for in the partition of the group, which is not known here.
-        await self._members("done", _each(lambda _: None))
-        await self._members("shared_moments", _each(lambda _: None))
+        await self._members("done", _by_content(lambda _: None))
+        await self._members("shared_moments", _by_content(lambda _: None))
         await self._move_letters()
         for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
             await self._members(name, self._of_messages)
         for name in ("turns", "trials"):
-            await self._members(name, _each(lambda entry: move.of_name(entry[0])))
+            await self._members(name, _by_content(lambda entry: move.of_name(entry[0])))
         await self._fields(
-            "schedules", _each(lambda entry: move.of_name(entry[0]) if entry[0] else None)
+            "schedules", _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None)
         )
         await self._aside.drop((*ASIDE, "settings"))
 
@@ -438,7 +445,7 @@ def _store(client: Client, name: str, number: int) -> ReliableStore:
     return ReliableStore(client._open_session().server, keys)  # noqa: SLF001 - one library
 
 
-def _each(
+def _by_content(
     place_of: Callable[[Entry], int | None],
 ) -> Callable[[Sequence[Entry]], Awaitable[list[int | None]]]:
     """Return a function that finds the partitions of entries by what they contain."""

@@ -13,7 +13,9 @@ import pytest
 
 import delayq
 from delayq import DuplicateMessage, Limit, Offer
+from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.keys import MESSAGES, ReliableKeys
+from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
 from delayq.admin.repartition import ASIDE, Repartition, repartition
 from delayq.errors import ConfigurationError, ServerUnavailable
@@ -225,7 +227,9 @@ async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: C
         move = asyncio.create_task(repartition(client, "jobs", 2, progress=states.append))
         await until(lambda: bool(states))
         assert (states[-1].phase, states[-1].running) == ("waiting", 1)
-        assert (await jobs.stats()).paused
+        # An operator cannot end the pause meanwhile.
+        await jobs.resume()
+        await until(lambda: is_paused(jobs))
         if answer == "cancel":
             move.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -236,6 +240,26 @@ async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: C
             await move
     assert (await jobs.settings()).partitions == 2
     assert await all_values(jobs) == [2]
+
+
+async def is_paused(jobs: Jobs) -> bool:
+    return (await jobs.stats()).paused
+
+
+async def test_a_process_that_comes_too_late_pauses_nothing(client: Client) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+    await jobs.offer(1)
+    stores = [
+        ReliableStore(client._open_session().server, ReliableKeys.of("jobs", partition=n))
+        for n in (0, 1)
+    ]
+    before = await stores[0].settings()
+    await repartition(client, "jobs", 2)
+    for store in stores:
+        with pytest.raises(SettingsChanged):
+            await store.hold_back(before, "too late")
+    assert not await is_paused(jobs)
+    assert await all_values(jobs) == [1]
 
 
 async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Client) -> None:

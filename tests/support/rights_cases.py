@@ -508,6 +508,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.REPARTITION, "begin", given(numbered, "begin", "me", 2)),
     (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
     (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),
+    (reliable.HOLD_BACK, "", given(numbered, "7", "me")),
     (reliable.SET_ASIDE, "", given(set_aside)),
     (reliable.RECEIVE, "", given(set_aside, "me", "scores", "new", 9_000_000_000_000_000)),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
