@@ -127,7 +127,7 @@ class Batcher(Generic[Item, Result]):
         self._plan: BatchPlan[Item, Waiter] = BatchPlan(
             max_items=max_items,
             max_bytes=max_bytes,
-            expires_after=server.retry_for if expires else math.inf,
+            expires_after=server.waits_for if expires else math.inf,
         )
         self._connection: Connection | None = None
         self._failed_with: Exception | None = None
@@ -360,6 +360,8 @@ class Batcher(Generic[Item, Result]):
         after, until = self._plan.on_failure(batch, self._moved_at(), unknown=lost is not None)
         first = [self._repeating[each] for each in after]
         if until < math.inf:
+            # What has been tried is not repeated for as long as others wait to be sent.
+            until -= self._server.waits_for - self._server.retry_for
             request = request._replace(until=until)
         self._repeating[batch] = self._background.spawn(
             self._run(batch, request, lost, first), "group commit"

@@ -43,7 +43,7 @@ _SENT_ON = 5
 _ERRORS = (OSError, ReplyError)
 # How long a call that was not carried out is retried, seconds.
 RETRY_FOR = 5.0
-# How long a call waits for a connection, however short it is retried, seconds.
+# How long a call waits for a connection and for other calls, however short it is retried, seconds.
 _LEAST_TRY = 1.0
 # How long a command that follows a script may hold back its answer, seconds.
 BLOCKS_FOR = 2.0
@@ -102,6 +102,12 @@ class RedisClient:
     def retry_for(self) -> float:
         """How long a call that was not carried out is retried, seconds."""
         return RETRY_FOR if self._retry_for is None else self._retry_for
+
+    @property
+    def waits_for(self) -> float:
+        """How long a call waits until it can be sent, seconds."""
+        # A single try gets the time that a connection takes, or the calls that are on their way.
+        return max(self.retry_for, _LEAST_TRY)
 
     @property
     def is_inherited(self) -> bool:
@@ -359,7 +365,7 @@ class RedisClient:
                         for each in await self.topology.any()
                     ],
                 )
-            async with asyncio.timeout_at(call.until):
+            async with asyncio.timeout_at(self._finishes_by(call.until)):
                 connections, asking = await self.topology.find(key), False
         except TimeoutError as error:
             self.errors += 1
@@ -398,6 +404,10 @@ class RedisClient:
             (connections.release if arrived else connections.abandon)(wire)
         return reply
 
+    def _finishes_by(self, until: float | None) -> float | None:
+        """Return when a try that starts now is given up: a single one has its time, too."""
+        return None if until is None else max(until, self._loop.time() + _LEAST_TRY)
+
     def _confirm(self, wire: Connection, asking: bool, confirmation: Confirmation) -> None:
         *others, last = confirmation.commands
         on_reply = confirmation.on_reply
@@ -420,9 +430,8 @@ class RedisClient:
         try:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
-            # A single try gets the time that a connection takes.
-            within = min(ANSWER_WITHIN, max(self.retry_for, _LEAST_TRY))
-            give_up_at = self._loop.time() + within
+            until = self._finishes_by(until)
+            give_up_at = self._loop.time() + min(ANSWER_WITHIN, self.waits_for)
             async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
                 return await connections.acquire()
         except TimeoutError as error:

@@ -51,6 +51,11 @@ class WaitingServer:
         """As :attr:`RedisClient.retry_for`."""
         return self._server.retry_for
 
+    @property
+    def waits_for(self) -> float:
+        """As :attr:`RedisClient.waits_for`."""
+        return self._server.waits_for
+
     def run_soon(
         self,
         script: Script,

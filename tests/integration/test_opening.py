@@ -151,6 +151,21 @@ async def test_a_refusal_that_passes_spends_no_acknowledgement(
         assert (stats.leased, stats.delayed + stats.ready) == (0, 1)
 
 
+async def test_a_call_that_tries_once_waits_for_a_connection_and_for_calls_before_it(
+    some_kind: PrivateServer,
+) -> None:
+    async with delayq.connect(some_kind.url, retry_for=0) as client:
+        jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+        # More than one call takes.
+        await jobs.offer_many([delayq.Offer("x" * 200_000)] * 3)
+        await orders.offer_many([("x" * 200_000, 0)] * 3)
+        connections = client.statistics().connections
+        with admin(some_kind) as redis:
+            redis.client_kill_filter(_type="normal", skipme=True)
+        await until(lambda: client.statistics().connections < connections)
+        await jobs.offer(1)
+
+
 async def test_a_replica_serves_reads_and_refuses_the_first_write(some_kind: PrivateServer) -> None:
     with PrivateServer(some_kind.kind, tcp=True) as replica:
         replica.call("REPLICAOF", "127.0.0.1", str(some_kind.port))

@@ -43,7 +43,7 @@ class Store:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
-        self.retry_for = 5.0
+        self.retry_for = self.waits_for = 5.0
         self.batches: list[list[int]] = []
         self.answer: asyncio.Queue[Exception | None] = asyncio.Queue()
         self.busy = False
@@ -350,7 +350,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
     store: Store, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     skip_waits(monkeypatch)
-    store.retry_for = 0.4
+    store.retry_for = store.waits_for = 0.4
     store.limit(SPAN=0.05, MOST_WAITING=100)
     store.busy = True
 
@@ -387,7 +387,7 @@ async def test_in_an_outage_each_item_fails_in_its_own_time_however_many_wait(
 async def test_a_call_that_goes_elsewhere_is_not_why_others_could_not_be_sent(
     store: Store,
 ) -> None:
-    store.retry_for = 0.1
+    store.retry_for = store.waits_for = 0.1
     store.limit(MOST_WAITING=100)
     batcher = store.make(expires=True)
     futures = [batcher.submit(1, 1), batcher.submit(2, 200)]
