@@ -222,7 +222,11 @@ class Client:
                 from delayq._redis.url import of_socket  # noqa: PLC0415 - likewise
 
                 await to_thread.run_sync(self._embedded.start)
-                self._address = of_socket(str(self._embedded.socket_path), self._restart_embedded)
+                self._address = of_socket(
+                    str(self._embedded.socket_path),
+                    self._restart_embedded,
+                    self._embedded.directory,
+                )
             session = self._session = Session(
                 self._address,
                 self._max_connections,

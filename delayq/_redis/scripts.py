@@ -65,6 +65,11 @@ class Script:
         return self._fact("Repeatable") == "yes"
 
     @cached_property
+    def stores(self) -> bool:
+        """Whether it stores new messages: then there must be room for them on the disk."""
+        return self._fact("Stores") == "yes"
+
+    @cached_property
     def undone_by(self) -> Script | None:
         """The script that undoes this one, whose rights are checked along with its own."""
         name = self._fact("Undone by")

@@ -24,6 +24,7 @@ from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -72,13 +73,15 @@ _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 class Address:
     """The way to open connections to one server. ``repr`` shows no secrets.
 
-    ``restart`` restarts a server of ours that has died, and returns the path of its socket.
+    ``restart`` restarts a server of ours that has died, and returns the path of its socket. It
+    keeps its data in ``directory``, if that is not empty.
     """
 
     label: str
     connection_class: type[AbstractConnection] = field(repr=False)
     options: dict[str, Any] = field(repr=False)
     restart: Callable[[], Awaitable[str]] | None = field(default=None, repr=False)
+    directory: str = field(default="", repr=False)
 
     @property
     def is_tls(self) -> bool:
@@ -180,10 +183,17 @@ def _of_one(url: str, scheme: str, rest: str) -> Address:
     return _address(redacted(url), connection_class, options)
 
 
-def of_socket(path: str, restart: Callable[[], Awaitable[str]]) -> Address:
-    """Return the address of a server that delayq runs itself, which ``restart`` starts again."""
+def of_socket(
+    path: str, restart: Callable[[], Awaitable[str]], directory: Path | None = None
+) -> Address:
+    """Return the address of a server that delayq runs itself, which ``restart`` starts again.
+
+    ``directory`` is where it keeps its data, if it does.
+    """
     return replace(
-        _address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}), restart=restart
+        _address(f"unix://{path}", UnixDomainSocketConnection, {"path": path}),
+        restart=restart,
+        directory="" if directory is None else str(directory),
     )
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -179,6 +180,11 @@ def mode(path: Path) -> int:
 
 def files(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
+
+
+async def another_client_offers(directory: Path) -> None:
+    async with delayq.connect(f"embedded:{directory}", retry_for=0) as client:
+        await client.delayed_queue("orders").offer("small")
 
 
 def program(path: Path, text: str) -> str:
@@ -559,6 +565,42 @@ class TestAClient:
             await client.delayed_queue("orders").offer(1)
             assert await client.delayed_queue("orders").take() == 1
         assert "was gone and has been restarted without its data" in caplog.text
+
+    async def test_refuses_new_messages_before_the_disk_is_full_and_still_acknowledges(
+        self, place: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        free = [50_000_000]
+        monkeypatch.setattr(
+            "delayq._redis.disk.os.statvfs",
+            lambda _: SimpleNamespace(f_bavail=free[0], f_frsize=1, f_blocks=100_000_000),
+        )
+        async with delayq.connect(f"embedded:{place}", retry_for=0) as client:
+            jobs = client.reliable_queue("jobs")
+            orders = client.delayed_queue("orders")
+            await jobs.offer_many([delayq.Offer("x" * 400_000) for _ in range(5)])
+            free[0] = 12_600_000
+            for refused in (
+                jobs.offer("x" * 30_000),
+                jobs.offer_many([delayq.Offer("x" * 30_000)]),
+                jobs.offer("x" * 30_000, durability="fsync"),
+                jobs.schedule("hourly", value="x" * 30_000, every=3600),
+                orders.offer("x" * 30_000),
+            ):
+                with pytest.raises(delayq.ServerUnavailable, match=f"disk of {place}.* 12,600 kB"):
+                    await refused
+            # What needs less room has it.
+            await orders.offer("small")
+            while (await jobs.stats()).ready:
+                for message in await jobs.claim():
+                    await message.ack()
+            # By itself, its file would grow to 64 MB before the server shortens it.
+            (old,) = (place / "appendonlydir").glob("*.base.*")
+            free[0] = 9_000_000
+            with pytest.raises(delayq.ServerUnavailable):
+                await another_client_offers(place)
+            eventually(lambda: not old.exists(), "a shorter file")
+            free[0] = 60_000_000
+            await jobs.offer("x" * 400_000)
 
     async def test_that_is_cancelled_while_it_closes_stops_its_server(self, place: Path) -> None:
         client = delayq.connect(f"embedded:{place}")

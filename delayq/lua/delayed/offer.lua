@@ -10,6 +10,7 @@
 --   payload...   bytes   of each message
 -- Roles: producer
 -- Repeatable: no
+-- Stores: yes
 --
 -- Returns {length_bytes, now, id}: the server's time in microseconds, and the id of the first
 -- message. A receipt needs these to name its record again: each further message has the next id.

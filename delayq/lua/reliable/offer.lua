@@ -22,6 +22,7 @@
 --                          payload
 -- Roles: producer
 -- Repeatable: yes
+-- Stores: yes
 --
 -- Returns for each message: 1 stored, 2 stored in the place of an earlier one, 0 ignored, -1 there
 -- is one already, -2 full, -5 it would expire before its moment. And behind these -3, if the user may

@@ -16,6 +16,7 @@
 --                      payload
 -- Roles: producer
 -- Repeatable: yes
+-- Stores: yes
 --
 -- Returns 1 if they are stored; -3 if they are, and the user may not announce a new head; -1 if one
 -- of the ids is in use, and none is stored. An error, DELAYQ_SETTINGS, if the queue has another

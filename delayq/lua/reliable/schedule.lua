@@ -18,6 +18,7 @@
 --   moment...   int   each of the next ones, in order, microseconds, if there is no period
 -- Roles: consumer
 -- Repeatable: yes
+-- Stores: yes
 --
 -- Returns {due_us, left}. due_us: the due time of the next occurrence, -1 if that is unknown. left:
 -- the number of moments known beyond it. A paused schedule stays paused. An error, DELAYQ_SETTINGS,

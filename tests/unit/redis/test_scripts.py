@@ -55,7 +55,7 @@ def test_every_file_is_a_script_that_a_store_runs() -> None:
 
 
 def test_a_head_declares_the_script_and_nothing_unknown() -> None:
-    known = ("Keys", "Arguments", "Roles", "Repeatable", "Undone by")
+    known = ("Keys", "Arguments", "Roles", "Repeatable", "Stores", "Undone by")
     for script in ALL:
         name, head = script.name, script.head
         titles = re.findall(r"^-- ([A-Z][a-z ]+):(?: .*)?$", head, re.MULTILINE)
