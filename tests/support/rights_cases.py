@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from delayq import Offer
+from delayq import Limit, Offer
 from delayq._delayed import store as delayed
 from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import DUE_COUNTS, RESYNC
@@ -365,6 +365,19 @@ async def full_offer(at: Prepared) -> Any:
     return made
 
 
+def offer_to_group(at_moment: bool) -> Any:
+    async def prepare(at: Prepared) -> Any:
+        queue = at.client.reliable_queue(
+            NAME, group_limit=Limit(concurrency=1, rate=9, ordered=True)
+        )
+        await queue.offer(1, group="tenant")
+        when = f"@{9 * 10**15}" if at_moment else 0
+        rest = (when, HOUR_US, HOUR_US, "raise", b"gtenant\nvalue")
+        return [7, 1, "new", 4, *rest, "newer", 4, *rest]
+
+    return prepare
+
+
 async def scheduled(at: Prepared) -> ReliableQueue[Any]:
     queue: ReliableQueue[Any] = at.client.reliable_queue(NAME, lease=3600)
     await queue.schedule("often", every=3600, value=1, priority=2, ttl=3600)
@@ -471,6 +484,8 @@ _CASES: list[tuple[Script, str, Any]] = [
     (delayed.MIGRATE, "", outdated),
     (reliable.OFFER, "full", full_offer),
     (reliable.OFFER, "one", given(numbered, 7, 1, "new", 0, 0, 0, 0, "raise", b"\nvalue")),
+    (reliable.OFFER, "group", offer_to_group(False)),
+    (reliable.OFFER, "group at", offer_to_group(True)),
     (
         *(reliable.OFFER_NEW, ""),
         given(messages, 7, 1, "new", 0, b"\nvalue", "another", HOUR_US, b"\nvalue"),

@@ -59,6 +59,8 @@ local last_due, new_moments = {}, {}
 -- Of those in groups: the scores, members and places, and the groups.
 local grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
 local function write()
+  -- Whatever may be refused comes before the first write.
+  local to_settle = without_turn(groups, now)
   for priority, due in pairs(earliest) do
     -- Tell the others only if they would wake too late otherwise.
     local first = redis.call('ZRANGE', waiting[priority], 0, 0, 'WITHSCORES')[2]
@@ -76,14 +78,14 @@ local function write()
     redis.call('ZADD', grouped, unpack(grouped_scores))
     redis.call('ZADD', lines, unpack(new_members))
     redis.call('HSET', places, unpack(new_places))
-    settle(without_turn(groups, now), now)
+    settle(to_settle, now)
   end
   grouped_scores, new_members, new_places, groups = {}, {}, {}, {}
   if #new_moments > 0 then
     redis.call('ZADD', shared_moments, unpack(new_moments))
     -- It disappears with the last of them.
-    local last = tonumber(redis.call('ZRANGE', shared_moments, -1, -1, 'WITHSCORES')[2])
-    redis.call('PEXPIRE', shared_moments, string.format('%.0f', math.max(0, math.ceil((last - now) / 1000)) + 2000))
+    local last = tonumber(redis.pcall('ZRANGE', shared_moments, -1, -1, 'WITHSCORES')[2]) or now
+    redis.pcall('PEXPIRE', shared_moments, string.format('%.0f', math.max(0, math.ceil((last - now) / 1000)) + 2000))
   end
   new_moments = {}
 end
@@ -113,7 +115,10 @@ end
 local size = max_size > 0 and redis.call('HLEN', bodies) or 0
 if max_size > 0 and size + COUNT > max_size then size = size - count_expired(now) end
 local in_use, is_any_in_use = ids_in_use(ids)
-if is_any_in_use then check_messages() end
+if is_any_in_use then
+  check_messages()
+  demand_removal()
+end
 for id in pairs(in_use) do
   local found = find_message(id, now)
   -- An expired message counts as absent, although no claim has dropped it yet, and so does one of
@@ -223,11 +228,7 @@ write()
 -- Last, because a full server refuses a script only before its first write.
 for _, each in ipairs(unique) do remember({each[1]}, each[2], now) end
 if remembers then trim_done(now) end
-if some_moments then
-  -- Those that have passed: a few more than one call adds.
-  local past = redis.call('ZRANGEBYSCORE', shared_moments, '-inf', format_score(now - 1000000), 'LIMIT', 0, 400)
-  if #past > 0 then redis.call('ZREM', shared_moments, unpack(past)) end
-end
+if some_moments then trim_past(shared_moments, now - 1000000) end
 if not may_announce then reply[#reply + 1] = -3 end
 keep_reply(reply)
 return reply

@@ -29,6 +29,7 @@ if not found then
   -- Cancelled, purged, expired or dead: that occurrence is over.
   skip_to_after(facts, math.max(now + clock_shift(), tonumber(facts.next) or 0))
 elseif not found.leased then
+  demand_storing(name)
   delete_message(name .. '@' .. facts.next, found.where)
 end
 facts.paused = true

@@ -56,6 +56,7 @@ else
   elseif found and has_changed and found.leased then
     over, facts.last = tonumber(facts.next), facts.next
   elseif found and has_changed then
+    demand_storing(name)
     delete_message(name .. '@' .. facts.next, found.where)
   end
 end

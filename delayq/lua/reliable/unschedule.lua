@@ -30,6 +30,7 @@ if not facts then
   local deleted = redis.call('HDEL', schedules, name)
   return had_ended and 0 or deleted
 end
+demand_storing(name)
 redis.call('HDEL', schedules, name)
 for _, moment in ipairs({facts.last, facts.next}) do
   local found = find_occurrence(name, moment, now)

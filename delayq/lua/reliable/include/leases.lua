@@ -131,16 +131,21 @@ local function remember(ids, ends, now)
   local scores = {}
   for i, id in ipairs(ids) do scores[i * 2 - 1], scores[i * 2] = format_score(ends), id end
   redis.call('ZADD', done, 'GT', unpack(scores))
-  -- The set disappears with the last of them, even if no client comes to trim it.
-  local keep_ms = math.ceil((ends - now) / 1000)
-  if redis.call('PTTL', done) < keep_ms then redis.call('PEXPIRE', done, keep_ms) end
+  -- The set disappears with the last of them, even if no client comes to trim it. The work is done,
+  -- and is not to be refused for that.
+  local keep_ms, left_ms = math.ceil((ends - now) / 1000), redis.pcall('PTTL', done)
+  if type(left_ms) == 'number' and left_ms < keep_ms then redis.pcall('PEXPIRE', done, keep_ms) end
 end
 
--- Drop ids that are no longer remembered, a bounded number of them: a few more than one call adds.
-local function trim_done(now)
-  local old = redis.call('ZRANGEBYSCORE', done, '-inf', format_score(now), 'LIMIT', 0, 400)
-  if #old > 0 then redis.call('ZREM', done, unpack(old)) end
+-- Drop members of a set that ended before `now`, a bounded number of them: a few more than one call
+-- adds. If that is refused, the next call may do it.
+local function trim_past(set, now)
+  local past = redis.pcall('ZRANGEBYSCORE', set, '-inf', format_score(now), 'LIMIT', 0, 400)
+  if #past > 0 then redis.pcall('ZREM', set, unpack(past)) end
 end
+
+-- Drop ids that are no longer remembered.
+local function trim_done(now) trim_past(done, now) end
 
 -- Return the hashes in which most messages have no field.
 local function sparse_hashes() return tokens, attempts, expiries, errors, priorities, places end

@@ -52,6 +52,15 @@ local function last_of_ended(name, now)
   return moment and find_occurrence(name, moment, now) and moment or nil
 end
 
+-- Change nothing, but demand the rights to store a schedule and its next occurrence, before the one
+-- that waits is deleted.
+local function demand_storing(name)
+  demand_removal()
+  redis.call('ZRANGE', leased, 1, 0)
+  redis.call('ZADD', leased, 'XX', 0, '\255')
+  redis.call('HSET', schedules, name, redis.call('HGET', schedules, name))
+end
+
 local function save_end(name, moment)
   redis.call('HSET', schedules, name, '{"ended":"' .. moment .. '"}\n')
 end
