@@ -7,6 +7,7 @@ import itertools
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import redis.exceptions
 
 import delayq
 from delayq import Offer
@@ -201,14 +202,29 @@ async def missing_keys(client: Client, name: str) -> str:
     return await store.missing_keys()
 
 
-async def test_a_worker_warns_of_a_server_that_may_evict_keys(
-    client: Client, raw: Any, caplog: pytest.LogCaptureFixture
+async def test_a_worker_warns_of_a_server_that_may_evict_keys_and_goes_on_when_it_has(
+    jobs: Jobs,
+    client: Client,
+    raw: Any,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("delayq.worker._evictions._LOOK_EVERY", 0.02)
     worker = delayq.Worker(client)
     worker.listener("jobs")(lambda value: value)
-    await raw.config_set("maxmemory-policy", "allkeys-lru")
+    await raw.config_set("maxmemory-policy", "volatile-ttl")
     try:
         async with running(worker.run()):
-            await until(lambda: "its maxmemory-policy is allkeys-lru" in caplog.text)
+            await until(lambda: "its maxmemory-policy is volatile-ttl" in caplog.text)
+            await jobs.offer(2, group="b", delay=3600)
+            await raw.delete("delayq:{jobs}:turns")
+            await raw.set("other", "x", ex=3600)
+            await raw.config_set("maxmemory", 1)
+            with pytest.raises(redis.exceptions.OutOfMemoryError):
+                await raw.set("more", "x")
+            await raw.config_set("maxmemory", 0)
+            await until(lambda: "has evicted keys. What waits was put back" in caplog.text)
+            assert await raw.zrange("delayq:{jobs}:turns", 0, -1) == [b"b"]
     finally:
+        await raw.config_set("maxmemory", 0)
         await raw.config_set("maxmemory-policy", "noeviction")

@@ -13,7 +13,7 @@
 -- include: leases
 -- include: groups
 
--- Return whether a group whose messages are due has no turn, although it is not paused, and nothing
+-- Return whether a group whose messages wait has no turn, although it is not paused, and nothing
 -- that runs holds it up.
 local function misses_turn(group)
   if redis.call('ZSCORE', turns, group) or redis.call('ZSCORE', trials, group) then return false end
@@ -28,7 +28,7 @@ for priority = 0, 9 do listed = listed + redis.call('ZCOUNT', waiting[priority],
 -- Servers evict whole keys.
 local has_bodies, out_of_line = redis.call('EXISTS', bodies) == 1, 0
 if in_groups > 0 then
-  local first = redis.call('ZRANGEBYSCORE', grouped, '-inf', now_us(), 'LIMIT', 0, 1)[1]
+  local first = redis.call('ZRANGE', grouped, 0, 0)[1]
   local group = first and group_of(redis.call('HGET', places, first) or '')
   if redis.call('EXISTS', places, lines) < 2 or group and misses_turn(group) then out_of_line = in_groups end
 end
