@@ -310,6 +310,11 @@ class OpenReliableQueue:
             self.look_at(unknown)
         self.waiters.ask_supplies()
 
+    def ask_each(self) -> None:
+        """Have the next caller ask every partition, whatever is known of it."""
+        for partition in self.partitions:
+            self.waiters.line.looked(partition.claims.supply, 0, may_have_items=True)
+
     def look_at(self, partitions: list[Partition]) -> None:
         """Find out which of several partitions have something due."""
         self._looks.request(partitions)

@@ -108,10 +108,13 @@ class Source:
 
     async def is_held(self) -> bool:
         """Return whether messages are due that a limit holds back, after a claim that got none."""
-        if len(self._open.partitions) == 1 or not self._open.waiters.line.holders:
-            return self._open.waiters.line.holders > 0
-        # Of partitions that had nothing to hand out, none is asked again.
-        return (await self._open.depth()).ready > 0
+        if (number := len(self._open.partitions)) > 1:
+            # A look at a partition does not tell what limits hold back there, as a claim does.
+            self._open.ask_each()
+            if claimed := await self.claim(number, 0.0):
+                self.give_back(claimed)
+                return True
+        return self._open.waiters.line.holders > 0
 
 
 class Handling:

@@ -763,33 +763,42 @@ async def test_a_burst_ends_when_nothing_is_due(client: Client, worker: Worker, 
 
 
 async def test_a_burst_waits_for_what_a_limit_holds_back_but_not_for_what_is_paused(
-    client: Client, worker: Worker
+    client: Client, worker: Worker, server: PrivateServer
 ) -> None:
     limits: dict[str, dict[str, Any]] = {
         "rate": {"limit": Limit(rate=2, per=0.5)},
         "slot": {"limit": Limit(concurrency=1)},
         "group": {"group_limit": Limit(concurrency=1)},
+        # Whoever looks at these partitions learns when they have a slot, and not what waits there.
+        "parts": {"limit": Limit(concurrency=2), "partitions": 2},
     }
     queues, seen = {}, Seen()
     for name, limit in limits.items():
         queues[name] = client.reliable_queue(name, **limit)
         worker.listener(name, **limit)(seen)
         await queues[name].offer_many([Offer(name, group="g" * (name == "group") or None)] * 3)
-    taken = [*await queues["slot"].claim(), *await queues["group"].claim()]
-    async with running(worker.run(burst=True)) as (burst,):
-        await until(lambda: seen.count("rate") == 3)
-        assert not burst.done()
-        for message in taken:
-            await message.ack()
-        await asyncio.wait_for(burst, 60)
-    assert sorted(seen) == ["group"] * 2 + ["rate"] * 3 + ["slot"] * 2
+    async with delayq.connect(server.url) as other:
+        taken = [*await queues["slot"].claim(), *await queues["group"].claim()]
+        parts = other.reliable_queue("parts")
+        while held := await parts.claim(3, wait=0):
+            taken += held
+        async with running(worker.run(burst=True)) as (burst,):
+            await until(lambda: seen.count("rate") == 3)
+            assert not burst.done()
+            for message in taken:
+                await message.ack()
+            await asyncio.wait_for(burst, 60)
+    expected = {"group": 2, "rate": 3, "slot": 2, "parts": 5 - len(taken)}
+    assert {name: seen.count(name) for name in limits} == expected
     await queues["group"].groups.pause("g")
     await queues["group"].offer("paused", group="g")
     await asyncio.wait_for(worker.run(burst=True), 60)
     assert "paused" not in seen
 
 
-async def test_workers_leave_slots_of_a_limit_to_each_other(server: PrivateServer) -> None:
+async def test_workers_leave_slots_of_a_limit_to_each_other_and_tell_only_those_who_wait(
+    server: PrivateServer, raw: Any
+) -> None:
     settings: dict[str, Any] = {"limit": Limit(concurrency=2), "lease": LEASE}
     handled = {"one": 0, "other": 0}
     async with delayq.connect(server.url) as one, delayq.connect(server.url) as other:
