@@ -86,9 +86,9 @@ _PUSH = """if redis.acl_check_cmd then
     try(pushed)
     if type(pushed) == 'number' then redis.pcall('LREM', KEYS[1], {end_}, {nothing}) end
   end"""
-# Not tried. A script publishes before its first write, or only as a hint; and it deletes by one
-# command, which is its only write.
-_UNTRIED = {"PUBLISH", "UNLINK", "DEL"}
+# Not tried. A script publishes before its first write, or only as a hint, and can do without the
+# number of subscribers; and it deletes by one command, which is its only write.
+_UNTRIED = {"PUBLISH", "PUBSUB", "UNLINK", "DEL"}
 
 # A full server refuses a script only before its first write, so there nothing is tried.
 _FULL = f"redis.pcall('ZADD', KEYS[1], 'XX', 0, {_NOTHING})"

@@ -235,6 +235,9 @@ class Claims:
             self.wakeups.handed_out(now)
         else:
             self.wakeups.more_is_due(partial(self._partition.store.summon, take))
+        if reply.is_held and len(claims) == take:
+            # No free slot is announced to us: the next caller asks.
+            self.wakeups.plan.forget()
         if reply.more_suspects:
             suspects.when_free(self.wakeups.wake)
         return claims, reply.wait_us, now

@@ -813,9 +813,13 @@ async def test_workers_leave_slots_of_a_limit_to_each_other_and_tell_only_those_
                 await asyncio.sleep(0.01)
 
         await one.reliable_queue("jobs", **settings).offer_many(offers(400))
+        await raw.config_resetstat()
         async with workers[0], workers[1]:
             await until(lambda: sum(handled.values()) == 400, 60)
     assert min(handled.values()) > 100
+    # Each of them goes on with the slot that it has freed, and nobody else waits for one.
+    commands = await raw.info("commandstats")
+    assert commands.get("cmdstat_publish", {"calls": 0})["calls"] < 200
 
 
 async def test_a_handler_stays_in_one_task_and_its_time_limit_ends_only_its_own_block(

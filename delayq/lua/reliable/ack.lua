@@ -39,7 +39,7 @@ if remember_us > 0 then redis.call('ZSCORE', done, '') end
 if some_grouped or limit and limit ~= '' then
 -- include: groups
   local members, groups, now, last_place = {}, {}, now_us(), nil
-  local waits_for_slot = limit and limit ~= '' and awaits_slot()
+  local waits_for_slot = string.find(limit or '', '[co]') and awaits_slot()
   for i, place in ipairs(some_grouped and redis.call('HMGET', places, unpack(acked)) or {}) do
     if place then
       members[#members + 1] = place .. acked[i]

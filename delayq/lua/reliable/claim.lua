@@ -32,13 +32,14 @@
 -- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
 -- the time until the next message is due or the next lease ends, suspects apart; 0 if one already
 -- is, or groups still wait for turns by limits that have changed; -1 if there is none, the queue is
--- paused, or the claim was given up. listeners: the number of clients that got the notice; 0 if
--- there was none, -1 if the user may not publish it. token: of all these leases, which is their
--- end. position: of a message that has another priority than 0, or an expiry, or was handed out
+-- paused, or the claim was given up. listeners: the number of clients that got the notice, or would
+-- have got it if anybody waited for a slot; 0 if there was none, -1 if the user may not know it.
+-- token: of all these leases, which is their end. position: of a message that has another priority than 0, or an expiry, or was handed out
 -- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
 -- handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The last
 -- ids are of recurring messages that were dropped or died. held: 1 if limits hold back messages
--- that are due, as far as the first groups tell. period: the longest one of the rates that have
+-- that are due, as far as the first groups tell: a free slot is announced if a claim has got less
+-- than its limit since the last announcement. period: the longest one of the rates that have
 -- counted what was handed out, microseconds; 0 if none has. An error, DELAYQ_SETTINGS, if the
 -- settings have the layout of another release.
 -- include: clock
@@ -58,6 +59,7 @@ if last_number >= tonumber(number) then return nothing() end
 -- What lies here is not whole yet, even if somebody ends the pause.
 if mover then return nothing() end
 limit, max_attempts = tonumber(limit), tonumber(max_attempts)
+local wanted_by_client = limit
 -- The bodies of one answer have to cross a network before the first message can be handled, so
 -- those after the first are bounded.
 local bytes_left = 262144
@@ -350,18 +352,26 @@ if not all_grouped then
     if readable then wait = shorter_wait(wait, wait_there) end
   end
 end
-local is_held, period = false, 0
+local is_held, period, nobody_waits, is_first = false, 0, false, false
 if by_turns then
   is_held, period = wait ~= 0 and by_turns.holds_groups(), by_turns.longest_period()
   local is_queue_held
-  wait, has_suspects, is_queue_held = by_turns.wait_for_slot(wait, has_suspects)
+  wait, has_suspects, is_queue_held, nobody_waits, is_first = by_turns.wait_for_slot(wait, has_suspects, count < wanted_by_client)
   is_held = is_held or is_queue_held
 end
 -- The next claim goes on with them.
 if settled_to or some_lost then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
-local listeners = count > 0 and give_notice(wake, now, has_suspects and 0 or wait, now, signature) or 0
+local listeners = 0
+if nobody_waits then
+  -- A notice would spare nobody a look, and cost as many deliveries as clients listen.
+  local counted = signature ~= '' and redis.pcall('PUBSUB', 'NUMSUB', wake) or {wake, 0}
+  listeners = counted[2] or -1
+elseif count > 0 or is_first then
+  -- The others need not find out one by one that the limit lets nothing run.
+  listeners = give_notice(wake, now, has_suspects and 0 or wait, now, signature)
+end
 return {
   now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and 1 or 0,
   has_suspects and 1 or 0, occurrences, is_held and 1 or 0, period,

@@ -452,18 +452,20 @@
     return longest
   end
 
-  -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait.
-  -- Return the time until the next look, whether suspects may be handed out, and whether messages are
-  -- due.
-  local function wait_for_slot(wait, has_suspects)
-    if not queue_limit then return wait, has_suspects, false end
+  -- Let the queue itself wait for its slot, if its limit lets nothing run now but messages wait, and
+  -- this claim got less than it wanted. Return the time until the next look, whether suspects may be
+  -- handed out, whether messages are due, whether no client waits for the slot, and whether this one
+  -- is the first that does.
+  local function wait_for_slot(wait, has_suspects, wants_more)
+    if not queue_limit then return wait, has_suspects, false, false, false end
     local moment = limit_of_queue and free_from(limit_of_queue, '', now, running_in_queue, first_end_in_queue) or now
     if moment > now and (has_suspects or wait >= 0 and wait < moment - now) then
-      redis.call('ZADD', turns, format_score(moment), '')
-      return moment - now, false, has_suspects or wait == 0
+      local is_first, waits = false, wants_more or redis.call('ZSCORE', turns, '')
+      if waits then is_first = redis.call('ZADD', turns, format_score(moment), '') == 1 end
+      return moment - now, false, has_suspects or wait == 0, not waits, is_first
     end
     redis.call('ZREM', turns, '')
-    return wait, has_suspects, false
+    return wait, has_suspects, false, false, false
   end
 
   -- Look at what may be handed out, once nothing changes any more that waits.
