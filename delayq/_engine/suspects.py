@@ -1,25 +1,35 @@
-"""Lets a client handle one suspect at a time: a message that may have killed its last worker."""
+"""Tells which messages are alone in a client, so that one that kills its worker is found out."""
 
 from __future__ import annotations
 
+import asyncio
+from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from delayq.errors import DelayqError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from delayq._timer.timer import HashedWheelTimer
     from delayq._timer.wheel import Timeout
 
 T = TypeVar("T")
 
+# How long messages wait for the answer that another one is not alone any more, in seconds.
+_SHARED_WITHIN = 1.0
+
 
 class Suspects(Generic[T]):
-    """The one suspect that a client may have at work, across all its queues.
+    """The messages that a client has at work in its reliable queues, and the suspect among them.
 
     When a worker's process dies, all its messages lose their leases, and any of them may be the
     cause. Those that lose two in a row come back one at a time, so that the cause takes none of the
     others down again, and none of them is blamed for it. A suspect that has been at work for a
     whole lease counts as cleared.
+
+    A message that is alone here has a lease that says so. If its process dies, it is to blame. So
+    before others begin beside it, the server is told.
 
     Attributes:
         held: The suspect at work, if any.
@@ -31,6 +41,11 @@ class Suspects(Generic[T]):
         self.held: T | None = None
         self.alone_for: float = 1.0
         self._asking = False
+        # Ordered, so that those whose leases are over are found first.
+        self._at_work: dict[T, None] = {}
+        self._claims = 0
+        # Tells the server that the message that is alone is not any more.
+        self._share: Callable[[], Awaitable[None]] | None = None
         self._timeout: Timeout | None = None
         self._alone: Timeout | None = None
         # Ordered, so that queues take turns.
@@ -53,8 +68,41 @@ class Suspects(Generic[T]):
         self._asking = True
         return True
 
-    def answered(self, suspect: T | None, timer: HashedWheelTimer, proven_in: float) -> None:
-        """End a call. The suspect that it brought counts as cleared after ``proven_in`` seconds."""
+    def begin_claim(self, is_over: Callable[[T], bool]) -> bool:
+        """Begin a claim. Return whether what it brings is alone here. ``is_over`` tells whether the
+        lease of a message has ended.
+        """
+        self._claims += 1
+        while self._at_work and is_over(first := next(iter(self._at_work))):
+            del self._at_work[first]
+        if not self._at_work:
+            self._share = None
+        return not self._at_work and self._claims == 1
+
+    async def add(self, items: Iterable[T], share: Callable[[], Awaitable[None]] | None) -> None:
+        """Add what a claim has brought. If that counts as alone, ``share`` tells the server that it
+        is not any more.
+        """
+        self._at_work.update(dict.fromkeys(items))
+        self._share = share or self._share
+        if self._share is None or len(self._at_work) < 2:
+            return
+        # Without an answer, one of several may be blamed alone if this process dies.
+        with suppress(DelayqError, TimeoutError):
+            async with asyncio.timeout(_SHARED_WITHIN):
+                await self._share()
+        self._share = None
+
+    def end_claim(self) -> None:
+        """End a claim, whatever its outcome."""
+        self._claims -= 1
+
+    def answered(
+        self, suspect: T | None, timer: HashedWheelTimer, proven_in: float, alone_for: float
+    ) -> None:
+        """End a call. The suspect that it brought counts as cleared after ``proven_in`` seconds,
+        and the client takes nothing else for ``alone_for`` seconds.
+        """
         self._asking = False
         if suspect is None:
             if self.held is None:
@@ -67,14 +115,17 @@ class Suspects(Generic[T]):
             self._alone.cancel()
             self._alone = None
         self.held = suspect
-        if self.alone_for:
+        if alone_for:
             self._alone = timer.new_timeout(
-                lambda _: self._let_others_in(), min(self.alone_for, proven_in)
+                lambda _: self._let_others_in(), min(alone_for, proven_in)
             )
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: T) -> None:
-        """Let the next suspect be handed out, if this one was at work."""
+        """Note that a message is not at work any more. If it was the suspect, let the next one be
+        handed out.
+        """
+        self._at_work.pop(claim, None)
         if self.held is not claim:
             return
         self.held = None

@@ -139,7 +139,7 @@ class Acknowledger:
                     claim.ends_us = now_us + lease_us
                     own_us = lease_us if claim.policy is None else claim.policy.lease_us
                     claim.fresh_until = fresh_until(self._clock, claim.ends_us, own_us)
-                elif claim.is_suspect:
+                else:
                     self._suspects.over(claim)
                 held.append(mine)
         return held
@@ -184,8 +184,7 @@ class Acknowledger:
 
     def _acks_of(self, claims: Sequence[Claim], _slot: int) -> Request:
         for claim in claims:
-            if claim.is_suspect:
-                self._suspects.over(claim)
+            self._suspects.over(claim)
         if self._settings.stored.keep_us:
             return self._store.finish_request(claims)
         return self._store.ack_request(claims)
@@ -204,8 +203,7 @@ class Acknowledger:
         try:
             (done,) = await self._settle(request, [claim])
         finally:
-            if claim.is_suspect:
-                self._suspects.over(claim)
+            self._suspects.over(claim)
         demand(done)
 
     async def _settle(

@@ -182,7 +182,9 @@ class Claims:
         held = suspects.held
         # A suspect at work in another queue cannot be looked up here.
         asks = (held is None or held is self._suspect) and suspects.ask()
+        alone = suspects.begin_claim(lambda claim: clock.seconds_from_now(claim.ends_us) < 0)
         suspect: Claim | None = None
+        proven_in, alone_for = policy.lease_us / 1_000_000, suspects.alone_for
         try:
             # Assume that the answer is lost until it has been read.
             self._number += 1
@@ -195,6 +197,7 @@ class Claims:
                 self.wakeups.signature(),
                 may_be_suspect=asks,
                 held=held if asks else None,
+                alone=alone,
             )
             now = reply.now_us
             clock.observe(now, asked_at, self.wakeups.timer_at)
@@ -205,15 +208,21 @@ class Claims:
                 self._partition.index,
                 lambda moment_us: clock.local() + clock.seconds_until(moment_us),
             )
+            lone = claims[0] if claims and claims[0].began_alone else None
+            # Until this returns, the messages that join it do not begin.
+            await suspects.add(claims, None if lone is None else partial(self._share, lone))
             self._is_unsure = False
-            if reply.is_suspect:
+            if reply.suspect:
                 suspect = self._suspect = claims[0]
+                if reply.suspect > 1 and alone_for:
+                    alone_for = proven_in
         except DelayqError as error:
             self._is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
+            suspects.end_claim()
             if asks:
-                suspects.answered(suspect, self._services.timer, policy.lease_us / 1_000_000)
+                suspects.answered(suspect, self._services.timer, proven_in, alone_for)
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
         self.supply.limits_found(is_held=reply.is_held == 1, are_others=are_others)
@@ -244,8 +253,17 @@ class Claims:
 
     def _given_back(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
-            if claim.is_suspect:
-                self._services.suspects.over(claim)
+            self._services.suspects.over(claim)
+
+    async def _share(self, claim: Claim) -> None:
+        """Tell the server that a message is not alone in this client any more."""
+        assert claim.policy is not None
+        left_us = int(self._services.clock.seconds_until(claim.ends_us) * 1_000_000)
+        # A lease that its holder has made longer stays so.
+        lease_us = max(left_us, claim.policy.lease_us)
+        now_us, (is_ours,) = await self._partition.store.extend([claim], lease_us, alone=False)
+        if is_ours:
+            claim.ends_us = now_us + lease_us
 
     def _releasing(self, claims: Sequence[Claim]) -> HandBack:
         return HandBack(self._partition.store.release_request(claims))

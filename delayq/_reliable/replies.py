@@ -95,6 +95,11 @@ class Claim(IsHandled):
     known_due_us: int | None = None
 
     @property
+    def began_alone(self) -> bool:
+        """Whether the server takes it for alone in this client, unless it has heard otherwise."""
+        return int(self.token) % 2 == 1
+
+    @property
     def name(self) -> tuple[bytes, bytes]:
         """The id and token that every script needs to settle the claim."""
         return (self.id, self.token)
@@ -137,7 +142,8 @@ class ClaimReply(NamedTuple):
         details: Of each that has another priority than 0, an expiry, or was handed out before: its
             place from 1, priority, attempt, number of forgiven attempts, due time, which is empty
             if the body tells it, and expiry, which is empty if there is none; one behind the other.
-        is_suspect: Whether the message is a suspect, which is handed out alone.
+        suspect: 1 if the message is a suspect, which is handed out alone; 2 if nothing may join it
+            for a whole lease.
         more_suspects: Whether suspects wait that were not handed out.
         dropped: The ids of occurrences of recurring messages that were dropped or died.
         is_held: Whether limits hold back messages that are due.
@@ -154,7 +160,7 @@ class ClaimReply(NamedTuple):
     ids: Sequence[bytes]
     bodies: Sequence[bytes]
     details: Sequence[Any]
-    is_suspect: int
+    suspect: int
     more_suspects: int
     dropped: list[bytes]
     is_held: int
@@ -171,7 +177,7 @@ class ClaimReply(NamedTuple):
         """Return the messages that were handed out. ``local`` returns the local time of a moment of
         the server's clock.
         """
-        token, ends_us, is_suspect = self.token, self.ends_us, self.is_suspect == 1
+        token, ends_us, is_suspect = self.token, self.ends_us, self.suspect > 0
         claims = [
             Claim(message, token, body, ends_us, fresh_until, policy, partition, is_suspect)
             for message, body in zip(self.ids, self.bodies, strict=True)

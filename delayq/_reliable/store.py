@@ -350,6 +350,7 @@ class ReliableStore:
         *,
         may_be_suspect: bool,
         held: Claim | None,
+        alone: bool,
     ) -> ClaimReply:
         """Claim due messages, without repeating the call.
 
@@ -362,6 +363,7 @@ class ReliableStore:
             signature: Published with the notice to other clients; empty for no notice.
             may_be_suspect: Whether the client may have a suspect.
             held: The suspect of this queue that the client has at work, if any.
+            alone: Whether the client has nothing at work, and makes no other claim.
 
         Raises:
             SettingsChanged: The settings have the layout of another release.
@@ -376,6 +378,7 @@ class ReliableStore:
                 policy.max_attempts,
                 signature,
                 int(may_be_suspect),
+                int(alone),
                 "" if held is None else held.id,
                 "" if held is None else held.token,
             ),
@@ -446,9 +449,13 @@ class ReliableStore:
             RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name]
         )
 
-    async def extend(self, claims: Sequence[Claim], lease_us: int) -> Extended:
-        """Make leases end ``lease_us`` from now."""
-        now_us, *held = await self._run(EXTEND, lease_us, *_by_token(claims))
+    async def extend(
+        self, claims: Sequence[Claim], lease_us: int, *, alone: bool = True
+    ) -> Extended:
+        """Make leases end ``lease_us`` from now. If not ``alone``, messages that were alone in this
+        client are not any more.
+        """
+        now_us, *held = await self._run(EXTEND, lease_us, int(alone), *_by_token(claims))
         return Extended(now_us, [bool(each) for each in held])
 
     # By id

@@ -116,7 +116,7 @@ async def test_an_end_of_leases_names_one_claim(jobs: Jobs, raw: Any) -> None:
     await jobs.offer(1, id="a")
     keys = ReliableKeys.of("jobs")
     names = (*keys.of_script(CLAIM), keys.call("0"))
-    values = (1, 1, HOUR * 1_000_000, 0, "", 1, "", "")
+    values = (1, 1, HOUR * 1_000_000, 0, "", 1, 0, "", "")
     reply = await raw.eval(_TAKE_ENDS + CLAIM.text, len(names), *names, *values)
     token = reply[5]
     assert await raw.zrangebyscore(keys.leased, token, token) == [b"a"] == reply[6]
@@ -132,7 +132,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
 
     async def claim(number: int, count: int) -> ClaimReply:
         asked = (call, number, count, jobs._policy, "")
-        options: Any = {"may_be_suspect": True, "held": None}
+        options: Any = {"may_be_suspect": True, "held": None, "alone": False}
         return await partition.store.claim(*asked, **options)
 
     assert (await claim(1, 2)).ids == [b"0", b"1"]

@@ -68,7 +68,7 @@ class Bench:
         self, *, suspects: int = 1, max_attempts: int = 0, expired: str = "drop", limit: int = 1
     ) -> Any:
         self.raw.hset(KEYS.settings, "expired", expired)
-        arguments = (self.now(), limit, HOUR, max_attempts, "", suspects, "", "")
+        arguments = (self.now(), limit, HOUR, max_attempts, "", suspects, 0, "", "")
         reply = self.run("claim", *arguments)
         if self.id.encode() in reply[6]:
             self.token = reply[5].decode()
@@ -207,7 +207,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "failed, and retried after a delay": lambda at: at.run("nack", *at.lease, HOUR, 1, "", "0", ""),
     "snoozed": lambda at: at.run("nack", *at.lease, HOUR, 0, "", "0", ""),
     "returned untouched": lambda at: at.run("release", *at.lease),
-    "its lease is extended": lambda at: at.run("extend", HOUR, f"1:{at.token}", at.id),
+    "its lease is extended": lambda at: at.run("extend", HOUR, 1, f"1:{at.token}", at.id),
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}', "0", ""),
     "cancelled": lambda at: at.run("cancel", 0, at.id),
     "cancelled even if a worker has it": lambda at: at.run("cancel", 1, at.id),

@@ -21,6 +21,7 @@
 --                         behind the due time of the next one, and now; empty: it is not
 --   suspects      0 or 1  whether the client may have a suspect: not if it has one at work, or asks
 --                         for one elsewhere
+--   alone         0 or 1  whether the client has nothing at work, and makes no other claim
 --   held_id       text    the suspect of this queue that the client has at work: if its lease is
 --                         over, it may have another; or empty
 --   held_token    text    of that lease
@@ -36,7 +37,7 @@
 -- have got it if anybody waited for a slot; 0 if there was none, -1 if the user may not know it.
 -- token: of all these leases, which is their end. position: of a message that has another priority than 0, or an expiry, or was handed out
 -- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
--- handed out is one, and thus alone. more: 1 if suspects wait that were not handed out. The last
+-- handed out is one, and thus alone; 2 if it is to stay alone for a whole lease. more: 1 if suspects wait that were not handed out. The last
 -- ids are of recurring messages that were dropped or died. held: 1 if limits hold back messages
 -- that are due, as far as the first groups tell: a free slot is announced if a claim has got less
 -- than its limit since the last announcement. period: the longest one of the rates that have
@@ -206,7 +207,7 @@ end
 -- Return the end of leases that end about then, as text. An end names one claim. Two zeros at its end
 -- are avoided, because servers may write such numbers in other ways.
 local function new_token(ends)
-  while ends % 100 == 0 or redis.call('ZCOUNT', leased, ends, ends) > 0 do ends = ends + 1 end
+  while ends % 100 == 0 or redis.call('ZCOUNT', leased, ends, ends) > 0 do ends = ends + 2 end
   return string.format('%.0f', ends)
 end
 
@@ -232,8 +233,9 @@ local function line_up_lost()
   for i = 1, #ids_and_ends, 2 do
     local id = ids_and_ends[i]
     local body, record = redis.call('HGET', bodies, id), parse_record(redis.call('HGET', attempts, id))
-    lose(record)
-    lost[#lost + 1] = {id, record, tonumber(ids_and_ends[i + 1]), body, some_grouped and redis.call('HGET', places, id)}
+    local ends = tonumber(ids_and_ends[i + 1])
+    lose(record, ends)
+    lost[#lost + 1] = {id, record, ends, body, some_grouped and redis.call('HGET', places, id)}
     size = size + #(body or '')
     if size > 262144 then break end
   end
@@ -287,6 +289,13 @@ for priority = some_grouped and -1 or highest, 0, -1 do
   take_from(priority)
 end
 
+-- Return whether what is handed out is alone in the client, if that makes a difference.
+local function is_blamed_alone()
+  if alone ~= '1' or count ~= 1 then return false end
+  local most = tonumber(string.match(found_bodies[1], '^[%d+e]+x(%d+)')) or max_attempts
+  return has_suspect or most == 1 or most == 2
+end
+
 -- A key of a foreign type must fail before the first write.
 if some_kept then redis.call('HGET', tokens, '') end
 if some_expire then redis.call('ZSCORE', expiring, '') end
@@ -308,7 +317,7 @@ end
 for _, death in ipairs(deaths) do add_letter(death[1], death[2], death[3], now) end
 local token = ''
 if count > 0 then
-  token = new_token(end_of_lease(now, lease_us))
+  token = new_token(end_of_lease(now, lease_us, is_blamed_alone()))
   -- The last one first, because their ends are equal: so a small set finds each place at once.
   local new_ends = {}
   for i = 1, count do new_ends[i * 2 - 1], new_ends[i * 2] = token, ids[count + 1 - i] end
@@ -373,6 +382,6 @@ elseif count > 0 or is_first then
   listeners = give_notice(wake, now, has_suspects and 0 or wait, now, signature)
 end
 return {
-  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and 1 or 0,
+  now, wait, expired_count, died_count, listeners, token, ids, found_bodies, details, has_suspect and (suspect.record.lost > 2 and 2 or 1) or 0,
   has_suspects and 1 or 0, occurrences, is_held and 1 or 0, period,
 }

@@ -6,6 +6,7 @@
 --   settings  HASH     see include/settings.lua
 -- Arguments:
 --   lease_us  int   time from now, microseconds
+--   alone     0 or 1  whether messages that were alone in their worker still are
 --   runs      text  how many of the messages in a row have the same token, and the token of their
 --                   leases: "99:token 1:token"
 --   id...     text  of each message
@@ -22,8 +23,8 @@
 local now = now_us()
 local ends, given = read_leases(ids, runs, true)
 local reply, extended, new_ends, kept = {now}, {}, {}, {}
-local moment, is_earlier = end_of_lease(now, lease_us), false
-local new_end = string.format('%.0f', moment)
+local moment, moment_alone, is_earlier = end_of_lease(now, lease_us, false), end_of_lease(now, lease_us, true), false
+local moments = {}
 local some_details = redis.call('EXISTS', places, expiries) > 0
 local some_grouped = some_details and redis.call('EXISTS', places) == 1
 local some_places = some_grouped and redis.call('HMGET', places, unpack(ids)) or {}
@@ -36,7 +37,8 @@ for i, id in ipairs(ids) do
   reply[i + 1] = old_end and 1 or 0
   if old_end then
     extended[#extended + 1] = id
-    new_ends[#new_ends + 1], new_ends[#new_ends + 2] = new_end, id
+    moments[i] = alone == '1' and is_alone(old_end) and moment_alone or moment
+    new_ends[#new_ends + 1], new_ends[#new_ends + 2] = string.format('%.0f', moments[i]), id
     kept[#kept + 1], kept[#kept + 2] = id, given[i]
     -- Leases are renewed many at a time, and end later. A lease that is to end earlier than before
     -- comes alone.
@@ -57,7 +59,7 @@ local groups = {}
 for i, id in ipairs(ids) do
   local place = reply[i + 1] == 1 and some_places[i]
   if place then
-    set_place(id, place_of(group_of(place), '~', moment), place)
+    set_place(id, place_of(group_of(place), '~', moments[i]), place)
     add_group(groups, group_of(place))
   end
 end

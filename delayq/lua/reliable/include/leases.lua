@@ -34,8 +34,11 @@
 --
 -- A message whose lease is lost may have killed its worker, or have been killed by a neighbour. The
 -- first time, it is handed out again like any other: whatever a crash has interrupted goes on at
--- once. If the next lease is lost as well, the message is a suspect: it is handed out alone, and only
--- what it loses then counts towards its death.
+-- once. If the next lease is lost as well, the message is a suspect, and is handed out alone.
+--
+-- The end of a lease is odd if its client has had nothing else at work since the message was handed
+-- out: then no neighbour can have killed the worker. Only suspects get such leases, and messages that
+-- may have one or two attempts: for others, it makes no difference.
 --
 -- Nothing here relies on fields that a foreign writer may have left: each one that cannot be read
 -- has a default.
@@ -54,8 +57,14 @@ local function number_or(default, text)
   return default
 end
 
+-- Return whether a message is alone in its worker, by the end of its lease.
+local function is_alone(ends) return ends % 2 == 1 end
+
 -- Return when a lease ends that begins now. A longer one could not be told from its neighbours.
-local function end_of_lease(now, lease_us) return now + math.min(tonumber(lease_us), MAX_SCORE / 2) end
+local function end_of_lease(now, lease_us, for_alone)
+  local ends = now + math.min(tonumber(lease_us), MAX_SCORE / 2)
+  return is_alone(ends) == for_alone and ends or ends + 1
+end
 
 -- Return the end of a message's lease; nil if that is not the token of its lease, or not any more.
 local function lease_end(id, token)
@@ -98,12 +107,15 @@ local function is_suspect(record) return record.lost >= 2 end
 -- Return the score of a suspect that waits, since a moment: below those of all leases.
 local function suspect_score(moment) return string.format('%.0f', math.floor(moment) - MAX_SCORE) end
 
--- Count the attempt of a lease that is lost. That of a message that was no suspect is forgiven, until
--- it has lost three as a suspect: then it is to blame for the first two as well.
-local function lose(record)
+-- Count the attempt of a lease that is lost. A message that was alone, or has lost five in a row, is
+-- to blame for all of these. Otherwise, the first three are forgiven.
+local function lose(record, ends)
   record.used, record.lost = record.used + 1, record.lost + 1
-  if record.lost <= 2 then record.forgiven = record.forgiven + 1 end
-  if record.lost == 5 then record.forgiven = math.max(0, record.forgiven - 2) end
+  if is_alone(ends) or record.lost >= 5 then
+    record.forgiven = math.max(0, record.forgiven - math.min(record.lost - 1, 3))
+  elseif record.lost <= 3 then
+    record.forgiven = record.forgiven + 1
+  end
 end
 
 -- Return when a message that was retried or rescheduled by this record, or never, was due; and the

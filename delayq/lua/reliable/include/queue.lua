@@ -86,7 +86,7 @@ local function count_expired(now) return redis.call('ZCOUNT', expiring, '-inf', 
 -- Return the attempts of a message, and those that are forgiven, with the one of a lost lease.
 local function find_record(id, found)
   local record = parse_record(redis.call('HGET', attempts, id))
-  if found.lost then lose(record) end
+  if found.lost then lose(record, found.score) end
   return record
 end
 
@@ -190,7 +190,7 @@ end
 -- Return {state, priority, moment, attempt, body, error} of a message that `find_message` has found.
 local function describe(found, now, record, priority, body, error)
   local state = found.leased and 'leased' or found.score <= now and 'ready' or 'delayed'
-  if found.lost then lose(record) end
+  if found.lost then lose(record, found.score) end
   local moment = found.score
   if not found.leased and (body or found.lost or is_suspect(record)) then
     local _, asked = due_of(record, body)
