@@ -159,6 +159,11 @@ class Stagger:
         self._resters = 0
         self._summoned_at = float("-inf")
 
+    @property
+    def clients(self) -> int:
+        """How many clients listen or want messages, ourselves included, as far as we know."""
+        return self._listeners + self._resters
+
     def delay(self, *, demand: bool) -> float:
         """Return how long after the due time to wake, in seconds, with or without demand."""
         if self._goes_first:

@@ -136,7 +136,7 @@ class Partition:
         self.queue.settings.on_epoch(self.index, found.epoch.decode(errors="replace"))
         if found.extra:
             # Every consumer keeps the recurring messages going, whichever process scheduled them.
-            self.recurrence.learn()
+            self.recurrence.attend()
         self.wakeups.on_recheck(due_us, found)
 
     @property

@@ -8,11 +8,13 @@ be elected, and no worker's death ends a recurrence: an occurrence that was clai
 followed up comes back when its lease ends. A claim that drops an occurrence (because it is past its
 time to live, or out of attempts) reports it, and the client puts the next one in place.
 
-Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look that
-each process takes at the schedules it knows, once per ``resync_interval``. It knows those that it
-has scheduled, those of which it has received an occurrence, and those that the re-check has found
-on the server while the process waits for messages. A look never restores a definition: the server's
-definition counts, and the last call wins.
+Anything else that may happen to the waiting occurrence (cancelled, purged) is found by a look once
+per ``resync_interval``. A process looks if it has scheduled something, if it has received an
+occurrence, or if the re-check has found schedules on the server while it waits for messages; of
+many such processes, a few look each time. A look goes on where the last one of its process ended
+and takes in about a hundred schedules, and more only as long as occurrences are missing: so it
+costs the same however many schedules and processes there are. It never restores a definition: the
+server's definition counts, and the last call wins.
 
 All moments are by the server's clock. Occurrences missed while there was no consumer to claim them
 run once, late, and then return to the schedule. An occurrence that comes due while the previous one
@@ -23,6 +25,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +52,8 @@ _log = logging.getLogger("delayq")
 _FEW = AHEAD // 4
 # Maximum number of schedules examined per script call.
 _AT_A_TIME = 100
+# How many of the clients that consume the queue take each regular look, on average.
+_LOOKERS = 2
 DIGITS = 16
 """An id ends in "@" and the microseconds since the epoch, which have sixteen digits from 2001 to
 2286.
@@ -75,11 +80,15 @@ class Recurrence:
         self._store = partition.store
         self._timer = services.timer
         self._background = services.background
-        # How often each process looks at the schedules it knows, if any.
+        # How often a process looks at schedules, if there are any.
         self._interval = services.resync_interval
-        self._names: set[str] = set()
+        # The schedules that are known to lack their next occurrences.
+        self._lacking: set[str] = set()
+        # Where the next look begins, and whether those since the first page have found any.
+        self._cursor = b"0"
+        self._has_found_any = False
+        self._goes_on = True
         self._refilling: set[str] = set()
-        self._learning = False
         self._timeout: Timeout | None = None
 
     async def schedule(
@@ -91,14 +100,13 @@ class Recurrence:
         """
         moments = timing.moments(await self._store.now_us()) if timing.cron else []
         due_us = await self._store.schedule(partitions, name, timing, version, message, moments)
-        self._know(name)
+        self._keep_looking()
         return moment_us(due_us)
 
     async def unschedule(self, name: str) -> bool:
         """Stop a message from recurring.
 
-        This client goes on looking at a schedule that it knows until a worker has finished with the
-        last occurrence.
+        The looks go on until a worker has finished with the last occurrence.
         """
         return await self._store.unschedule(name)
 
@@ -132,54 +140,66 @@ class Recurrence:
                 extra=about(self._open.name),
             )
             outcomes = [Occurrence(handed_out=True, left=-1)] * len(claims)
+            self._lacking.update(_name_of(claim.id) for claim in claims)
         except BaseException:
             self._open.queue.waiters.give_back(taken)
             raise
         dropped = set()
         for claim, (handed_out, left) in zip(claims, outcomes, strict=True):
             if left != _NO_SUCH:
-                self._heed(schedule_of(claim.id).decode(errors="replace"), left)
+                self._keep_looking()
+                self._heed(_name_of(claim.id), left)
             if not handed_out:
                 dropped.add(claim)
         return [one for one in taken if one[1] not in dropped]
 
     def follow_up(self, occurrences: Iterable[bytes]) -> None:
         """Put the next occurrences in place after the server has dropped these."""
-        names = {schedule_of(each).decode(errors="replace") for each in occurrences}
-        if not self._open.closed:
-            self._background.spawn(self._look_again(names), f"schedules of {self._open.name}")
+        self._lacking.update(map(_name_of, occurrences))
+        self._look_soon()
 
-    def learn(self) -> None:
-        """Find out which schedules the server has, and look at them."""
-        if not self._learning and not self._open.closed:
-            self._learning = True
-            self._background.spawn(self._learn(), f"schedules of {self._open.name}")
+    def attend(self) -> None:
+        """Look now and then, because the server has schedules, and this process consumes."""
+        if self._timeout is None:
+            self._keep_looking()
+            self._look_soon()
 
-    async def _learn(self) -> None:
-        try:
-            async for names in self._store.schedule_names():
-                # The schedules we know are looked at regularly anyway.
-                await self.look(names - self._names)
-        except ServerError as error:
-            self._log_failed(error)
-        finally:
-            self._learning = False
+    async def look(self) -> None:
+        """Ensure that the next occurrences are in place: of the schedules that are known to lack
+        them, and of about a hundred others.
 
-    async def look(self, which: Iterable[str] | None = None) -> None:
-        """Ensure that the next occurrence of every known schedule, or of the given ones, is in
-        place.
+        It takes in more for as long as occurrences are missing.
 
         Raises:
             ServerError: The server could not be queried.
         """
-        names = sorted(self._names if which is None else which)
-        for at in range(0, len(names), _AT_A_TIME):
-            some = names[at : at + _AT_A_TIME]
-            for name, left in zip(some, await self._store.recur(some), strict=True):
-                if left == _NO_SUCH:
-                    self._names.discard(name)
-                else:
-                    self._heed(name, left)
+        lacking, self._lacking = self._lacking, set()
+        try:
+            await self._put_in_place(lacking)
+        except BaseException:
+            self._lacking |= lacking
+            raise
+        while True:
+            cursor, names = await self._store.schedule_names(self._cursor, _AT_A_TIME)
+            self._has_found_any |= bool(names)
+            added = await self._put_in_place(names)
+            self._cursor = cursor
+            if cursor == b"0":
+                self._goes_on, self._has_found_any = self._has_found_any, False
+                return
+            if not added:
+                return
+
+    async def _put_in_place(self, names: set[str]) -> int:
+        """Return how many occurrences of these schedules were missing."""
+        ordered, missing = sorted(names), 0
+        for at in range(0, len(ordered), _AT_A_TIME):
+            page = ordered[at : at + _AT_A_TIME]
+            added, *others = await self._store.recur(page)
+            missing += added
+            for name, left in zip(page, others, strict=True):
+                self._heed(name, left)
+        return missing
 
     def close(self) -> None:
         """Stop looking at schedules."""
@@ -187,7 +207,6 @@ class Recurrence:
             self._timeout.cancel()
 
     def _heed(self, name: str, left: int) -> None:
-        self._know(name)
         if 0 <= left < _FEW and name not in self._refilling:
             self._refilling.add(name)
             self._background.spawn(self._refill(name), f"moments of {name}")
@@ -211,28 +230,31 @@ class Recurrence:
         finally:
             self._refilling.discard(name)
 
-    def _know(self, name: str) -> None:
-        self._names.add(name)
-        if self._timeout is None:
+    def _keep_looking(self) -> None:
+        if self._timeout is None and not self._open.closed:
             self._timeout = self._timer.new_timeout(lambda _: self._due(), self._interval)
 
     def _due(self) -> None:
         self._timeout = None
+        clients = self._open.wakeups.plan.stagger.clients
+        if self._lacking or random.random() * clients < _LOOKERS:
+            self._look_soon()
+        else:
+            self._keep_looking()
+
+    def _look_soon(self) -> None:
         if not self._open.closed:
             self._background.spawn(self._look_again(), f"schedules of {self._open.name}")
 
-    async def _look_again(self, which: Iterable[str] | None = None) -> None:
+    async def _look_again(self) -> None:
         try:
-            await self.look(which)
+            await self.look()
         except ServerError as error:
             self._log_failed(error)
-            # Remember the schedules whose occurrences the server has dropped, so that they are
-            # looked at again.
-            for name in which or ():
-                self._know(name)
-        finally:
-            for name in list(self._names)[:1]:
-                self._know(name)
+            self._keep_looking()
+        else:
+            if self._goes_on:
+                self._keep_looking()
 
     def _log_failed(self, error: ServerError) -> None:
         _log.warning(
@@ -241,6 +263,10 @@ class Recurrence:
             error,
             extra=about(self._open.name),
         )
+
+
+def _name_of(occurrence: bytes) -> str:
+    return schedule_of(occurrence).decode(errors="replace")
 
 
 class Unreadable(Exception):

@@ -792,10 +792,15 @@ class ReliableStore:
             shift_us,
         )
 
-    async def schedule_names(self) -> AsyncIterator[set[str]]:
-        """Yield the names of all schedules, page by page. Some may come twice."""
-        async for records in self._scan(self.keys.schedules, PAGE):
-            yield {name.decode(errors="replace") for name in records if name}
+    async def schedule_names(self, cursor: bytes, count: int) -> tuple[bytes, set[str]]:
+        """Return the next cursor and the names of about ``count`` schedules. Some may come twice.
+
+        The first cursor is ``b"0"``, and so is the one after the last page.
+        """
+        following, found = await self.client.command(
+            "HSCAN", self.keys.schedules, cursor, "COUNT", count
+        )
+        return following, {name.decode(errors="replace") for name in found[::2] if name}
 
     async def schedule_record(self, name: str) -> bytes | None:
         """Return the record of one schedule; None if there is none of that name."""
@@ -816,11 +821,11 @@ class ReliableStore:
         """Put missing occurrences in place.
 
         Returns:
-            For each schedule, how many moments are known beyond its next one: -1 if that does not
-                matter, -2 if there is no such schedule.
+            How many were missing; then for each schedule how many moments are known beyond its next
+                one: -1 if that does not matter, -2 if there is no such schedule.
         """
-        left: list[int] = await self._run(RECUR, *names)
-        return left
+        reply: list[int] = await self._run(RECUR, *names)
+        return reply
 
     async def refill(self, name: str, timing: Timing, moments: Sequence[int]) -> None:
         """Store more moments of a schedule, if it still has that timing."""
@@ -830,15 +835,6 @@ class ReliableStore:
 
     async def _run(self, script: Script, *args: Part) -> Any:
         return await self.client.run(script, self.keys.of_script(script), args)
-
-    async def _scan(self, key: str, count: int) -> AsyncIterator[dict[bytes, bytes]]:
-        """Read a hash, about ``count`` fields at a time. Some may come twice."""
-        cursor = b"0"
-        while True:
-            cursor, found = await self.client.command("HSCAN", key, cursor, "COUNT", count)
-            yield dict(zip(found[::2], found[1::2], strict=True))
-            if cursor == b"0":
-                return
 
 
 class AsideStore:

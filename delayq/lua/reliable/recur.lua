@@ -10,9 +10,10 @@
 -- Roles: consumer
 -- Repeatable: yes
 --
--- Returns for each schedule the number of moments known beyond the next one: -1 if that does not
--- matter, as while it is paused, or has ended and its last occurrence is alive; -2 if there is no such
--- schedule any more.
+-- Returns {missing, left...}. missing: the number of occurrences that were not in place. left: for
+-- each schedule the number of moments known beyond the next one: -1 if that does not matter, as while
+-- it is paused, or has ended and its last occurrence is alive; -2 if there is no such schedule any
+-- more.
 -- include: clock
 -- include: leases
 -- include: queue
@@ -21,9 +22,10 @@
 check_messages()
 local now = now_us()
 local shift = clock_shift()
-local reply = {}
+local reply = {0}
 for i, name in ipairs(names) do
   local facts, content = load_schedule(name)
+  i = i + 1
   reply[i] = -2
   if facts and facts.paused then
     reply[i] = -1
@@ -31,6 +33,7 @@ for i, name in ipairs(names) do
     if not find_occurrence(name, facts.next, now) then
       -- Cancelled, purged, expired or dead: that occurrence is over.
       skip_to_after(facts, math.max(now + shift, tonumber(facts.next) or 0))
+      if facts.next ~= '' then reply[1] = reply[1] + 1 end
       enqueue_next(name, facts, content, now, shift)
       save_schedule(name, facts, content)
     end
