@@ -17,6 +17,7 @@ from delayq._redis.error_reader import (
     is_unknown_script,
 )
 from delayq._redis.first_of import first_of
+from delayq._redis.loop_time import within
 from delayq._redis.retry import retry_delay
 from delayq._redis.rights import Rights
 from delayq._redis.server_info import read_info
@@ -441,8 +442,10 @@ class RedisClient:
             if (wire := connections.acquire_nowait()) is not None:
                 return wire
             until = self._finishes_by(until)
-            give_up_at = self._loop.time() + min(ANSWER_WITHIN, self.waits_for)
-            async with asyncio.timeout_at(give_up_at if until is None else min(until, give_up_at)):
+            seconds = min(ANSWER_WITHIN, self.waits_for)
+            if until is not None:
+                seconds = min(seconds, until - self._loop.time())
+            async with within(seconds):
                 return await connections.acquire()
         except TimeoutError as error:
             self.errors += 1

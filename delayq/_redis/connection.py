@@ -32,6 +32,8 @@ _log = logging.getLogger("delayq")
 ANSWER_WITHIN = 5.0
 # After how much of that time the connection is doubted, seconds.
 DOUBT_AFTER = 1.0
+# After this time, the event loop has read what had arrived before, seconds.
+_READ_WITHIN = 0.001
 # A network carries at least this many bytes per second of a large question.
 _SLOWEST = 250_000
 
@@ -373,13 +375,22 @@ class Connection(asyncio.Protocol):
         if self._watch is None:
             self._watch = self._loop.call_later(min(DOUBT_AFTER, ANSWER_WITHIN), self._look)
 
-    def _look(self) -> None:
-        """Check for a missing answer; one timer serves all questions asked meanwhile."""
+    def _look(self, before: float | None = None) -> None:
+        """Check for a missing answer; one timer serves all questions asked meanwhile.
+
+        A missing answer counts if it had not come ``before`` a time that is over. The event loop
+        may be late for this look, and the answer may wait to be read: then it is read before the
+        next look.
+        """
         self._watch = None
         since = self.silent_since()
         if since is None or self._lost is not None:
             return
-        silent = self._loop.time() - since
+        now = self._loop.time()
+        silent = (now if before is None else before) - since
+        if before is None and silent >= min(DOUBT_AFTER, ANSWER_WITHIN):
+            self._watch = self._loop.call_later(_READ_WITHIN, self._look, now)
+            return
         if silent >= ANSWER_WITHIN:
             self.give_up(f"no answer within {ANSWER_WITHIN:g} s")
             return
@@ -388,7 +399,7 @@ class Connection(asyncio.Protocol):
         wait = min(DOUBT_AFTER, doubt_in, ANSWER_WITHIN - silent)
         self._watch = self._loop.call_later(wait, self._look)
         if silent >= DOUBT_AFTER:
-            self.pulse.doubted_at = self._loop.time()
+            self.pulse.doubted_at = now
             if self.owner is not None:
                 self.owner.connection_doubted()
 

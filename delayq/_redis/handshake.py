@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import re
 import ssl
 from contextlib import suppress
@@ -17,8 +18,9 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from delayq._redis.connection import Connection, ReplyError
 from delayq._redis.first_of import first_of
+from delayq._redis.loop_time import within
 from delayq._redis.other_scheme import demand_scheme
-from delayq._redis.retry import is_not_now
+from delayq._redis.retry import is_not_now, retry_delay
 from delayq._redis.url import Address, SentinelAddress
 from delayq.errors import DelayqError, ServerRefused, ServerUnavailable
 
@@ -35,6 +37,10 @@ _ALERT = re.compile(r"\[SSL: \w*?(ALERT_\w+)\]")
 _ADD_CERTIFICATE = (
     "if the server requires a client certificate, add ssl_certfile= and ssl_keyfile= to the address"
 )
+# How long connecting may take before the greeting, seconds.
+_CONNECT_WITHIN = 5.0
+# What tells that a Unix socket has as many clients in line as it can have.
+_LINE_IS_FULL = (errno.EAGAIN, errno.ENOTCONN)
 # After how long a handshake is doubted, seconds.
 _SOON = 1.0
 _OF_THE_ADDRESS = "user and password"
@@ -172,7 +178,11 @@ async def _open(
         name, database = opened.client_name or "delayq", opened.db
         if not _greets_itself(opened):
             _silence(opened)
-        await opened.connect()  # type: ignore[no-untyped-call,unused-ignore]
+        try:
+            async with within(_CONNECT_WITHIN):
+                await _connect(opened, address)
+        except TimeoutError as error:
+            raise RedisTimeoutError("Timeout connecting to server") from error
     except BaseException as error:
         with suppress(RedisError, OSError):
             await opened.disconnect(nowait=True)
@@ -202,6 +212,30 @@ async def _open(
         raise reason from _alone(error)
     told = dict(zip(hello[::2], hello[1::2], strict=False)) if isinstance(hello, list) else {}
     return wire, told.get(b"role"), answers[len(then) - len(questions) :]
+
+
+async def _connect(opened: AbstractConnection, address: Address) -> None:
+    """Connect, and wait while so many connect to a Unix socket that no more can wait in its line.
+
+    With TCP, the system tries again by itself.
+    """
+    held: Any = opened
+    tries, has_line = 0, "path" in address.options
+    while True:
+        try:
+            await held.connect()
+            if has_line:
+                # asyncio takes a full line for a connection that is there.
+                held._writer.get_extra_info("socket").getpeername()  # noqa: SLF001
+        except (*_LINK_ERRORS, RedisError) as error:
+            reason = _behind(error, OSError)
+            if not has_line or reason is None or reason.errno not in _LINE_IS_FULL:
+                raise
+            await opened.disconnect(nowait=True)
+            tries += 1
+            await asyncio.sleep(retry_delay(tries, most=0.5))
+        else:
+            return
 
 
 def _lacks_hello(error: str, *, signed_in: bool) -> bool:

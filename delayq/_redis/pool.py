@@ -14,6 +14,7 @@ from weakref import WeakSet
 from delayq._redis.connection import DOUBT_AFTER, ReplyError
 from delayq._redis.free_connections import FreeConnections
 from delayq._redis.handshake import Opener
+from delayq._redis.loop_time import within
 from delayq.errors import Closed, DelayqError, ServerUnavailable
 
 if TYPE_CHECKING:
@@ -286,7 +287,7 @@ class ConnectionPool:
         """Return a free or new connection beyond the limit; ``anew``: not a free one."""
         self._demand_open()
         try:
-            async with asyncio.timeout(OPEN_TIMEOUT):
+            async with within(OPEN_TIMEOUT):
                 wire = (None if anew else self._take_free()) or await self._opened_anew()
         except TimeoutError as error:
             raise ServerUnavailable(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
@@ -15,7 +17,7 @@ from redis.asyncio import (
     SSLConnection,
     UnixDomainSocketConnection,
 )
-from redis.asyncio.connection import parse_url
+from redis.asyncio.connection import AbstractConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
@@ -25,8 +27,6 @@ from delayq.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from pathlib import Path
-
-    from redis.asyncio.connection import AbstractConnection
 
 # Valkey's names for the same protocol.
 _SAME_AS = {"valkey": "redis", "valkeys": "rediss", "valkey+unix": "unix"}
@@ -69,6 +69,20 @@ _SOCKET = re.compile(r"(?:/[^?#@:]*)?")
 _SERVERS = re.compile(rf"{_HOST}(?:,{_HOST})*(?:/[^?#@:]*)?")
 
 
+@cache
+def _driver() -> Mapping[str, Any]:
+    """Return the option that names redis-py to the server, if it takes one.
+
+    Without it, redis-py reads its own version from a file for each connection, which takes longer
+    than to connect.
+    """
+    if "driver_info" not in inspect.signature(AbstractConnection.__init__).parameters:
+        return {}
+    from redis.driver_info import DriverInfo  # noqa: PLC0415 - older versions lack it
+
+    return {"driver_info": DriverInfo()}
+
+
 @dataclass(frozen=True, slots=True)
 class Address:
     """The way to open connections to one server. ``repr`` shows no secrets.
@@ -99,6 +113,8 @@ class Address:
     def connection(self) -> AbstractConnection:
         """Return a new connection object that is not connected yet."""
         options = dict(self.options)
+        if self.connection_class.__module__ == AbstractConnection.__module__:
+            options = {**_driver(), **options}
         options["retry"] = Retry(NoBackoff(), 0)
         return self.connection_class(**options)
 
@@ -304,7 +320,9 @@ def _address(
     label: str, connection_class: type[AbstractConnection], options: Mapping[str, Any]
 ) -> Address:
     kept = {name: value for name, value in options.items() if not _NOT_OURS.fullmatch(name)}
-    kept.setdefault("socket_connect_timeout", 5.0)
+    # Unless the address says otherwise, the handshake has a limit that a busy event loop does not
+    # use up.
+    kept.setdefault("socket_connect_timeout", None)
     return Address(label, connection_class, kept | _OURS)
 
 

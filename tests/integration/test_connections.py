@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
+import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -217,6 +221,69 @@ async def test_a_server_that_accepts_and_says_nothing_is_given_up(
         with pytest.raises(delayq.ServerUnavailable, match=r"within 0\.05 s"):
             await pool.open_own()
         assert pool.open == 0
+
+
+async def test_a_busy_event_loop_uses_up_no_time_to_connect(
+    pool: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thousand clients that are opened at once wait for each other, and not for the server."""
+    monkeypatch.setattr("delayq._redis.pool.OPEN_TIMEOUT", 0.5)
+
+    async def keep_busy() -> None:
+        while True:
+            time.sleep(0.12)
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(keep_busy())
+    pool.close(await pool.open_own())
+    busy.cancel()
+
+
+async def test_an_answer_that_waits_to_be_read_is_not_missing(
+    server: PrivateServer, single: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 0.05)
+    doubted: list[bool] = []
+    monkeypatch.setattr(ConnectionPool, "connection_doubted", lambda _: doubted.append(True))
+    wire = await single.acquire()
+    await wire.ask("PING")
+
+    def answer_late() -> None:
+        server.resume()
+        select.select([wire._transport.get_extra_info("socket")], [], [])
+        time.sleep(0.1)
+
+    with server.paused():
+        # The look at the connection is due at once from here on.
+        time.sleep(0.1)
+        answer = wire.ask("PING")
+        asyncio.get_running_loop().call_soon(answer_late)
+        assert await answer == b"PONG"
+    await asyncio.sleep(0.01)
+    assert doubted == []
+    single.release(wire)
+
+
+async def test_a_client_waits_while_the_line_before_a_unix_socket_is_full(
+    server: PrivateServer, single: ConnectionPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[int] = []
+
+    def soon(tried: int, **_: float) -> float:
+        tries.append(tried)
+        return 0.01
+
+    monkeypatch.setattr("delayq._redis.handshake.retry_delay", soon)
+    with ExitStack() as crowd, server.paused():
+        while True:
+            client = crowd.enter_context(socket.socket(socket.AF_UNIX))
+            client.setblocking(False)
+            if client.connect_ex(str(server.socket_path)):
+                break
+        opening = asyncio.create_task(single.open_own())
+        await until(lambda: tries)
+        server.resume()
+        single.close(await opening)
 
 
 async def test_a_shared_connection_is_in_use_until_both_calls_end(pool: ConnectionPool) -> None:
