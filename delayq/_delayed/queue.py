@@ -403,8 +403,9 @@ class DelayedQueue(Generic[T]):
 
         Some messages are fetched ahead: up to 100 where handling is quick, none where it takes
         long. Those that wait while you handle one for more than some 50 ms go back to the head of
-        the ready list, and so do the others when you leave the loop or the queue closes. A message
-        that the codec cannot decode goes to the quarantine list, and is logged.
+        the ready list, but not while that blocks the event loop: if the process dies then, they are
+        lost. The others go back when you leave the loop or the queue closes. A message that the
+        codec cannot decode goes to the quarantine list, and is logged.
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
