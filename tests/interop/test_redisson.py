@@ -37,6 +37,7 @@ from tests.interop.settings import (
     with_old,
 )
 from tests.support.depth import nightly
+from tests.support.tasks import running
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -210,6 +211,28 @@ async def test_a_java_client_that_is_killed_takes_only_what_it_had_in_hand(live:
     victim.close()
     log.came_to_java(taken)
     log.check(lost=TAKERS)
+
+
+@with_newest
+async def test_java_takes_what_waits_behind_a_handler_that_has_become_slow(live: Live) -> None:
+    java, queue, quick = await live.open(), live.queue(), 300
+
+    async def consume(handled: list[Any], *, leased: bool) -> None:
+        async for message in queue.deliveries() if leased else queue:
+            handled.append(message)
+            if leased:
+                await message.ack()
+            if len(handled) == quick:
+                await asyncio.Event().wait()
+
+    for leased in (False, True):
+        handled = list[Any]()
+        await queue.offer_many([(TEXT.value(n), 0) for n in range(2 * quick)])
+        async with running(consume(handled, leased=leased)):
+            await until(lambda handled=handled: len(handled) == quick, DEADLINE)
+            await asyncio.wait_for(java.take(quick), DEADLINE)
+    await live.drained()
+    await java.detach()
 
 
 # Waking each other
