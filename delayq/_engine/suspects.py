@@ -98,10 +98,10 @@ class Suspects(Generic[T]):
         self._claims -= 1
 
     def answered(
-        self, suspect: T | None, timer: HashedWheelTimer, proven_in: float, alone_for: float
+        self, suspect: T | None, timer: HashedWheelTimer, proven_in: float, *, stays_alone: bool
     ) -> None:
         """End a call. The suspect that it brought counts as cleared after ``proven_in`` seconds,
-        and the client takes nothing else for ``alone_for`` seconds.
+        and if it ``stays_alone``, the client takes nothing else until then.
         """
         self._asking = False
         if suspect is None:
@@ -115,10 +115,9 @@ class Suspects(Generic[T]):
             self._alone.cancel()
             self._alone = None
         self.held = suspect
-        if alone_for:
-            self._alone = timer.new_timeout(
-                lambda _: self._let_others_in(), min(alone_for, proven_in)
-            )
+        if self.alone_for:
+            alone_for = proven_in if stays_alone else min(self.alone_for, proven_in)
+            self._alone = timer.new_timeout(lambda _: self._let_others_in(), alone_for)
         self._timeout = timer.new_timeout(lambda _: self.over(suspect), proven_in)
 
     def over(self, claim: T) -> None:

@@ -184,7 +184,7 @@ class Claims:
         asks = (held is None or held is self._suspect) and suspects.ask()
         alone = suspects.begin_claim(lambda claim: clock.seconds_from_now(claim.ends_us) < 0)
         suspect: Claim | None = None
-        proven_in, alone_for = policy.lease_us / 1_000_000, suspects.alone_for
+        stays_alone, proven_in = False, policy.lease_us / 1_000_000
         try:
             # Assume that the answer is lost until it has been read.
             self._number += 1
@@ -208,21 +208,17 @@ class Claims:
                 self._partition.index,
                 lambda moment_us: clock.local() + clock.seconds_until(moment_us),
             )
-            lone = claims[0] if claims and claims[0].began_alone else None
-            # Until this returns, the messages that join it do not begin.
-            await suspects.add(claims, None if lone is None else partial(self._share, lone))
+            # Until this returns, messages that join one that was alone do not begin.
+            suspect = await self._add(claims)
+            stays_alone = reply.suspect > 1
             self._is_unsure = False
-            if reply.suspect:
-                suspect = self._suspect = claims[0]
-                if reply.suspect > 1 and alone_for:
-                    alone_for = proven_in
         except DelayqError as error:
             self._is_unsure = isinstance(error, OutcomeUnknown)
             raise
         finally:
             suspects.end_claim()
             if asks:
-                suspects.answered(suspect, self._services.timer, proven_in, alone_for)
+                suspects.answered(suspect, self._services.timer, proven_in, stays_alone=stays_alone)
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
         self.supply.limits_found(is_held=reply.is_held == 1, are_others=are_others)
@@ -254,6 +250,16 @@ class Claims:
     def _given_back(self, claims: Sequence[Claim]) -> None:
         for claim in claims:
             self._services.suspects.over(claim)
+
+    async def _add(self, claims: Sequence[Claim]) -> Claim | None:
+        """Note what has come here. Return it if it is a suspect."""
+        first = claims[0] if claims else None
+        share = partial(self._share, first) if first and first.began_alone else None
+        await self._services.suspects.add(claims, share)
+        if first is None or not first.is_suspect:
+            return None
+        self._suspect = first
+        return first
 
     async def _share(self, claim: Claim) -> None:
         """Tell the server that a message is not alone in this client any more."""
