@@ -56,8 +56,11 @@ local due = redis.call('ZRANGEBYSCORE', timeout, '-inf', now_ms, 'LIMIT', 0, lim
 -- The caller wakes for the end of other leases. Its own lease for the call ends with the answer.
 local wait = shorter_wait(wait_us(timeout, now, 1000, #due), wait_us(leases, now, 1000, #ended))
 local returned = end_leases(ended)
--- Some of those may be pending again.
-if returned > 0 then wait = 0 end
+if returned > 0 then
+  wait = 0
+  -- Some of those may be pending again, and due before the others.
+  due = redis.call('ZRANGEBYSCORE', timeout, '-inf', now_ms, 'LIMIT', 0, limit)
+end
 waiting = waiting + returned
 local payloads, unreadable = {}, {}
 for _, record in ipairs(due) do
