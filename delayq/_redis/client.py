@@ -6,7 +6,7 @@ import asyncio
 import logging
 import os
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from delayq._redis.connection import ANSWER_WITHIN, ReplyError
 from delayq._redis.error_reader import (
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from delayq._redis.pool import ConnectionPool
     from delayq._redis.scripts import Script
     from delayq._redis.topology import Topology
+
+T = TypeVar("T")
 
 _log = logging.getLogger("delayq")
 
@@ -241,7 +243,10 @@ class RedisClient:
         """Find out whether there is a server to ask. Raises as :meth:`run` does."""
         # One server that knows where all keys are is enough: the others may be away.
         spread = self.topology.spread
-        await (self._repeat(self.topology.refresh) if spread else self.anywhere("PING"))
+        if spread:
+            await self._repeat(lambda: self._in_time(self.topology.refresh()))
+        else:
+            await self.anywhere("PING")
 
     async def command(self, *command: str | bytes | int, key: str | None = None) -> Any:
         """Run a repeatable command on the server of ``key``, by default the first argument."""
@@ -315,7 +320,7 @@ class RedisClient:
 
     async def _all(self) -> Sequence[ConnectionPool]:
         if not self.topology.all():
-            await self.topology.refresh()
+            await self._in_time(self.topology.refresh())
         return self.topology.all()
 
     async def run_once(
@@ -373,16 +378,10 @@ class RedisClient:
                     "no server answered",
                     [
                         (each.label, partial(self._attempt_at, each, call))
-                        for each in await self.topology.any()
+                        for each in await self._in_time(self.topology.any(), call.until)
                     ],
                 )
-            async with asyncio.timeout_at(self._finishes_by(call.until)):
-                connections, asking = await self.topology.find(key), False
-        except TimeoutError as error:
-            self.errors += 1
-            raise ServerUnavailable(
-                "could not find out in time which server holds the queue"
-            ) from error
+            connections, asking = await self._in_time(self.topology.find(key), call.until), False
         except DelayqError:
             self.errors += 1
             raise
@@ -414,6 +413,17 @@ class RedisClient:
             # A caller that is cancelled leaves answers in flight.
             (connections.release if arrived else connections.abandon)(wire)
         return reply
+
+    async def _in_time(self, question: Awaitable[T], until: float | None = None) -> T:
+        """Return the answer to a question about the servers, which may have to be asked."""
+        until, latest = self._finishes_by(until), self._loop.time() + self.waits_for
+        try:
+            async with asyncio.timeout_at(latest if until is None else min(until, latest)):
+                return await question
+        except TimeoutError as error:
+            raise ServerUnavailable(
+                "could not find out in time which server holds the queue"
+            ) from error
 
     def _finishes_by(self, until: float | None) -> float | None:
         """Return when a try that starts now is given up: a single one has its time, too."""

@@ -64,7 +64,8 @@ def connect(
         resync_interval: The longest a lost notification can delay a message: seconds or a
             timedelta.
         max_connections: The number of connections that carry calls to each server.
-        retry_for: How long a call goes on trying while the server cannot be reached.
+        retry_for: How long a call goes on trying while the server cannot be reached; one that was
+            sent waits for its answer, for up to 5 s. See :func:`delayq.connect`.
         name_mapper: Maps a queue's name to its name on the server.
         tasks: Tasks to bind to the client until it is closed: ``offer_sync`` goes through it.
 
