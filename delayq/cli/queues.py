@@ -218,11 +218,14 @@ def _configure(
 ) -> None:
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
-        if not create and not await inspection.exists(client, queue.name):
-            raise NoQueue(
-                f"there is no reliable queue {queue.name!r}: to give a new queue its settings"
-                " before its first message, add --create"
-            )
+        if not await inspection.exists(client, queue.name):
+            if not create:
+                raise NoQueue(
+                    f"there is no reliable queue {queue.name!r}: to give a new queue its settings"
+                    " before its first message, add --create"
+                )
+            # So that something is stored.
+            changes["partitions"] = changes["partitions"] or 1
         return await handle.configure(**changes)
 
     settings = with_client(url, act)

@@ -49,6 +49,9 @@ async def test_it_is_neither_seen_nor_counted_nor_changed(
     assert await jobs.list("ready") == []
     stats = await jobs.stats()
     assert (stats.delayed, stats.ready, stats.leased, stats.oldest_due_age) == (0, 0, 0, 0)
+    await jobs.offer("new", id="new")
+    assert (await jobs.stats()).oldest_due_age < HOUR
+    assert await jobs.cancel("new")
     assert not await jobs.cancel("id0")
     assert not await jobs.reschedule("id0", 5)
     assert await jobs.purge("ready") == 0

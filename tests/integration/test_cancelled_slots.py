@@ -80,6 +80,7 @@ async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_
     assert await jobs.cancel("a", running=True)
     assert await jobs.claim(5) == []
     await store.let_pass(2 * LEASE)
+    assert {group.waiting for group in await jobs.groups.list()} == {1}
     last = await claim_one(jobs, 5)
     assert last.id == "b"
     await last.ack()

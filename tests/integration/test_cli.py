@@ -263,7 +263,8 @@ def test_configure(cli: Cli) -> None:
 
 @pytest.mark.every_server
 def test_groups(cli: Cli) -> None:
-    assert cli("configure mails --max-size 99 --create")[0] == 0
+    assert cli("configure mails --create")[0] == 0
+    assert cli("configure mails --max-size 99")[0] == 0
     assert cli("groups list mails") == (1, [])
     with delayq.sync.connect(cli.url) as client:
         client.reliable_queue("mails").offer_many(

@@ -3,6 +3,7 @@
 -- Keys:
 --   leases    see include/leases.lua
 --   settings  HASH  see include/groups.lua
+--   stopping  ZSET  see include/stopping.lua
 -- Arguments:
 --   first  text  the name at which to begin
 --   after  0 or 1  whether to leave that one out
@@ -19,6 +20,12 @@
 -- include: groups
 
 local now, reply = now_us(), {}
+-- How many slots are kept beyond the end of their leases, which the next claim frees, by group.
+local over = {}
+for _, name in ipairs(redis.call('ZRANGEBYSCORE', stopping, '-inf', now, 'LIMIT', 0, 100)) do
+  local group = group_of(redis.call('HGET', places, name) or '')
+  over[group] = (over[group] or 0) + 1
+end
 
 -- Return how many messages of a group wait at a level, and are due.
 local function due_at(group, level)
@@ -47,7 +54,7 @@ for i = 1, tonumber(limit) do
   local own, usual = unpack(redis.call('HMGET', settings, 'group:' .. group, 'group_limit'))
   local its_own = own and string.match(own, '=(.*)$')
   reply[i] = {
-    group, all - running, due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
+    group, all - running - (over[group] or 0), due_of(group), running, soonest < MAX_SCORE and format_score(soonest) or '',
     its_own or usual or '', its_own and 1 or 0, own and string.sub(own, 1, 1) == 'z' and 1 or 0,
   }
   from = '(' .. behind(group, member)

@@ -15,10 +15,21 @@
 
 local now = now_us()
 local oldest = 0
+-- Expired messages count as absent, although no claim has dropped them yet.
+local expired = count_expired(now)
+
+-- Return the first score of a set: that of a message that has not expired, if one is near the head.
+local function first_of(set)
+  local first = redis.call('ZRANGE', set, 0, expired > 0 and 99 or 0, 'WITHSCORES')
+  for i = 1, expired > 0 and #first or 0, 2 do
+    if number_or(MAX_SCORE, redis.call('HGET', expiries, first[i])) >= now then return tonumber(first[i + 1]) end
+  end
+  return tonumber(first[#first])
+end
 
 -- Count the members up to now, and those after it.
 local function count(set)
-  local head = tonumber(redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')[2])
+  local head = first_of(set)
   if not head then return 0, 0 end
   -- That of a suspect that waits: see suspect_score.
   if head < 0 and set == leased then head = head + MAX_SCORE end
@@ -33,8 +44,6 @@ for _, where in ipairs(used_sets()) do
   local due, later = count(waiting[where])
   ready, delayed = ready + due, delayed + later
 end
--- Expired messages count as absent, although no claim has dropped them yet.
-local expired = count_expired(now)
 if ready == expired then oldest = 0 end
 return {
   delayed, ready - expired, leased_count, redis.call('ZCARD', dead), math.floor(oldest), redis.call('EXISTS', paused),
