@@ -189,6 +189,8 @@ class WakeupPlan:
         # The call requested: for messages due by this moment, in us, or inf; None if there is none.
         self._requested: float | None = None
         self._handed_out_us = 0
+        # Whether a caller has wanted messages since we were last asked to rest.
+        self._had_demand = False
         self._closed = False
 
     @property
@@ -205,17 +207,24 @@ class WakeupPlan:
 
     def demand(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
+        self._had_demand = True
         return () if self.up_to_date else self.wake() + self.listen()
 
     def listen(self) -> Actions:
         """Listen for a caller that wants messages; in a crowd, only to summons."""
+        self._had_demand = True
         if not self.resting:
             return ()
         return self._stop_resting() if self.stagger.has_room(demand=True) else self._changed()
 
     def rest(self) -> Actions:
-        """Rest, because no caller wants messages. The next one has to ask the server."""
+        """Rest if no caller has wanted messages since this was called last, as none does now: one
+        that handles a message comes again. The next one has to ask the server.
+        """
         self.forget()
+        had_demand, self._had_demand = self._had_demand, False
+        if had_demand:
+            return ()
         self.stagger.resting = True
         return self._changed()
 
