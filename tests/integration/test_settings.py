@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,30 +101,67 @@ class TestDeclaring:
         await other.reliable_queue("jobs", max_size=5).stats()
         assert (await theirs.settings()).max_size is None
 
-    async def test_what_is_stored_counts_and_who_declares_something_else_is_warned_once(
-        self, client: Client, other: Client, caplog: pytest.LogCaptureFixture
+    async def test_no_process_stops_while_a_deployment_and_an_operator_change_each_setting(
+        self, server: PrivateServer, client: Client, caplog: pytest.LogCaptureFixture
     ) -> None:
-        first = client.reliable_queue("jobs", max_size=1000, limit=delayq.Limit(4), keep=60)
-        await first.offer(0, HOUR, id="a")
-        before = await first.settings()
-        # Two handles of one client disagree like two processes.
-        for each in (other, other, client):
-            jobs = each.reliable_queue("jobs", max_size=500, limit=delayq.Limit(2, 100), keep=0)
-            assert await jobs.get("a") is not None
-            await jobs.offer(1, HOUR)
-            assert await jobs.claim(wait=0.01) == []
-            assert await jobs.settings() == before
-        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
-        limits = [delayq.Limit(4), delayq.Limit(2, 100)]
-        assert sorted(record.getMessage() for record in warnings) == [
-            f"queue 'jobs': {name} is {stored} on the server, and {declared} in the code. The value"
-            f" on the server counts; to change it, run: delayq configure jobs --{option}"
-            for name, stored, declared, option in (
-                ("keep", 60, 0, "keep none"),
-                ("limit", *limits, "limit 2,100/1s"),
-                ("max_size", 1000, 500, "max-size 500"),
-            )
-        ]
+        def declared(number: int, expired: str, command: str) -> tuple[dict[str, Any], list[str]]:
+            limit = delayq.Limit(number, 1000 * number)
+            seconds = {"dedup_window": 60 * number, "keep": 90 * number}
+            settings = {"group_limit": limit, "limit": limit, "max_size": 100 * number, **seconds}
+            return {**settings, "expired": expired}, command.split("; ")
+
+        old, to_old = declared(
+            *(1, "drop"),
+            "dedup-window 60; expired drop; group-limit 1,1000/1s; keep 90; limit 1,1000/1s;"
+            " max-size 100",
+        )
+        new, to_new = declared(
+            *(2, "dead"),
+            "dedup-window 120; expired dead; group-limit 2,2000/1s; keep 180; limit 2,2000/1s;"
+            " max-size 200",
+        )
+        operators, _ = declared(3, "dead", "")
+        handled: list[int] = []
+
+        @asynccontextmanager
+        async def process(settings: dict[str, Any], *commands: str) -> AsyncIterator[None]:
+            """Run a worker and a producer that declare these, in what counts as a new process."""
+            known_settings._WARNED.clear()
+            caplog.clear()
+            worker = delayq.Worker(server.url)
+            worker.listener("jobs", **settings)(handled.append)
+            async with worker, delayq.connect(server.url) as producer:
+                for _ in range(2):
+                    await producer.reliable_queue("jobs", **settings).offer(1, group="g")
+                count = len(handled)
+                await until(lambda: len(handled) > count)
+                said = [record.getMessage() for record in caplog.records if record.levelno >= 30]
+                assert sorted(line.partition("configure jobs --")[2] for line in said) == [
+                    *commands
+                ]
+                yield
+
+        jobs = client.reliable_queue("jobs")
+        async with process(old):
+            stored = await jobs.settings()
+            async with process(new, *to_new):
+                assert await jobs.settings() == stored
+                assert (
+                    "queue 'jobs': max_size is 100 on the server, and 200 in the code. The value on"
+                    " the server counts; to change it, run: delayq configure jobs --max-size 200\n"
+                ) in caplog.text
+                await jobs.configure(**operators)
+                chosen = await jobs.settings()
+                assert chosen.limit == operators["limit"]
+                async with (
+                    process(old, *to_old),
+                    process(new, *(line for line in to_new if line != "expired dead")),
+                ):
+                    assert await jobs.settings() == chosen
+                    await jobs.configure(**new)
+                    async with process(new):
+                        assert (await jobs.settings()).limit == new["limit"]
+        await until(lambda: len(handled) == 10)
 
     async def test_a_configuration_needs_no_second_declaration(
         self, client: Client, other: Client, caplog: pytest.LogCaptureFixture
