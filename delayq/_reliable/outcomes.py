@@ -17,6 +17,7 @@ from delayq._durations import moment_us
 from delayq._reliable.bodies import read_letter
 from delayq._reliable.error_text import unpack_error
 from delayq._reliable.replies import parse_us
+from delayq.codecs.json import JsonCodec, ResultCodec
 from delayq.codecs.protocol import decode
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import Claim, StoredMessage
     from delayq.codecs import Codec
 
+_RESULT_JSON = ResultCodec()
 # The most that is kept of each error, characters. Its end says the most.
 _ERROR_MOST = 2000
 _OFFERED = re.compile(rb"[0-9]{1,17}")
@@ -247,10 +249,12 @@ def _worker(pid: int) -> bytes:
 def result_codec(codec: Codec[Any]) -> Codec[Any]:
     """Return the codec of results in a queue of values that ``codec`` encodes.
 
-    A codec of one type, or of calls, is none for results: they are JSON then.
+    A codec of one type, or of calls, is none for results: they are JSON then. Where they are JSON,
+    they need not come back as they were.
     """
     found: Codec[Any] = getattr(codec, "results", codec)
-    return found
+    # A subclass may write something else.
+    return _RESULT_JSON if type(found) is JsonCodec else found
 
 
 def history_of(

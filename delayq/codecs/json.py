@@ -72,15 +72,8 @@ class JsonCodec:
         # It has keys that need conversion, another thread is writing a part of it, or JSON cannot
         # hold it.
         from delayq.codecs._checked import to_plain  # noqa: PLC0415
-        from delayq.codecs._plain import Unencodable, encode_json  # noqa: PLC0415
 
-        try:
-            return encode_json(to_plain(value)).encode()
-        except Unencodable as error:
-            reason = str(error)
-        except (ValueError, RecursionError) as error:
-            reason = str(reason_of(error))
-        raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")
+        return _encode_plain(value, to_plain)
 
     def decode(self, payload: bytes, /) -> Any:
         """Decode JSON, or raise DecodeError."""
@@ -97,3 +90,31 @@ class JsonCodec:
         except (ValueError, RecursionError) as error:
             reason = reason_of(error)
         raise DecodeError("JsonCodec", payload) from reason
+
+
+class ResultCodec(JsonCodec):
+    """JSON of what handlers return. No worker reads it by its type, so it need not come back as it
+    was: a model for responses leaves out fields.
+    """
+
+    def encode(self, value: Any, /) -> bytes:
+        """Encode ``value`` as JSON, or raise EncodeError as :meth:`JsonCodec.encode` does."""
+        from delayq.codecs._plain import encode_json, to_plain  # noqa: PLC0415
+
+        try:
+            return encode_json(value).encode()
+        except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
+            return _encode_plain(value, to_plain)
+
+
+def _encode_plain(value: Any, to_plain: Callable[[Any], Any]) -> bytes:
+    """Encode what ``to_plain`` makes of a value, or tell why that cannot be."""
+    from delayq.codecs._plain import Unencodable, encode_json  # noqa: PLC0415
+
+    try:
+        return encode_json(to_plain(value)).encode()
+    except Unencodable as error:
+        reason = str(error)
+    except (ValueError, RecursionError) as error:
+        reason = str(reason_of(error))
+    raise EncodeError(f"JsonCodec cannot encode this {type(value).__name__}: {reason}")

@@ -19,6 +19,7 @@ from delayq._durations import seconds
 from delayq._functions import annotation_of, is_kind, name_of, show
 from delayq._reliable.ids import new_id
 from delayq._reliable.offering import Offer, OfferEncoder
+from delayq._reliable.outcomes import result_codec
 from delayq._reliable.settings import DEFAULTS
 from delayq.errors import ConfigurationError, NoResult, ResultTimeout
 
@@ -118,7 +119,7 @@ class _Recorder:
     async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
         if id in self._results:
             result = self._results[id]
-            return None if result is None else self._tasks._codec.results.encode(result)
+            return None if result is None else result_codec(self._tasks._codec).encode(result)
         if id in self._ids:
             raise ResultTimeout(id, 0.0 if timeout is None else seconds(timeout, "timeout"))
         raise NoResult(id, keeps=True)

@@ -176,7 +176,7 @@ class Handling:
             try:
                 cancelling, failure = message._cancelling, None
                 try:
-                    message.keep_result(await self._start(message))
+                    self._keep(message, await self._start(message))
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
@@ -202,6 +202,23 @@ class Handling:
             return False
         await message.__aenter__()
         return True
+
+    def _keep(self, message: Message[Any], result: object) -> None:
+        """Have a result stored with the acknowledgement, if its queue keeps results.
+
+        One that cannot be stored does not make the message fail: its work has been done, and would
+        be done again.
+        """
+        if result is None:
+            return
+        try:
+            message.keep_result(result)
+        except Exception as error:  # noqa: BLE001 - a codec of the user's raises anything
+            # The text of a foreign error may quote the result, which may be private.
+            is_ours = isinstance(error, DelayqError)
+            reason = str(error) if is_ours else f"its codec raised {type(error).__name__}"
+            text = "was handled, but its result, a %s, is not stored, and reads as None: %s"
+            self._log(ERROR, message, text, type(result).__name__, reason)
 
     async def _end_trouble(
         self,
