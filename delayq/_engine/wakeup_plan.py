@@ -26,6 +26,8 @@ _AHEAD = 5.0
 # seconds.
 _PATIENCE = 0.02
 
+# What is confirmed if no caller has come since the plan was asked to rest.
+_UNWANTED = -2
 # The reply of a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
 # The reply of a call that left messages which are due, and which a call takes that is requested in
@@ -180,7 +182,7 @@ class WakeupPlan:
         self.failures: int = 0
         self.knowledge: int = 0
         # The knowledge that the last reply has confirmed; -1 if it told of more messages.
-        self._confirmed = -1
+        self._confirmed = _UNWANTED
         self._in_flight = _InFlight()
         self._clock = clock
         self._has_demand = has_demand
@@ -189,8 +191,6 @@ class WakeupPlan:
         # The call requested: for messages due by this moment, in us, or inf; None if there is none.
         self._requested: float | None = None
         self._handed_out_us = 0
-        # Whether a caller has wanted messages since we were last asked to rest.
-        self._had_demand = False
         self._closed = False
 
     @property
@@ -207,12 +207,12 @@ class WakeupPlan:
 
     def demand(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
-        self._had_demand = True
         return () if self.up_to_date else self.wake() + self.listen()
 
     def listen(self) -> Actions:
         """Listen for a caller that wants messages; in a crowd, only to summons."""
-        self._had_demand = True
+        if self._confirmed == _UNWANTED:
+            self._confirmed = -1
         if not self.resting:
             return ()
         return self._stop_resting() if self.stagger.has_room(demand=True) else self._changed()
@@ -222,8 +222,8 @@ class WakeupPlan:
         that handles a message comes again. The next one has to ask the server.
         """
         self.forget()
-        had_demand, self._had_demand = self._had_demand, False
-        if had_demand:
+        if self._confirmed != _UNWANTED:
+            self._confirmed = _UNWANTED
             return ()
         self.stagger.resting = True
         return self._changed()
