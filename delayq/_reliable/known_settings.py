@@ -180,16 +180,37 @@ class KnownSettings:
             home: Returns the partition for a number of partitions.
             call: Makes the call to a partition, with the number of partitions.
         """
-        for _ in range(MOST_TRIES):
+        partition = 0
+
+        async def call_its_partition() -> R:
+            nonlocal partition
             await self.learn({}, stores=True)
             count = self.stored.partitions
             partition = home(count)
+            return await call(partition, count)
+
+        return await self.repeat(call_its_partition, lambda: partition)
+
+    async def repeat(
+        self, call: Callable[[], Awaitable[R]], partition: Callable[[], int] = lambda: 0
+    ) -> R:
+        """Make a call again for as long as a partition refuses it because settings have changed.
+
+        Args:
+            call: Makes the call.
+            partition: Returns the one that has refused the last call.
+
+        Raises:
+            ServerUnavailable: The queue is being moved to another number of partitions. Nothing was
+                done.
+        """
+        for _ in range(MOST_TRIES):
             try:
-                return await call(partition, count)
+                return await call()
             except SettingsChanged:
-                await self.after_refusal(partition)
+                await self.after_refusal(partition())
         raise ServerUnavailable(
-            f"nothing was changed: the settings of queue {self._name!r} keep changing"
+            f"nothing was done: the settings of queue {self._name!r} keep changing"
         )
 
     async def after_refusal(self, partition: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
 from delayq._redis.retry import retry_delay
@@ -130,7 +131,9 @@ class MessageNews:
             first, *others = queue.places(id)
             for partitions in ([first], others):
                 for partition in partitions:
-                    found = await partition.store.await_end(id, for_us)
+                    found = await queue.settings.repeat(
+                        partial(partition.store.await_end, id, for_us)
+                    )
                     if found.is_live:
                         return found
                     ends.append(found)
@@ -138,6 +141,7 @@ class MessageNews:
                 if newest.moment_us:
                     return newest
             # A client that was not notified may have asked the wrong partitions.
-            await queue.settings.read()
-            if queue.settings.stored.partitions == number:
+            stored = await queue.settings.read()
+            stored.check_at_rest(queue.name)
+            if stored.partitions == number:
                 return newest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -156,7 +157,7 @@ class OpenReliableQueue:
         while True:
             number = self.settings.stored.partitions
             for partition in places():
-                if found := await of(partition):
+                if found := await self.settings.repeat(partial(of, partition)):
                     return found
             # A client that was not notified may have asked the wrong partitions.
             stored = await self.settings.read()
@@ -189,7 +190,7 @@ class OpenReliableQueue:
                     for partition, some in parts.items():
                         for first in range(0, len(some), PAGE):
                             page = some[first : first + PAGE]
-                            done = await of(partition.store, page)
+                            done = await self.settings.repeat(partial(of, partition.store, page))
                             changed.update(zip(page, done, strict=True))
                 if all(changed.values()):
                     break
@@ -209,7 +210,8 @@ class OpenReliableQueue:
         """
 
         async def each(partitions: Sequence[Partition]) -> Sequence[R]:
-            outcomes = await asyncio.gather(*map(of, partitions), return_exceptions=True)
+            calls = (self.settings.repeat(partial(of, partition)) for partition in partitions)
+            outcomes = await asyncio.gather(*calls, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome
@@ -225,10 +227,11 @@ class OpenReliableQueue:
         """
         while True:
             number = self.settings.stored.partitions
-            result = await of(self.partitions)
+            result = await self.settings.repeat(lambda: of(self.partitions))
             # The calls were made, whatever becomes of this one.
             with suppress(DelayqError):
                 await self.settings.read()
+            self.settings.stored.check_at_rest(self.name)
             if self.settings.stored.partitions == number:
                 return result
 

@@ -501,7 +501,8 @@ class ReliableQueue(Recurring[T], Generic[T]):
         queue, checked = self._open, checked_id(id)
 
         async def find(partition: Partition) -> MessageHistory | None:
-            return history_of(checked, *await partition.store.outcome(checked), self._codec)
+            outcome = await queue.settings.repeat(partial(partition.store.outcome, checked))
+            return history_of(checked, *outcome, self._codec)
 
         # A partition that has only the record of an earlier message with that id is asked first.
         places = reversed(queue.places(checked))
@@ -629,11 +630,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._ready()
         # Partitions that a queue is given later would not be paused.
         await self._open.settings.learn({}, stores=True)
+        (await self._open.settings.read()).check_not_moving(self.name)
         await self._open.of_each(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
         await self._ready()
+        (await self._open.settings.read()).check_not_moving(self.name)
         ended = False
 
         async def resume(partition: Partition) -> None:
@@ -874,7 +877,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
     async def _group_at(self, group: str) -> ReliableStore:
         """Return the partition of a group."""
         await self._settled()
-        await self._open.settings.read()
+        (await self._open.settings.read()).check_at_rest(self.name)
         return self._open.home(group).store
 
     async def _set_group(self, group: str, what: str, limit: str) -> bool:
@@ -888,7 +891,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     async def _every_store(self) -> Sequence[ReliableStore]:
         await self._settled()
-        await self._open.settings.read()
+        (await self._open.settings.read()).check_at_rest(self.name)
         return [partition.store for partition in self._open.partitions]
 
     async def _letters_at(
@@ -900,6 +903,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._ready()
         queue = self._open
         stored = await queue.settings.read()
+        stored.check_at_rest(self.name)
         if stored.drops_letters:
             # A user that may only look sees letters that are about to go.
             with suppress(ServerRefused):

@@ -397,7 +397,16 @@ class StoredSettings:
         Raises:
             ServerUnavailable: It is, and what it has cannot be reached.
         """
-        if self.is_held and self.moving_to is not None:
+        if self.is_held:
+            self.check_not_moving(queue)
+
+    def check_not_moving(self, queue: str) -> None:
+        """Check that no move to another number of partitions has begun.
+
+        Raises:
+            ServerUnavailable: One has. The queue is paused, and will go on by itself.
+        """
+        if self.moving_to is not None:
             raise ServerUnavailable(
                 f"nothing was done: queue {queue!r} is being moved to {self.moving_to} partitions;"
                 " try again when that has ended. If it was interrupted, continue it with:"

@@ -394,8 +394,15 @@ def _store(client: Client, name: str) -> DelayedStore:
 
 
 async def stores_of(client: Client, name: str) -> list[ReliableStore]:
-    """Return the data of a reliable queue's partitions."""
-    return await _stores_of(partial(_partition, client, name))
+    """Return the data of a reliable queue's partitions.
+
+    Raises:
+        ServerUnavailable: The queue is being moved to another number of partitions.
+    """
+    stores = await _stores_of(partial(_partition, client, name))
+    if (stored := await _settings(stores[0])) is not None:
+        stored.check_at_rest(name)
+    return stores
 
 
 async def stores_of_found(client: Client, queue: FoundQueue) -> list[ReliableStore]:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import DuplicateMessage, Limit, Offer
+from delayq import DuplicateMessage, Limit, NoResult, Offer
 from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.keys import MESSAGES, ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
+from delayq.admin.inspect import remove
 from delayq.admin.repartition import ASIDE, Repartition, repartition
 from delayq.errors import ConfigurationError, ServerUnavailable
 from tests.integration.test_acl import granted
@@ -196,6 +197,8 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
     monkeypatch.setattr("delayq._reliable.known_settings._MOST_HELD", 0.05)
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer(1, id="one", delay=HOUR)
+    await jobs.schedule("nightly", every=HOUR, value=1)
+    waits = asyncio.create_task(jobs.result("one"))
 
     def fail(name: str, _: int) -> None:
         if name == "reliable/receive":
@@ -204,9 +207,31 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
     faults.plan = fail
     with pytest.raises(asyncio.CancelledError):
         await repartition(client, "jobs", 4)
-    for call in (jobs.offer(2), jobs.cancel("one"), jobs.get("one"), jobs.configure(max_size=9)):
+    for call in (
+        lambda: jobs.offer(2),
+        lambda: jobs.cancel("one"),
+        lambda: jobs.reschedule("one", 1),
+        lambda: jobs.get("one"),
+        lambda: jobs.history("one"),
+        lambda: jobs.result("one", timeout=0),
+        lambda: jobs.list("delayed"),
+        jobs.stats,
+        jobs.schedules,
+        lambda: jobs.schedule("hourly", every=HOUR, value=2),
+        lambda: jobs.pause_schedule("nightly"),
+        lambda: jobs.unschedule("nightly"),
+        jobs.purge,
+        jobs.pause,
+        jobs.resume,
+        jobs.dead.list,
+        jobs.dead.redrive,
+        lambda: jobs.dead.purge(["one"]),
+        jobs.groups.list,
+        lambda: jobs.configure(max_size=9),
+        lambda: remove(client, "reliable", "jobs"),
+    ):
         with pytest.raises(ServerUnavailable, match="being moved to 4 partitions"):
-            await call
+            await call()
     with pytest.raises(ConfigurationError, match="delayq repartition jobs --to 4"):
         await repartition(client, "jobs", 8)
     faults.plan = lambda *_: None
@@ -214,7 +239,11 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
     waiting = asyncio.create_task(jobs.offer(2, id="two"))
     await repartition(client, "jobs", 4)
     assert await waiting == "two"
+    assert [schedule.name for schedule in await jobs.schedules()] == ["nightly"]
+    assert not waits.done()
     assert await jobs.cancel_many(["one", "two"]) == [True, True]
+    with pytest.raises(NoResult):
+        await waits
 
 
 async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: Client) -> None:
@@ -228,7 +257,8 @@ async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: C
         await until(lambda: bool(states))
         assert (states[-1].phase, states[-1].running) == ("waiting", 1)
         # An operator cannot end the pause meanwhile.
-        await jobs.resume()
+        with pytest.raises(ServerUnavailable, match="being moved to 2 partitions"):
+            await jobs.resume()
         await until(lambda: is_paused(jobs))
         if answer == "cancel":
             move.cancel()

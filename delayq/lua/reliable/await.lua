@@ -19,6 +19,7 @@
 -- include: queue
 -- include: kept
 -- include: outcome
+-- include: at_rest
 
 local now = now_us()
 local found = find_outcome(id, now)

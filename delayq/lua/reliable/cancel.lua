@@ -22,6 +22,7 @@
 -- include: settle
 -- include: queue
 -- include: stopping
+-- include: at_rest
 
 -- A key of a foreign type must fail before the first write, and before any worker is told.
 check_messages()

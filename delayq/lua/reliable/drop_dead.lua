@@ -3,6 +3,7 @@
 -- Keys:
 --   dead           ZSET  names of dead letters, scored by their time of death, microseconds
 --   dead_messages  HASH  name to the reason, as JSON, newline, body: see include/letters.lua
+--   settings       HASH  see include/settings.lua
 -- Arguments:
 --   name...  text  of each dead letter
 -- Roles: admin
@@ -10,6 +11,7 @@
 --
 -- Returns 1.
 -- include: letters
+-- include: at_rest
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', dead)

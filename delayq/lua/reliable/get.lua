@@ -2,6 +2,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   settings  HASH  see include/settings.lua
 -- Arguments:
 --   id...  text  of each message
 -- Roles: admin, dashboard
@@ -12,6 +13,7 @@
 -- include: clock
 -- include: leases
 -- include: queue
+-- include: at_rest
 
 local now = now_us()
 local reply = {}

@@ -3,6 +3,7 @@
 --
 -- Keys:
 --   messages  see include/queue.lua
+--   settings  HASH  see include/settings.lua
 -- Arguments:
 --   state   text  "delayed", "ready" or "leased"
 --   brief   int   1: leave out attempt, body and error
@@ -18,6 +19,7 @@
 -- include: clock
 -- include: leases
 -- include: queue
+-- include: at_rest
 
 local now = now_us()
 offset, limit = tonumber(offset), tonumber(limit)

@@ -18,6 +18,7 @@
 -- include: clock
 -- include: leases
 -- include: groups
+-- include: at_rest
 
 local now, reply = now_us(), {}
 -- How many slots are kept beyond the end of their leases, which the next claim frees, by group.

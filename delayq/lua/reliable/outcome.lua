@@ -17,6 +17,7 @@
 -- include: queue
 -- include: kept
 -- include: outcome
+-- include: at_rest
 
 local now = now_us()
 local reply, found = find_outcome(id, now)

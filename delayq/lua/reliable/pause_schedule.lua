@@ -18,6 +18,7 @@
 -- include: settle
 -- include: queue
 -- include: schedule
+-- include: at_rest
 
 local facts, content = load_schedule(name)
 if not facts then return 0 end

@@ -20,6 +20,7 @@
 -- include: settle
 -- include: queue
 -- include: stopping
+-- include: at_rest
 
 -- This needs a right that neither producers nor consumers have: they may remove single messages,
 -- but do not drop them all.

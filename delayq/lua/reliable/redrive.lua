@@ -19,6 +19,7 @@
 -- include: settle
 -- include: queue
 -- include: letters
+-- include: at_rest
 
 -- This needs a right that consumers do not have: they make dead letters, but do not clean up.
 redis.call('ZCARD', dead)

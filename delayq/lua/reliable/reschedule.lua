@@ -17,6 +17,7 @@
 -- include: groups
 -- include: settle
 -- include: queue
+-- include: at_rest
 
 if #ids > 1 then check_messages() end
 local now = now_us()

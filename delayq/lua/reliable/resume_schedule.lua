@@ -4,6 +4,7 @@
 --   messages  see include/queue.lua
 --   wake       CHANNEL  where a new head is announced: its due time, microseconds
 --   schedules  HASH     name to the facts about the schedule: see include/schedule.lua
+--   settings   HASH     see include/settings.lua
 -- Arguments:
 --   name  text  of the schedule
 -- Roles: consumer, admin
@@ -14,6 +15,7 @@
 -- include: leases
 -- include: queue
 -- include: schedule
+-- include: at_rest
 
 check_messages()
 local facts, content = load_schedule(name)

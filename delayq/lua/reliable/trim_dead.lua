@@ -11,6 +11,7 @@
 -- include: clock
 -- include: leases
 -- include: letters
+-- include: at_rest
 
 -- Consumers do this as they make letters; by itself, it needs the right to clean up.
 redis.call('ZCARD', dead)

@@ -18,6 +18,7 @@
 -- include: settle
 -- include: queue
 -- include: schedule
+-- include: at_rest
 
 -- A key of a foreign type must fail before the first write.
 check_messages()
