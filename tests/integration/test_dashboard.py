@@ -798,11 +798,11 @@ BIG_PAGES = {
 
 
 async def test_pages_of_large_queues_take_no_more_work(
-    client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch
+    server: PrivateServer, raw: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither in commands nor in what they return: all that they read is bounded."""
-    # A search or a look that falls between two pages would count, and so would a probe of a slow
-    # connection.
+    # Whatever else falls between two pages would count: a search, a look, a probe of a slow
+    # connection, a re-check, which closes connections as well, and a ping.
     monkeypatch.setattr(Queues._all, "__defaults__", (600,))
     monkeypatch.setattr("delayq._dashboard.live._FRESH", 600)
     monkeypatch.setattr("delayq._redis.connection.DOUBT_AFTER", 600)
@@ -814,12 +814,16 @@ async def test_pages_of_large_queues_take_no_more_work(
         return sum(command["calls"] for command in commands.values()), size
 
     works: dict[str, list[list[int]]] = {path: [] for path in BIG_PAGES}
-    jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
     for begin, end in ((0, 1_000), (1_000, 20_000)):
-        await jobs.offer_many([Offer(n, delay=600, id=f"m{n}") for n in range(begin, end)])
-        await orders.offer_many([(n, 600) for n in range(begin, end)])
+        async with delayq.connect(server.url) as client:
+            jobs, orders = client.reliable_queue("jobs"), client.delayed_queue("orders")
+            await jobs.offer_many([Offer(n, delay=6000, id=f"m{n}") for n in range(begin, end)])
+            await orders.offer_many([(n, 6000) for n in range(begin, end)])
         await fill_with_letters(raw, range(begin // 10, end // 10))
-        async with browse(delayq.dashboard(client)) as browser:
+        async with (
+            delayq.connect(server.url, resync_interval=3600) as client,
+            browse(delayq.dashboard(client)) as browser,
+        ):
             for path, share in BIG_PAGES.items():
                 address = f"{path}{share * end:.0f}" if share else path
                 # The search for queues is shared by all pages.

@@ -266,8 +266,9 @@ async def test_a_refilled_rate_wakes_a_waiting_client(
     before = calls(faults)
     (message,) = await jobs.claim(wait=60)
     assert message.value == 3
-    # The first finds out when the next message may start, and one may come a little early.
-    assert calls(faults) <= before + 3
+    # The first finds out when the next message may start. On a busy machine, a few come a little
+    # early, or with a re-check; one that polls every 20 ms would make 25.
+    assert calls(faults) <= before + 8
 
 
 @pytest.mark.every_server
