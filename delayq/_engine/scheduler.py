@@ -274,7 +274,11 @@ class Scheduler:
         calls = [[(queue.kind, keys) for queue, keys in some] for some in parts]
         asked_at = self.services.clock.local()
         errors = []
-        for some, reply in zip(parts, await resync(self.services.server, calls), strict=True):
+        replies = zip(parts, await resync(self.services.server, calls), strict=True)
+        for number, (some, reply) in enumerate(replies):
+            if number:
+                # Thousands of queues must not hold up the other tasks of the event loop.
+                await asyncio.sleep(0)
             if isinstance(reply, BaseException):
                 # A failed call must not keep the other queues from hearing their results.
                 errors.append(reply)

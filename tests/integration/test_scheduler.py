@@ -278,10 +278,21 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
         before = calls.round_trips
         with monkeypatch.context() as patch:
             found: dict[str, int] = {}
+            # How many queues were looked at when other tasks had their turns.
+            turns = {0}
+
+            async def take_turns() -> None:
+                while True:
+                    turns.add(len(found))
+                    await asyncio.sleep(0)
+
+            other = asyncio.create_task(take_turns())
             for queue in scheduler.queues:
                 note = lambda due_us, _ready, name=queue.name: found.update({name: due_us})
                 patch.setattr(queue, "resynced", note)
             await scheduler.run_once()
+            other.cancel()
+            assert turns >= {0, 20, 40, 60, 80}
             assert calls.round_trips == before + 1
             assert len(found) == 100
             assert [name for name, due_us in found.items() if due_us != -1] == ["orders 70"]
