@@ -47,6 +47,7 @@ if sys.platform != "win32":
     import fcntl
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from typing import Self
 
 _log = logging.getLogger("delayq")
@@ -225,13 +226,13 @@ class EmbeddedServer:
         if self._fifo is not None and self._owner == os.getpid():
             return
         binary = find_server()
-        deadline = time.monotonic() + START_TIMEOUT
         self._owner, self._fifo, self._watchdog = os.getpid(), None, None
         try:
-            directory = _of_process.join() if self._shares else _make_directory(self._wanted)
-            self._directory = directory
-            self._inode = directory.stat().st_ino
-            self._serve(directory, binary, deadline)
+            with self._turn():
+                directory = _of_process.join() if self._shares else _make_directory(self._wanted)
+                self._directory = directory
+                self._inode = directory.stat().st_ino
+                self._serve(directory, binary, time.monotonic() + START_TIMEOUT)
         except OSError as error:
             self.stop()
             raise EmbeddedServerError(
@@ -282,13 +283,23 @@ class EmbeddedServer:
             directory, self._directory, self._socket = self._directory, None, None
         if directory is None:
             return
+        with self._turn():
+            # Before the wait: a server that starts meanwhile must not use a directory that goes.
+            is_shared = self._shares and _of_process.leave(directory)
+            if fifo is not None:
+                _close(fifo)
         if fifo is not None:
-            _close(fifo)
             deadline = time.monotonic() + STOP_TIMEOUT
             while not self._is_over(directory) and time.monotonic() < deadline:
                 time.sleep(_POLL)
-        if self._temporary and not (self._shares and _of_process.leave(directory)):
+        if self._temporary and not is_shared:
             shutil.rmtree(directory, ignore_errors=True)  # in case the watchdog was killed
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """Return a block in which no other server of this process joins or leaves the directory:
+        between the two, a server that joins is no user yet.
+        """
+        return _of_process.lock if self._shares else contextlib.nullcontext()
 
     def _demand_directory(self, directory: Path) -> None:
         """Raise EmbeddedServerError if the directory is not the one that was opened."""
@@ -427,32 +438,34 @@ class EmbeddedServer:
 
 
 class _ProcessDirectory:
-    """The temporary directory that the servers of this process share, and how many use it."""
+    """The temporary directory that the servers of this process share, and how many use it.
+
+    Attributes:
+        lock: Held while a server joins or leaves.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._path: Path | None = None
         self._users = 0
 
     def join(self) -> Path:
         """Return the directory, made anew for the first user."""
-        with self._lock:
-            if self._path is None:
-                self._path = _make_directory(None)
-            self._users += 1
-            return self._path
+        if self._path is None:
+            self._path = _make_directory(None)
+        self._users += 1
+        return self._path
 
     def leave(self, path: Path) -> bool:
         """Return whether others still use it."""
-        with self._lock:
-            self._users -= 1
-            if not self._users:
-                self._path = None
-            return self._path == path
+        self._users -= 1
+        if not self._users:
+            self._path = None
+        return self._path == path
 
     def forget(self) -> None:
         """Begin again in a child process, which has no server yet."""
-        self._lock, self._path, self._users = threading.Lock(), None, 0
+        self.lock, self._path, self._users = threading.Lock(), None, 0
 
 
 _of_process = _ProcessDirectory()

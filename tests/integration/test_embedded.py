@@ -707,6 +707,23 @@ class TestSharing:
         assert places[0] != places[1]
         assert not any(path.parent.exists() for path in places)
 
+    def test_one_that_opens_while_the_last_one_closes_has_a_server(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def is_over(server: EmbeddedServer, directory: Path) -> bool:
+            over = ended(server, directory)
+            if over and server is last:
+                newcomer.start()
+            return over
+
+        ended = EmbeddedServer._is_over
+        monkeypatch.setattr(EmbeddedServer, "_is_over", is_over)
+        last, newcomer = (EmbeddedServer(None, of_process=True) for _ in range(2))
+        last.start()
+        last.stop()
+        assert answers(newcomer)
+        newcomer.stop()
+
     @pytest.mark.gate
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
         script = f"""{IMPORT}
