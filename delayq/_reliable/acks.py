@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Acknowledger:
         self._background = services.background
         # Cancelled messages whose handlers outlive their blocks, and those whose slots are to be
         # freed.
-        self._outlived: set[Claim] = set()
+        self._outlived: Counter[Claim] = Counter()
         self._stopped: list[Claim] = []
         self._acks: Batcher[Claim, bool | OutcomeUnknown] = Batcher(
             services.server,
@@ -145,13 +146,16 @@ class Acknowledger:
         return held
 
     def outlives(self, claim: Claim) -> None:
-        """Note that a handler runs on after the block of its message: until :meth:`ended`."""
-        self._outlived.add(claim)
+        """Note that a handler, or a thread of it, runs on after the block of its message: until
+        :meth:`ended`.
+        """
+        self._outlived[claim] += 1
 
     def ended(self, claim: Claim) -> None:
         """Note that a handler has ended that has outlived the block of its message."""
-        if claim in self._outlived:
-            self._outlived.discard(claim)
+        self._outlived[claim] -= 1
+        if not self._outlived[claim]:
+            del self._outlived[claim]
             self.stopped(claim)
 
     def stopped(self, claim: Claim) -> None:

@@ -412,7 +412,7 @@ class BatchHandling(Handling):
         takes_messages = self._plan.takes_message
         # The list is the handler's own.
         first = [each if takes_messages else each.value for each in messages]
-        call = self._call_handler(first, {**self._made})
+        call = self._call_handler(first, {**self._made}, messages)
         try:
             result = await (call if self._limit is None else self._within(self._limit, call))
             return self._of_each(result, messages)

@@ -367,16 +367,20 @@ class Handling:
 
     async def _call(self, message: Message[Any], value: Any) -> Any:
         first = message if self._plan.takes_message else value
-        return await self._call_handler(first, {Message: message, **self._made})
+        return await self._call_handler(first, {Message: message, **self._made}, [message])
 
-    async def _call_handler(self, first: Any, made: dict[Any, Any]) -> Any:
-        """Call the handler with its first argument, and fill the others from what was ``made``."""
+    async def _call_handler(
+        self, first: Any, made: dict[Any, Any], messages: Sequence[Message[Any]]
+    ) -> Any:
+        """Call the handler with its first argument, and fill the others from what was ``made``: it
+        handles these messages.
+        """
         plan, handler = self._plan, self._listener.handler
         if not plan.injected:
             return await (
                 handler(first)
                 if plan.is_async
-                else self._in_thread(partial(handler, first), made.get(Message))
+                else self._in_thread(partial(handler, first), messages)
             )
         failure: BaseException | None = None
         result: Any = None
@@ -387,7 +391,7 @@ class Handling:
                 result = await (
                     handler(first, **arguments)
                     if plan.is_async
-                    else self._in_thread(partial(handler, first, **arguments), made.get(Message))
+                    else self._in_thread(partial(handler, first, **arguments), messages)
                 )
             except BaseException as error:
                 failure = error
@@ -397,15 +401,18 @@ class Handling:
             raise failure
         return result
 
-    async def _in_thread(self, call: Callable[[], Any], message: Message[Any] | None) -> Any:
-        def abandoned() -> Callable[[], None]:
-            # A cancelled message keeps its slots until the function returns.
-            assert message is not None
-            settling, claim = message._origin.settling, message._claim
-            settling.outlives(claim)
-            return partial(settling.ended, claim)
+    async def _in_thread(self, call: Callable[[], Any], messages: Sequence[Message[Any]]) -> Any:
+        def returned() -> None:
+            for message in messages:
+                message._origin.settling.ended(message._claim)
 
-        result = await self.threads.run(call, None if message is None else abandoned)
+        def abandoned() -> Callable[[], None]:
+            # Cancelled messages keep their slots until the function returns.
+            for message in messages:
+                message._origin.settling.outlives(message._claim)
+            return returned
+
+        result = await self.threads.run(call, abandoned)
         # A decorator may have turned a coroutine function into a plain one.
         return await result if inspect.isawaitable(result) else result
 

@@ -43,7 +43,7 @@ class Threads:
         self._most = most
         self._idle: list[_Thread] = []
         # With what to call when they return.
-        self._abandoned: dict[_Thread, Callable[[], None] | None] = {}
+        self._abandoned: dict[_Thread, Callable[[], None]] = {}
         self._closed = False
         self.changed: Callable[[], None] = lambda: None
 
@@ -52,7 +52,7 @@ class Threads:
         return len(self._abandoned)
 
     async def run(
-        self, function: Callable[[], Any], abandoned: Callable[[], Callable[[], None]] | None = None
+        self, function: Callable[[], Any], abandoned: Callable[[], Callable[[], None]]
     ) -> Any:
         """Call the function in a thread, which continues if the caller is cancelled: then
         ``abandoned`` is called, and what it returns once the function has returned.
@@ -113,13 +113,12 @@ class Threads:
         else:
             self._idle.append(thread)
         if thread in self._abandoned:
-            if (ended := self._abandoned.pop(thread)) is not None:
-                ended()
+            self._abandoned.pop(thread)()
             log(INFO, self._queue, "a hung thread has returned; %d still hang", self.hanging)
             self.changed()
 
-    def _abandon(self, thread: _Thread, abandoned: Callable[[], Callable[[], None]] | None) -> None:
-        self._abandoned[thread] = None if abandoned is None else abandoned()
+    def _abandon(self, thread: _Thread, abandoned: Callable[[], Callable[[], None]]) -> None:
+        self._abandoned[thread] = abandoned()
         all_hang = self.hanging >= self._most
         log(
             ERROR if all_hang else WARNING,

@@ -23,7 +23,7 @@ LIMITS: tuple[dict[str, Any], ...] = ({"limit": ONE}, {"group_limit": ONE})
 
 @pytest.mark.every_server
 @pytest.mark.parametrize("settings", LIMITS)
-@pytest.mark.parametrize("kind", ["coroutine", "function", "batch"])
+@pytest.mark.parametrize("kind", ["coroutine", "function", "batch", "batch function"])
 async def test_a_cancelled_message_keeps_its_slots_until_its_handler_has_ended(
     client: Client, settings: Any, kind: str
 ) -> None:
@@ -48,8 +48,13 @@ async def test_a_cancelled_message_keeps_its_slots_until_its_handler_has_ended(
         for value in values:
             await handle(value)
 
-    if kind == "batch":
-        worker.listener("jobs", lease=LEASE, batch=1)(handle_all)
+    def handle_all_in_thread(values: list[int]) -> None:
+        for value in values:
+            handle_in_thread(value)
+
+    if kind.startswith("batch"):
+        handler = handle_all if kind == "batch" else handle_all_in_thread
+        worker.listener("jobs", lease=LEASE, batch=1)(handler)
     else:
         worker.listener("jobs", lease=LEASE)(handle if kind == "coroutine" else handle_in_thread)
     await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
