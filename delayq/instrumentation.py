@@ -68,7 +68,7 @@ class Observer:
 
     def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
         """Observe that the handling of a message of a reliable queue has ended, ``seconds`` after
-        it began.
+        it began. One that was given back by :meth:`~delayq.Message.release` was not handled.
 
         This costs less than :meth:`handling`.
 

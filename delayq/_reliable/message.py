@@ -191,6 +191,7 @@ class Message(Generic[T]):
         "_cancelling",
         "_claim",
         "_error",
+        "_is_back",
         "_lost",
         "_observation",
         "_origin",
@@ -227,6 +228,7 @@ class Message(Generic[T]):
         self._lost = False
         self._task: asyncio.Task[object] | None = None
         self._observation: Observation | None = None
+        self._is_back = False
 
     @property
     def id(self) -> str:
@@ -439,6 +441,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         await self._settle(self._origin.settling.release(self._claim))
+        self._is_back = True
 
     async def __aenter__(self) -> Self:
         loop = self._origin.loop
@@ -580,7 +583,7 @@ class Message(Generic[T]):
         another message.
         """
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and not self._is_back:
             handling = self._origin.reports.handling
             handling.skip -= 1
             if handling.skip < 0:
@@ -590,6 +593,9 @@ class Message(Generic[T]):
     def _end_observation(self, error: BaseException | None) -> None:
         observation, self._observation = self._observation, None
         assert observation is not None
+        if self._is_back and error is None and observation.error is None:
+            # It was not handled, so nobody hears for how long.
+            observation.started = 0.0
         origin = self._origin
         origin.hooks.end_handling(
             observation, origin.partition.queue.name, self._loss() if self._lost else error

@@ -148,6 +148,8 @@ async def test_counters_count_what_happened(metrics: Metrics, jobs: Jobs) -> Non
     seen = await samples(metrics)
     expected = {"offered": 4, "delivered": 4, "acked": 1, "retried": 1, "dead": 1, "released": 1}
     assert totals(seen, "jobs", *expected) == expected
+    # What went back was not handled.
+    assert seen["delayq_handling_seconds_count", "jobs"] == 3
     assert seen["delayq_lateness_seconds_count", "jobs"] == 4
     assert seen["delayq_lateness_seconds_bucket", "jobs", "+Inf"] == 4
     assert 0 <= seen["delayq_lateness_seconds_sum", "jobs"] < 60
