@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from delayq._reliable.message import Message
-    from delayq._reliable.replies import Start
+    from delayq._reliable.replies import Claim, Start
 
-# If no message of a claim joins in as many iterations of the event loop, all of them have: a worker
-# takes one or two to begin with the next one.
-_QUIET_TURNS = 8
-# How long these turns take at most, in seconds, unless others hold up the event loop.
-_QUIET_WITHIN = 0.05
+# How long the messages of a claim have to join at least, in seconds: whatever is around the handler
+# may wait for something, even if nothing is to linger.
+_JOIN_WITHIN = 0.05
+# The number of messages that came too late for their batches and are remembered.
+_MOST_LATE = 1000
 
 
 class BatchFailed(Exception):
@@ -60,6 +60,21 @@ class NotNow(BaseException):
 
 
 @dataclass(eq=False)
+class _Wave:
+    """Messages that were claimed together, whose starts a rate has counted.
+
+    Attributes:
+        coming: Number of those that have yet to join.
+        since: When they were claimed, in loop time.
+        until: How long the others wait for these, in loop time.
+    """
+
+    coming: int
+    since: float
+    until: float
+
+
+@dataclass(eq=False)
 class _Member:
     """A message that is in a batch, or waits for one.
 
@@ -70,6 +85,7 @@ class _Member:
         outcome: The outcome of its batch: the result of the message.
         begun: Called when its batch begins.
         start: Its start, if a rate has counted it.
+        wave: What it was claimed with, in that case.
         batch: Its batch, once that has begun.
     """
 
@@ -79,6 +95,7 @@ class _Member:
     outcome: asyncio.Future[Any]
     begun: Callable[[], None] | None
     start: Start | None = None
+    wave: _Wave | None = None
     batch: _Batch | None = None
 
 
@@ -95,8 +112,6 @@ class _Pace:
     Attributes:
         is_quick: Whether the last one took no longer than a moment.
         is_rated: Whether a rate has counted the start of the last message that joined.
-        gathers: Whether the messages of a claim join just now.
-        joined: Number of messages that have joined.
         ended: Number of batches that have ended.
         watch: Looks after a moment whether messages wait for batches that take long.
         places: The number of places when it was looked at last.
@@ -106,8 +121,6 @@ class _Pace:
 
     is_quick: bool = False
     is_rated: bool = False
-    gathers: bool = False
-    joined: int = 0
     ended: int = 0
     watch: asyncio.TimerHandle | None = None
     places: int = 0
@@ -146,6 +159,9 @@ class Batches:
         self._concurrency = concurrency
         self._waiting: deque[_Member] = deque()
         self._running: set[_Batch] = set()
+        # What has yet to join; and how long, by their ids, the messages took that came too late.
+        self._coming: dict[Claim, _Wave] = {}
+        self._late: dict[bytes, float] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._changed = changed
         self._pace = _Pace()
@@ -188,7 +204,41 @@ class Batches:
         self._linger = 0.0
         for member in self._waiting:
             member.until = 0.0
+            if member.wave is not None:
+                member.wave.until = 0.0
+        for wave in self._coming.values():
+            wave.until = 0.0
         self._begin()
+
+    def expect(self, claims: Iterable[Claim]) -> None:
+        """Note that these messages, which were claimed together, are about to join, as far as a
+        rate has counted their starts: unless :meth:`expect_no_more` says that one does not.
+
+        Those that join wait for the others: for a moment longer than the linger, and for half a
+        period at most, so that they begin in the window of their claim. For one that came too late
+        before, they wait as long as it took, or it might never be handled.
+        """
+        coming = {claim: start for claim in claims if (start := claim.start) is not None}
+        if not coming:
+            return
+        period = max(start.period_us for start in coming.values()) / 1_000_000
+        patience = min(self._linger + _JOIN_WITHIN, period / 2)
+        if self._late:
+            late = max(self._late.get(claim.id, 0.0) for claim in coming)
+            patience = max(patience, min(late, period - _JOIN_WITHIN))
+        now = asyncio.get_running_loop().time()
+        self._coming |= dict.fromkeys(coming, _Wave(len(coming), now, now + patience))
+
+    def expect_no_more(self, claims: Iterable[Claim]) -> None:
+        """Note that these messages have joined, or are not going to."""
+        is_complete = False
+        for claim in claims:
+            if (wave := self._coming.pop(claim, None)) is not None:
+                wave.coming -= 1
+                if not wave.coming:
+                    wave.until, is_complete = 0.0, True
+        if is_complete:
+            self._begin()
 
     async def join(
         self,
@@ -202,9 +252,9 @@ class Batches:
         begins.
 
         If a rate has counted its ``start``, it waits for no others but those that were claimed with
-        it; and at least for the period of the rate after those that began in the window before. So
-        windows stay apart, even if an answer comes late. After ``over_at``, in loop time, it is not
-        handled any more.
+        it, as :meth:`expect` says; and at least for the period of the rate after those that began
+        in the window before. So windows stay apart, even if an answer comes late. After
+        ``over_at``, in loop time, it is not handled any more.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
@@ -217,13 +267,10 @@ class Batches:
         until = loop.time() + self._linger
         member = _Member(message, until, over_at, loop.create_future(), begun, start)
         self._waiting.append(member)
-        self._pace.joined += 1
         self._pace.is_rated = start is not None
         if start is not None:
-            member.until += _QUIET_WITHIN
-            if not self._pace.gathers:
-                self._pace.gathers = True
-                self._gather(0, 0)
+            member.wave = self._coming.get(message._claim) or _Wave(0, 0.0, 0.0)
+            self.expect_no_more([message._claim])
         self._begin()
         try:
             return await member.outcome
@@ -251,18 +298,18 @@ class Batches:
         loop = asyncio.get_running_loop()
         while self._waiting and len(self._running) < self._concurrency:
             first = self._waiting[0]
-            is_full = len(self._waiting) >= self._size and first.start is None
-            if not is_full and loop.time() < first.until:
-                if self._timer is None:
-                    self._timer = loop.call_at(first.until, self._timer_rang)
+            is_full = len(self._waiting) >= self._size and first.wave is None
+            if not is_full and loop.time() < (begins_at := self._begins_at(first)):
+                self._begin_at(begins_at)
                 self._check_places()
                 return
             if not self._are_ready(loop.time()):
                 continue
-            count = min(self._size, len(self._waiting))
-            batch = _Batch([self._waiting.popleft() for _ in range(count)])
+            batch = _Batch(self._take(loop.time()))
             for member in batch.members:
                 member.batch = batch
+                if member.wave is not None:
+                    self._late.pop(member.message._claim.id, None)
                 if member.begun is not None:
                     member.begun()
             self._running.add(batch)
@@ -276,6 +323,32 @@ class Batches:
             self._pace.watch = loop.call_later(prefetch.WITHIN, self._look, self._pace.ended)
         self._check_places()
 
+    def _begin_at(self, moment: float) -> None:
+        if self._timer is not None and self._timer.when() > moment:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_at(moment, self._timer_rang)
+
+    def _begins_at(self, member: _Member) -> float:
+        """Return when the batch of a member begins at the latest, even if it is not full."""
+        if member.wave is None or member.start is None:
+            return member.until
+        return max(member.wave.until, self._pace.earliest(member.start))
+
+    def _take(self, now: float) -> list[_Member]:
+        """Remove and return the members of the next batch: the first that waits, and others that
+        may begin with it.
+        """
+        taken = [self._waiting.popleft()]
+        while self._waiting and len(taken) < self._size:
+            member, last = self._waiting[0], taken[-1]
+            is_alike = member.wave is last.wave and member.start == last.start
+            if not is_alike and member.wave is not None and now < self._begins_at(member):
+                break
+            taken.append(self._waiting.popleft())
+        return taken
+
     def _are_ready(self, now: float) -> bool:
         """Return whether all messages that wait can be handled, or take out the others."""
         _send_back(member for member in self._waiting if member.over_at < now)
@@ -285,27 +358,15 @@ class Batches:
             return False
         return True
 
-    def _gather(self, joined: int, turns: int) -> None:
-        """Begin with the messages of a claim as soon as no more of them join."""
-        if joined != self._pace.joined:
-            turns = _QUIET_TURNS
-        if turns:
-            asyncio.get_running_loop().call_soon(self._gather, self._pace.joined, turns - 1)
-            return
-        self._pace.gathers = False
-        for member in self._waiting:
-            member.until = 0.0 if member.start is None else self._pace.earliest(member.start)
-        if self._timer is not None:
-            # It would ring at the end of the linger.
-            self._timer.cancel()
-            self._timer = None
-        self._begin()
-
     def _look(self, ended: int) -> None:
         """Send messages back that wait for batches that take long."""
         self._pace.watch = None
         if self._pace.ended == ended and len(self._running) >= self._concurrency:
             self._pace.is_quick = False
+            now = asyncio.get_running_loop().time()
+            for member in self._waiting:
+                if member.wave is not None and len(self._late) < _MOST_LATE:
+                    self._late[member.message._claim.id] = now - member.wave.since
             _send_back(self._waiting)
             self._waiting.clear()
             self._check_places()
@@ -378,6 +439,18 @@ class BatchHandling(Handling):
     def hurry(self) -> None:
         self._batches.hurry()
 
+    def expect(self, claims: Iterable[Claim]) -> None:
+        self._batches.expect(claims)
+
+    def expect_no_more(self, claims: Iterable[Claim]) -> None:
+        self._batches.expect_no_more(claims)
+
+    async def handle(self, message: Message[Any]) -> None:
+        try:
+            await super().handle(message)
+        finally:
+            self.expect_no_more([message._claim])
+
     @property
     def keeps_none(self) -> bool:
         return self._batches.keeps_none
@@ -446,6 +519,7 @@ class BatchHandling(Handling):
         return ()
 
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
+        self.expect_no_more([message._claim])
         if isinstance(error, NotNow):
             await settle(message, message.release)
         elif not isinstance(error, BatchFailed):

@@ -34,7 +34,7 @@ from delayq.worker._retries import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
     from delayq._engine.line import Taken
@@ -151,6 +151,12 @@ class Handling:
 
     def hurry(self) -> None:
         """Wait for no further messages, because none will come."""
+
+    def expect(self, claims: Iterable[Claim]) -> None:
+        """Note that these messages, which were claimed together, are about to be handled."""
+
+    def expect_no_more(self, claims: Iterable[Claim]) -> None:
+        """Note that these are not."""
 
     @property
     def keeps_none(self) -> bool:

@@ -196,7 +196,9 @@ class Pool:
         if reserved and not claimed:
             # The feed has had its chance. Otherwise the slot is kept until the feed takes it.
             plan.unreserve(feed)
-        if left := plan.add(feed, claimed):
+        left = plan.add(feed, claimed)
+        feed.handling.expect(claim for _, claim in claimed[: len(claimed) - len(left)])
+        if left:
             feed.source.give_back(left)
         # This concerns other feeds too: the slot that was reserved for this one may be free.
         self._wake_one()
@@ -257,13 +259,17 @@ class Pool:
             plan.park(feed)
             self._end_claim(feed)
         elif excess := plan.take_excess(feed, feed.begun - begun):
-            feed.source.give_back(excess)
+            self._give_back(feed, excess)
         if feed.buffer or (feed in self._claiming and not plan.free(feed)):
             self._watch(feed)
 
     def _hand_back(self, feed: Feed) -> None:
         if claimed := self._plan.take_back(feed):
-            feed.source.give_back(claimed)
+            self._give_back(feed, claimed)
+
+    def _give_back(self, feed: Feed, claimed: Sequence[Claimed]) -> None:
+        feed.handling.expect_no_more(claim for _, claim in claimed)
+        feed.source.give_back(claimed)
 
     def _feed_if_room(self, feed: Feed) -> None:
         room = self._waiting_for_room.get(feed)

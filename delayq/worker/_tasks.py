@@ -19,10 +19,11 @@ from delayq.worker._retries import checked
 from delayq.worker._signatures import HandlerPlan, plan_injected
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Coroutine, Mapping
+    from collections.abc import Collection, Coroutine, Iterable, Mapping
 
     from delayq._reliable.message import Message, QueueHandle
     from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.replies import Claim
     from delayq.tasks import Task, Tasks
     from delayq.tasks._tasks import Treatment
     from delayq.worker._handling import Handling
@@ -144,6 +145,12 @@ class TaskHandling:
 
     def hurry(self) -> None:
         """As :meth:`Handling.hurry`."""
+
+    def expect(self, claims: Iterable[Claim]) -> None:
+        """As :meth:`Handling.expect`."""
+
+    def expect_no_more(self, claims: Iterable[Claim]) -> None:
+        """As :meth:`Handling.expect_no_more`."""
 
     @property
     def keeps_none(self) -> bool:

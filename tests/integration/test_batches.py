@@ -13,6 +13,7 @@ import pytest
 
 import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
+from delayq.instrumentation import Observer
 from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
@@ -142,6 +143,52 @@ async def test_what_a_rate_lets_begin_waits_for_no_more(worker: Worker, jobs: Jo
     async with worker:
         await until(lambda: len(seen.seen) == 3)
     assert seen.seen == [[0, 1, 2], [3, 4, 5], [6]]
+
+
+async def test_what_a_rate_lets_begin_waits_for_what_was_claimed_with_it(
+    worker: Worker, jobs: Jobs
+) -> None:
+    gathered = Gathered()
+    batches(worker, limit=delayq.Limit(rate=3, per=3600))(gathered)
+
+    @worker.middleware
+    async def look_up(message: Message[Any], call_next: Any) -> None:
+        for _ in range(50 if message.value == 0 else 0):
+            await asyncio.sleep(0)
+        # One that does not join keeps nobody waiting.
+        if message.value != 1:
+            await call_next()
+
+    await offer(jobs, 3)
+    async with worker:
+        await until(lambda: gathered.seen)
+    assert gathered.seen == [[2, 0]]
+
+
+async def test_what_joins_too_late_under_a_rate_goes_back_and_does_not_count_as_handled(
+    client: Client, worker: Worker, jobs: Jobs
+) -> None:
+    gate, outcomes = Gate(), list[BaseException | None]()
+    batches(worker, linger=0, limit=delayq.Limit(rate=3, per=3600))(gate)
+
+    class Observed(Observer):
+        def handled(self, queue: str, seconds: float, error: BaseException | None) -> None:
+            outcomes.append(error)
+
+    @worker.middleware
+    async def look_up(message: Message[Any], call_next: Any) -> None:
+        if message.value == 0:
+            await until(lambda: gate.seen)
+        await call_next()
+
+    client.observe(Observed())
+    await offer(jobs, 2)
+    async with worker:
+        await until(lambda: depths(jobs), equals=(0, 1, 1, 0))
+        assert (gate.inside, outcomes) == ([[1]], [])
+        gate.open()
+        await until(lambda: gate.seen == [[1], [0]])
+    assert outcomes == [None, None]
 
 
 async def test_a_batch_that_fails_is_retried_message_by_message(
