@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,9 @@ from delayq._reliable.settings import Difference, option_text
 from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json, say, tell
-from delayq.cli.running import server_of, with_client
-from delayq.cli.worker.child import import_worker
+from delayq.cli.running import label_of, server_of, with_client
+from delayq.cli.worker.child import demand_no_server, import_worker
+from delayq.client import URL_VARIABLE
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -29,14 +31,16 @@ def configure_from(
     Args:
         where: The worker, as ``module:attribute``.
         queue: The only queue to change; None for all.
-        url: The server, for a worker without an address.
+        url: The server, for a worker that names none; None for that of the environment.
         dry_run: Whether to change nothing.
         as_json: Whether to print JSON.
     """
     # After the import of delayq, so that no module in that directory can shadow its imports.
     sys.path.insert(0, str(Path.cwd()))
     worker = import_worker(where)
-    address = worker.address or server_of(url)
+    if url:
+        demand_no_server(worker, where)
+    server = worker.server or server_of(url or os.environ.get(URL_VARIABLE))
     declared = worker.declared_settings()
     if queue is not None:
         if queue.name not in declared:
@@ -44,6 +48,7 @@ def configure_from(
         declared = {queue.name: declared[queue.name]}
 
     async def act(client: Client) -> bool:
+        tell(f"the server is {label_of(client)}")
         count, complete = 0, True
         for name, settings in declared.items():
             for difference in await inspection.undeclared(client, name, settings):
@@ -55,7 +60,7 @@ def configure_from(
             say(f"the server has what {where} declares")
         return complete
 
-    if not with_client(address, act):
+    if not with_client(server, act):
         raise typer.Exit(1)
 
 

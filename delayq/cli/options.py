@@ -43,6 +43,16 @@ Url = Annotated[
         "--url", envvar=URL_VARIABLE, help="The server. Defaults to a private one.", **_URL
     ),
 ]
+# For `configure`, where it matters whether the variable or the option names the server.
+UrlOrWorkers = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        help=f"The server. Defaults to ${URL_VARIABLE}, or a private one. With --from, for a"
+        " Worker() without an address.",
+        **_URL,
+    ),
+]
 # For commands that make no sense on an empty private server.
 RequiredUrl = Annotated[
     str | None, typer.Option("--url", envvar=URL_VARIABLE, help="The server.", **_URL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
@@ -23,6 +24,7 @@ from delayq.cli.options import (
     ReliableOrAll,
     Target,
     Url,
+    UrlOrWorkers,
     Yes,
     duration,
 )
@@ -43,6 +45,7 @@ from delayq.cli.output import (
 )
 from delayq.cli.running import clock, with_client
 from delayq.cli.schedules import change_schedule
+from delayq.client import URL_VARIABLE
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
@@ -167,7 +170,7 @@ def configure(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="With --from: only show what would change.")
     ] = False,
-    url: Url = None,
+    url: UrlOrWorkers = None,
     as_json: AsJson = False,
 ) -> None:
     """Change settings of a reliable queue, for all its clients, and show all of them.
@@ -210,7 +213,9 @@ def configure(
             "name a queue and settings, or an application: delayq configure mails --max-size 1000;"
             " delayq configure --from app.jobs:worker --dry-run"
         )
-    return _configure(queue, changes, url, create=create, as_json=as_json)
+    return _configure(
+        queue, changes, url or os.environ.get(URL_VARIABLE), create=create, as_json=as_json
+    )
 
 
 def _configure(

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_PRIVATE = "embedded:"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -67,7 +68,7 @@ def python(module: str) -> list[str]:
 
 
 def with_client(
-    url: str | None,
+    server: delayq.Client | str | None,
     act: Callable[[delayq.Client], Awaitable[T]],
     *,
     interrupted: Callable[[delayq.Client], Awaitable[str]] | None = None,
@@ -77,18 +78,20 @@ def with_client(
     Ctrl-C cancels the command, and ends the process with status 130.
 
     Args:
-        url: The server; a private one by default, announced on stderr.
+        server: The client, or the address of its server; a private one by default, announced on
+            stderr.
         act: The work of the command.
         interrupted: Returns a line for stderr that says how much has been done.
     """
-    if not url:
+    if not server:
         tell(
             f"neither --url nor ${URL_VARIABLE} is set: using an empty private server that ends"
             " with this command"
         )
 
     async def main(caught: list[int]) -> T:
-        async with delayq.connect(url or "embedded:") as client:
+        opened = server if isinstance(server, delayq.Client) else delayq.connect(server or _PRIVATE)
+        async with opened as client:
             try:
                 return await act(client)
             except asyncio.CancelledError:

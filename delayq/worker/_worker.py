@@ -154,9 +154,9 @@ class Worker:
         return self._given is None
 
     @property
-    def address(self) -> str | None:
-        """The address that the worker was given; None if it was given a client, or nothing."""
-        return self._given if isinstance(self._given, str) else None
+    def server(self) -> Client | str | None:
+        """The client or the address that the worker was given; None if it was given neither."""
+        return self._given
 
     def declared_settings(self) -> dict[str, dict[str, str]]:
         """Return the settings that the worker declares for each queue, as the server stores them.

@@ -196,8 +196,18 @@ def test_configure_from_an_application(
         "worker.listener('mails', limit=delayq.Limit(2, 100), max_size=100)(print)\n"
         "tasks = delayq.Tasks('reports', keep=60, partitions=2)\n"
         "worker.include(tasks)\n"
+        f"client = delayq.Worker(delayq.connect('{cli.url}'))\n"
+        "client.listener('bills', max_size=5)(print)\n"
+        f"address = delayq.Worker('{cli.url}')\n"
+        "address.listener('bills', max_size=6)(print)\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
+    # A worker's own server is changed, and no other.
+    monkeypatch.setenv("DELAYQ_URL", "redis://127.0.0.1:1")
+    for name, size in ("client", 5), ("address", 6):
+        cli.assert_refused(f"configure --from declaring:{name}", words="names its server itself")
+        assert run(["configure", "--from", f"declaring:{name}"]) == 0
+        assert cli("configure bills")[1][0]["max_size"] == size
     cli("configure mails --limit 4 --create")
     for dry in (" --dry-run", ""):
         status, found = cli(f"configure --from declaring:worker{dry}")
@@ -211,6 +221,7 @@ def test_configure_from_an_application(
             ("reports", "keep", None, "60"),
         ]
     assert cli.plain("configure --from declaring:worker")[1].startswith("the server has what")
+    assert cli.error == f"delayq: the server is {cli.url}\n"
     cli("configure reports --partitions 3 --keep 90")
     cli("offer reports 1")
     # Everything else is changed all the same.

@@ -48,12 +48,18 @@ def find(where: str, *, url: bool = False) -> delayq.Worker:
             f"no server given: set ${URL_VARIABLE}, or give the worker an address:"
             ' delayq.Worker("redis://..."); delayq.Worker("embedded:") starts a private one'
         )
-    if url and not found.needs_address:
+    if url:
+        demand_no_server(found, where)
+    return found
+
+
+def demand_no_server(worker: delayq.Worker, where: str) -> None:
+    """Raise CommandFailed if a worker names its server, so that --url cannot."""
+    if not worker.needs_address:
         raise CommandFailed(
             f"--url has no effect on {where}, which names its server itself: make it"
             " delayq.Worker()"
         )
-    return found
 
 
 def import_worker(where: str) -> delayq.Worker:
