@@ -21,7 +21,7 @@ from concurrent import futures
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._background import Background
-from delayq.errors import Closed, ConfigurationError
+from delayq.errors import Closed, ConfigurationError, DelayqError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -50,6 +50,11 @@ class Portal:
     """
 
     def __init__(self) -> None:
+        """Start the thread.
+
+        Raises:
+            DelayqError: The system cannot provide one now.
+        """
         self.to_close: set[Callable[[], Coroutine[Any, Any, object]]] = set()
         self._process = os.getpid()
         self._selector = selectors.DefaultSelector()
@@ -60,10 +65,19 @@ class Portal:
         self._thread = threading.Thread(target=self._serve, name="delayq sync", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:
-            # From Python 3.12 on, no thread can be started once the main thread has ended.
-            self.has_ended = True
+        except RuntimeError as error:
             self._loop.close()
+            # From Python 3.12 on, no thread can be started once the main thread has ended. A system
+            # that has no thread now may have one for the next call.
+            self.has_ended = (
+                not threading.main_thread().is_alive() or "interpreter shutdown" in str(error)
+            )
+            if not self.has_ended:
+                raise DelayqError(
+                    f"the thread that does the work of synchronous clients did not start: {error}."
+                    " Nothing was done; try again, or raise the limit of threads (ulimit -u, or"
+                    " pids.max of a container)"
+                ) from error
 
     @property
     def is_usable(self) -> bool:
@@ -291,7 +305,11 @@ def find() -> Portal | None:
 
 
 def start() -> Portal:
-    """Return the portal of this process, which is started if necessary."""
+    """Return the portal of this process, which is started if necessary.
+
+    Raises:
+        DelayqError: The system cannot provide a thread now.
+    """
     global _current  # noqa: PLW0603 - a process has one
     if (portal := find()) is not None:
         return portal
@@ -299,6 +317,7 @@ def start() -> Portal:
         if (portal := find()) is None:
             if _current is not None:
                 _current.disown()
+                _current = None
             portal = _current = Portal()
     return portal
 

@@ -410,6 +410,20 @@ def offer():
         print(error)
 threading.Thread(target=offer).start()
 """
+NO_THREAD = """
+start = threading.Thread.start
+def refuse(thread):
+    raise RuntimeError("can't start new thread")
+threading.Thread.start = refuse
+mails = delayq.sync.connect(sys.argv[1]).reliable_queue("mails")
+try:
+    mails.offer(1)
+except delayq.DelayqError as error:
+    print(error)
+threading.Thread.start = start
+mails.offer(2)
+print(mails.stats().ready)
+"""
 EXITING = (
     "the interpreter is exiting: synchronous clients are closed, or were not used before the main"
     " thread ended; make the first call earlier"
@@ -433,6 +447,12 @@ atexit.register(offer)
     assert not connections(server)
     with sync.connect(server.url) as client:
         assert client.reliable_queue("mails").stats().ready == 3
+
+
+def test_a_thread_that_did_not_start_is_tried_again(server: PrivateServer) -> None:
+    told, ready = exits(NO_THREAD, server).splitlines()
+    assert "can't start new thread. Nothing was done; try again" in told
+    assert ready == "1"
 
 
 @pytest.mark.gate
