@@ -74,13 +74,14 @@ class OpenReliableQueue:
         self._open_partition: Callable[[int], Partition] = lambda place: scheduler.open(
             keys_of(place).wake, lambda services: Partition(self, place, keys_of(place), services)
         )
+        first = keys_of(0)
         self.services: EngineContext = services
         self.given: Settings = given
         self.codec: Codec[Any] | None = None
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settings: KnownSettings = KnownSettings(
             name,
-            lambda number: ReliableStore(services.server, keys_of(number)),
+            lambda place: ReliableStore(services.server, keys_of(place) if place else first),
             services.background,
             self._settings_changed,
         )
@@ -92,7 +93,7 @@ class OpenReliableQueue:
         )
         self.news: MessageNews = MessageNews(self)
         self.reports: Reports = Reports(self, services)
-        self.opened: list[Partition] = [Partition(self, 0, keys_of(0), services)]
+        self.opened: list[Partition] = [Partition(self, 0, first, services)]
         self.ids: IdSource = IdSource(self)
         self._looks = Looks(self, scheduler)
 
@@ -325,7 +326,7 @@ class OpenReliableQueue:
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""
         for partition in self.partitions:
-            if partition.settling.unanswered:
+            if partition.unanswered:
                 await partition.settling.flush()
 
     async def quiet(self, within: float) -> None:
@@ -337,7 +338,7 @@ class OpenReliableQueue:
     @property
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
-        return sum(partition.settling.unanswered for partition in self.partitions)
+        return sum(partition.unanswered for partition in self.partitions)
 
     # The partitions
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from delayq._engine.counters import Counters
@@ -40,8 +41,6 @@ class Partition:
         keys: Its keys.
         store: Its data on the server.
         counters: Counts of what was done.
-        settling: Settles the messages that were handed out.
-        recurrence: Puts recurring messages in place.
         claims: Claims due messages for the callers that wait.
         offers: Stores messages.
         closed: Whether the queue was closed.
@@ -55,16 +54,29 @@ class Partition:
         self.keys: ReliableKeys = keys
         self.store: ReliableStore = ReliableStore(services.server, keys)
         self.counters: Counters = Counters()
-        self.settling: Acknowledger = Acknowledger(
-            self.store, services, self.counters, queue.settings
-        )
         self._services = services
         # By the length of the leases, in microseconds.
         self._keepers: dict[int, LeaseKeeper[Claim]] = {}
-        self.recurrence: Recurrence = Recurrence(self, services)
         self.claims: Claims = Claims(self, services)
         self.offers: ReliableOffers = ReliableOffers(self, services)
         self.closed: bool = False
+
+    # A client may offer to thousands of queues, and needs neither of these for that.
+
+    @cached_property
+    def settling(self) -> Acknowledger:
+        """Settles the messages that were handed out."""
+        return Acknowledger(self.store, self._services, self.counters, self.queue.settings)
+
+    @cached_property
+    def recurrence(self) -> Recurrence:
+        """Puts recurring messages in place."""
+        return Recurrence(self, self._services)
+
+    @property
+    def unanswered(self) -> int:
+        """Number of acknowledgements in flight."""
+        return self.settling.unanswered if "settling" in vars(self) else 0
 
     @property
     def name(self) -> str:
@@ -195,7 +207,8 @@ class Partition:
         self.queue.close(last)
         for keeper in self._keepers.values():
             keeper.close()
-        self.recurrence.close()
+        if "recurrence" in vars(self):
+            self.recurrence.close()
 
     async def aclose(self, grace: float) -> None:
         until = self.queue.loop.time() + grace
