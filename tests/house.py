@@ -265,7 +265,9 @@ def raw_commands(sources: Iterable[Source]) -> list[str]:
     outside = [
         source
         for source in sources
-        if not re.match(rf"{PACKAGE}/(?:_redis/|(?:.*/)?store\.py$)", source.path)
+        if not re.match(
+            rf"{PACKAGE}/(?:_redis/|(?:.*/)?(?:store|moved_partition)\.py$)", source.path
+        )
     ]
     calls = ((source, node, node.args) for source, node in every(outside, ast.Call))
     tuples = ((source, node, node.elts[:1]) for source, node in every(outside, ast.Tuple))

@@ -67,6 +67,7 @@ _WRITES: dict[str, str] = {
     "LSET": "'wrong', ''",
     "LTRIM": "'wrong', ''",
     "PEXPIRE": "'wrong'",
+    "RENAME": "KEYS[1]",
     "RPOP": "0",
     "SET": "'', 'wrong'",
     "ZADD": f"'XX', 0, {_NOTHING}",

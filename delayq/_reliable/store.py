@@ -1,9 +1,10 @@
 """The data of one reliable queue: a typed method for each script and command.
 
 Nothing else knows which script or command a question takes, with which keys, or in which shape its
-reply comes. Methods that run at once raise the errors of :meth:`RedisClient.run
-<delayq._redis.client.RedisClient.run>`. For calls that leave in batches, or when a queue closes,
-methods build the :class:`Request` instead. All moments and durations are in microseconds.
+reply comes, except for :mod:`delayq._reliable.moved_partition`. Methods that run at once raise the
+errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`. For calls that leave in
+batches, or when a queue closes, methods build the :class:`Request` instead. All moments and
+durations are in microseconds.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from delayq._reliable.workers import worker_of
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from delayq._durations import When
     from delayq._redis.client import RedisClient
@@ -86,9 +87,6 @@ CONFIGURE = Script("reliable/configure")
 RENUMBER = Script("reliable/renumber")
 VACATE = Script("reliable/vacate")
 REPARTITION = Script("reliable/repartition")
-HOLD_BACK = Script("reliable/hold_back")
-SET_ASIDE = Script("reliable/set_aside")
-RECEIVE = Script("reliable/receive")
 COPY_SETTINGS = Script("reliable/copy_settings")
 SET_GROUP = Script("reliable/set_group")
 LIST_GROUPS = Script("reliable/list_groups")
@@ -98,12 +96,6 @@ REGISTER = Script("reliable/register")
 LIST_WORKERS = Script("reliable/list_workers")
 
 Part = str | bytes | int
-Entry = tuple[bytes, bytes]
-"""A member of a sorted set and its score, or a field of a hash and its value."""
-GROUP_FIELD = b"group:"
-"""The beginning of the names of settings that groups have of their own."""
-# The range of the members of `starts` that belong to no group.
-_STARTS_OF_QUEUE = (b"[\0", b"(\0:")
 
 PAGE = 100
 """How many messages one script looks at or drops: a script blocks the whole server while it
@@ -187,75 +179,6 @@ class ReliableStore:
         :meth:`configure`.
         """
         return _changed(await self._run(REPARTITION, step, token, partitions))
-
-    async def set_aside(self, names: Sequence[str]) -> int:
-        """Put everything under these keys aside, unless workers have messages.
-
-        Args:
-            names: Of keys, as scripts name them.
-
-        Returns:
-            How many messages workers have, with those that were cancelled and still run.
-        """
-        pairs = ((self.keys.named(name), self.keys.aside(name)) for name in names)
-        keys = (self.keys.leased, self.keys.stopping, *chain.from_iterable(pairs))
-        return int(await self.client.run(SET_ASIDE, keys, ()))
-
-    async def count_running(self) -> int:
-        """Count the messages that workers have, and those that were cancelled and still run."""
-        after = f"({await self.client.time_us(self.keys.leased)}"
-        counts = [
-            await self.client.command("ZCOUNT", key, after, "+inf")
-            for key in (self.keys.leased, self.keys.stopping)
-        ]
-        return sum(counts)
-
-    async def receive(
-        self,
-        token: str,
-        name: str,
-        kind: Literal["scores", "fields", "stamps"],
-        entries: Iterable[tuple[bytes, bytes]],
-    ) -> None:
-        """Store entries that were set aside in other partitions, under the key of this name.
-
-        Args:
-            token: Names the caller.
-            name: Of the key, as scripts name it.
-            kind: See ``receive.lua``.
-            entries: Each member or field, and its score, value or stamp.
-
-        Raises:
-            SettingsChanged: Another process has taken the move over. Nothing was stored.
-        """
-        keys = (self.keys.settings, self.keys.named(name))
-        await self.client.run(RECEIVE, keys, (token, kind, *chain.from_iterable(entries)))
-
-    async def hold_back(self, settings: StoredSettings, token: str = "") -> None:
-        """Pause the partition, and accept what was set aside from the process of this name only.
-
-        Args:
-            settings: The settings when that process began, or continued, the move.
-            token: Names the process; empty to accept nothing.
-
-        Raises:
-            SettingsChanged: The move has ended meanwhile. Nothing was changed.
-        """
-        await self._run(HOLD_BACK, settings.epoch, token)
-
-    async def accept_no_more(self) -> None:
-        """Accept nothing any more that was set aside."""
-        await self.client.command("HDEL", self.keys.settings, "mover")
-
-    async def keep_for(self, name: str, remaining_ms: int) -> None:
-        """Let the key of this name live for at least so many milliseconds."""
-        key = self.keys.named(name)
-        if await self.client.command("PTTL", key) < remaining_ms:
-            await self.client.command("PEXPIRE", key, remaining_ms)
-
-    async def drop_settings(self) -> None:
-        """Drop the copy of the settings, and the pause, of a partition that is no longer used."""
-        await self.client.command("UNLINK", self.keys.settings, self.keys.paused)
 
     async def copy_settings(self, settings: StoredSettings, partition: int) -> str:
         """Replace the copy of the settings in this partition, unless it is newer.
@@ -835,88 +758,6 @@ class ReliableStore:
 
     async def _run(self, script: Script, *args: Part) -> Any:
         return await self.client.run(script, self.keys.of_script(script), args)
-
-
-class AsideStore:
-    """Reads and drops what was set aside in one partition: see :mod:`delayq.admin.repartition`."""
-
-    def __init__(self, client: RedisClient, keys: ReliableKeys) -> None:
-        self._client = client
-        self._keys = keys
-
-    async def count(self) -> int:
-        """Count the messages."""
-        return int(await self._client.command("HLEN", self._keys.aside("bodies")))
-
-    async def members(self, name: str, limit: int) -> list[Entry]:
-        """Return the first members of a sorted set, and their scores."""
-        key = self._keys.aside(name)
-        return _pairs(await self._client.command("ZRANGE", key, 0, limit - 1, "WITHSCORES"))
-
-    async def drop_members(self, name: str, members: Iterable[bytes]) -> None:
-        """Drop members of a sorted set."""
-        await self._client.command("ZREM", self._keys.aside(name), *members)
-
-    async def remaining_ms(self, name: str) -> int:
-        """Return for how many milliseconds a key still lives; not more than 0 if it has no end."""
-        return int(await self._client.command("PTTL", self._keys.aside(name)))
-
-    async def starts(self) -> list[bytes]:
-        """Return the starts that the rate of the whole queue counts."""
-        key = self._keys.aside("starts")
-        return list(await self._client.command("ZRANGEBYLEX", key, *_STARTS_OF_QUEUE))
-
-    async def drop_starts(self) -> None:
-        """Drop the starts that :meth:`starts` returns."""
-        key = self._keys.aside("starts")
-        await self._client.command("ZREMRANGEBYLEX", key, *_STARTS_OF_QUEUE)
-
-    async def fields(self, name: str, limit: int) -> AsyncIterator[list[Entry]]:
-        """Yield the fields of a hash and their values, up to ``limit`` at a time."""
-        async for page in _scan(self._client, self._keys.aside(name), limit):
-            yield page
-
-    async def values(self, name: str, fields: Iterable[bytes]) -> list[bytes | None]:
-        """Return the values of fields of a hash."""
-        return list(await self._client.command("HMGET", self._keys.aside(name), *fields))
-
-    async def drop_fields(self, name: str, fields: Iterable[bytes]) -> None:
-        """Drop fields of a hash."""
-        await self._client.command("HDEL", self._keys.aside(name), *fields)
-
-    async def group_settings(self, *, first: bool, limit: int) -> AsyncIterator[list[Entry]]:
-        """Yield the settings that groups have of their own.
-
-        Those of the ``first`` partition were not set aside.
-        """
-        key = self._keys.settings if first else self._keys.aside("settings")
-        async for page in _scan(self._client, key, limit):
-            yield [entry for entry in page if entry[0].startswith(GROUP_FIELD)]
-
-    async def drop_group_settings(self, fields: Iterable[bytes]) -> None:
-        """Drop such settings in the first partition."""
-        await self._client.command("HDEL", self._keys.settings, *fields)
-
-    async def drop(self, names: Iterable[str]) -> None:
-        """Drop these keys."""
-        await self._client.command("UNLINK", *map(self._keys.aside, names))
-
-
-async def _scan(client: RedisClient, key: str, limit: int) -> AsyncIterator[list[Entry]]:
-    """Read a hash, up to ``limit`` fields at a time. Some may come twice."""
-    cursor = b"0"
-    while True:
-        cursor, reply = await client.command("HSCAN", key, cursor, "COUNT", limit)
-        fields = _pairs(reply)
-        # The server returns a small hash whole.
-        for at in range(0, len(fields), limit):
-            yield fields[at : at + limit]
-        if cursor == b"0":
-            return
-
-
-def _pairs(reply: Sequence[bytes]) -> list[Entry]:
-    return list(zip(reply[::2], reply[1::2], strict=True))
 
 
 def _changed(reply: Any) -> tuple[ChangeOutcome, StoredSettings]:

@@ -8,12 +8,13 @@ the same hour keep the order in which they were made.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from contextlib import aclosing, suppress
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,13 +30,15 @@ from hypothesis.stateful import (
 from redis.asyncio import Redis
 
 import delayq
+from delayq._redis.client import RedisClient
+from delayq.admin.repartition import repartition
 from tests.support.reliable import tries
 from tests.support.reliable_store import HOUR, Store, Stored, hours
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Coroutine, Iterable, Iterator
 
-    from delayq import Message
+    from delayq import Client, Message
     from delayq._engine.suspects import Suspects
     from delayq._reliable.replies import ClaimReply
     from tests.support.reliable import Jobs
@@ -445,6 +448,20 @@ async def told(work: Awaitable[object]) -> tuple[object, ...]:
         return (type(error),)
 
 
+@contextmanager
+def calls_at_most(most: int, client: Client) -> Iterator[None]:
+    """Cancel whoever makes another call by this client."""
+    numbers, attempt = itertools.count(1), RedisClient._attempt
+
+    async def attempt_or_end(server: RedisClient, key: str | None, call: Any) -> Any:
+        if server is client._open_session().server and next(numbers) > most:
+            raise asyncio.CancelledError
+        return await attempt(server, key, call)
+
+    with patch.object(RedisClient, "_attempt", attempt_or_end):
+        yield
+
+
 class ReliableMachine(RuleBasedStateMachine):
     """Drives one queue. :func:`machine` adds what is slow to create."""
 
@@ -452,6 +469,7 @@ class ReliableMachine(RuleBasedStateMachine):
     queues: dict[str, Jobs]
     stores: dict[str, Store]
     suspects: Suspects[Any]
+    mover: Client
     raw: Any
     # Those that wait for the result of a message, by its id.
     waits: dict[str, asyncio.Task[object]]
@@ -924,6 +942,21 @@ class ReliableMachine(RuleBasedStateMachine):
             self.run(self.queue.pause())
         self.model.paused = not self.model.paused
 
+    # Now and then, because it takes hundreds of calls.
+    @precondition(lambda self: self.model.step % 4 == 0 and not self.model.of("leased"))
+    @rule(partitions=st.integers(2, 3), calls=st.lists(st.integers(1, 150), min_size=2, max_size=2))
+    def repartition(self, partitions: int, calls: list[int]) -> None:
+        """Move everything to other partitions and back, each time interrupted and continued."""
+        self.next_step()
+
+        async def move() -> None:
+            for number, most in zip((partitions, 1), calls, strict=True):
+                with suppress(asyncio.CancelledError), calls_at_most(most, self.mover):
+                    await repartition(self.mover, self.queue.name, number)
+                await repartition(self.mover, self.queue.name, number)
+
+        self.run(move())
+
     @precondition(lambda self: len(self.model.live) > 3)
     @rule(state=st.sampled_from(["delayed", "ready", "all"]))
     def purge(self, state: Any) -> None:
@@ -1099,7 +1132,9 @@ class ReliableMachine(RuleBasedStateMachine):
         """Check that handling everything leaves only dead letters and ids that are remembered."""
         if not hasattr(self, "model"):
             return
-        assert {key.rpartition(":")[0] for key in self.run(self.store.others())} <= {
+        # Former partitions keep their settings.
+        others = {key.rpartition(":") for key in self.run(self.store.others())}
+        assert {prefix for prefix, _, name in others if name != "settings"} <= {
             f"delayq:{{{self.queue.name}}}:call"
         }
         self.run(self.finish())
@@ -1128,11 +1163,12 @@ class ReliableMachine(RuleBasedStateMachine):
 def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     """Make the machine for one server: all examples share a loop, a client and its queues."""
     runner = asyncio.Runner()
-    client = delayq.connect(server.url, resync_interval=HOUR)
+    client, mover = (delayq.connect(server.url, resync_interval=HOUR) for _ in range(2))
     raw = Redis.from_url(server.url, socket_timeout=60)
 
     async def opened() -> dict[str, Jobs]:
         await client.__aenter__()
+        await mover.__aenter__()
         common: dict[str, Any] = {
             "lease": LEASE * HOUR,
             "max_attempts": MAX_ATTEMPTS,
@@ -1143,7 +1179,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     class Machine(ReliableMachine):
         pass
 
-    Machine.runner, Machine.raw = runner, raw
+    Machine.runner, Machine.raw, Machine.mover = runner, raw, mover
     Machine.queues = runner.run(opened())
     Machine.waits = {}
     Machine.suspects = Machine.queues["plain"]._open.services.suspects
@@ -1154,6 +1190,7 @@ def machine(server: PrivateServer) -> Iterator[type[ReliableMachine]]:
     Machine.stores = {name: Store(raw, name) for name in KINDS}
     yield Machine
     runner.run(client.aclose())
+    runner.run(mover.aclose())
     runner.run(raw.aclose())
     runner.close()
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import sys
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,12 @@ import pytest
 
 import delayq
 from delayq import DuplicateMessage, Limit, NoResult, Offer
-from delayq._redis.error_reader import SettingsChanged
+from delayq._redis.client import RedisClient
 from delayq._reliable.keys import MESSAGES, ReliableKeys
-from delayq._reliable.store import ReliableStore
+from delayq._reliable.moved_partition import ASIDE
 from delayq.admin.acl import acl_rules
 from delayq.admin.inspect import remove
-from delayq.admin.repartition import ASIDE, Repartition, repartition
+from delayq.admin.repartition import Repartition, repartition
 from delayq.errors import ConfigurationError, ServerUnavailable
 from tests.integration.test_acl import granted
 from tests.support.depth import nightly
@@ -28,6 +29,8 @@ from tests.support.reliable_store import HOUR
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+
     from delayq import Client, Message
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
@@ -46,11 +49,19 @@ SETTINGS: dict[str, Any] = {
 GROUPS = tuple(f"tenant-{n}" for n in range(5))
 
 
+async def take(jobs: Jobs, count: int) -> list[Message[Any]]:
+    """Claim so many messages, which lie in several partitions."""
+    taken: list[Message[Any]] = []
+    while len(taken) < count:
+        taken += await jobs.claim(count - len(taken), wait=60)
+    return taken
+
+
 async def fill(jobs: Jobs) -> None:
     """Store messages of every kind, dead letters, schedules, results and settings of groups."""
     due = datetime.now(UTC) + timedelta(hours=2)
     await jobs.offer_many([Offer("taken", id=f"taken-{n}") for n in range(8)])
-    for message in await jobs.claim(8):
+    for message in await take(jobs, 8):
         n = int(message.id[-1])
         if n % 2:
             await message.ack(n)
@@ -58,9 +69,9 @@ async def fill(jobs: Jobs) -> None:
             await message.bury(f"no good {n}")
     # A second dead letter with the same id.
     await jobs.offer("again", id="taken-0")
-    await (await jobs.claim())[0].bury("no good again")
+    await (await take(jobs, 1))[0].bury("no good again")
     await jobs.offer_many([Offer("retried", id=f"retried-{n}") for n in range(4)])
-    for message in await jobs.claim(4):
+    for message in await take(jobs, 4):
         await message.nack(delay=HOUR, error=f"failed {message.id}")
     await jobs.offer_many(
         [
@@ -276,22 +287,6 @@ async def is_paused(jobs: Jobs) -> bool:
     return (await jobs.stats()).paused
 
 
-async def test_a_process_that_comes_too_late_pauses_nothing(client: Client) -> None:
-    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
-    await jobs.offer(1)
-    stores = [
-        ReliableStore(client._open_session().server, ReliableKeys.of("jobs", partition=n))
-        for n in (0, 1)
-    ]
-    before = await stores[0].settings()
-    await repartition(client, "jobs", 2)
-    for store in stores:
-        with pytest.raises(SettingsChanged):
-            await store.hold_back(before, "too late")
-    assert not await is_paused(jobs)
-    assert await all_values(jobs) == [1]
-
-
 async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Client) -> None:
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer_many([Offer(n, group="tenant") for n in range(3)])
@@ -317,24 +312,83 @@ async def test_a_queue_that_was_paused_is_paused_after_the_move(client: Client) 
     assert await all_values(jobs) == [1]
 
 
-async def test_a_process_whose_move_was_taken_over_stores_nothing(
-    client: Client, faults: Faults
+@dataclass
+class Process:
+    """A process that moves the queue, and stands still before one of its calls."""
+
+    client: Client
+    move: asyncio.Task[Repartition]
+    stops: asyncio.Event
+    goes_on: asyncio.Event
+
+    async def fails(self) -> None:
+        """Let it go on, and assert that it then finds that another one has taken over."""
+        if not self.move.done():
+            self.goes_on.set()
+            with pytest.raises(ServerUnavailable, match="taken over"):
+                await self.move
+
+
+@pytest.fixture
+async def processes(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Callable[[int, int | str], Awaitable[Process]]]:
+    """Start a process that moves the queue to a number of partitions, and stands still before the
+    call of a number, or the first one of a name.
+    """
+    started: dict[object, tuple[Process, int | str, Iterator[int]]] = {}
+    attempt = RedisClient._attempt
+
+    async def attempt_or_wait(server: RedisClient, key: str | None, call: Any) -> Any:
+        process, stop, numbers = started.get(server, (None, 0, iter(())))
+        if process and stop in (next(numbers), call.script and call.script.name):
+            process.stops.set()
+            await process.goes_on.wait()
+        return await attempt(server, key, call)
+
+    monkeypatch.setattr(RedisClient, "_attempt", attempt_or_wait)
+    async with contextlib.AsyncExitStack() as clients:
+
+        async def start(partitions: int, stop: int | str) -> Process:
+            client = await clients.enter_async_context(delayq.connect(server.url))
+            move = asyncio.create_task(repartition(client, "jobs", partitions))
+            process = Process(client, move, asyncio.Event(), asyncio.Event())
+            started[client._open_session().server] = (process, stop, itertools.count(1))
+            stops = asyncio.create_task(process.stops.wait())
+            await asyncio.wait({stops, move}, return_when=asyncio.FIRST_COMPLETED)
+            stops.cancel()
+            return process
+
+        yield start
+        moves = [process.move for process, _, _ in started.values()]
+        for move in moves:
+            move.cancel()
+        await asyncio.gather(*moves, return_exceptions=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(150, 9), (9, 97), (9, 240), (9, 271), *(nightly(8, step) for step in range(1, 280))],
+)
+async def test_a_process_that_stood_still_while_others_took_over_changes_nothing(
+    first: int,
+    second: int,
+    client: Client,
+    processes: Callable[[int, int | str], Awaitable[Process]],
 ) -> None:
-    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
-    await jobs.offer_many([Offer(n) for n in range(10)])
-    taken_over: list[asyncio.Task[Repartition]] = []
-
-    def take_over(name: str, _: int) -> str | None:
-        if name == "reliable/receive" and not taken_over:
-            taken_over.append(asyncio.create_task(repartition(client, "jobs", 4)))
-            return "unsent"
-        return None
-
-    faults.plan = take_over
-    with pytest.raises(ServerUnavailable):
-        await repartition(client, "jobs", 4)
-    await taken_over[0]
-    assert sorted(await all_values(jobs)) == list(range(10))
+    jobs: Jobs = client.reliable_queue("jobs", partitions=2, **SETTINGS)
+    await fill(jobs)
+    before = await view(jobs)
+    one = await processes(3, first)
+    other = await processes(3, second)
+    await one.fails()
+    await repartition(client, "jobs", 3)
+    # Everything was set aside again.
+    back = await processes(2, "reliable/receive")
+    await other.fails()
+    back.goes_on.set()
+    await back.move
+    assert await view(jobs) == before
 
 
 async def test_no_window_of_a_rate_has_too_many_starts_after_a_move(client: Client) -> None:

@@ -15,6 +15,7 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import DUE_COUNTS, RESYNC
 from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.moved_partition import DISCARD, DROP, HOLD_BACK, RECEIVE, SET_ASIDE
 from delayq._reliable.settings import LAYOUT
 from tests.support.lua import SCRIPTS
 
@@ -47,10 +48,11 @@ def keys_of(script: Script) -> list[str]:
     """Return the keys of a call, looked up by the names that the script gives them."""
     if script.name.startswith("reliable/"):
         # These get keys that their caller chooses.
-        if script is reliable.RECEIVE:
+        if script in (RECEIVE, DROP, DISCARD):
             return [RELIABLE.settings, RELIABLE.done]
-        if script is reliable.SET_ASIDE:
-            return [RELIABLE.leased, RELIABLE.stopping, RELIABLE.done, RELIABLE.aside("done")]
+        if script is SET_ASIDE:
+            own = [RELIABLE.leased, RELIABLE.stopping, RELIABLE.settings]
+            return [*own, RELIABLE.done, RELIABLE.aside("done")]
         call = [RELIABLE.call("0123456789ab-0")] if "call" in script.keys else []
         return [*RELIABLE.of_script(script), *call]
     if script is RESYNC:
@@ -342,8 +344,13 @@ async def numbered(at: Prepared) -> None:
 
 
 async def set_aside(at: Prepared) -> None:
-    await at.raw.hset(RELIABLE.settings, mapping={**SETTINGS, "mover": "me"})
+    await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
     await at.raw.zadd(RELIABLE.done, {"old": 9e15})
+
+
+async def held_back(at: Prepared) -> None:
+    await at.raw.hset(RELIABLE.settings, mapping=SETTINGS)
+    await at.raw.set(RELIABLE.paused, "1")
 
 
 async def moving(at: Prepared) -> None:
@@ -524,9 +531,12 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.REPARTITION, "begin", given(numbered, "begin", "me", 2)),
     (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
     (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),
-    (reliable.HOLD_BACK, "", given(numbered, "7", "me")),
-    (reliable.SET_ASIDE, "", given(set_aside)),
-    (reliable.RECEIVE, "", given(set_aside, "me", "scores", "new", 9_000_000_000_000_000)),
+    (HOLD_BACK, "pause", given(set_aside, "7", "pause")),
+    *((HOLD_BACK, step, given(held_back, "7", step)) for step in ("resume", "retire")),
+    (SET_ASIDE, "", given(set_aside, "7", "4?")),
+    (RECEIVE, "", given(set_aside, "7", 9_000, "scores", "new", 9_000_000_000_000_000)),
+    (DROP, "", given(set_aside, "7", "members", "old")),
+    (DISCARD, "", given(set_aside, "7")),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),
     (reliable.FREE_SLOTS, "", given(stopping, "a", "9000000000000000")),
     (reliable.REGISTER, "stay", given(registered, "here", HOUR_US, '{"pid":1}')),

@@ -51,14 +51,14 @@
 -- include: settings
 
 local last_number = number_or(0, string.match(redis.call('GET', call) or '', '^%d+'))
-local layout, queue_limit, settled_to, mover =
-  unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to', 'mover'))
+local layout, queue_limit, settled_to, partitions =
+  unpack(redis.call('HMGET', settings, 'layout', 'share', 'settled_to', 'partitions'))
 if (layout or LAYOUT) ~= LAYOUT then return settings_changed() end
 local now = now_us()
 local function nothing() return {now, -1, 0, 0, 0, '', {}, {}, {}, 0, 0, {}, 0, 0} end
 if last_number >= tonumber(number) then return nothing() end
--- What lies here is not whole yet, even if somebody ends the pause.
-if mover then return nothing() end
+-- While the queue is moved, what lies here is not whole, even if somebody ends the pause.
+if partitions and string.find(partitions, '?', 1, true) then return nothing() end
 limit, max_attempts = tonumber(limit), tonumber(max_attempts)
 local wanted_by_client = limit
 -- The bodies of one answer have to cross a network before the first message can be handled, so

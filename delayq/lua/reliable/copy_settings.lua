@@ -25,7 +25,7 @@ for at = FIRST, #ARGV, STRIDE do
   local field, value = ARGV[at + FIELD], ARGV[at + VALUE]
   fields[#fields + 1], fields[#fields + 2], new[field] = field, value, value
 end
-add_share(fields, new.limit, new.group_limit, new.partitions, tonumber(place))
+add_share(fields, new.limit, new.group_limit, number_in(new.partitions), tonumber(place))
 -- What was withdrawn must not stay.
 redis.call('HDEL', settings, 'share', unpack(FIELDS))
 redis.call('HSET', settings, unpack(fields))

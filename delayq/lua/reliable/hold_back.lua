@@ -1,21 +1,31 @@
--- hold_back: pause a partition for a process that moves the queue to another number of partitions,
--- and let it store there what was set aside.
+-- hold_back: pause a partition while the queue is moved to another number of partitions, and end that.
 --
 -- Keys:
---   paused    STRING  exists while no client may take anything
---   settings  HASH    see include/settings.lua; `mover` names the process
+--   paused    STRING   exists while no client may take anything
+--   settings  HASH     see include/settings.lua
+--   wake      CHANNEL  where workers listen
 -- Arguments:
---   epoch  text  of the settings when the process began, or continued, the move
---   token  text  names the process; empty if it only pauses
+--   epoch  text  of the settings since the caller began, or continued, the move
+--   step   text  "pause"; "resume"; or "retire": the partition is no longer used. Only the epoch
+--                stays, so that nobody stores anything here who knows older settings
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns 1. An error, DELAYQ_SETTINGS, if the settings are newer: the move has ended meanwhile, and
--- nothing was changed.
+-- Returns 1. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended;
+-- then nothing was changed.
+-- include: clock
 -- include: settings
 
-local stored_epoch = tonumber(redis.call('HGET', settings, 'epoch') or nil)
-if stored_epoch and stored_epoch > (tonumber(epoch) or 0) then return settings_changed() end
-redis.call('SET', paused, '1')
-if token ~= '' then redis.call('HSET', settings, 'mover', token) end
+if not is_moved_by(epoch) then return settings_changed() end
+-- Whether the user may set an end is tried before the first write; deletions are not.
+if step == 'pause' then
+  redis.call('SET', paused, '1')
+elseif redis.call('PEXPIRE', paused, 0) == 1 and step == 'resume' then
+  -- A hint: workers look every few seconds as well.
+  redis.pcall('PUBLISH', wake, string.format('%.0f', now_us()))
+end
+if step == 'retire' then
+  redis.call('PEXPIRE', settings, 0)
+  redis.call('HSET', settings, 'epoch', epoch)
+end
 return 1

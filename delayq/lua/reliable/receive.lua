@@ -1,10 +1,11 @@
 -- receive: store what was set aside in another partition, in one of the keys of this one.
 --
 -- Keys:
---   settings  HASH          `mover` names the process that moves the queue
+--   settings  HASH          see include/settings.lua
 --   target    ZSET or HASH  the key
 -- Arguments:
---   token      text  names the caller
+--   epoch      text  of the settings since the caller began, or continued, the move
+--   lives_ms   int   for how long the key lives at least; 0: for good
 --   kind       text  "scores" of the members of a sorted set, unless theirs are higher; "fields" of a
 --                    hash; "stamps" to list behind those that such a field has, each behind a space
 --   member...  text  each member or field
@@ -12,10 +13,11 @@
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns 1. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended.
+-- Returns 1. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended;
+-- then nothing was changed.
 -- include: settings
 
-if redis.call('HGET', settings, 'mover') ~= token then return settings_changed() end
+if not is_moved_by(epoch) then return settings_changed() end
 local pairs_of = {}
 for at = FIRST, #ARGV, STRIDE do
   local member, value = ARGV[at + MEMBER], ARGV[at + VALUE]
@@ -29,4 +31,5 @@ for at = FIRST, #ARGV, STRIDE do
 end
 if kind == 'scores' then redis.call('ZADD', target, 'GT', unpack(pairs_of)) end
 if kind == 'fields' then redis.call('HSET', target, unpack(pairs_of)) end
+if tonumber(lives_ms) > 0 and redis.call('PTTL', target) < tonumber(lives_ms) then redis.call('PEXPIRE', target, lives_ms) end
 return 1

@@ -12,6 +12,8 @@
 -- Roles: admin
 -- Repeatable: yes
 --
+-- To begin, or to continue, gives the settings a higher epoch: see is_moved_by in include/settings.lua.
+--
 -- The field `moving` has, each behind a space, the new number, the phase, 1 if the queue was paused
 -- before, the former number, and the token. The steps in order, each with the phase to which it
 -- leads:
@@ -40,11 +42,16 @@ local function save(next_phase)
 end
 
 if step == 'begin' then
-  if to then return to == number and save(phase) or settings_after('other number') end
+  if to and to ~= number then return settings_after('other number') end
+  if to then
+    store_settings(stored, {}, 0, now)
+    return save(phase)
+  end
   if old == number then return settings_after('same') end
   if renumbered_by(stored, now) then return settings_after('busy') end
   if not can_share(stored.limit, number) then return settings_after('too small') end
   was_paused, from = redis.call('EXISTS', paused), old
+  store_settings(stored, {}, 0, now)
   return save('drains')
 end
 if holder ~= token or to ~= number then return settings_after('lost') end

@@ -4,18 +4,26 @@
 -- Keys:
 --   lease_ends  ZSET  `leased` of include/leases.lua
 --   slot_ends   ZSET  `stopping` of include/stopping.lua
+--   settings    HASH  see include/settings.lua
 --   key...      any   each key that has anything that was placed by the number of partitions, followed
 --                     by the name that it gets
+-- Arguments:
+--   epoch   text  of the settings since the caller began, or continued, the move
+--   number  text  of partitions that the settings get: no caller agrees on it
 -- Roles: admin
 -- Repeatable: yes
 --
 -- Returns the number of messages that workers have, or that were cancelled and whose handlers still
--- run: if there are any, nothing was changed.
+-- run: if there are any, nothing was changed. An error, DELAYQ_SETTINGS, if another process has taken
+-- the move over; then nothing was changed either.
 -- include: clock
+-- include: settings
 
+if not is_moved_by(epoch) then return settings_changed() end
 local now = string.format('(%.0f', now_us())
 local running = redis.call('ZCOUNT', lease_ends, now, '+inf') + redis.call('ZCOUNT', slot_ends, now, '+inf')
 if running > 0 then return running end
+redis.call('HSET', settings, 'layout', LAYOUT, 'partitions', number)
 for i = 1, #keys, 2 do
   -- If the first answer was lost, it is done.
   if redis.call('EXISTS', keys[i + 1]) == 1 then return 0 end

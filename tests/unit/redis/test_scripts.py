@@ -13,6 +13,7 @@ from redis.asyncio import Redis
 
 import delayq._delayed.store
 import delayq._engine.store
+import delayq._reliable.moved_partition
 import delayq._reliable.store
 import delayq.testing.time_travel
 from delayq._redis.scripts import (
@@ -36,6 +37,7 @@ FILES = sorted(LUA.rglob("*.lua"))
 STORES = (
     delayq._delayed.store,
     delayq._engine.store,
+    delayq._reliable.moved_partition,
     delayq._reliable.store,
     delayq.testing.time_travel,
 )

@@ -58,13 +58,16 @@ end
 
 -- Add to these names and values what a partition derives from the settings that they hold.
 local function add_share(fields, limit, group_limit, partitions, place)
-  local count, old = tonumber(partitions), redis.call('HMGET', settings, 'share', 'group_limit')
+  local count, old = tonumber(partitions), redis.call('HMGET', settings, 'share', 'group_limit', 'partitions')
   local share = limit and string.gsub(limit, '([cr])(%d+)', function(kind, most)
     local whole = math.floor(most / count)
     return kind .. string.format('%.0f', place < most - whole * count and whole + 1 or whole)
   end)
   if share then fields[#fields + 1], fields[#fields + 2] = 'share', share end
-  if (share or '0') ~= (old[1] or '0') or (group_limit or '0') ~= (old[2] or '0') then
+  local is_limited = (share or '0') ~= '0' or (group_limit or '0') ~= '0'
+  -- After a move, groups are here of which others have not changed the turns yet.
+  if (share or '0') ~= (old[1] or '0') or (group_limit or '0') ~= (old[2] or '0')
+    or is_limited and number_in(old[3]) ~= partitions then
     fields[#fields + 1], fields[#fields + 2] = 'settled_to', ''
   end
 end

@@ -16,6 +16,14 @@ local function agrees_on(partitions, stored_layout, stored_partitions)
   return stored_layout == LAYOUT and stored_partitions == partitions
 end
 
+-- Return whether the caller may change a partition because it moves the queue to another number of
+-- partitions. Each process that begins or continues a move, or ends it, gives the settings a higher
+-- epoch, first in every partition. So whoever was stopped, and goes on when another process has
+-- taken over, changes nothing.
+local function is_moved_by(epoch)
+  return redis.call('HGET', settings, 'epoch') == epoch
+end
+
 -- The error for a caller that has to read the settings again. Nothing has been written.
 local function settings_changed()
   return redis.error_reply('DELAYQ_SETTINGS the settings of the queue have changed')

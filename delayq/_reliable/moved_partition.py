@@ -1,0 +1,208 @@
+"""One partition, as the process sees it that moves the queue: see :mod:`delayq._reliable.mover`.
+
+All moments and durations are in microseconds, unless their names say otherwise. Methods raise the
+errors of :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`; those that change
+something raise :class:`~delayq._redis.error_reader.SettingsChanged`, and change nothing, if another
+process has taken the move over, or it has ended.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING, Literal
+
+from delayq._redis.error_reader import SettingsChanged
+from delayq._redis.scripts import Script
+from delayq._reliable.keys import MESSAGES
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from delayq._reliable.settings import StoredSettings
+    from delayq._reliable.store import ReliableStore
+
+HOLD_BACK = Script("reliable/hold_back")
+SET_ASIDE = Script("reliable/set_aside")
+RECEIVE = Script("reliable/receive")
+DROP = Script("reliable/drop")
+DISCARD = Script("reliable/discard")
+
+Entry = tuple[bytes, bytes]
+"""A member of a sorted set and its score, or a field of a hash and its value."""
+ASIDE = (
+    *MESSAGES,
+    *("done", "shared_moments", "dead", "dead_messages", "schedules"),
+    *("recorded", "records", "awaited", "stopping"),
+)
+"""The keys of a partition whose content was placed by the number of partitions."""
+GROUP_FIELD = b"group:"
+"""The beginning of the names of settings that groups have of their own."""
+# Keys that the server drops when nothing in them counts any more.
+_EXPIRING = ("done", "shared_moments", "recorded", "records", "awaited", "starts")
+# The range of the members of `starts` that belong to no group.
+_STARTS_OF_QUEUE = (b"[\0", b"(\0:")
+
+
+class MovedPartition:
+    """Reads and changes a partition of a queue that is moved, and what was set aside there.
+
+    Attributes:
+        number: The partition.
+    """
+
+    def __init__(self, store: ReliableStore, number: int) -> None:
+        self.number: int = number
+        self._store = store
+        self._client = store.client
+        self._keys = store.keys
+        # By this, the partition knows the process that may change it.
+        self._epoch = ""
+
+    async def take(self, settings: StoredSettings) -> None:
+        """Let only this process change the partition.
+
+        Args:
+            settings: The settings since this process has begun, or continued, the move.
+        """
+        if self._epoch == settings.epoch:
+            return
+        # The settings of the first partition are those of the queue.
+        if self.number and await self._store.copy_settings(settings, self.number) != settings.epoch:
+            raise SettingsChanged("another process has taken the move over")
+        self._epoch = settings.epoch
+
+    async def hold_back(self, step: Literal["pause", "resume", "retire"]) -> None:
+        """Pause the partition, end the pause, or end its use: see ``hold_back.lua``."""
+        await self._client.run(HOLD_BACK, self._keys.of_script(HOLD_BACK), (self._epoch, step))
+
+    async def count_running(self) -> int:
+        """Count the messages that workers have, and those that were cancelled and still run."""
+        after = f"({await self._client.time_us(self._keys.leased)}"
+        counts = [
+            await self._client.command("ZCOUNT", key, after, "+inf")
+            for key in (self._keys.leased, self._keys.stopping)
+        ]
+        return sum(counts)
+
+    async def set_aside(self, partitions: str) -> int:
+        """Put everything aside, unless workers have messages, and let nothing be stored here.
+
+        Args:
+            partitions: The number of partitions that is stored meanwhile.
+
+        Returns:
+            How many messages workers have, with those that were cancelled and still run.
+        """
+        pairs = ((self._keys.named(name), self._keys.aside(name)) for name in ASIDE)
+        own = (self._keys.leased, self._keys.stopping, self._keys.settings)
+        keys = (*own, *chain.from_iterable(pairs))
+        return int(await self._client.run(SET_ASIDE, keys, (self._epoch, partitions)))
+
+    async def receive(
+        self,
+        name: str,
+        kind: Literal["scores", "fields", "stamps"],
+        entries: Iterable[Entry],
+        lives_ms: int = 0,
+    ) -> None:
+        """Store entries that were set aside in other partitions, under the key of this name.
+
+        Args:
+            name: Of the key, as scripts name it.
+            kind: See ``receive.lua``.
+            entries: Each member or field, and its score, value or stamp.
+            lives_ms: For how many milliseconds the key lives at least; 0 for good.
+        """
+        keys = (self._keys.settings, self._keys.named(name))
+        parts = chain.from_iterable(entries)
+        await self._client.run(RECEIVE, keys, (self._epoch, lives_ms, kind, *parts))
+
+    # What was set aside
+
+    async def has_anything(self) -> bool:
+        """Return whether anything was set aside."""
+        return bool(await self._client.command("EXISTS", *map(self._keys.aside, ASIDE)))
+
+    async def count(self) -> int:
+        """Count the messages."""
+        return int(await self._client.command("HLEN", self._keys.aside("bodies")))
+
+    async def members(self, name: str, limit: int) -> list[Entry]:
+        """Return the first members of a sorted set, and their scores."""
+        key = self._keys.aside(name)
+        return _pairs(await self._client.command("ZRANGE", key, 0, limit - 1, "WITHSCORES"))
+
+    async def starts(self) -> list[bytes]:
+        """Return the starts that the rate of the whole queue counts."""
+        key = self._keys.aside("starts")
+        return list(await self._client.command("ZRANGEBYLEX", key, *_STARTS_OF_QUEUE))
+
+    async def starts_of_groups(self, limit: int) -> list[Entry]:
+        """Return the first starts that rates of groups count, and their scores."""
+        key, after = self._keys.aside("starts"), _STARTS_OF_QUEUE[1].replace(b"(", b"[")
+        some = await self._client.command("ZRANGEBYLEX", key, after, "+", "LIMIT", 0, limit)
+        return [(member, b"0") for member in some]
+
+    async def fields(self, name: str, limit: int) -> AsyncIterator[list[Entry]]:
+        """Yield the fields of a hash and their values, up to ``limit`` at a time."""
+        async for page in self._scan(self._keys.aside(name), limit):
+            yield page
+
+    async def values(self, name: str, fields: Iterable[bytes]) -> list[bytes | None]:
+        """Return the values of fields of a hash."""
+        return list(await self._client.command("HMGET", self._keys.aside(name), *fields))
+
+    async def lives_ms(self, name: str) -> int:
+        """Return for how many milliseconds a key still lives; 0 if it has no end."""
+        if name not in _EXPIRING:
+            return 0
+        remaining = await self._client.command("PTTL", self._keys.aside(name))
+        return 0 if remaining == -1 else max(int(remaining), 1)
+
+    async def drop_members(self, name: str, members: Iterable[bytes]) -> None:
+        """Drop members of a sorted set."""
+        await self._drop("members", self._keys.aside(name), members)
+
+    async def drop_fields(self, name: str, fields: Iterable[bytes]) -> None:
+        """Drop fields of a hash."""
+        await self._drop("fields", self._keys.aside(name), fields)
+
+    async def drop_everything(self) -> None:
+        """Drop all keys."""
+        keys = (self._keys.settings, *map(self._keys.aside, ASIDE))
+        await self._client.run(DISCARD, keys, (self._epoch,))
+
+    async def _drop(
+        self, kind: Literal["members", "fields"], key: str, entries: Iterable[bytes]
+    ) -> None:
+        keys = (self._keys.settings, key)
+        await self._client.run(DROP, keys, (self._epoch, kind, *entries))
+
+    # Settings of groups are not set aside
+
+    async def group_settings(self, limit: int) -> AsyncIterator[list[Entry]]:
+        """Yield the settings that groups have of their own."""
+        async for page in self._scan(self._keys.settings, limit):
+            yield [entry for entry in page if entry[0].startswith(GROUP_FIELD)]
+
+    async def drop_group_settings(self, fields: Iterable[bytes]) -> None:
+        """Drop such settings."""
+        await self._drop("fields", self._keys.settings, fields)
+
+    # Internals
+
+    async def _scan(self, key: str, limit: int) -> AsyncIterator[list[Entry]]:
+        """Read a hash, up to ``limit`` fields at a time. Some may come twice."""
+        cursor = b"0"
+        while True:
+            cursor, reply = await self._client.command("HSCAN", key, cursor, "COUNT", limit)
+            fields = _pairs(reply)
+            # The server returns a small hash whole.
+            for at in range(0, len(fields), limit):
+                yield fields[at : at + limit]
+            if cursor == b"0":
+                return
+
+
+def _pairs(reply: Sequence[bytes]) -> list[Entry]:
+    return list(zip(reply[::2], reply[1::2], strict=True))

@@ -1,0 +1,442 @@
+"""Moves a queue to another number of partitions, while no worker handles its messages.
+
+The queue is paused, and its workers finish what they have. Then nothing can be stored any more, and
+everything is put *aside*: the keys of each partition are renamed, in one script. From there, each
+entry is stored in the partition to which it belongs by the new number, and only then dropped where
+it was. So a move that is interrupted at any point loses nothing, and the next one continues it: to
+store an entry again changes nothing. At the end, the new number is stored, and the pause ends.
+
+Each process that begins or continues a move gives the settings a higher epoch, first in every
+partition. A partition accepts each step only with the epoch that it has, and one that is no longer
+used keeps its epoch. So a process that was believed dead changes nothing.
+
+A message becomes visible where it is stored only when all about it is there, because the sets in
+which messages wait come last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+import shlex
+from collections import defaultdict
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from delayq._redis.error_reader import SettingsChanged
+from delayq._reliable.bodies import group_in, parse_letter
+from delayq._reliable.keys import MESSAGES, PRIORITIES
+from delayq._reliable.moved_partition import GROUP_FIELD, MovedPartition
+from delayq._reliable.placement import home_of, partition_of
+from delayq._reliable.settings import ChangeOutcome
+from delayq.errors import ConfigurationError, ServerUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+    from delayq._reliable.moved_partition import Entry
+    from delayq._reliable.settings import StoredSettings
+    from delayq._reliable.store import ReliableStore
+
+Phase = Literal["waiting", "moving", "done"]
+
+# How many entries a call reads, stores or drops; and of those that may be large.
+_PAGE, _LARGE_PAGE = 400, 50
+# Seconds between two looks at the messages that workers still have.
+_PAUSE = 0.2
+_STAMPED = re.compile(rb"(.*)\0([0-9]{16})", re.DOTALL)
+_START = re.compile(rb"\0([0-9.]{19}) ([0-9]+) ([0-9]+) ([0-9]+) [0-9]+")
+_MOVING = re.compile(r"(\d+) (drains|holds|moves|resumes) ([01]) (\d+) \S+")
+
+
+@dataclass(frozen=True, slots=True)
+class Repartition:
+    """How far a move has come.
+
+    Attributes:
+        queue: The queue's name.
+        partitions: The number of partitions to which it is moved.
+        phase: ``"waiting"`` for workers, ``"moving"`` or ``"done"``.
+        running: The number of messages that workers still have.
+        moved: The number of messages that were moved so far by this process.
+        messages: The number of those that had to be moved when it began.
+    """
+
+    queue: str
+    partitions: int
+    phase: Phase = "waiting"
+    running: int = 0
+    moved: int = 0
+    messages: int = 0
+
+
+class Mover:
+    """Moves one queue to another number of partitions, or continues a move."""
+
+    def __init__(
+        self,
+        name: str,
+        store_of: Callable[[int], ReliableStore],
+        to: int,
+        progress: Callable[[Repartition], object] = lambda _: None,
+    ) -> None:
+        """Args:
+        name: The queue's name.
+        store_of: Returns the data of the partition with that number.
+        to: The new number of partitions.
+        progress: Called with each step.
+        """
+        self._store_of = store_of
+        self._first = store_of(0)
+        self._to = to
+        self._token = secrets.token_hex(8)
+        self._progress = progress
+        self._state = Repartition(name, to)
+        # As many as there were, or as there will be, whichever is more.
+        self._partitions: Sequence[MovedPartition] = ()
+        self._former = 0
+        self._was_paused = False
+
+    async def run(self) -> Repartition:
+        """Go on from wherever the move is.
+
+        Raises:
+            ConfigurationError: The queue is being moved to another number of partitions, its limit
+                is smaller than the number, or another release has written it.
+            ServerUnavailable: Another process changes the number of partitions, or has taken the
+                move over.
+            ServerError: As for :meth:`RedisClient.run <delayq._redis.client.RedisClient.run>`.
+        """
+        phases: dict[str, Callable[[StoredSettings], Awaitable[StoredSettings]]] = {
+            "drains": self._drain,
+            "holds": self._set_aside,
+            "moves": self._move,
+            "resumes": self._resume,
+        }
+        try:
+            stored = await self._begin()
+            while (move := _MOVING.fullmatch(stored.fields.get("moving", ""))) is not None:
+                if not self._partitions:
+                    self._was_paused, self._former = move[3] == "1", int(move[4])
+                    self._partitions = [
+                        MovedPartition(self._store_of(number), number)
+                        for number in range(max(self._former, self._to))
+                    ]
+                stored = await phases[move[2]](stored)
+        except SettingsChanged:
+            raise self._lost() from None
+        self._report(phase="done", running=0)
+        return self._state
+
+    @property
+    def _sources(self) -> Sequence[MovedPartition]:
+        return self._partitions[: self._former]
+
+    # The phases
+
+    async def _begin(self) -> StoredSettings:
+        queue = self._state.queue
+        outcome, stored = await self._first.repartition("begin", self._token, self._to)
+        stored.check_layout(queue)
+        if outcome is ChangeOutcome.OTHER_NUMBER:
+            raise ConfigurationError(
+                f"queue {queue!r} is being moved to {stored.moving_to} partitions; continue that"
+                f" first, with: delayq repartition {shlex.quote(queue)} --to {stored.moving_to}"
+            )
+        if outcome is ChangeOutcome.TOO_SMALL:
+            fields = {**stored.fields, "partitions": str(self._to)}
+            type(stored)(fields).check_shares(queue)
+        if outcome is ChangeOutcome.BUSY:
+            raise ServerUnavailable(
+                f"nothing was changed: another client changes the partitions of {queue!r}"
+            )
+        return stored
+
+    async def _take(self, stored: StoredSettings, partitions: Sequence[MovedPartition]) -> None:
+        """Let partitions refuse whoever has moved the queue before."""
+        for partition in partitions:
+            await partition.take(stored)
+
+    async def _drain(self, stored: StoredSettings) -> StoredSettings:
+        """Pause the queue, and wait until workers have finished what they have."""
+        try:
+            await self._take(stored, self._sources)
+            while running := await self._count_running():
+                self._report(running=running)
+                await asyncio.sleep(_PAUSE)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up())
+            raise
+        return await self._step("hold")
+
+    async def _count_running(self) -> int:
+        """Return how many messages workers have, while they get no more."""
+        # Each time, because an operator may end the pause.
+        for source in self._sources:
+            await source.hold_back("pause")
+        return sum([await source.count_running() for source in self._sources])
+
+    async def _give_up(self) -> None:
+        # In this order: what is interrupted here can be continued, or given up again. If another
+        # process has continued the move, there is nothing to do.
+        with suppress(SettingsChanged):
+            if not self._was_paused:
+                for source in self._sources:
+                    await source.hold_back("resume")
+            await self._first.repartition("give up", self._token, self._to)
+
+    async def _set_aside(self, stored: StoredSettings) -> StoredSettings:
+        """Put everything aside that was placed by the former number of partitions."""
+        await self._take(stored, self._sources)
+        for source in self._sources:
+            # A lease that had ended may have been extended.
+            while running := await source.set_aside(stored.fields["partitions"]):
+                self._report(running=running)
+                await asyncio.sleep(_PAUSE)
+                await self._count_running()
+        return await self._step("move")
+
+    async def _move(self, stored: StoredSettings) -> StoredSettings:
+        """Move everything to where it belongs by the new number."""
+        await self._take(stored, self._partitions)
+        for partition in self._partitions:
+            await partition.hold_back("pause")
+        counts = [await source.count() for source in self._sources]
+        self._report(phase="moving", running=0, messages=sum(counts))
+        await self._move_starts_of_queue()
+        for source in self._sources:
+            await _Source(source, self).move()
+        return await self._step("resume")
+
+    async def _resume(self, stored: StoredSettings) -> StoredSettings:
+        """Give the partitions their settings, and end the pause."""
+        await self._take(stored, self._partitions)
+        for source in self._sources:
+            await source.drop_everything()
+        for partition in self._partitions:
+            if partition.number >= self._to:
+                await partition.hold_back("retire")
+            elif not self._was_paused:
+                await partition.hold_back("resume")
+        return await self._step("end")
+
+    async def _step(self, step: Literal["hold", "move", "resume", "end"]) -> StoredSettings:
+        outcome, stored = await self._first.repartition(step, self._token, self._to)
+        if outcome is ChangeOutcome.LOST:
+            # If only the first answer to the last step was lost, the move has ended.
+            if step == "end" and stored.moving_to is None:
+                return stored
+            raise self._lost()
+        return stored
+
+    def _lost(self) -> ServerUnavailable:
+        """Return the error for a process that may not go on."""
+        return ServerUnavailable(
+            f"another process has taken over the move of queue {self._state.queue!r}"
+        )
+
+    # Moving
+
+    def count(self, messages: int) -> None:
+        """Report that so many more messages were moved."""
+        self._report(moved=self._state.moved + messages)
+
+    async def send(
+        self,
+        name: str,
+        kind: Literal["scores", "fields", "stamps"],
+        entries: Iterable[tuple[int | None, Entry]],
+        lives_ms: int = 0,
+    ) -> None:
+        """Store entries under the key of this name, each in a partition, or in all."""
+        by_target: dict[int, list[Entry]] = defaultdict(list)
+        for place, entry in entries:
+            for number in range(self._to) if place is None else (place,):
+                by_target[number].append(entry)
+        await asyncio.gather(
+            *(
+                self._partitions[number].receive(name, kind, some, lives_ms)
+                for number, some in by_target.items()
+            )
+        )
+
+    def of_id(self, name: bytes) -> int:
+        """Return the partition of the message with an id, unless it has a group."""
+        stamped = _STAMPED.fullmatch(name)
+        return partition_of(name if stamped is None else stamped[1], self._to)
+
+    def of_name(self, name: bytes) -> int:
+        """Return the partition of a schedule or group."""
+        return home_of(name, self._to)
+
+    async def _move_starts_of_queue(self) -> None:
+        """Let every partition know of all starts that the queue's rate counts.
+
+        Each has a part of the rate, and then starts nothing until fewer than that still count. So
+        no window has too many, whatever the former parts were. They are not dropped before
+        everything is moved: whoever continues the move has to number them in the same way.
+        """
+        merged: set[bytes] = set()
+        for source in self._sources:
+            merged.update(await source.starts())
+        lives_ms = max([await source.lives_ms("starts") for source in self._sources])
+        count, entries = 0, []
+        for start in filter(None, map(_START.fullmatch, sorted(merged))):
+            more = int(start[4]) - int(start[3])
+            member = b"\0%b %b %d %d 0" % (start[1], start[2], count, count + more)
+            entries.append((None, (member, b"0")))
+            count += more
+        for at in range(0, len(entries), _PAGE):
+            await self.send("starts", "scores", entries[at : at + _PAGE], lives_ms)
+
+    def _report(self, **changes: int | Phase) -> None:
+        self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        self._progress(self._state)
+
+
+class _Source:
+    """What was set aside in one partition."""
+
+    def __init__(self, partition: MovedPartition, move: Mover) -> None:
+        self._partition = partition
+        self._move = move
+
+    async def move(self) -> None:
+        """Move everything."""
+        move = self._move
+        await self._move_group_settings()
+        if not await self._partition.has_anything():
+            return
+        for name in ("tokens", "attempts", "expiries", "errors", "priorities"):
+            await self._fields(name, self._of_messages)
+        await self._fields("bodies", self._of_messages, large=True)
+        # They stay here as well, because they tell where the message belongs.
+        await self._fields(
+            "places", _by_content(lambda entry: move.of_name(_group_of(entry[1]))), drop=False
+        )
+        await self._members("lines", _by_content(lambda entry: move.of_name(_group_of(entry[0]))))
+        await self._members(
+            "starts",
+            _by_content(lambda entry: move.of_name(_group_of(entry[0]))),
+            self._partition.starts_of_groups,
+        )
+        await self._fields("records", self._of_messages, large=True)
+        await self._members("recorded", self._of_messages)
+        await self._members("awaited", self._of_messages)
+        # Those of groups are looked for in the partition of the group, which is not known here.
+        await self._members("done", _by_content(lambda _: None))
+        await self._members("shared_moments", _by_content(lambda _: None))
+        await self._move_letters()
+        for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
+            await self._members(name, self._of_messages)
+        for name in ("turns", "trials"):
+            await self._members(name, _by_content(lambda entry: move.of_name(entry[0])))
+        await self._fields(
+            "schedules", _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None)
+        )
+
+    async def _of_messages(self, entries: Sequence[Entry]) -> list[int | None]:
+        """Return the partitions of messages, by their ids."""
+        ids = [name for name, _ in entries]
+        places = await self._partition.values("places", ids)
+        return [
+            self._move.of_id(name) if place is None else self._move.of_name(_group_of(place))
+            for name, place in zip(ids, places, strict=True)
+        ]
+
+    async def _members(
+        self,
+        name: str,
+        places: Callable[[Sequence[Entry]], Awaitable[list[int | None]]],
+        read: Callable[[int], Awaitable[list[Entry]]] | None = None,
+    ) -> None:
+        """Move a sorted set, or the part of it that ``read`` returns."""
+        read = read or partial(self._partition.members, name)
+        while entries := await read(_PAGE):
+            await self._send(name, "scores", entries, await places(entries))
+            await self._partition.drop_members(name, (member for member, _ in entries))
+
+    async def _fields(
+        self,
+        name: str,
+        places: Callable[[Sequence[Entry]], Awaitable[list[int | None]]],
+        *,
+        large: bool = False,
+        drop: bool = True,
+    ) -> None:
+        """Move a hash."""
+        async for entries in self._partition.fields(name, _LARGE_PAGE if large else _PAGE):
+            await self._send(name, "fields", entries, await places(entries))
+            if drop:
+                await self._partition.drop_fields(name, (field for field, _ in entries))
+            if name == "bodies":
+                self._move.count(len(entries))
+
+    async def _move_letters(self) -> None:
+        """Move the dead letters. They become visible when all about them is there."""
+        while deaths := await self._partition.members("dead", _LARGE_PAGE):
+            names = [name for name, _ in deaths]
+            letters = await self._partition.values("dead_messages", names)
+            places = [
+                self._of_letter(name, letter) for name, letter in zip(names, letters, strict=True)
+            ]
+            bodies = [(name, letter or b"") for name, letter in zip(names, letters, strict=True)]
+            stamps = [
+                (place, (stamped[1] + b"\0", stamped[2]))
+                for place, name in zip(places, names, strict=True)
+                if (stamped := _STAMPED.fullmatch(name)) is not None
+            ]
+            await self._send("dead_messages", "fields", bodies, places)
+            await self._move.send("dead_messages", "stamps", stamps)
+            await self._send("dead", "scores", deaths, places)
+            await self._partition.drop_members("dead", names)
+            await self._partition.drop_fields("dead_messages", names)
+
+    def _of_letter(self, name: bytes, letter: bytes | None) -> int:
+        with suppress(ValueError):
+            group = group_in(parse_letter(letter or b"")[1].lstrip(b"0123456789+e"))
+            if group is not None:
+                return self._move.of_name(group.encode())
+        return self._move.of_id(name)
+
+    async def _move_group_settings(self) -> None:
+        """Move the settings that groups have of their own."""
+        async for entries in self._partition.group_settings(_PAGE):
+            elsewhere = [
+                (place, entry)
+                for entry in entries
+                if (place := self._move.of_name(entry[0].removeprefix(GROUP_FIELD)))
+                != self._partition.number
+            ]
+            if elsewhere:
+                await self._move.send("settings", "fields", elsewhere)
+                await self._partition.drop_group_settings(field for _, (field, _) in elsewhere)
+
+    async def _send(
+        self,
+        name: str,
+        kind: Literal["scores", "fields"],
+        entries: Sequence[Entry],
+        places: Sequence[int | None],
+    ) -> None:
+        lives_ms = await self._partition.lives_ms(name)
+        await self._move.send(name, kind, zip(places, entries, strict=True), lives_ms)
+
+
+def _by_content(
+    place_of: Callable[[Entry], int | None],
+) -> Callable[[Sequence[Entry]], Awaitable[list[int | None]]]:
+    """Return a function that finds the partitions of entries by what they contain."""
+
+    async def places(entries: Sequence[Entry]) -> list[int | None]:
+        return [place_of(entry) for entry in entries]
+
+    return places
+
+
+def _group_of(place: bytes) -> bytes:
+    """Return the group of a place, or of a member that begins with its name and a NUL."""
+    return place.partition(b"\0")[0]
