@@ -126,6 +126,10 @@ class _Pace:
     places: int = 0
     starts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=100))
 
+    def note(self, start: Start) -> None:
+        """Note that messages with this start begin now."""
+        self.starts.append((start.at_us, asyncio.get_running_loop().time()))
+
     def earliest(self, start: Start) -> float:
         """Return when a message with this start may begin, in loop time."""
         for at_us, begun_at in reversed(self.starts):
@@ -378,9 +382,12 @@ class Batches:
         self._begin()
 
     async def _run(self, batch: _Batch) -> None:
-        started = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        started = loop.time()
         if (start := batch.members[-1].start) is not None:
-            self._pace.starts.append((start.at_us, started))
+            self._pace.note(start)
+            # And again once the handler has begun, which takes long while the machine is busy.
+            loop.call_soon(self._pace.note, start)
         failure: BaseException | None = None
         results: Sequence[Any] | None = None
         try:
@@ -402,7 +409,7 @@ class Batches:
                 each.set_exception(BatchFailed(failure))
         self._running.discard(batch)
         self._pace.ended += 1
-        self._pace.is_quick = asyncio.get_running_loop().time() - started <= prefetch.WITHIN
+        self._pace.is_quick = loop.time() - started <= prefetch.WITHIN
         self._begin()
 
 

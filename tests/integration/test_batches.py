@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+import time
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -137,12 +138,21 @@ async def test_nothing_waits_for_a_batch_that_takes_long_nor_takes_slots_of_othe
 
 
 async def test_what_a_rate_lets_begin_waits_for_no_more(worker: Worker, jobs: Jobs) -> None:
-    seen = Gathered()
-    batches(worker, limit=delayq.Limit(rate=3, per=0.5))(seen)
+    seen, began = Gathered(), list[float]()
+
+    @batches(worker, limit=delayq.Limit(rate=3, per=0.5))
+    async def handle(values: list[int]) -> None:
+        if not began:
+            # As if the machine paused here: the next window begins after that.
+            time.sleep(0.3)
+        began.append(time.monotonic())
+        await seen(values)
+
     await offer(jobs, 7)
     async with worker:
         await until(lambda: len(seen.seen) == 3)
     assert seen.seen == [[0, 1, 2], [3, 4, 5], [6]]
+    assert min(later - earlier for earlier, later in itertools.pairwise(began)) > 0.499
 
 
 async def test_what_a_rate_lets_begin_waits_for_what_was_claimed_with_it(
