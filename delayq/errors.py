@@ -68,13 +68,14 @@ def _remake(
     return error
 
 
-def _said(cause: BaseException) -> str:
-    """Return what an error says, and its class unless that says nothing more."""
-    try:
-        text = str(cause)
-    except Exception:  # noqa: BLE001 - a class may raise anything
-        return type(cause).__name__
-    return text if type(cause) is ValueError else f"{type(cause).__name__}: {text}"
+def _told(cause: BaseException) -> str:
+    """Return the class of an error, and what it says if it is one of delayq's: others quote values,
+    as that of ``int("secret")`` does.
+    """
+    kind = type(cause)
+    if isinstance(cause, DelayqError):
+        return f"{kind.__name__}: {cause}"
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 class BadInput(DelayqError, ValueError):
@@ -127,14 +128,17 @@ class DecodeError(CodecError):
     Attributes:
         codec: The codec's class name.
         payload: The complete bytes. They may be private, so the error message leaves them out.
+        fault: What is wrong with them, without quoting them. If it is empty, the error message
+            names the class of ``__cause__``, whose text may be private too.
         queue: The queue's name; empty if unknown.
         id: The message's id; empty if unknown.
     """
 
-    def __init__(self, codec: str, payload: bytes) -> None:
+    def __init__(self, codec: str, payload: bytes, fault: str = "") -> None:
         super().__init__(codec, payload)
         self.codec = codec
         self.payload = payload
+        self.fault = fault
         self.queue = ""
         self.id = ""
 
@@ -143,8 +147,9 @@ class DecodeError(CodecError):
         """The fault: the same text for all messages that fail alike, as dead letters are counted
         by it.
         """
-        cause = "" if self.__cause__ is None else f": {_said(self.__cause__)}"
-        return f"{self.codec} cannot decode the payload{cause}"
+        cause = self.__cause__
+        fault = self.fault or ("" if cause is None else _told(cause))
+        return f"{self.codec} cannot decode the payload{': ' if fault else ''}{fault}"
 
     def __str__(self) -> str:
         place = [f"queue {self.queue!r}"] * bool(self.queue) + [f"message {self.id!r}"] * bool(

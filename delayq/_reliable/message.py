@@ -643,7 +643,7 @@ class Message(Generic[T]):
             try:
                 self._parsed = parse(self._claim.body)
             except ValueError as error:
-                raise DecodeError("ReliableQueue", self._claim.body) from error
+                raise DecodeError("ReliableQueue", self._claim.body, str(error)) from error
         return self._parsed
 
     def _demand_lease(self) -> None:

@@ -90,7 +90,7 @@ class LibraryCodec:
             return self._read(payload)
         except FAILURES as error:
             reason = said(error)
-        raise DecodeError(self._name, payload) from reason
+        raise DecodeError(self._name, payload, str(reason)) from reason
 
     def __repr__(self) -> str:
         return self._name

@@ -89,7 +89,7 @@ class JsonCodec:
             return json.loads(payload)
         except (ValueError, RecursionError) as error:
             reason = reason_of(error)
-        raise DecodeError("JsonCodec", payload) from reason
+        raise DecodeError("JsonCodec", payload, str(reason)) from reason
 
 
 class ResultCodec(JsonCodec):

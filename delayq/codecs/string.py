@@ -36,7 +36,7 @@ class StringCodec:
             return payload.decode()
         except UnicodeDecodeError as error:
             reason = reason_of(error)
-        raise DecodeError("StringCodec", payload) from reason
+        raise DecodeError("StringCodec", payload, str(reason)) from reason
 
 
 class _WholeNumberCodec:
@@ -63,7 +63,7 @@ class _WholeNumberCodec:
             if self._in_range(value):
                 return value
         reason = ValueError(f"it is not a whole number of {self._bits} bits")
-        raise DecodeError(type(self).__name__, payload) from reason
+        raise DecodeError(type(self).__name__, payload, str(reason)) from reason
 
     def _in_range(self, value: int) -> bool:
         # `~value` is -value - 1: the negative side reaches one further.

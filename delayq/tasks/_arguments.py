@@ -191,8 +191,8 @@ class Arguments:
         try:
             return codec.decode(payload)
         except DecodeError as error:
-            reason = error.__cause__
-        raise BadArguments(f"{self._place(name)}: {reason}") from reason
+            fault, cause = error.fault, error.__cause__
+        raise BadArguments(f"{self._place(name)}: {fault}") from cause
 
     def _place(self, name: str) -> str:
         return f"{name_of(self._function)}(), {name!r}"

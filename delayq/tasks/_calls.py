@@ -79,8 +79,8 @@ class TaskCodec:
         value = _JSON.decode(payload)
         name = value.get("task") if isinstance(value, dict) else None
         if type(name) is not str:
-            raise DecodeError("TaskCodec", payload) from ValueError(
-                'it is not a call of a task, {"task": name, "args": {...}}'
+            raise DecodeError(
+                "TaskCodec", payload, 'it is not a call of a task, {"task": name, "args": {...}}'
             )
         task = self._tasks.get(name)
         if task is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import pickle
+import zlib
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -66,8 +68,21 @@ def test_an_error_says_what_is_wrong_where_and_what_to_do() -> None:
         f"queue 'mails', message 'm1': {caught.value.reason}; was it offered with another codec or"
         " type?"
     )
-    caught.value.__cause__ = KeyError("a")
-    assert caught.value.reason == "JsonCodec cannot decode the payload: KeyError: 'a'"
+    # The text of others' errors may quote the payload; a codec says itself what does not.
+    own = errors.DecodeError("Numbers", b"secret", "it is too short")
+    raised: list[tuple[BaseException, str]] = [
+        (ValueError("invalid literal: 'secret'"), "ValueError"),
+        (zlib.error("secret"), "zlib.error"),
+        (errors.BadArguments("send() has no argument 'x'"), "BadArguments: send() has no argument"),
+        (own, "it is too short"),
+    ]
+    for error, fault in raised:
+        codec: Any = Mock(spec=["decode"], decode=Mock(side_effect=error))
+        with pytest.raises(delayq.DecodeError) as caught:
+            decode(codec, b"secret", "mails")
+        assert f" cannot decode the payload: {fault}" in caught.value.reason
+        assert "secret" not in str(caught.value)
+    assert pickle.loads(pickle.dumps(own)).reason == own.reason
     assert [given(value) for value in (5, "5s", None, 10**5000)] == [
         *("5 (int)", "'5s' (str)", "None", "a value of type int")
     ]

@@ -42,7 +42,7 @@ class TypedJsonJacksonCodec:
             return _PLAIN_READER.decode(payload.decode())
         except (ValueError, RecursionError, Malformed) as error:
             reason = reason_of(error)
-        raise DecodeError("TypedJsonJacksonCodec", payload) from reason
+        raise DecodeError("TypedJsonJacksonCodec", payload, str(reason)) from reason
 
 
 class JsonJacksonCodec:
@@ -115,7 +115,7 @@ class JsonJacksonCodec:
             return self._reader.read(payload)
         except (ValueError, RecursionError, Malformed) as error:
             reason = reason_of(error)
-        raise DecodeError("JsonJacksonCodec", payload) from reason
+        raise DecodeError("JsonJacksonCodec", payload, str(reason)) from reason
 
 
 def _encode(codec: object, value: Any, writer: Writer) -> bytes:

@@ -77,7 +77,7 @@ class Kryo5Codec:
             return KryoOpaque(payload)
         except (Malformed, ValueError) as error:
             reason = reason_of(error)
-        raise DecodeError("Kryo5Codec", payload) from reason
+        raise DecodeError("Kryo5Codec", payload, str(reason)) from reason
 
 
 def _name(class_name: str) -> bytes:
