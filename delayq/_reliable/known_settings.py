@@ -344,7 +344,8 @@ class KnownSettings:
             for _ in range(MOST_TRIES):
                 outcome, stored = await first.renumber("hold", token, changes)
                 if outcome is ChangeOutcome.HELD:
-                    if not all(await asyncio.gather(*(store.vacate() for store in others))):
+                    vacated = (store.vacate(stored.epoch) for store in others)
+                    if not all(await asyncio.gather(*vacated)):
                         outcome = ChangeOutcome.IN_USE
                         break
                     outcome, stored = await first.renumber("commit", token, changes)

@@ -161,11 +161,11 @@ class ReliableStore:
         )
         return _changed(await self._run(RENUMBER, step, token, changes["partitions"], *others))
 
-    async def vacate(self) -> bool:
+    async def vacate(self, epoch: str) -> bool:
         """Drop the copy of the settings if nothing is in the partition, and return whether that is
-        so.
+        so. From then on, only a copy of a higher epoch is accepted.
         """
-        return bool(await self._run(VACATE))
+        return bool(await self._run(VACATE, epoch))
 
     async def repartition(
         self,

@@ -527,7 +527,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     (reliable.RENUMBER, "hold", given(held, "hold", "me", 2, "limit", "c10")),
     (reliable.RENUMBER, "commit", given(held, "commit", "me", 2, "limit", "c10")),
     (reliable.RENUMBER, "release", given(held, "release", "me", 2)),
-    (reliable.VACATE, "", given(numbered)),
+    (reliable.VACATE, "", given(numbered, "8")),
     (reliable.REPARTITION, "begin", given(numbered, "begin", "me", 2)),
     (reliable.REPARTITION, "hold", given(moving, "hold", "me", 2)),
     (reliable.REPARTITION, "give up", given(moving, "give up", "me", 2)),

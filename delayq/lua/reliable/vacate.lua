@@ -1,9 +1,11 @@
--- vacate: drop a partition's copy of the settings if nothing is in the partition. Then nothing can
--- be stored there until it gets a copy again.
+-- vacate: drop a partition's copy of the settings if nothing is in the partition, but for an epoch.
+-- Then nothing can be stored there until it gets a newer copy.
 --
 -- Keys:
 --   vacancy   see include/vacancy.lua
 --   settings  HASH  see include/settings.lua
+-- Arguments:
+--   epoch  text  of the settings, which a copy has to exceed
 -- Roles: admin
 -- Repeatable: yes
 --
@@ -13,5 +15,7 @@
 -- include: vacancy
 
 if not is_vacant(now_us()) then return 0 end
-redis.call('DEL', settings)
+-- Whether the user may set an end is tried before the first write; a deletion is not.
+redis.call('PEXPIRE', settings, 0)
+redis.call('HSET', settings, 'epoch', epoch)
 return 1
