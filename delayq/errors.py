@@ -128,8 +128,8 @@ class DecodeError(CodecError):
     Attributes:
         codec: The codec's class name.
         payload: The complete bytes. They may be private, so the error message leaves them out.
-        fault: What is wrong with them, without quoting them. If it is empty, the error message
-            names the class of ``__cause__``, whose text may be private too.
+        fault: The reason, which quotes none of them. If it is empty, the error message names the
+            class of ``__cause__``, whose text may be private too.
         queue: The queue's name; empty if unknown.
         id: The message's id; empty if unknown.
     """

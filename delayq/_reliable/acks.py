@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from contextlib import suppress
+from logging import ERROR
 from typing import TYPE_CHECKING
 
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
+from delayq._logging import log
 from delayq._reliable.outcomes import attempt_of
 from delayq.errors import Closed, LeaseLost, OutcomeUnknown, ServerError
 
@@ -173,8 +174,14 @@ class Acknowledger:
     async def _free_slots(self) -> None:
         while self._stopped:
             claims = self._stopped[:_AT_A_TIME]
-            with suppress(ServerError):
+            try:
                 await self._store.free_slots(claims)
+            except (ServerError, Closed):
+                # They come back when their leases would have ended.
+                pass
+            except Exception as error:  # noqa: BLE001 - the next ones are freed all the same
+                text = "the slots of %d cancelled messages are held until their leases end"
+                log(ERROR, self._store.keys.name, text, len(claims), error=error)
             del self._stopped[: len(claims)]
 
     async def aclose(self, grace: float) -> None:

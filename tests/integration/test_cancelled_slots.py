@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import threading
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 
 import pytest
 
 from delayq import LeaseLost, Limit, Offer, Worker
+from delayq._reliable.store import ReliableStore
 from tests.support.reliable import claim_one, depths
 from tests.support.reliable_fixtures import LEASE
 from tests.support.reliable_store import Store
@@ -94,13 +96,21 @@ async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_
     assert await raw.keys("*:stopping") == []
 
 
-async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", lease=LEASE, limit=ONE)
+async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(
+    client: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the slots of another one could not be freed."""
+    jobs = client.reliable_queue("jobs", lease=LEASE, limit=Limit(concurrency=2))
     await jobs.offer_many([Offer(1, id="a"), Offer(2, id="b")])
-    message = await claim_one(jobs)
+    first, second = await jobs.claim(2)
     await jobs.purge("all")
     await jobs.offer(3)
     assert await jobs.claim(5) == []
+    with monkeypatch.context() as patch:
+        patch.setattr(ReliableStore, "free_slots", AsyncMock(side_effect=OSError("planned")))
+        with pytest.raises(LeaseLost):
+            await first.ack()
+        await until(lambda: "the slots of 1 cancelled messages" in caplog.text)
     with pytest.raises(LeaseLost):
-        await message.ack()
+        await second.ack()
     assert (await claim_one(jobs, 5, wait=60)).value == 3
