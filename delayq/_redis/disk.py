@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,8 +16,10 @@ _RESERVE = 16 * 2**20
 _PARTS = 8
 # Calls of this size that other clients may make at the same moment.
 _AT_ONCE = 4
-# With more than this, no single call is too large.
+# With more than this, no single call is too large, and no disk is full within so many seconds: a
+# look costs as much as a tenth of a lone offer.
 _PLENTY = 4 * 2**30
+_FOR = 0.1
 # What a server counts as data although it is not, about, bytes.
 _BUFFERS = 2**19
 # How often the server is asked to shorten its file at most, seconds.
@@ -34,9 +37,13 @@ class Disk:
         self._directory = directory
         self._asked_at = -math.inf
         self._free = 0
+        self._plenty_until = -math.inf
 
     def lack(self, args: Sequence[str | bytes | int]) -> str:
         """Return why a call that stores these cannot be made now; empty if it can."""
+        now = time.monotonic()
+        if now < self._plenty_until:
+            return ""
         try:
             disk = os.statvfs(self._directory)
         except OSError:
@@ -45,6 +52,7 @@ class Disk:
         free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         self._free = free
         if free > _PLENTY or not total:
+            self._plenty_until = now + _FOR
             return ""
         size = sum(len(each) for each in args if not isinstance(each, int))
         needed = min(_RESERVE, total // _PARTS) + _AT_ONCE * size
