@@ -139,7 +139,10 @@ class Consumer:
         self.witness.began(one)
         try:
             async with message:
-                await self._do(one, message)
+                try:
+                    await self._do(one, message)
+                finally:
+                    one.ended_us = one.ended_us or now_us()
             if one.end is End.UNKNOWN:
                 one.end = End.UNATTENDED
         except (Failed, delayq.OutcomeUnknown):
@@ -157,6 +160,8 @@ class Consumer:
             one.end = {End.NONE: End.RETURNED, End.UNKNOWN: End.EITHER}.get(one.end, one.end)
             raise
         finally:
+            # Otherwise, its handler has never begun.
+            one.ended_us = one.ended_us or one.seen_us
             self.witness.ended(one)
 
     async def _do(self, one: Delivered, message: Leased) -> None:
@@ -206,7 +211,7 @@ class Consumer:
 
     def _ends(self, one: Delivered, end: End) -> None:
         """Report the end before trying it, because this process may be killed from now on."""
-        one.end = end
+        one.end, one.ended_us = end, one.ended_us or now_us()
         self.witness.ended(one)
 
 

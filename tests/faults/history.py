@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
 
+REUSED = "reused"
+"""Ids of messages in the other queue of a storm begin with this."""
+
+
 class Told(StrEnum):
     """The outcome that a call reported to its caller."""
 
@@ -107,8 +111,15 @@ class History:
     """How many more of these the log does not name."""
     results: dict[str, object] = field(default_factory=dict)
     """The results of some messages at the end, by copy; the class of the error if there is none."""
+    groups: int = 0
+    """Into how many groups the messages are divided; 0: they have none."""
+    kills: dict[str, int] = field(default_factory=dict)
+    """When each killed consumer was certainly dead."""
     left: list[str] = field(default_factory=list)
     """What is still on the server at the end, in words."""
+
+    def group_of(self, key: int) -> str | None:
+        return f"group {key % self.groups}" if self.groups else None
 
 
 def now_us() -> int:

@@ -15,19 +15,22 @@ The rules, besides those of :mod:`tests.faults.checker`:
 - *too fast*: the server started more messages within some window than the rate allows. A window
   includes its start and not its end.
 - *again*: a message was delivered again although its handler had finished within its lease, and its
-  process was neither killed nor stopped.
+  process was neither killed nor stopped; or after it had been cancelled.
+- *idle*: the slots of cancelled messages whose handlers had ended were free for too long, at the
+  median, although messages of their groups waited for them.
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from bisect import bisect_right
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.faults.checker import Rules, Violation, check
-from tests.faults.history import Delivered, End
+from tests.faults.history import REUSED, Delivered, End
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,6 +67,8 @@ class Log:
     """Of the whole queue."""
     kills: dict[str, int] = field(default_factory=dict)
     """When each killed consumer was certainly dead."""
+    cancelled: dict[int, int] = field(default_factory=dict)
+    """When each message was cancelled for certain that was cancelled while it ran, by key."""
     paused: set[str] = field(default_factory=set)
     """The consumers that were stopped for a while, so that they may have lost leases."""
 
@@ -89,7 +94,32 @@ class Log:
 
 def judge(log: Log, rules: Rules) -> list[Violation]:
     """Return all violations."""
-    found = check(log.history, rules)
+    return [*check(log.history, rules), *over_limits(log, rules), *_again(log), *_idle(log, rules)]
+
+
+def judge_storm(
+    history: History, rules: Rules, most: tuple[int | None, int | None]
+) -> list[Violation]:
+    """Return all violations of a storm of a queue in which so many messages may run at once, in all
+    and of each group.
+    """
+    groups = {key: history.group_of(key) or "" for key in history.offered}
+    whole, group = map(Bound, most)
+    # The other queue of a storm has no limit.
+    some = [one for one in history.delivered if not one.copy.startswith(REUSED)]
+    log = Log(
+        replace(history, delivered=some),
+        groups,
+        dict.fromkeys(groups.values(), group),
+        whole,
+        history.kills,
+    )
+    return [*check(history, rules), *over_limits(log, rules)]
+
+
+def over_limits(log: Log, rules: Rules) -> list[Violation]:
+    """Return what broke the limits."""
+    found: list[Violation] = []
     claims = log.claims(rules.lease_us)
     of_groups = defaultdict(list)
     for one in claims:
@@ -100,7 +130,7 @@ def judge(log: Log, rules: Rules) -> list[Violation]:
             found += _too_many(log, name, bound.concurrency, some)
         if bound.rate is not None:
             found += _too_fast(name, bound.rate, bound.per_us, some)
-    return [*found, *_again(log)]
+    return found
 
 
 def _too_many(log: Log, name: str, most: int, some: Sequence[Delivered]) -> Iterator[Violation]:
@@ -133,8 +163,31 @@ def _again(log: Log) -> Iterator[Violation]:
     for one in sorted(log.history.delivered, key=lambda one: one.claimed_us):
         runs[one.key].append(one)
     for key, some in runs.items():
+        if some[-1].claimed_us > log.cancelled.get(key, _ENDLESS):
+            yield Violation("again", key, f"came to {some[-1].who} after it had been cancelled")
         for first, second in itertools.pairwise(some):
             done = first.end is End.UNKNOWN and first.ended_us < first.ends_us
             if done and first.who not in log.kills and first.who not in log.paused:
                 words = f"came to {second.who} after {first.who} had handled it, and lived"
                 yield Violation("again", key, words)
+
+
+def _idle(log: Log, rules: Rules) -> Iterator[Violation]:
+    starts: dict[str, list[Delivered]] = defaultdict(list)
+    for one in sorted(log.history.delivered, key=lambda one: one.claimed_us):
+        starts[log.groups.get(one.key, "")].append(one)
+    waits = []
+    for group, some in starts.items():
+        bound = log.bounds.get(group, Bound())
+        claimed = [one.claimed_us for one in some]
+        for ended in [one for one in some if one.key in log.cancelled and one.ended_us]:
+            before = bisect_right(claimed, ended.ended_us)
+            next_one = some[before] if before < len(some) else None
+            lately = before - bisect_right(claimed, ended.ended_us - bound.per_us)
+            # Only it was running, and nothing else held the next one up.
+            if bound.concurrency != 1 or lately >= (bound.rate or _ENDLESS) or next_one is None:
+                continue
+            if log.history.offered[next_one.key].due_us < ended.ended_us:
+                waits.append((next_one.claimed_us - ended.ended_us, next_one.key))
+    if len(waits) > 4 and (wait := sorted(waits)[len(waits) // 2])[0] > rules.lease_us / 3:
+        yield Violation("idle", wait[1], f"waited {wait[0]} us for a slot that was free")

@@ -52,6 +52,8 @@ QUEUE = "limits"
 LEASE = 2.0
 LEASE_US = int(LEASE * 1_000_000)
 STOPPED_FOR = LEASE * 1.3
+UNWINDS = 0.4
+"""Seconds for which a cancelled handler runs on, at most."""
 _BACKOFF = delayq.Backoff.fixed(0.05)
 _FAILS = 0.01
 _BATCH = 1_000
@@ -72,6 +74,8 @@ class Plan:
     """Seconds between the kills of two processes, each of which is replaced at once."""
     stops: int = 4
     """How often a process is stopped for longer than its leases last."""
+    cancels: int = 3
+    """How many running messages are cancelled after each kill."""
     slots: int = 100
     """Messages that a process handles at once."""
     whole: Bound = _NO_BOUND
@@ -135,11 +139,17 @@ async def _work(url: str, notes: Notes, who: str, slots: int, chance: random.Ran
         one.due_us, one.attempt = micros(message.due_at), message.attempt
         one.claimed_us, one.ends_us = ends_us - LEASE_US, ends_us
         notes.began(one)
-        await asyncio.sleep(message.value["for"])
-        one.end = End.NACKED if chance.random() < _FAILS else End.UNKNOWN
-        # The lease may have been renewed.
-        one.ends_us, one.ended_us = micros(message.lease_ends_at), now_us()
-        notes.ended(one)
+        try:
+            await asyncio.sleep(message.value["for"])
+            one.end = End.NACKED if chance.random() < _FAILS else End.UNKNOWN
+        except asyncio.CancelledError:
+            # It takes a while to end.
+            await asyncio.sleep(chance.random() * UNWINDS)
+            raise
+        finally:
+            # The lease may have been renewed.
+            one.ends_us, one.ended_us = micros(message.lease_ends_at), now_us()
+            notes.ended(one)
         if one.end is End.NACKED:
             raise Failed
 
@@ -263,8 +273,14 @@ async def _disturb(crowd: Crowd, queue: Queue, plan: Plan, chance: random.Random
             await asyncio.sleep(plan.kill_every)
             await asyncio.to_thread(crowd.replace_one, chance)
             # Messages that were on their way to that process are leased.
-            for message in await queue.list("leased", limit=_MOST_LEASED):
+            running = await queue.list("leased", limit=_MOST_LEASED)
+            for message in running:
                 log.leases.add((message.value["key"], micros(message.lease_ends_at)))
+            some = chance.sample(running, min(plan.cancels, len(running)))
+            cancelled = await queue.cancel_many([message.id for message in some], running=True)
+            for message in itertools.compress(some, cancelled):
+                log.cancelled[message.value["key"]] = now_us()
+                log.history.offered[message.value["key"]].told = Told.UNKNOWN
             if stops and stops[0] < time.monotonic():
                 stops.pop(0)
                 stopping.create_task(crowd.stop_one(chance))
@@ -288,7 +304,8 @@ def main() -> None:
         PrivateServer(first_kind(), within=memory_disk()) as server,
     ):
         log = asyncio.run(blow(server, plan, Path(folder)))
-    print(f"{len(log.history.delivered):,} deliveries, {len(log.kills)} kills")
+    counts = f"{len(log.kills)} kills, {len(log.cancelled)} cancelled"
+    print(f"{len(log.history.delivered):,} deliveries, {counts}")
     violations = judge(log, plan.rules)
     sys.exit(f"FAILED: {summary(violations, 20)}" if violations else None)
 

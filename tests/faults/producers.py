@@ -38,7 +38,12 @@ async def offer_together(
     try:
         if kind == "reliable":
             offers = [
-                Offer(key, delay=delay, id=f"m{key}" if named else None)
+                Offer(
+                    key,
+                    delay=delay,
+                    id=f"m{key}" if named else None,
+                    group=history.group_of(key),
+                )
                 for key, delay in messages.items()
             ]
             await open_reliable(client).offer_many(offers)
@@ -61,11 +66,13 @@ async def offer_each(
 ) -> None:
     """Offer messages with a call for each of them, all at once."""
     _begin(history, messages)
-    queue = open_reliable(client) if kind == "reliable" else open_delayed(client)
 
     async def offer(key: int, delay: float) -> None:
         try:
-            await queue.offer(key, delay)
+            if kind == "reliable":
+                await open_reliable(client).offer(key, delay, group=history.group_of(key))
+            else:
+                await open_delayed(client).offer(key, delay)
             history.offered[key].told = Told.OK
         except _FAILED:
             history.offered[key].told = Told.FAILED

@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import itertools
 import logging
+import math
 import random
 import sys
 from collections import deque
@@ -21,10 +22,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import delayq
+from delayq import Limit
+from delayq.admin.repartition import repartition
 from tests.faults import consumers
-from tests.faults.checker import Rules, Violation, check, summary
-from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind
+from tests.faults.checker import Rules, Violation, summary
+from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind, open_reliable
 from tests.faults.history import Delivered, End, Fault, History, Told, now_us
+from tests.faults.limits import judge_storm
 from tests.faults.network import REPLIES, REQUESTS, Connection, Network
 from tests.faults.producers import offer_together
 from tests.faults.storm import _Doubts
@@ -64,6 +68,11 @@ class Plan:
     """Seconds between two re-checks."""
     within: float = WITHIN
     """Seconds that a message may take once it is due and nothing holds it back."""
+    partitions: int = 1
+    """How many the queue has at first, if there are several. Only for a reliable queue."""
+    groups: int = 0
+    most: tuple[int | None, int | None] = (None, None)
+    """How many messages run at once, of the queue and of each group. Only for a reliable queue."""
     habits: Habits = field(
         default_factory=lambda: Habits(
             fails=0.04, releases=0.02, waits_for_its_ack=0.3, dawdles=0.02, leaves=0.02
@@ -122,7 +131,7 @@ def simulate(plan: Plan) -> Outcome:
                 stuck = str(error)
             history, trace, lasted = simulation.history, network.trace.hexdigest()[:16], loop.time()
             history.left += [*loop.complaints, *([stuck] if stuck else [])]
-            violations = check(history, plan.rules)
+            violations = judge_storm(history, plan.rules, plan.most)
             network.heal()
             loop.end_all(_END_WITHIN)
     finally:
@@ -146,7 +155,7 @@ class Simulation:
         self._producers: list[_Producer] = []
         self._consumers: list[_Consumers] = []
 
-        self.history: History = History()
+        self.history: History = History(groups=plan.groups)
         self._faults: dict[str, Callable[[], Awaitable[None]]] = {
             "cut": self._cut,
             "half open": self._half_open,
@@ -165,6 +174,8 @@ class Simulation:
             "consumer killed": self._kill_consumer,
             "client closed": self._close_client,
         }
+        if plan.partitions > 1:
+            self._faults["repartition"] = self._repartition
         if plan.kind == "plain":
             # Messages that these have taken are gone for good, by contract or when the server is
             # unreachable at that moment.
@@ -176,6 +187,8 @@ class Simulation:
         while left > 0:
             self._shares.append(min(left, chance.choice((1, 1, 1, 2, 5, 12))))
             left -= self._shares[-1]
+        if plan.partitions > 1 or any(plan.most):
+            await self._operate(self._configure)
         for _ in range(plan.producers):
             self._start_producer()
         for _ in range(plan.consumers):
@@ -245,6 +258,31 @@ class Simulation:
             await asyncio.sleep(0.01)
         consumer.done.result()
 
+    async def _operate(
+        self, work: Callable[[delayq.Client], Awaitable[object]], for_seconds: float = math.inf
+    ) -> None:
+        """Let a process do something. It dies after that time."""
+
+        async def run() -> None:
+            async with _client(self._plan) as client:
+                await work(client)
+
+        process, dies_at = Process(f"operator {next(self._names)}"), self._loop.time() + for_seconds
+        with self._loop.within(process):
+            running = self._loop.create_task(run())
+        while not running.done():
+            await asyncio.sleep(0.01)
+            if self._loop.time() >= dies_at:
+                self._kill(process)
+                return
+        running.result()
+
+    async def _configure(self, client: delayq.Client) -> None:
+        whole, group = (Limit(concurrency=most) if most else None for most in self._plan.most)
+        await open_reliable(client).configure(
+            partitions=self._plan.partitions, limit=whole, group_limit=group
+        )
+
     # Faults: each heals at its end, except for effects that persist by themselves
 
     def _some(self) -> list[Connection]:
@@ -306,6 +344,11 @@ class Simulation:
         await asyncio.sleep(self._chance.choice((0.3, 8)) * self._chance.random())
         self._loop.resume(process)
 
+    async def _repartition(self) -> None:
+        partitions = self._chance.choice((2, 3, 4))
+        for seconds in (self._chance.choice((0.1, 8)) * self._chance.random(), math.inf):
+            await self._operate(lambda client: repartition(client, QUEUE, partitions), seconds)
+
     async def _kill_producer(self) -> None:
         if alive := [producer for producer in self._producers if not producer.done.done()]:
             killed = self._chance.choice(alive)
@@ -318,6 +361,7 @@ class Simulation:
         killed = self._consumers.pop(0)
         self._kill(killed.process)
         for one in killed.delivered:
+            self.history.kills[one.who] = now_us()
             # It is not known whether the acknowledgement had left.
             if one.end is End.UNATTENDED:
                 one.end = End.UNKNOWN
@@ -456,13 +500,17 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--kind", choices=KINDS)
     parser.add_argument("--seed", type=int, help="this one alone, and all that happened")
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--groups", type=int, default=0)
+    parser.add_argument("--most", type=int, nargs=2, default=(None, None), help="queue and group")
     options = parser.parse_args()
     alone = options.seed is not None
     first, count = (options.seed, 1) if alone else (options.first, options.seeds)
     failed = 0
     kinds = [options.kind] if options.kind else KINDS
     for kind, seed in itertools.product(kinds, range(first, first + count)):
-        outcome = simulate(Plan(kind, seed))
+        shape = {"partitions": options.partitions, "groups": options.groups}
+        outcome = simulate(Plan(kind, seed, **shape, most=tuple(options.most)))
         # For a single seed, print only what the seed determines.
         if alone or outcome.violations:
             lines = outcome.lines() if alone else [summary(outcome.violations)]

@@ -35,10 +35,11 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import Redis
 
 import delayq
-from delayq import Offer
+from delayq import Limit, Offer
 from delayq._redis.client import RETRY_FOR
+from delayq.admin.repartition import repartition
 from tests.faults import consumers
-from tests.faults.checker import Rules, check, summary
+from tests.faults.checker import Rules, Violation, summary
 from tests.faults.consumers import (
     IDS,
     KINDS,
@@ -52,6 +53,7 @@ from tests.faults.consumers import (
     shorten_deadlines,
 )
 from tests.faults.history import (
+    REUSED,
     Delivered,
     End,
     Fault,
@@ -62,11 +64,12 @@ from tests.faults.history import (
     now_us,
     read_notes,
 )
+from tests.faults.limits import judge_storm
 from tests.faults.producers import offer_each, offer_together
 from tests.faults.replicated import BehindSentinels, InCluster
 from tests.faults.victims import start
 from tests.support.links import Direction, Links, detour
-from tests.support.servers import PrivateServer, first_kind, memory_disk
+from tests.support.servers import PrivateServer, find_kinds, first_kind, memory_disk
 from tests.support.waiting import until
 
 if TYPE_CHECKING:
@@ -106,6 +109,8 @@ class Plan:
     mbit: float | None = None
     """Megabits per second, while nothing is broken; None means no limit."""
     habits: Habits = field(default_factory=Habits)
+    within: float = WITHIN
+    """Seconds that a message may take once it is due and nothing holds it back, on short links."""
     drain_within: float = 45.0
     """Seconds within which everything must be delivered once all is healed."""
     keeps: bool = False
@@ -114,10 +119,26 @@ class Plan:
     """Whether workers consume, in the processes alone. Only for a reliable queue."""
     only: tuple[str, ...] = ()
     """The names of the faults to choose from; empty means each that is short."""
+    partitions: int = 1
+    """How many the queue has at first, if there are several. Only for a reliable queue."""
+    groups: int = 0
+    """How many groups the messages belong to, if any. Only for a reliable queue."""
+    most: tuple[int | None, int | None] = (None, None)
+    """How many messages run at once, of the queue and of each group. Only for a reliable queue."""
 
     @property
     def rules(self) -> Rules:
-        return Rules(0 if self.kind == "plain" else int(LEASE * 1_000_000), int(WITHIN * 1_000_000))
+        lease_us = 0 if self.kind == "plain" else int(LEASE * 1_000_000)
+        return Rules(lease_us, int(self.within * self.slower * 1_000_000))
+
+    @property
+    def slower(self) -> float:
+        """How many times longer everything takes over distant links."""
+        return 1 + self.round_trip / 50
+
+    def judge(self, history: History) -> list[Violation]:
+        """Return all violations."""
+        return judge_storm(history, self.rules, self.most)
 
 
 class Storm:
@@ -158,6 +179,11 @@ class Storm:
             stack.callback(logging.getLogger("delayq").removeHandler, self._doubts)
             for _ in range(plan.clients):
                 self._producers.append(await self._client())
+            if plan.partitions > 1 or any(plan.most):
+                whole, group = (Limit(concurrency=most) if most else None for most in plan.most)
+                await open_reliable(self._producers[0]).configure(
+                    partitions=plan.partitions, limit=whole, group_limit=group
+                )
             if plan.keeps:
                 await open_reliable(self._producers[0]).configure(keep=3600, max_kept=1_000_000)
             stack.push_async_callback(self._stop_consuming)
@@ -220,7 +246,7 @@ class Storm:
     async def blow(self) -> History:
         """Offer everything, break everything, heal it, drain it, and return what was seen."""
         plan = self._plan
-        self.history = History()
+        self.history = History(groups=plan.groups)
         self._doubts.clear()
         shares = asyncio.Queue[int | None]()
         producing = [
@@ -270,13 +296,12 @@ class Storm:
 
     async def _is_small(self) -> bool:
         await asyncio.sleep(0.02)
-        key = (
-            open_reliable(self._producers[0])._open.partitions[0].keys.named("bodies")
-            if self._plan.kind == "reliable"
-            else QUEUE
-        )
-        raw = await self.raw(await self.master_of(key))
-        return int(await (raw.hlen if self._plan.kind == "reliable" else raw.llen)(key)) < BACKLOG
+        size, is_reliable = 0, self._plan.kind == "reliable"
+        partitions = open_reliable(self._producers[0])._open.partitions if is_reliable else ()
+        for key in [partition.keys.named("bodies") for partition in partitions] or [QUEUE]:
+            raw = await self.raw(await self.master_of(key))
+            size += await (raw.hlen if is_reliable else raw.llen)(key)
+        return size < BACKLOG
 
     async def end(self) -> History:
         """Close everything, look at what is left, and return everything seen since :meth:`blow`."""
@@ -284,6 +309,7 @@ class Storm:
         await self._stop_consuming()
         await asyncio.to_thread(self.crowd.close)
         history.delivered += self.crowd.take_notes()
+        history.kills = self.crowd.kills
         history.doubts, history.nameless_doubts = self._doubts.copies, self._doubts.nameless
         if self._plan.keeps:
             await self._look_at_results(history)
@@ -305,7 +331,7 @@ class Storm:
 
     async def _look_at_results(self, history: History) -> None:
         queue = open_reliable(self._producers[0])
-        ids = sorted({one.copy for one in history.delivered if not one.copy.startswith(_REUSED)})
+        ids = sorted({one.copy for one in history.delivered if not one.copy.startswith(REUSED)})
 
         async def look(id: str) -> None:  # noqa: A002
             try:
@@ -325,6 +351,14 @@ class Storm:
             for n in range(plan.loops)
         ]
         self._consuming.append((client, [asyncio.create_task(loop.run()) for loop in loops]))
+
+    async def repartition(self, chance: random.Random) -> None:
+        """Move the queue to another number of partitions. Another client may have died at it."""
+        client, partitions = await self._client(), chance.choice((2, 3, 4, 8))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(chance.uniform(0, 4)):
+                await repartition(client, QUEUE, partitions)
+        await repartition(client, QUEUE, partitions)
 
     async def close_one(self, _: random.Random) -> None:
         """Close the client that has consumed longest, and start another."""
@@ -383,7 +417,7 @@ class Storm:
         ttl = chance.uniform(0.01, 0.2)
         delay = ttl * chance.random()
         first, second = ([next(self._keys) for _ in range(count)] for _ in range(2))
-        names = [f"{_REUSED} {key}" for key in second]
+        names = [f"{REUSED} {key}" for key in second]
         for key in first:
             offered[key] = Offered(now_us() + int(delay * 1_000_000), expires=True)
         with suppress(delayq.ServerError):
@@ -439,7 +473,7 @@ class Storm:
         )
         consuming = asyncio.create_task(consumer.run())
         try:
-            await until(drained, plan.drain_within)
+            await until(drained, plan.drain_within * plan.slower)
         except TimeoutError:
             self.history.left.append(
                 f"not drained within {plan.drain_within:g} s: {await self._lasting_keys()}"
@@ -474,14 +508,16 @@ class Crowd:
         self._folder = folder
         self._plan = plan
         self._numbers = itertools.count(1)
-        self._processes: list[Any] = []
+        self._processes: dict[str, Any] = {}
+        self.kills: dict[str, int] = {}
+        """When each of them was certainly dead."""
         self.url = ""
         self.detours: dict[int, int] = {}
         """From the ports that servers announce to the ports of the links that lead there."""
 
     @property
     def pids(self) -> list[int]:
-        return [process.pid for process in self._processes]
+        return [process.pid for process in self._processes.values()]
 
     def start(self) -> None:
         number = next(self._numbers)
@@ -490,15 +526,17 @@ class Crowd:
         loops = 0 if plan.workers else plan.loops
         seed = (plan.seed, who)
         consuming = (self.url, self.detours, notes, who, plan.kind, loops, seed, plan.habits)
-        self._processes.append(start(consumers.main, *consuming))
+        self._processes[who] = start(consumers.main, *consuming)
 
     def kill_one(self) -> None:
         """Kill the process that has lived longest."""
         if self._processes:
-            process = self._processes.pop(0)
+            who = next(iter(self._processes))
+            process = self._processes.pop(who)
             process.kill()
             process.join()
             process.close()
+            self.kills[who] = now_us()
 
     def close(self) -> None:
         while self._processes:
@@ -560,9 +598,6 @@ class _Doubts(logging.Handler):
             self.nameless += 1
 
 
-# Ids of messages in the other queue begin with this.
-_REUSED = "reused"
-
 AWAY_FOR_LONG = "server away for long"
 # Of these, a storm revokes one at a time.
 _RIGHTS = "publish lpush rpush lpop set hset hdel zadd zrem zremrangebyrank"
@@ -593,6 +628,7 @@ class _Faults:
             "consumer killed": self._kill_consumer,
             "client closed": storm.close_one,
             "right lost": self._lose_right,
+            "repartition": storm.repartition,
             "planned failover": self._hand_over,
             "Sentinel killed": self._kill_sentinel,
         }
@@ -609,6 +645,8 @@ class _Faults:
 
     def _fits(self, name: str) -> bool:
         match name:
+            case "repartition":
+                return self._storm._plan.partitions > 1
             case "consumer killed":
                 return self._storm._plan.processes > 0
             case "planned failover":
@@ -709,8 +747,16 @@ def main() -> None:
 
     parser.add_argument("--servers", choices=["one", "sentinel", "cluster"], default="one")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--partitions", type=int, default=1)
+    parser.add_argument("--groups", type=int, default=0)
+    parser.add_argument(
+        "--most", type=int, nargs=2, default=(None, None), help="of queue and group"
+    )
+    parser.add_argument("--on", default=first_kind().name, choices=find_kinds()[0], help="server")
+    parser.add_argument("--messages", type=int, default=6_000)
+    parser.add_argument("--faults", type=int, default=30)
     options = parser.parse_args()
-    kind = first_kind()
+    kind = find_kinds()[0][options.on]
     shorten_deadlines()
     logging.getLogger("delayq").setLevel(logging.WARNING)
     logging.lastResort = None
@@ -718,7 +764,13 @@ def main() -> None:
     # no such processes.
     processes = 0 if options.kind == "plain" else 1
     distance = {"round_trip": options.round_trip, "mbit": options.mbit}
-    plan = Plan(options.kind, 6_000, 30, options.seed, processes=processes, **distance)
+    shape = {"partitions": options.partitions, "groups": options.groups}
+    plan = Plan(
+        *(options.kind, options.messages, options.faults, options.seed),
+        **(distance | shape),
+        processes=processes,
+        most=tuple(options.most),
+    )
     several: dict[str, type[Replicated]] = {"sentinel": BehindSentinels, "cluster": InCluster}
     servers: PrivateServer | Replicated
     if options.servers in several:
@@ -738,9 +790,11 @@ async def _for_minutes(
         storm, history = await ride_out(servers, plan, folder)
         for server in await storm.masters():
             await asyncio.to_thread(server.flush)
-        if violations := check(history, plan.rules):
-            sys.exit(f"FAILED with seed {plan.seed}: {summary(violations, 20)}")
-        print(f"seed {plan.seed}: {len(history.offered):,} messages, {dict(storm.injected)}")
+        if violations := plan.judge(history):
+            violations.sort(key=lambda violation: violation.kind == "left")
+            sys.exit(f"FAILED with seed {plan.seed}: {summary(violations, 30)}")
+        faults = f"{storm.injected.total()} faults: {dict(storm.injected)}"
+        print(f"seed {plan.seed}: {len(history.offered):,} messages, {faults}", flush=True)
         plan = replace(plan, seed=plan.seed + 1)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.faults import poison, report
 from tests.faults.checker import check, summary
 from tests.faults.consumers import Habits, shorten_deadlines
 from tests.faults.storm import AWAY_FOR_LONG, Plan, ride_out
@@ -40,3 +42,16 @@ async def test_crashes_lose_nothing_and_double_nothing_without_a_cause(
     assert len(history.offered) >= count
     # Without redeliveries after a death, the test would prove nothing.
     assert any(one.attempt > 1 for one in history.delivered)
+
+
+@pytest.mark.storm
+@pytest.mark.parametrize(("max_attempts", "crowd"), [(10, 1), (5, 1), (3, 2), (1, 1)])
+async def test_messages_that_kill_their_workers_die_and_their_neighbours_do_not(
+    own_server: PrivateServer, tmp_path: Path, max_attempts: int, crowd: int
+) -> None:
+    outcome = await poison.spread(own_server, tmp_path, max_attempts, crowd)
+    violations = poison.judge(outcome, max_attempts)
+    assert not violations, summary(violations, show=20)
+    assert outcome.dead.keys() == {*range(poison.KILLERS)}
+    faults = Counter({"killed its worker": outcome.deaths})
+    report.tell(poison.KILLERS + poison.NEIGHBOURS, len(outcome.delivered), faults)

@@ -12,11 +12,15 @@ import pytest
 
 from delayq._delayed import store as delayed_store
 from delayq._engine.scheduler import Scheduler
+from delayq._engine.suspects import Suspects
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._reliable import store as reliable_store
-from tests.faults.checker import check, summary
+from delayq.admin import repartition as moving
+from tests.faults import limits_storm, poison, victims
+from tests.faults.checker import Violation, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
+from tests.faults.limits import judge
 from tests.faults.storm import Plan, ride_out
 
 if TYPE_CHECKING:
@@ -72,13 +76,21 @@ def wakes_late(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ANSWERS = ("cut in a reply", "replies stalled", "cut")
-# The kind of queue, the violation that a storm must name, and what plants the bug.
-PLANTS: dict[str, tuple[Kind, str, Plant]] = {
-    "whoever waits wakes late": ("reliable", "stuck", wakes_late)
+# The kind of queue or storm, the violation that a storm must name, and what plants the bug.
+PLANTS: dict[str, tuple[str, str, Plant]] = {
+    "whoever waits wakes late": ("reliable", "stuck", wakes_late),
+    "a move leaves out what waits": (
+        *("reliable", "lost"),
+        lambda monkeypatch: monkeypatch.setattr(moving, "PRIORITIES", 0),
+    ),
+    "a client takes others beside a suspect": (
+        *("poison", "company"),
+        lambda monkeypatch: monkeypatch.setattr(Suspects, "works_alone", False),
+    ),
 }
 
 
-def plant_in(script: Script, bug: str, kind: Kind, named: str, *changes: tuple[str, str]) -> None:
+def plant_in(script: Script, bug: str, kind: str, named: str, *changes: tuple[str, str]) -> None:
     PLANTS[bug] = (kind, named, altered(script, *changes))
 
 
@@ -119,16 +131,32 @@ plant_in(delayed_store.ACK, "a delivery's ack removes nothing", "deliveries", "a
 TWICE = "if payloads[1] then redis.call('RPUSH', ready, payloads[1]) end\nreturn count"
 BACK = ("return count", TWICE)
 plant_in(delayed_store.GIVE_BACK, "what is given back comes back twice", "plain", "duplicate", BACK)
+MORE = (("math.min(limit, room))", "math.min(limit, room + 3))"),)
+plant_in(reliable_store.CLAIM, "a claim exceeds the limit", "reliable", "too many", *MORE)
+FREED = ("      keep_slots(id, token, ends)\n", "")
+plant_in(reliable_store.CANCEL, "a cancelled message keeps no slot", "limits", "too many", FREED)
+RATE = ("limit.rate - counted.count", "limit.rate + 2 - counted.count")
+plant_in(reliable_store.CLAIM, "a claim exceeds a rate", "limits", "too fast", RATE)
+NEVER = ("if #names > 0 then", "if false then")
+plant_in(reliable_store.FREE_SLOTS, "no ended handler frees a slot", "limits", "idle", NEVER)
+BESIDE = ("suspect.body, suspect.expiry)\n    break\n", "suspect.body, suspect.expiry)\n")
+plant_in(reliable_store.CLAIM, "a suspect comes with others", "poison", "company", BESIDE)
+FORGIVES = ("if is_alone(ends) or", "if")
+plant_in(reliable_store.CLAIM, "being alone proves nothing", "poison", "spared", FORGIVES)
+GUILTY = ("  elseif record.lost <= 3 then\n", "  elseif false then\n")
+plant_in(reliable_store.CLAIM, "each lost lease counts", "poison", "innocent", GUILTY)
 
 
 STORMS: dict[str, dict[str, Any]] = {
     "leases are shorter than told": {"habits": Habits(fails=0.02, dawdles=0.02, leaves=0.01)},
     "a result is lost": {"keeps": True, "habits": Habits(waits_for_its_ack=0.5)},
+    "a claim exceeds the limit": {"groups": 3, "most": (9, 4), "habits": Habits(dawdles=0.005)},
+    "a move leaves out what waits": {"partitions": 3, "only": ("repartition",), "faults": 2},
 }
 """Conditions under which a bug shows."""
 
 
-def plan(kind: Kind, bug: str = "") -> Plan:
+def plan(kind: Any, bug: str = "") -> Plan:
     habits = Habits(fails=0.02, dawdles=0, leaves=0.01)
     usual = Plan(kind, 0, 6, seed=1, processes=0, habits=habits, only=ANSWERS)
     usual = replace(usual, drain_within=DRAIN_WITHIN)
@@ -136,11 +164,26 @@ def plan(kind: Kind, bug: str = "") -> Plan:
     return replace(changed, messages=changed.faults * 300)
 
 
+async def storm_of(
+    kind: str, bug: str, seed: int, server: PrivateServer, folder: Path
+) -> list[Violation]:
+    """Carry out the storm that is to name a bug, and judge it."""
+    if kind == "limits":
+        exact = limits_storm.Plan(4, 40, 40, 8, stops=0, cancels=12, seed=seed, drain_within=60)
+        return judge(await limits_storm.blow(server, exact, folder), exact.rules)
+    if kind == "poison":
+        return poison.judge(await poison.spread(server, folder, 1, 1), 1)
+    its_plan = replace(plan(kind, bug), seed=seed, within=WITHIN)
+    _, history = await ride_out(server, its_plan, folder)
+    return its_plan.judge(history)
+
+
 @pytest.mark.parametrize("bug", PLANTS)
 async def test_a_storm_names_the_bug(
     own_server: PrivateServer, bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind, named, plant = PLANTS[bug]
+    monkeypatch.setattr(victims, "bug", bug)
     shorten_deadlines(monkeypatch.setattr)
     plant(monkeypatch)
     found: set[str] = set()
@@ -149,8 +192,7 @@ async def test_a_storm_names_the_bug(
         own_server.call("FLUSHALL")
         folder = tmp_path / str(seed)
         folder.mkdir()
-        _, history = await ride_out(own_server, replace(plan(kind, bug), seed=seed), folder)
-        violations = check(history, replace(plan(kind).rules, within_us=int(WITHIN * 1_000_000)))
+        violations = await storm_of(kind, bug, seed, own_server, folder)
         print(summary(violations))
         found |= {violation.kind for violation in violations}
         if named in found:
@@ -167,5 +209,5 @@ async def test_the_same_storm_without_a_bug_names_none(
     shorten_deadlines(monkeypatch.setattr)
     patient = replace(plan(kind, bug), drain_within=45)
     _, history = await ride_out(own_server, patient, tmp_path)
-    violations = check(history, plan(kind).rules)
+    violations = patient.judge(history)
     assert not violations, summary(violations)

@@ -20,7 +20,7 @@ from tests.faults.checker import summary
 from tests.faults.consumers import KINDS, Habits, Kind
 from tests.faults.history import Told
 from tests.faults.simulation import Plan, simulate
-from tests.faults.test_planted import altered
+from tests.faults.test_planted import PLANTS, altered
 from tests.support.depth import in_gate, nightly
 
 if TYPE_CHECKING:
@@ -99,6 +99,9 @@ LEASED = ("(kept[i] or ends[i]) ~= token", "false")
 GIVEN_UP = ("if last_number >= tonumber(number)", "if false")
 ONCE = ("if redis.call('EXISTS', fence) == 1 then return 0 end", "")
 MUTE = {"only": ("notifications lost",), "messages": 12, "faults": 10, "pause": 0.05}
+SHAPED: dict[str, Any] = {"partitions": 2, "groups": 3, "most": (8, 3)}
+MOVED = SHAPED | {"only": ("repartition", "consumer killed"), "faults": 4}
+BUSY: dict[str, Any] = {"most": (1, None), "habits": Habits(dawdles=0.5), **OFTEN}
 SLOW = {"messages": 12, "faults": 0, "resync": 60.0, "within": 5.0}
 SAFEGUARDS = {
     "an offer that is repeated is known": Case(
@@ -148,6 +151,15 @@ SAFEGUARDS = {
     "what a cancelled loop has is given back": Case(
         gives_nothing_back, ("lost",), "plain", {"only": ("loop cancelled",), "faults": 20}
     ),
+    "a move takes along what waits": Case(
+        PLANTS["a move leaves out what waits"][2],
+        ("lost",),
+        "reliable",
+        {"partitions": 2, "only": ("repartition",)},
+    ),
+    "a claim keeps to the limit": Case(
+        PLANTS["a claim exceeds the limit"][2], ("too many",), "reliable", BUSY
+    ),
     "the re-check finds what was not announced": Case(
         checks_nothing_again, ("lost", "stuck"), "reliable", MUTE, LONG
     ),
@@ -155,6 +167,13 @@ SAFEGUARDS = {
         arms_no_earlier, ("stuck",), "reliable", SLOW, LONG
     ),
 }
+
+
+@pytest.mark.parametrize("shape", [MOVED, nightly(SHAPED)])
+def test_simulated_storms_of_partitions_groups_and_limits(shape: dict[str, Any]) -> None:
+    for seed in range(2 if shape is MOVED else 2 * AT_A_TIME):
+        outcome = simulate(Plan("reliable", seed, **shape))
+        assert not outcome.violations, f"seed {seed}: {summary(outcome.violations)}"
 
 
 @pytest.mark.parametrize(("kind", "seeds"), RUNS, ids=str)

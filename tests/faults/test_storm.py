@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -28,22 +28,31 @@ MESSAGES = 500_000
 STORMS = len(KINDS) * max(1, len(FOUND))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+PARTITIONED: dict[str, Any] = {"partitions": 4, "processes": 1, "round_trip": 100}
+DISTANT: list[tuple[Kind, int, dict[str, Any]]] = [
+    *((kind, 6_000, {}) for kind in KINDS),
+    ("reliable", 2_000, PARTITIONED),
+    ("reliable", 700, PARTITIONED | {"groups": 7, "most": (60, 15)}),
+]
+
+
+@pytest.mark.parametrize(("kind", "messages", "shape"), DISTANT)
 async def test_a_storm_over_distant_links_loses_nothing_and_doubles_nothing(
-    own_server: PrivateServer, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    own_server: PrivateServer,
+    kind: Kind,
+    messages: int,
+    shape: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """With partitions, their number changes meanwhile."""
     shorten_deadlines(monkeypatch.setattr)
-    plan = Plan(
-        *(kind, 6_000, 20),
-        seed=KINDS.index(kind),
-        processes=0,
-        round_trip=60,
-        mbit=40,
-        keeps=kind == "reliable",
-    )
-    _, history = await ride_out(own_server, plan, tmp_path)
-    violations = check(history, plan.rules)
+    usual = {"processes": 0, "round_trip": 60, "mbit": 40, "keeps": kind == "reliable"}
+    plan = Plan(*(kind, messages, 20), seed=KINDS.index(kind), **(usual | shape))
+    storm, history = await ride_out(own_server, plan, tmp_path)
+    violations = plan.judge(history)
     assert not violations, summary(violations, show=20)
+    assert ("repartition" in storm.injected) == ("partitions" in shape)
 
 
 @pytest.mark.parametrize("several", [BehindSentinels, InCluster])
