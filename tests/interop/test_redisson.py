@@ -229,7 +229,7 @@ async def test_java_takes_what_waits_behind_a_handler_that_has_become_slow(live:
         handled = list[Any]()
         await queue.offer_many([(TEXT.value(n), 0) for n in range(2 * quick)])
         async with running(consume(handled, leased=leased)):
-            await until(lambda handled=handled: len(handled) == quick, DEADLINE)
+            await until(lambda: len(handled) == quick, DEADLINE)  # noqa: B023
             await asyncio.wait_for(java.take(quick), DEADLINE)
     await live.drained()
     await java.detach()
