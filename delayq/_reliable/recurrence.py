@@ -249,9 +249,11 @@ class Recurrence:
     async def _look_again(self) -> None:
         try:
             await self.look()
-        except ServerError as error:
-            self._log_failed(error)
+        except Exception as error:
             self._keep_looking()
+            if not isinstance(error, ServerError):
+                raise
+            self._log_failed(error)
         else:
             if self._goes_on:
                 self._keep_looking()

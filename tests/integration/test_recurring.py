@@ -9,12 +9,13 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock
 from zoneinfo import ZoneInfo
 
 import pytest
 
 import delayq
-from delayq._reliable.store import OCCUR, SCHEDULE
+from delayq._reliable.store import OCCUR, SCHEDULE, ReliableStore
 from delayq._reliable.timing import cron_moments
 from delayq.testing import Clock, advance
 from tests.support.reliable import Jobs, claim_one, depths, listed, values
@@ -492,6 +493,16 @@ async def test_a_damaged_record_disturbs_no_other_until_it_is_redefined(
         await raw.hset(SCHEDULES, "bad", record)
         assert await jobs.unschedule("bad"), record
         assert not await jobs.unschedule("bad")
+
+
+async def test_looks_go_on_whatever_fails(
+    server: PrivateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = AsyncMock(side_effect=[OSError("planned"), *[(b"0", {b"tick"})] * 1000])
+    monkeypatch.setattr(ReliableStore, "schedule_names", look)
+    async with delayq.connect(server.url, resync_interval=0.1) as client:
+        await schedule(client.reliable_queue("jobs"))
+        await until(lambda: look.await_count > 1)
 
 
 @pytest.mark.parametrize("fault", ["unsent", "lost"])
