@@ -26,7 +26,7 @@ help:
 	@echo "make nightly      length and chance: all that follows, to packages, one after the other; hours"
 	@echo
 	@echo "make test-all     every test on every server, in a browser, against Redisson, and trials at full length"
-	@echo "make storms       faults at random moments under load, judged by a checker: five minutes, on a machine that is quiet"
+	@echo "make storms       faults at random moments under load, judged by a checker: some 20 minutes, on a machine that is quiet"
 	@echo "make soak         load and faults, and what they leave behind (ARGS='--minutes 60'; 15 if you do not say)"
 	@echo "make fuzz         fuzzing of codecs, records and addresses for a minute (ARGS='--seconds 600' for more), then random examples"
 	@echo "make mutations    plant faults in the package, and see which tests notice them (ARGS='--only wheel' to choose)"
