@@ -20,26 +20,36 @@ def _plain(value: Any) -> Any:
     return plain(value)
 
 
-def _new_writer() -> Callable[[Any], str]:
-    """Return a function that writes compact JSON. Once it has failed, it must be replaced: it still
-    believes that it is inside the containers of that value.
+def _plain_unchecked(value: Any) -> Any:
+    from delayq.codecs._plain import plain  # noqa: PLC0415 - likewise
+
+    return plain(value)
+
+
+def _new_writer(plain: Callable[[Any], Any]) -> Callable[[Any], str]:
+    """Return a function that writes compact JSON, and calls ``plain`` for a value that JSON has no
+    form for. Once it has failed, it must be replaced: it still believes that it is inside the
+    containers of that value.
     """
     try:
         # JSONEncoder makes one for each value, which takes as long as the value.
         chunks = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
-            {}, _plain, encode_basestring, None, ":", ",", False, False, False
+            {}, plain, encode_basestring, None, ":", ",", False, False, False
         )
     except (AttributeError, TypeError):
         # Another implementation of Python.
         return json.JSONEncoder(
-            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain
+            ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=plain
         ).encode
     return lambda value: "".join(chunks(value, 0))
 
 
 # Without the checks of JSONDecoder.decode(), and it raises StopIteration where no value begins.
 _read: Any = vars(json.JSONDecoder())["scan_once"]
-_write = _new_writer()
+_write = _new_writer(_plain)
+_write_result = _new_writer(_plain_unchecked)
+# Raised by values that JSON has no form for.
+_FAILURES = (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError)
 
 
 class JsonCodec:
@@ -67,8 +77,8 @@ class JsonCodec:
         try:
             # A string needs no encoder.
             return (encode_basestring(value) if type(value) is str else _write(value)).encode()
-        except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-            _write = _new_writer()
+        except _FAILURES:
+            _write = _new_writer(_plain)
         # It has keys that need conversion, another thread is writing a part of it, or JSON cannot
         # hold it.
         from delayq.codecs._checked import to_plain  # noqa: PLC0415
@@ -99,12 +109,15 @@ class ResultCodec(JsonCodec):
 
     def encode(self, value: Any, /) -> bytes:
         """Encode ``value`` as JSON, or raise EncodeError as :meth:`JsonCodec.encode` does."""
-        from delayq.codecs._plain import encode_json, to_plain  # noqa: PLC0415
-
+        global _write_result  # noqa: PLW0603
         try:
-            return encode_json(value).encode()
-        except (TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
-            return _encode_plain(value, to_plain)
+            text = encode_basestring(value) if type(value) is str else _write_result(value)
+            return text.encode()
+        except _FAILURES:
+            _write_result = _new_writer(_plain_unchecked)
+        from delayq.codecs._plain import to_plain  # noqa: PLC0415
+
+        return _encode_plain(value, to_plain)
 
 
 def _encode_plain(value: Any, to_plain: Callable[[Any], Any]) -> bytes:

@@ -39,7 +39,7 @@ def test_json_is_the_same_without_an_encoder_in_c(monkeypatch: pytest.MonkeyPatc
     value = {"a": [1, None, "é", {2.5}]}
     written = JsonCodec().encode(value)
     monkeypatch.setattr("json.encoder.c_make_encoder", None)
-    monkeypatch.setattr(json_module, "_write", json_module._new_writer())
+    monkeypatch.setattr(json_module, "_write", json_module._new_writer(json_module._plain))
     assert JsonCodec().encode(value) == written == '{"a":[1,null,"é",[2.5]]}'.encode()
 
 
