@@ -124,7 +124,7 @@ async def view(jobs: Jobs) -> dict[str, Any]:
 
 async def contents(raw: Any) -> dict[bytes, Any]:
     """Return what every key of a queue in one partition has, and whether it expires, except for its
-    settings and calls.
+    settings and calls, and for the reports of clients.
     """
     keys = [key async for key in raw.scan_iter("delayq:{jobs}:*")]
     kinds = {key: await raw.type(key) for key in keys}
@@ -137,7 +137,7 @@ async def contents(raw: Any) -> dict[bytes, Any]:
     return {
         key: (await content(key), await raw.pttl(key) > 0)
         for key in sorted(keys)
-        if not key.endswith((b":settings", b":paused")) and b":call:" not in key
+        if not key.endswith((b":settings", b":paused", b":history")) and b":call:" not in key
     }
 
 
