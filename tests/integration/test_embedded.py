@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -716,13 +716,23 @@ class TestSharing:
                 newcomer.start()
             return over
 
-        ended = EmbeddedServer._is_over
-        monkeypatch.setattr(EmbeddedServer, "_is_over", is_over)
+        def take_late(lock: int, deadline: float) -> bool:
+            # The other one may not leave now, so the time passes.
+            wait([pool.submit(newcomer.stop)], 0.2)
+            return take(lock, deadline)
+
+        ended, take = EmbeddedServer._is_over, embedded._take
         last, newcomer = (EmbeddedServer(None, of_process=True) for _ in range(2))
-        last.start()
-        last.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(EmbeddedServer, "_is_over", is_over)
+            last.start()
+            last.stop()
         assert answers(newcomer)
-        newcomer.stop()
+        with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+            patch.setattr(embedded, "_take", take_late)
+            last.start()
+        assert answers(last)
+        last.stop()
 
     @pytest.mark.gate
     def test_survives_many_that_come_and_go_at_once(self, place: Path) -> None:
