@@ -796,6 +796,27 @@ async def test_a_burst_waits_for_what_a_limit_holds_back_but_not_for_what_is_pau
     assert "paused" not in seen
 
 
+@pytest.mark.every_server
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_burst_waits_for_a_group_at_its_limit_whatever_else_waits(
+    client: Client, worker: Worker, is_ordered: bool
+) -> None:
+    limit = Limit(concurrency=1, ordered=is_ordered)
+    jobs, seen = client.reliable_queue("jobs", lease=2 * HOUR, group_limit=limit), Seen()
+    worker.listener("jobs")(seen)
+    await jobs.groups.pause("paused")
+    for name in ("paused", "paused", *map(str, range(30))):
+        await jobs.offer_many([Offer(-1, group=name, delay=HOUR * (name != "paused"))] * 15)
+    await jobs.offer_many([Offer(n, group="g") for n in range(3)])
+    (first,) = await jobs.claim(5)
+    async with running(worker.run(burst=True)) as (burst,):
+        await until(lambda: jobs._open.waiters.waiting or burst.done())
+        assert not burst.done()
+        await first.ack()
+        await asyncio.wait_for(burst, 60)
+    assert seen == [1, 2]
+
+
 async def test_workers_leave_slots_of_a_limit_to_each_other_and_tell_only_those_who_wait(
     server: PrivateServer, raw: Any
 ) -> None:

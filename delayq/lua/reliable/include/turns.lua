@@ -15,7 +15,7 @@
   local function rare()
 -- include: settle
 -- include: stopping
-    return settle, leave_lines, line_up, level_of, free_slots
+    return settle, leave_lines, line_up, level_of, free_slots, first_due
   end
 
   -- Return what this claim knows about a group. All fields are named here, because a table that grows
@@ -428,19 +428,40 @@
     return wait, has_suspects
   end
 
-  -- Return whether the limits of groups hold back messages that are due, of the groups that have a
-  -- turn soonest. Those that are paused have none.
-  local function holds_groups()
-    if not some_grouped or redis.call('ZCOUNT', grouped, '-inf', now) == 0 then return false end
-    for _, group in ipairs(redis.call('ZRANGEBYSCORE', turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20)) do
-      if group ~= '' then
-        local line = opened[group] or new_line(group)
-        if not opened[group] then open_lines({line}) end
-        line.from, line.members, line.at = '[' .. line.base .. '!', none, 1
-        if next_in(line, 1) then return true end
+  -- Return whether the limit of one of these groups holds back a message that is due. An ordered
+  -- group has no turn while one of its messages runs.
+  local function holds_one(groups)
+    local _, _, _, _, _, first_due = rare()
+    local limits, are_paused = limits_of(groups)
+    for _, group in ipairs(groups) do
+      local its_limit = not are_paused[group] and limits[group]
+      local due = its_limit and first_due(group, its_limit, now)
+      if due and due <= now then
+        if its_limit.ordered and first_behind(group) then return true end
+        if free_from(its_limit, group, now, running_of, first_end_of) > now then return true end
       end
     end
     return false
+  end
+
+  -- Return whether the limits of groups hold back messages that are due, as far as the groups of the
+  -- first ones tell. Paused groups may have many: then those tell that come due last, and those
+  -- that have a turn soonest, which are not paused.
+  local function holds_groups()
+    if not some_grouped then return false end
+    local function groups_of(due_ids)
+      local groups = {}
+      for _, place in ipairs(#due_ids > 0 and redis.call('HMGET', places, unpack(due_ids)) or none) do
+        if place then add_group(groups, group_of(place)) end
+      end
+      return groups
+    end
+    local due = redis.call('ZCOUNT', grouped, '-inf', now)
+    if due == 0 then return false end
+    if holds_one(groups_of(redis.call('ZRANGE', grouped, 0, math.min(due, 20) - 1))) then return true end
+    if due <= 20 then return false end
+    if holds_one(groups_of(redis.call('ZRANGE', grouped, math.max(20, due - 20), due - 1))) then return true end
+    return holds_one(redis.call('ZRANGEBYSCORE', turns, '(' .. format_score(now), '+inf', 'LIMIT', 0, 20))
   end
 
   -- Return the longest period of the rates that have counted what was handed out; 0 if none has.
