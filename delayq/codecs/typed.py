@@ -50,8 +50,9 @@ def codec_for(kind: Any, /) -> Codec[Any]:
     =====================================================  =========================================
 
     Its ``decode`` raises :class:`~delayq.DecodeError` for a value of another type. The cause says
-    what is wrong without quoting a value. Its ``encode`` raises :class:`~delayq.EncodeError`, also
-    for a value that ``decode`` would not return as it was: see ``docs/codecs.md``.
+    what is wrong without quoting a value, unless a validator of the type quotes it. Its ``encode``
+    raises :class:`~delayq.EncodeError`, also for a value that ``decode`` would not return as it
+    was: see ``docs/codecs.md``.
 
     Raises:
         ConfigurationError: The type needs ``delayq[msgspec]`` or ``delayq[pydantic]``, or neither
