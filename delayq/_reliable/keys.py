@@ -188,7 +188,7 @@ class ReliableKeys:
     @property
     def re_checked(self) -> tuple[str, ...]:
         """The keys that a re-check examines, in the order that ``resync.lua`` expects."""
-        rest = (self.schedules, self.settings, self.wake, self.summons)
+        rest = (self.stopping, self.schedules, self.settings, self.wake, self.summons)
         turns = (self.named("turns"), self.named("trials"))
         return (self.leased, *self.waiting, *turns, *rest)
 

@@ -6,16 +6,18 @@
 --           their end, ms; LIST of payloads that are due; CHANNEL of its notices; CHANNEL of its
 --           summons. Reliable: ZSET of ids by the end of their lease, its ten ZSETs of ids by due
 --           time, microseconds, from priority 0 up; ZSETs of its groups by the moments at which
---           one of their messages, or suspects, may be handed out; HASH of its schedules; HASH of
---           its settings; the same two CHANNELs
+--           one of their messages, or suspects, may be handed out; ZSET of cancelled messages that
+--           keep their slots, by the end of their leases; HASH of its schedules; HASH of its
+--           settings; the same two CHANNELs
 -- Arguments:
 --   kind...  text  of each queue: "delayed" or "reliable"
 -- Roles: consumer
 -- Repeatable: yes
 --
 -- Returns {now_us, then for each queue: wait_us, late_us, listeners, resters, ready, epoch}.
--- wait_us: the time until the next message is due or lease ends, also if the queue is paused; 0 if
--- one already is, or limits have changed, -1 if there is none. late_us: how long ago that was.
+-- wait_us: the time until the next message is due, or lease or kept slot ends, also if the queue is
+-- paused; 0 if one already is or has, or limits have changed, -1 if there is none. late_us: how long
+-- ago that was.
 -- listeners, resters: the number of clients on this server that hear its notices, and summons; -1 if
 -- the user may not know it. ready: the length of its ready list, or the number of its schedules.
 -- epoch: that of its settings, 0 if it has none. A key of a foreign type counts as empty here: it
@@ -41,13 +43,13 @@ for _, kind in ipairs(kinds) do
   else
     wait = shorter_wait(wait_for_next_key(1), wait_for_next_key(1))
     -- Most queues use only the first priority: one look tells.
-    if redis.call('EXISTS', unpack(keys, used + 1, used + 11)) > 0 then
+    if redis.call('EXISTS', unpack(keys, used + 1, used + 12)) > 0 then
       -- The queue itself may have to wait: see include/groups.lua.
       local gate = redis.pcall('ZSCORE', keys[used + 10], '')
-      for _ = 1, 11 do wait = shorter_wait(wait, wait_for_next_key(1)) end
+      for _ = 1, 12 do wait = shorter_wait(wait, wait_for_next_key(1)) end
       if wait >= 0 and type(gate) == 'string' then wait = math.max(wait, math.ceil(tonumber(gate)) - now) end
     else
-      used = used + 11
+      used = used + 12
     end
     used = used + 1
     ready = redis.pcall('HLEN', keys[used])

@@ -9,7 +9,9 @@ from unittest.mock import AsyncMock
 
 import pytest
 
+import delayq
 from delayq import LeaseLost, Limit, Offer, Worker
+from delayq._engine.store import Resynced, resync
 from delayq._reliable.store import ReliableStore
 from tests.support.reliable import claim_one, depths
 from tests.support.reliable_fixtures import LEASE
@@ -18,6 +20,7 @@ from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from delayq import Client
+    from tests.support.servers import PrivateServer
 
 ONE = Limit(concurrency=1)
 LIMITS: tuple[dict[str, Any], ...] = ({"limit": ONE}, {"group_limit": ONE})
@@ -94,6 +97,23 @@ async def test_a_worker_that_dies_frees_the_slots_of_a_cancelled_message_at_the_
     stored = await store.look()
     assert not any((stored.places, stored.lines, stored.turns))
     assert await raw.keys("*:stopping") == []
+
+
+@pytest.mark.every_server
+async def test_an_ordered_group_goes_on_at_the_end_of_the_lease_of_a_cancelled_message(
+    server: PrivateServer,
+) -> None:
+    async with delayq.connect(server.url, resync_interval=600) as client:
+        jobs = client.reliable_queue("jobs", lease=1, group_limit=Limit(ordered=True))
+        await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
+        await claim_one(jobs)
+        await jobs.cancel("a", running=True)
+        kind_and_keys = ("reliable", jobs._open.opened[0].keys.re_checked)
+        (look,) = await resync(client._open_session().server, [[kind_and_keys]])
+        assert isinstance(look, Resynced)
+        assert 0 <= look.queues[0].wait_us <= 1_000_000
+        # Nothing else tells this client to look.
+        assert (await claim_one(jobs, wait=120)).id == "b"
 
 
 async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(

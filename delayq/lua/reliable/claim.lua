@@ -31,9 +31,9 @@
 --
 -- Returns {now_us, wait_us, expired, died, listeners, token, {id, ...}, {body, ...}, {position,
 -- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
--- the time until the next message is due or the next lease ends, suspects apart; 0 if one already
--- is, or groups still wait for turns by limits that have changed; -1 if there is none, the queue is
--- paused, or the claim was given up. listeners: the number of clients that got the notice, or would
+-- the time until the next message is due, or the next lease or kept slot ends, suspects apart; 0 if
+-- one already is or has, or groups still wait for turns by limits that have changed; -1 if there is
+-- none, the queue is paused, or the claim was given up. listeners: the number of clients that got the notice, or would
 -- have got it if anybody waited for a slot; 0 if there was none, -1 if the user may not know it.
 -- token: of all these leases, which is their end. position: of a message that has another priority than 0, or an expiry, or was handed out
 -- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
@@ -372,6 +372,8 @@ end
 if settled_to or some_lost then wait = 0 end
 local next_end = redis.call('ZRANGEBYSCORE', leased, string.format('(%.0f', now), '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 if next_end then wait = shorter_wait(wait, math.min(tonumber(next_end), MAX_SCORE) - now) end
+-- The slots of cancelled messages hold groups up as leases do.
+if some_stop then wait = shorter_wait(wait, (wait_us(stopping, now, 1))) end
 local listeners = 0
 if nobody_waits then
   -- A notice would spare nobody a look, and cost as many deliveries as clients listen.
