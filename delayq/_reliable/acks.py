@@ -112,12 +112,13 @@ class Acknowledger:
         await self._settle_one(request, claim)
         self._counters.buried += 1
 
-    async def release(self, claim: Claim) -> None:
-        """Return the message to the state it was in before it was claimed.
+    async def release(self, claim: Claim, *, is_begun: bool = True) -> None:
+        """Return the message to the state it was in before it was claimed; not ``is_begun``: no
+        handler has begun it.
 
         Raises the same errors as :meth:`nack`.
         """
-        await self._settle_one(self._store.release_request([claim]), claim)
+        await self._settle_one(self._store.release_request([claim], is_begun=is_begun), claim)
         self._counters.released += 1
 
     async def extend(self, claims: Sequence[Claim], lease_us: int) -> list[bool]:

@@ -32,7 +32,8 @@ class Limit:
     Attributes:
         concurrency: The largest number of messages that run at a time; None for no limit.
         rate: The largest number of messages that start within ``per``; None for no limit. A message
-            that is returned untouched has started.
+            that goes back before its handler has begun, such as one that was fetched ahead, has not
+            started; one that you release has.
         per: The length of the window of ``rate``, in seconds or as a timedelta; kept as seconds.
         ordered: Only for groups: one message runs at a time, and once it was handed out it holds
             its group up until it is acknowledged or dead, through retries, snoozes, and the end of

@@ -435,12 +435,17 @@ class Message(Generic[T]):
         await self._die(reason, pack_error(error))
 
     async def release(self) -> None:
-        """Give the message back untouched: it keeps its due time, and the attempt does not count.
+        """Give the message back: it keeps its due time, and the attempt does not count. A rate of
+        the queue or group counts it as started.
 
         Raises as :meth:`ack`.
         """
+        await self._give_back(is_begun=True)
+
+    async def _give_back(self, *, is_begun: bool = False) -> None:
+        """Give the message back; by default before its handler has begun: it has not started."""
         self._demand_lease()
-        await self._settle(self._origin.settling.release(self._claim))
+        await self._settle(self._origin.settling.release(self._claim, is_begun=is_begun))
         self._is_back = True
 
     async def __aenter__(self) -> Self:
@@ -454,7 +459,7 @@ class Message(Generic[T]):
                 await self._confirm_lease()
             except asyncio.CancelledError:
                 # As within the block.
-                await settle_quietly(self.release(), self._origin.partition.name, self.id)
+                await settle_quietly(self._give_back(), self._origin.partition.name, self.id)
                 raise
             now = -math.inf
         return self

@@ -361,6 +361,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                     taken = batch.popleft()
                     claim = taken[1]
                     if cancelled and claim.name in cancelled:
+                        self._not_begun(claim)
                         continue
                     if b"@" not in claim.id or await queue.follow_up([taken]):
                         yield leased(claim, batch)
@@ -822,6 +823,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
         lost = {claim for part in await asyncio.gather(*fresh) for claim in part}
         for item in [item for item in batch if item[1] in lost]:
             batch.remove(item)
+            self._not_begun(item[1])
+
+    def _not_begun(self, claim: Claim) -> None:
+        """Free the slots of a message that is gone before it was begun, if it has kept them."""
+        self._open.opened[claim.partition].settling.stopped(claim)
 
     def _leased(self, claim: Claim, ahead: Batch[Any] | None = None) -> Message[T]:
         """Count a claimed message as delivered, and hand it out."""

@@ -151,6 +151,8 @@ class Recurrence:
                 self._heed(_name_of(claim.id), left)
             if not handed_out:
                 dropped.add(claim)
+                # Perhaps it was cancelled, and has kept its slots.
+                self._open.settling.stopped(claim)
         return [one for one in taken if one[1] not in dropped]
 
     def follow_up(self, occurrences: Iterable[bytes]) -> None:

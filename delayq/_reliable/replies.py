@@ -48,17 +48,16 @@ class IsHandled:
     Attributes:
         begun_at: When its handler began, in loop time.
         result: The encoded result of its handler, if there is one.
-        period_us: The period of the rate that has counted its start, in microseconds, if there is
-            one.
+        counted: Its start, if a rate has counted that.
         expires: Local time at which its time to live ends, in seconds, if it has one.
     """
 
-    __slots__ = ("begun_at", "expires", "period_us", "result")
+    __slots__ = ("begun_at", "counted", "expires", "result")
 
     begun_at: float
     result: bytes
     expires: float
-    period_us: int
+    counted: Start
 
 
 @dataclass(slots=True, eq=False)
@@ -107,9 +106,7 @@ class Claim(IsHandled):
     @property
     def start(self) -> Start | None:
         """What a rate has counted; None if there is no rate."""
-        if self.policy is None or not hasattr(self, "period_us"):
-            return None
-        return Start(int(self.token) - self.policy.lease_us, self.period_us)
+        return getattr(self, "counted", None)
 
     @property
     def over_at(self) -> float:
@@ -193,8 +190,9 @@ class ClaimReply(NamedTuple):
                 claim.expires = local(parse_us(expiry))
                 claim.fresh_until = min(claim.fresh_until, claim.expires)
         if self.period_us:
+            start = Start(self.now_us, self.period_us)
             for claim in claims:
-                claim.period_us = self.period_us  # type: ignore[misc]  # a slot of its base
+                claim.counted = start  # type: ignore[misc]  # a slot of its base
         return claims
 
 

@@ -363,14 +363,18 @@ class ReliableStore:
         args = (*claim.name, why, offered_of(claim.body), attempt)
         return Request(BURY, self.keys.of_script(BURY), args)
 
-    def release_request(self, claims: Iterable[Claim]) -> Request:
-        """Build the call that gives messages back untouched.
+    def release_request(self, claims: Iterable[Claim], *, is_begun: bool = False) -> Request:
+        """Build the call that gives messages back.
 
-        The reply is as for :meth:`ack_request`.
+        Those that no handler has begun do not count as started. The reply is as for
+        :meth:`ack_request`.
         """
-        return Request(
-            RELEASE, self.keys.of_script(RELEASE), [part for claim in claims for part in claim.name]
-        )
+        parts = [
+            part
+            for claim in claims
+            for part in (*claim.name, "" if is_begun else claim.start.at_us if claim.start else 0)
+        ]
+        return Request(RELEASE, self.keys.of_script(RELEASE), parts)
 
     async def extend(
         self, claims: Sequence[Claim], lease_us: int, *, alone: bool = True

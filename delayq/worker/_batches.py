@@ -528,7 +528,7 @@ class BatchHandling(Handling):
     async def _failed(self, message: Message[Any], error: BaseException) -> None:
         self.expect_no_more([message._claim])
         if isinstance(error, NotNow):
-            await settle(message, message.release)
+            await settle(message, message._give_back)
         elif not isinstance(error, BatchFailed):
             await super()._failed(message, error)
         elif isinstance(error.error, KeyboardInterrupt):

@@ -204,7 +204,7 @@ class Handling:
         """
         if message._is_over(message._origin.loop.time()):
             # The next claim expires it.
-            await settle(message, message.release)
+            await settle(message, message._give_back)
             return False
         await message.__aenter__()
         return True
@@ -339,7 +339,7 @@ class Handling:
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
         tell(message, error)
-        await settle(message, message.release)
+        await settle(message, message._give_back)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
     def _start(self, message: Message[Any]) -> Awaitable[Any]:

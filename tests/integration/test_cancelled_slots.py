@@ -11,6 +11,7 @@ import pytest
 
 import delayq
 from delayq import LeaseLost, Limit, Offer, Worker
+from delayq._engine import prefetch
 from delayq._engine.store import Resynced, resync
 from delayq._reliable.store import ReliableStore
 from tests.support.reliable import claim_one, depths
@@ -114,6 +115,30 @@ async def test_an_ordered_group_goes_on_at_the_end_of_the_lease_of_a_cancelled_m
         assert 0 <= look.queues[0].wait_us <= 1_000_000
         # Nothing else tells this client to look.
         assert (await claim_one(jobs, wait=120)).id == "b"
+
+
+@pytest.mark.every_server
+@pytest.mark.parametrize("settings", LIMITS)
+@pytest.mark.parametrize("stays", [True, False])
+async def test_a_cancelled_message_that_was_claimed_ahead_keeps_no_slots(
+    client: Client, raw: Any, monkeypatch: pytest.MonkeyPatch, settings: Any, stays: bool
+) -> None:
+    # On a slow machine, nothing goes back too early.
+    monkeypatch.setattr(prefetch, "WITHIN", 60.0)
+    many: dict[str, Any] = {name: Limit(concurrency=100) for name in settings}
+    jobs = client.reliable_queue("jobs", lease=LEASE, **many)
+    await jobs.offer_many([Offer(n, group="g") for n in range(1000)])
+    cancelled: list[bool] = []
+    async for message in jobs:
+        await message.ack()
+        ahead = [each[1].id for reader in jobs._open.waiters._readers for each in reader.ahead]
+        if ahead and not cancelled:
+            cancelled = await jobs.cancel_many(map(bytes.decode, ahead), running=True)
+            assert await raw.keys("*:stopping")
+        if (not stays and cancelled) or not (await jobs.stats()).ready:
+            break
+    assert all(cancelled)
+    await until(lambda: raw.keys("*:stopping"), equals=[])
 
 
 async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(

@@ -85,6 +85,8 @@ class Live:
     lease: object | None = None
     ends: float = 0
     lost: int = 0
+    # When its lease began, by the rates that have counted that.
+    started: dict[str | None, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -212,11 +214,15 @@ class Model:
 
     def start(self, message: Live, lease: object) -> None:
         message.lease, message.ends = lease, self.now + LEASE
-        message.suspect = False
-        if self.limit_of(message.group).rate is not None:
-            self.starts.setdefault(message.group, []).append(self.now)
-        if self.limit is not None and self.limit.rate is not None:
-            self.starts.setdefault("", []).append(self.now)
+        message.suspect, message.started = False, {}
+        for key, limit in ((message.group, self.limit_of(message.group)), ("", self.limit)):
+            if limit is not None and limit.rate is not None:
+                self.starts.setdefault(key, []).append(self.now)
+                message.started[key] = self.now
+
+    def was_not_begun(self, message: Live) -> None:
+        for key, start in message.started.items():
+            self.starts[key].remove(start)
 
     def serve(self, group: str | None) -> None:
         """Record that a group was served, and check that no other one was passed over twice."""
@@ -382,7 +388,7 @@ class GroupsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.held)
     @rule(
         data=st.data(),
-        how=st.sampled_from(["ack", "ack", "nack", "snooze", "bury", "release", "extend"]),
+        how=st.sampled_from(["ack", "ack", "nack", "snooze", "bury", "release", "back", "extend"]),
         delay=HOURS,
     )
     def settle(self, data: st.DataObject, how: str, delay: int) -> None:
@@ -404,6 +410,8 @@ class GroupsMachine(RuleBasedStateMachine):
             "snooze": lambda: message.snooze(delay * HOUR),
             "bury": lambda: message.bury("why"),
             "release": message.release,
+            # As what no handler has begun goes back.
+            "back": message._give_back,
             "extend": lambda: message.extend((delay + 1) * HOUR),
         }
         if model.at_work is held.lease and how != "extend":
@@ -428,7 +436,9 @@ class GroupsMachine(RuleBasedStateMachine):
             del model.live[live.id]
             if how == "bury":
                 model.dead[live.id] = live
-        elif how == "release":
+        elif how in ("release", "back"):
+            if how == "back":
+                model.was_not_begun(live)
             was_held, lost, moment = live.held, live.lost, live.moment
             model.returns(live, 0)
             live.lost, live.moment = lost, moment
@@ -468,6 +478,10 @@ class GroupsMachine(RuleBasedStateMachine):
         model = self.next_step()
         self.run(self.store.let_pass(hours * HOUR))
         model.now += hours
+        for held in self.held:
+            if (start := held.message._claim.start) is not None:
+                moved = start._replace(at_us=start.at_us - hours * HOUR * 1_000_000)
+                held.message._claim.counted = moved  # type: ignore[misc]  # a slot of its base
 
     @rule(
         how=st.sampled_from(["limits", "group", "group", "sleep", "pause", "redrive", "purge"]),

@@ -13,7 +13,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq import Offer
+from delayq import Limit, Offer
 from delayq._engine.store import RESYNC
 from delayq._reliable.new_message import PlainMessage
 from delayq._reliable.settings import StoredSettings
@@ -363,7 +363,8 @@ async def test_a_claim_hands_each_message_out_once_with_any_faults(
 ) -> None:
     # The longest path: claim, find messages claimed in vain, give them back, claim again.
     for plan, n in itertools.product(PLANS, range(1, 7)):
-        queue = client.reliable_queue(f"call {n} {plan}", lease=LEASE)
+        rate = Limit(rate=5, per=LEASE)
+        queue = client.reliable_queue(f"call {n} {plan}", lease=LEASE, limit=rate)
         await queue.offer_many([Offer(n, id=str(n), priority=n % 2) for n in range(5)])
         faults.plan = nth_call(faults, plan, n)
         got: list[Message[int]] = []

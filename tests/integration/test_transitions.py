@@ -120,7 +120,7 @@ class Bench:
             self.let_pass(2 * HOUR)
             self.claim()
         if state is State.SUSPECT:
-            self.run("release", *self.lease)
+            self.run("release", *self.lease, 0)
 
     def state(self) -> State:
         """Return the state that the keys and the server's clock show."""
@@ -206,7 +206,7 @@ HAPPENS: dict[str, Callable[[Bench], Any]] = {
     "failed, and retried at once": lambda at: at.run("nack", *at.lease, 0, 1, "", "0", ""),
     "failed, and retried after a delay": lambda at: at.run("nack", *at.lease, HOUR, 1, "", "0", ""),
     "snoozed": lambda at: at.run("nack", *at.lease, HOUR, 0, "", "0", ""),
-    "returned untouched": lambda at: at.run("release", *at.lease),
+    "returned untouched": lambda at: at.run("release", *at.lease, 0),
     "its lease is extended": lambda at: at.run("extend", HOUR, 1, f"1:{at.token}", at.id),
     "buried": lambda at: at.run("bury", *at.lease, '{"reason":"buried","error":""}', "0", ""),
     "cancelled": lambda at: at.run("cancel", 0, at.id),

@@ -169,10 +169,14 @@ async def messages(at: Prepared) -> dict[str, tuple[str, str]]:
         assert again.id == f"again{n}", again.id
         await again.nack(0, "an error")
     await at.raw.hset(RELIABLE.settings, "expired", "dead")
+    start = f"\0{START:019.2f} {HOUR_US} 0 9 0"
+    await at.raw.zadd(RELIABLE.named("starts"), {start: 0})
     ends = await at.raw.zrange(RELIABLE.leased, 0, -1, withscores=True)
     return {name.decode(): (name.decode(), f"{end:.0f}") for name, end in ends}
 
 
+# The moment at which a rate has counted nine starts.
+START = 8 * 10**15
 # The ids that messages() prepares, by state.
 WAITING = ("later0", "later1", "again0")
 TAKEN = ("taken0", "taken1")
@@ -213,6 +217,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "offset": (0,),
     "share": (1,),
     "spent": (1, 0),
+    "start": (START, 0, ""),
     "remember_us": (0, HOUR_US),
     "state": ("delayed", "ready", "all", "leased"),
     "ttl_us": (HOUR_US, SECOND_US),

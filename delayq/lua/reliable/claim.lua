@@ -345,7 +345,8 @@ if count > 0 then
   end
   if by_turns then by_turns.note_left(token) end
   -- If this is refused, the messages stay with a caller that gets no answer until their leases end.
-  redis.pcall('SET', call, number .. ' ' .. token, 'PX', math.ceil(lease_us / 1000))
+  local start = by_turns and by_turns.longest_period() > 0 and string.format(' %.0f', now) or ''
+  redis.pcall('SET', call, number .. ' ' .. token .. start, 'PX', math.ceil(lease_us / 1000))
 end
 
 local wait, has_suspects = -1, some_suspects and redis.call('ZCOUNT', leased, '-inf', '(0') > 0
