@@ -197,6 +197,25 @@ async def test_a_worker_puts_back_what_waits_after_the_server_has_evicted_keys(
         assert not await missing_keys(client, queue.name), evicted
 
 
+async def test_nothing_is_missing_of_a_cancelled_message_and_of_a_queue_that_is_moved(
+    client: Client, raw: Any
+) -> None:
+    jobs = client.reliable_queue("jobs", group_limit=delayq.Limit(concurrency=1))
+    await leased(jobs, id="a", group="g")
+    await jobs.cancel("a", running=True)
+    await jobs.offer(2, delay=3600)
+    assert not await missing_keys(client, "jobs")
+    await jobs.offer(3, group="h")
+    await raw.delete("delayq:{jobs}:lines")
+    await raw.hset("delayq:{jobs}:settings", "partitions", "1?")
+    assert not await missing_keys(client, "jobs")
+    (store,) = await inspection.stores_of(client, "jobs")
+    await store.mend()
+    assert not await raw.exists("delayq:{jobs}:lines")
+    await raw.hset("delayq:{jobs}:settings", "partitions", "1")
+    assert await missing_keys(client, "jobs")
+
+
 async def missing_keys(client: Client, name: str) -> str:
     (store,) = await inspection.stores_of(client, name)
     return await store.missing_keys()

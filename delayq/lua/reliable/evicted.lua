@@ -3,12 +3,13 @@
 -- Keys:
 --   messages  see include/queue.lua
 --   settings  HASH  see include/groups.lua
+--   stopping  ZSET  names of cancelled messages that keep their slots, which have places, too
 -- Roles: admin, dashboard, consumer
 -- Repeatable: yes
 --
 -- Returns {lost, out_of_line, is_unlisted}. lost: how many messages are in some list, if none has a
 -- body. out_of_line: how many of groups wait where no claim finds them. is_unlisted: 1 if there are
--- messages in no list.
+-- messages in no list. Nothing counts as missing while the queue is moved.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -22,6 +23,7 @@ local function misses_turn(group)
   return not are_paused[group] and not (limit and limit.ordered and first_behind(group))
 end
 
+if string.find(redis.call('HGET', settings, 'partitions') or '', '?', 1, true) then return {0, 0, 0} end
 local in_groups, of_workers = redis.call('ZCOUNT', grouped, '-inf', '+inf'), redis.call('ZCOUNT', leased, '-inf', '+inf')
 local listed = in_groups + of_workers
 for priority = 0, 9 do listed = listed + redis.call('ZCOUNT', waiting[priority], '-inf', '+inf') end
@@ -32,6 +34,6 @@ if in_groups > 0 then
   local group = first and group_of(redis.call('HGET', places, first) or '')
   if redis.call('EXISTS', places, lines) < 2 or group and misses_turn(group) then out_of_line = in_groups end
 end
-local misses_grouped = in_groups + of_workers == 0 and redis.call('EXISTS', places) == 1
+local misses_grouped = in_groups + of_workers == 0 and redis.call('HLEN', places) > redis.call('ZCOUNT', stopping, '-inf', '+inf')
 local is_unlisted = has_bodies and (listed == 0 or misses_grouped)
 return {has_bodies and 0 or listed, out_of_line, is_unlisted and 1 or 0}

@@ -10,7 +10,7 @@
 -- Roles: admin, consumer
 -- Repeatable: yes
 --
--- Returns where to go on; 0 if all were looked at.
+-- Returns where to go on; 0 if all were looked at, or the queue is being moved.
 -- include: clock
 -- include: leases
 -- include: groups
@@ -18,7 +18,8 @@
 -- include: queue
 
 check_messages()
-redis.call('HGET', settings, '')
+-- While the queue is moved, what lies here is not whole.
+if string.find(redis.call('HGET', settings, 'partitions') or '', '?', 1, true) then return '0' end
 local now, groups = now_us(), {}
 local found = redis.call('HSCAN', bodies, cursor, 'COUNT', 100)
 
