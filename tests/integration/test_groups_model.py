@@ -600,7 +600,8 @@ class GroupsMachine(RuleBasedStateMachine):
         assert [each.name for each in listed] == names
         for each in listed:
             some = model.of(each.name)
-            running, kept = model.running(each.name), len(model.kept(each.name))
+            running = model.running(each.name)
+            kept = sum(ends > model.now for ends in model.kept(each.name))
             assert (each.waiting, each.running) == (len(some) + kept - running, running)
             assert each.paused is (each.name in model.asleep)
             assert each.limit == model.own.get(each.name, model.group_limit)
