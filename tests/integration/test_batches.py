@@ -8,16 +8,19 @@ import threading
 import time
 from contextvars import ContextVar
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
 import delayq
 from delayq import Backoff, Client, Message, Offer, Reject, Snooze, Worker
+from delayq._reliable.replies import Claim, Start
 from delayq.instrumentation import Observer
 from delayq.worker._batches import Batches
 from tests.support.reliable import Jobs, depths, get
 from tests.support.reliable_fixtures import LEASE
+from tests.support.tasks import running
 from tests.support.waiting import until
 from tests.support.workers import SETTINGS, Gate, Seen
 
@@ -199,6 +202,24 @@ async def test_what_joins_too_late_under_a_rate_goes_back_and_does_not_count_as_
         gate.open()
         await until(lambda: gate.seen == [[1], [0]])
     assert outcomes == [None, None]
+
+
+async def test_windows_of_a_rate_stay_apart_even_if_the_worker_stops() -> None:
+    begun: list[Any] = []
+
+    async def handle(messages: list[Any]) -> None:
+        begun.append(messages)
+
+    joined = Batches(handle, size=1, linger=0, concurrency=1)
+    message: Any = SimpleNamespace(_claim=Claim(b"a", b"2", b"", 0, 0.0, None, 0))
+    hour_us = 3_600_000_000
+    await joined.join(message, start=Start(0, hour_us))
+    async with running(joined.join(message, start=Start(hour_us, hour_us))):
+        await asyncio.sleep(0)
+        joined.hurry()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert len(begun) == 1
 
 
 async def test_a_batch_that_fails_is_retried_message_by_message(
