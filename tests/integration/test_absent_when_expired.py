@@ -16,51 +16,6 @@ if TYPE_CHECKING:
     from delayq._reliable.replies import State
 
 
-@pytest.fixture(params=["drop", "dead"])
-async def jobs(request: pytest.FixtureRequest, client: Client) -> ReliableQueue[Any]:
-    return client.reliable_queue("jobs", lease=HOUR, expired=request.param, max_size=3)
-
-
-@pytest.mark.every_server
-async def test_its_id_is_free(jobs: ReliableQueue[Any], store: Store) -> None:
-    duplicates: tuple[Any, ...] = ("raise", "ignore", "replace")
-    for each in duplicates:
-        await jobs.offer_many([Offer("old", id=f"id{n}", ttl=HOUR) for n in range(3)])
-        await store.let_pass(2 * HOUR)
-        await jobs.offer("new", id="id0", on_duplicate=each)
-        await jobs.offer_many([Offer("new", id="id1", on_duplicate=each), Offer("new")])
-        messages = await jobs.claim(10)
-        assert [message.value for message in messages] == ["new"] * 3, each
-        for message in messages:
-            await message.ack()
-        letters = await jobs.dead.list()
-        assert sorted(letter.id for letter in letters) in ([], ["id0", "id1", "id2"])
-        (await store.look()).demand_no_orphans()
-        await jobs.dead.purge()
-
-
-@pytest.mark.every_server
-async def test_it_is_neither_seen_nor_counted_nor_changed(
-    jobs: ReliableQueue[Any], store: Store
-) -> None:
-    await jobs.offer_many([Offer("old", id=f"id{n}", ttl=HOUR) for n in range(3)])
-    await store.let_pass(2 * HOUR)
-    assert await jobs.get("id0") is None
-    assert await jobs.list("ready") == []
-    stats = await jobs.stats()
-    assert (stats.delayed, stats.ready, stats.leased, stats.oldest_due_age) == (0, 0, 0, 0)
-    await jobs.offer("new", id="new")
-    assert (await jobs.stats()).oldest_due_age < HOUR
-    assert await jobs.cancel("new")
-    assert not await jobs.cancel("id0")
-    assert not await jobs.reschedule("id0", 5)
-    assert await jobs.purge("ready") == 0
-    # Nor does it take room.
-    await jobs.offer_many([Offer("new") for _ in range(3)])
-    with pytest.raises(delayq.QueueFull):
-        await jobs.offer("too many")
-
-
 @pytest.mark.every_server
 async def test_any_number_of_them_neither_counts_nor_takes_room(
     client: Client, raw: Any, store: Store

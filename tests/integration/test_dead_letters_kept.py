@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq import Offer
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import TRIM_DEAD
 from delayq.admin.acl import acl_rules
 from tests.support.reliable import leased
 from tests.support.reliable_fixtures import LEASE
-from tests.support.reliable_store import expire
 
 if TYPE_CHECKING:
     from delayq import Client
@@ -34,32 +32,6 @@ async def grow_old(raw: Any, *names: str, by: float) -> None:
     """Make it as if these letters had died ``by`` seconds earlier."""
     for name in names:
         await raw.zincrby(KEYS.dead, -by * 1_000_000, name)
-
-
-@pytest.mark.every_server
-async def test_old_letters_are_dropped_when_the_next_one_is_added(jobs: Jobs, raw: Any) -> None:
-    await die(jobs, "a", "b", "c")
-    await grow_old(raw, "a", "b", by=DAY)
-    await jobs.configure(keep_dead=DAY / 2)
-    await die(jobs, "d")
-    assert await raw.zrange(KEYS.dead, 0, -1) == [b"c", b"d"]
-    assert sorted(await raw.hkeys(KEYS.dead_messages)) == [b"c", b"d"]
-
-
-@pytest.mark.every_server
-async def test_messages_that_die_when_they_are_claimed_make_room_as_well(
-    jobs: Jobs, raw: Any
-) -> None:
-    await jobs.configure(expired="dead", max_dead=3, keep_dead=DAY / 2)
-    await die(jobs, "a", "b")
-    await grow_old(raw, "a", by=DAY)
-    for names in ("c", "012"):
-        await jobs.offer_many([Offer(1, id=name, ttl=60) for name in names])
-        await expire(raw, KEYS)
-        assert await jobs.claim() == []
-        expected = ["b", "c"] if names == "c" else ["0", "1", "2"]
-        assert [name.decode() for name in await raw.zrange(KEYS.dead, 0, -1)] == expected
-    assert sorted(await raw.hkeys(KEYS.dead_messages)) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.every_server

@@ -12,15 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from redis.asyncio import Redis
 
 import delayq
 from delayq import Backoff, Offer
 from delayq._reliable.store import REDRIVE
 from delayq.testing import advance
-from tests.support.depth import examples
 from tests.support.reliable import (
     all_values,
     bury_all,
@@ -224,20 +220,6 @@ async def test_bad_arguments_of_other_calls_are_refused(client: Client, jobs: Jo
 # Ids that are taken
 
 
-@pytest.mark.every_server
-async def test_a_replacement_brings_all_its_own_settings(jobs: Jobs, store: Store) -> None:
-    await jobs.offer(1, HOUR, id="a", priority=3, ttl=9 * HOUR, headers={"old": "1"})
-    assert await jobs.offer(2, 2 * HOUR, id="a", on_duplicate="replace") == "a"
-    stored = await store.look()
-    stored.demand_no_orphans()
-    assert (stored.live["a"][0], hours(stored.live["a"][1]), stored.expiries) == (0, 2, {})
-    assert await jobs.offer(3, id="a", on_duplicate="ignore") == "a"
-    message = await get(jobs, "a")
-    assert (message.value, message.headers) == (2, {})
-    assert await jobs.reschedule("a", at=datetime.now(UTC) + timedelta(hours=3))
-    assert hours((await store.look()).live["a"][1]) == 3
-
-
 async def test_a_taken_id_is_generated_anew(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     made = iter(["a", "b", "b", "a", "c", "d"])
     await jobs.stats()
@@ -246,31 +228,6 @@ async def test_a_taken_id_is_generated_anew(jobs: Jobs, monkeypatch: pytest.Monk
     assert [await jobs.offer(1), await jobs.offer(2)] == ["a", "b"]
     assert await jobs.offer_many([Offer(3), Offer(4), Offer(5, id="e")]) == ["c", "d", "e"]
     assert sorted(await values(jobs)) == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.every_server
-async def test_the_id_of_a_handled_message_is_taken_for_a_while(client: Client, raw: Any) -> None:
-    queue, store = client.reliable_queue("window", dedup_window=2 * HOUR), Store(raw, "window")
-    await queue.offer(1, id="a")
-    assert await values(queue) == [1]
-    with pytest.raises(delayq.DuplicateMessage):
-        await queue.offer(2, id="a")
-    assert await queue.offer(3, id="a", on_duplicate="ignore") == "a"
-    assert await queue.claim() == []
-    assert await queue.offer(4, id="a", on_duplicate="replace") == "a"
-    assert await values(queue) == [4]
-    await store.let_pass(3 * HOUR)
-    await queue.offer(5, id="a")
-    assert await values(queue) == [5]
-    assert 0 < await raw.pttl("delayq:{window}:done") <= 2 * HOUR * 1000
-    await store.let_pass(3 * HOUR)
-    # Ids whose window has closed are deleted as well. That of the queue shortens none.
-    await queue.offer(6, id="b", unique_for=5 * HOUR)
-    assert (await store.look()).done.keys() == {"b"}
-    assert await values(queue) == [6]
-    await store.let_pass(3 * HOUR)
-    with pytest.raises(delayq.DuplicateMessage):
-        await queue.offer(7, id="b")
 
 
 async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> None:
@@ -289,21 +246,6 @@ async def test_offer_many_stores_what_it_can_and_names_the_rest(jobs: Jobs) -> N
 
 
 # A queue that is full
-
-
-@pytest.mark.every_server
-async def test_a_full_queue_refuses(client: Client) -> None:
-    queue = client.reliable_queue("small", max_size=3)
-    held = await leased(queue, id="first")
-    with pytest.raises(delayq.QueueFull) as caught:
-        await queue.offer_many(offers(4, ids=True))
-    assert (caught.value.ids, caught.value.stored) == (("2", "3"), ("0", "1"))
-    with pytest.raises(delayq.QueueFull, match=r"^queue 'small' is full: 1 message was not stored"):
-        await queue.offer(9)
-    # A replacement needs no additional room.
-    await queue.offer(8, id="1", on_duplicate="replace")
-    await held.ack()
-    await queue.offer(9)
 
 
 async def test_an_offer_to_a_full_queue_may_wait_for_room(client: Client) -> None:
@@ -344,24 +286,6 @@ async def test_concurrent_claims_get_all_messages(jobs: Jobs) -> None:
     assert list(map(len, claimed)) == [10, 10, 10, 10]
 
 
-# Time to live
-
-
-@pytest.mark.every_server
-@pytest.mark.parametrize("expired", ["drop", "dead"])
-async def test_expired_messages_do_not_come(client: Client, store: Store, expired: Any) -> None:
-    queue = client.reliable_queue("jobs", expired=expired)
-    await queue.offer_many([Offer(n, ttl=HOUR if n % 2 else 3 * HOUR) for n in range(6)])
-    await store.let_pass(2 * HOUR)
-    # Expired messages at the front hold up none of the others.
-    assert [message.value for message in await queue.claim(9)] == [0, 2, 4]
-    (await store.look()).demand_no_orphans()
-    letters = await queue.dead.list()
-    assert [(letter.value, letter.reason, letter.attempt) for letter in letters] == (
-        [(n, "expired", 0) for n in (1, 3, 5)] if expired == "dead" else []
-    )
-
-
 # Order
 
 
@@ -375,40 +299,6 @@ async def test_one_call_keeps_its_order(jobs: Jobs) -> None:
 async def test_concurrent_offers_keep_their_order(jobs: Jobs) -> None:
     await asyncio.gather(*(jobs.offer(n, id=str(n * 7919 % 100)) for n in range(100)))
     assert await all_values(jobs) == list(range(100))
-
-
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(0, 2), st.sampled_from([0, 0, 1, 9]), st.sampled_from([None, *"abcdefgh"])
-        ),
-        max_size=30,
-    ),
-    st.integers(1, 7),
-)
-@settings(max_examples=examples(200), suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_order_is_by_priority_then_due_time_then_offer(
-    server: PrivateServer, what: list[tuple[int, int, str | None]], size: int
-) -> None:
-    async def run() -> None:
-        server.flush()
-        async with (
-            delayq.connect(server.url) as client,
-            Redis.from_url(server.url, socket_timeout=60) as raw,
-        ):
-            queue, store = client.reliable_queue("jobs"), Store(raw, "jobs")
-            offers = [
-                Offer(value=n, delay=delay * HOUR, priority=priority, id=key and f"{key}{n}")
-                for n, (delay, priority, key) in enumerate(what)
-            ]
-            for at in range(0, len(offers), size):
-                await queue.offer_many(offers[at : at + size])
-            await store.let_pass(2 * HOUR)
-            expected = sorted(range(len(what)), key=lambda n: (-what[n][1], what[n][0], n))
-            assert [message.value for message in await queue.list("ready")] == expected
-            assert await values(queue) == expected
-
-    asyncio.run(run())
 
 
 # Retries
@@ -453,26 +343,15 @@ async def test_the_last_attempt_makes_a_dead_letter(client: Client) -> None:
     assert (message.id, message.attempt, message.headers) == ("a", 1, {"h": "1"})
 
 
-@pytest.mark.every_server
-async def test_a_message_may_have_its_own_limit_of_attempts(client: Client, store: Store) -> None:
+async def test_a_message_knows_its_limit_of_attempts(client: Client) -> None:
     queue = client.reliable_queue("jobs", lease=LEASE, max_attempts=3, backoff=Backoff.fixed(0))
-    for most in (None, 1, 4):
-        await queue.offer(most, id=str(most), max_attempts=most, headers={"a": "b"})
-    assert [message.max_attempts for message in await queue.list("ready")] == [3, 1, 4]
-    # That of a worker that does not live to say so is an attempt, but may not be its fault.
-    lost = await claim_one(queue)
-    assert lost.id == "None"
-    await store.let_pass(LEASE + 1)
+    await queue.offer_many([Offer(most, max_attempts=most) for most in (None, 1, 4)])
     for number in range(1, 5):
         for message in await claim_all(queue):
-            forgiven = message.id == "None"
-            assert message.attempt == number + forgiven
-            assert message.is_last_attempt is (number == (message.value or 3))
+            assert message.max_attempts == (message.value or 3)
+            assert message.is_last_attempt is (number == message.max_attempts)
             await message.nack()
-    letters = {letter.id: letter.attempt for letter in await queue.dead.list()}
-    assert letters == {"1": 1, "None": 4, "4": 4}
-    with pytest.raises(delayq.LeaseLost):
-        await lost.ack()
+    assert await queue.dead.size() == 3
     # Attempts may be unlimited.
     endless = client.reliable_queue("endless", max_attempts=None, backoff=Backoff.fixed(0))
     await endless.offer(1)
@@ -648,28 +527,6 @@ async def test_stats_are_exact_with_any_number_of_leases(jobs: Jobs, store: Stor
         assert await depths(jobs) == (10, 2_200 - claimed, claimed, 0)
         assert len(await jobs.claim(100)) == 100
     assert await depths(jobs) == (10, 1_100, 1_100, 0)
-
-
-@pytest.mark.every_server
-async def test_a_paused_queue_hands_nothing_out(server: PrivateServer, jobs: Jobs) -> None:
-    await jobs.offer_many(offers(3))
-    held = await claim_one(jobs)
-    async with delayq.connect(server.url, resync_interval=HOUR) as other:
-        elsewhere = other.reliable_queue("jobs", lease=LEASE)
-        await elsewhere.pause()
-        assert (await jobs.stats()).paused
-        waiting = asyncio.create_task(elsewhere.claim(10, wait=60))
-        assert await jobs.claim(10) == await elsewhere.claim(10) == []
-        assert await jobs.claim(10, wait=0.05) == []
-        await jobs.offer(3)
-        await held.ack()
-        assert not waiting.done()
-        assert await jobs.resume()
-        assert not await jobs.resume()
-        messages = await asyncio.wait_for(waiting, 30)
-        assert [(message.value, message.attempt) for message in messages] == [
-            (n, 1) for n in (1, 2, 3)
-        ]
 
 
 async def test_callers_of_different_leases_learn_together_that_nothing_is_left(

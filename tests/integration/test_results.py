@@ -16,7 +16,6 @@ from delayq import Backoff, MessageFailed, NoResult, Offer, ResultTimeout
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ACK, AWAIT, FINISH
 from delayq.codecs import codec_for
-from delayq.testing import advance
 from tests.support.reliable import Jobs, claim_all, claim_one, leased
 from tests.support.reliable_fixtures import LEASE
 from tests.support.tasks import end
@@ -209,33 +208,6 @@ async def test_a_client_that_has_not_heard_that_attempts_are_kept_records_none(
     assert not await raw.exists(KEYS.recorded, KEYS.records)
 
 
-async def test_a_new_message_with_the_same_id_has_its_own_result(jobs: Jobs, other: Client) -> None:
-    theirs = other.reliable_queue("jobs")
-    await jobs.configure(dedup_window=3600)
-    await jobs.offer(1, id="a")
-    await handle(jobs, "first")
-    # While the id is remembered, the result is kept.
-    assert await jobs.offer(1, id="a", on_duplicate="ignore") == "a"
-    assert await theirs.result("a") == "first"
-    await theirs.offer(2, id="a", on_duplicate="replace")
-    result = asyncio.create_task(theirs.result("a", timeout=WITHIN))
-    await waiting(other)
-    await handle(jobs, "second")
-    assert await result == "second"
-
-
-@pytest.mark.every_server
-async def test_of_letters_that_died_in_one_call_the_last_counts(client: Client) -> None:
-    jobs = client.reliable_queue("jobs", keep=DAY, expired="dead")
-    for n in range(3):
-        await jobs.offer(n, id="a", ttl=60)
-        await advance(jobs, 120)
-    assert await jobs.claim() == []
-    assert await jobs.dead.size() == 3
-    history = await history_of(jobs, "a")
-    assert history.offered_at == max(letter.enqueued_at for letter in await jobs.dead.list())
-
-
 async def test_results_in_partitions(client: Client, faults: Faults) -> None:
     queue = client.reliable_queue("parts", lease=LEASE, partitions=4, keep=DAY)
     ids = [f"{n}" for n in range(40)]
@@ -350,23 +322,6 @@ async def test_a_damaged_record_is_none(jobs: Jobs, raw: Any) -> None:
 
 
 # How long, and how many
-
-
-@pytest.mark.every_server
-async def test_the_oldest_results_make_room(jobs: Jobs, raw: Any) -> None:
-    # A limit that cannot be read is the default.
-    await raw.hset(KEYS.settings, "max_kept", "junk")
-    for n in range(4):
-        await jobs.offer(n, id=f"{n}")
-        await handle(jobs, n)
-    assert await raw.zcard(KEYS.recorded) == 4
-    await jobs.configure(max_kept=3)
-    await jobs.offer(4, id="4")
-    await handle(jobs, 4)
-    assert await raw.zcard(KEYS.recorded) == 3
-    assert sorted(await raw.hkeys(KEYS.records)) == [b"2", b"3", b"4"]
-    with pytest.raises(NoResult):
-        await jobs.result("1")
 
 
 @pytest.mark.every_server
