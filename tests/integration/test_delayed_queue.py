@@ -21,7 +21,7 @@ from tests.support.waiting import until
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from delayq import Client, DelayedQueue
+    from delayq import Client
     from tests.support.servers import PrivateServer
 
     Orders = delayq.DelayedQueue[Any]
@@ -187,14 +187,6 @@ class TestOffering:
 
 
 class TestReceipts:
-    @pytest.mark.every_server
-    async def test_cancelling_takes_one_of_equal_messages(self, queue: DelayedQueue[str]) -> None:
-        receipts = await queue.offer_many([("same", 60), ("same", 60), ("same", 60)])
-        assert await receipts[1].cancel()
-        assert await queue.pending.read_all() == ["same", "same"]
-        assert await receipts[0].cancel()
-        assert await receipts[2].cancel()
-
     async def test_a_message_can_be_put_off(self, client: Client, queue: Orders) -> None:
         for delay in (0.05, 1, 5, 25):
             receipt = await queue.offer(1, delay)
@@ -221,16 +213,6 @@ class TestTaking:
         await queue.offer_many((n, 0) for n in range(250))
         polled = await asyncio.gather(*(queue.poll(0) for _ in range(250)))
         assert {*polled} == {*range(250)}
-
-    @pytest.mark.every_server
-    async def test_drain_takes_what_is_due_and_no_more(self, queue: Orders) -> None:
-        await queue.offer_many([(i, 0) for i in range(350)] + [(999, 60)])
-        assert await queue.drain(0) == []
-        assert await queue.drain(5) == [0, 1, 2, 3, 4]
-        assert await queue.drain(150) == list(range(5, 155))
-        assert await queue.drain() == list(range(155, 350))
-        assert await queue.drain() == []
-        assert await queue.pending.size() == 1
 
     async def test_a_loop_ends_when_the_queue_closes(self, client: Client) -> None:
         seen = []
@@ -297,15 +279,6 @@ class TestPoison:
 
 class TestViews:
     @pytest.mark.every_server
-    async def test_what_is_not_retained_is_not_delivered(self, queue: Orders, raw: Any) -> None:
-        """Redisson leaves it in the sorted set, and delivers it."""
-        await queue.offer_many([(v, 60) for v in ("b", "c", "d")])
-        assert await queue.pending.retain_all(["c", "d"]) is True
-        assert [value for value, _ in await queue.pending.entries()] == ["c", "d"]
-        assert await queue.pending.retain_all([]) is True
-        assert await raw.keys() == []
-
-    @pytest.mark.every_server
     async def test_listed_ones_can_be_removed(self, queue: Orders, raw: Any) -> None:
         arguments: dict[str, Any] = {"remove": 1, "remove_all": [1], "retain_all": [2]}
         for method, argument in arguments.items():
@@ -316,17 +289,6 @@ class TestViews:
             assert await getattr(queue.pending, method)(argument), method
             assert not await getattr(queue.pending, method)(argument), method
             assert await queue.pending.read_all() == [2]
-
-    @pytest.mark.every_server
-    async def test_the_last_message_changes_queues(self, client: Client, queue: Orders) -> None:
-        other = client.delayed_queue("other")
-        await queue.offer_many([(1, 60), (2, 60)])
-        await other.offer(3)
-        assert await queue.pending.poll_last_and_offer_first_to("other") == 2
-        assert sorted(await other.drain()) == [2, 3]
-        assert await queue.pending.poll_last_and_offer_first_to("other") == 1
-        assert await queue.pending.poll_last_and_offer_first_to("other") is None
-        assert await other.take() == 1
 
     @pytest.mark.every_server
     async def test_clearing_and_expiring_spare_the_ready(self, queue: Orders, raw: Any) -> None:
@@ -340,14 +302,6 @@ class TestViews:
         assert await queue.pending.clear() is True
         assert await queue.pending.clear() is False
         assert await queue.ready.read_all() == [1]
-
-    async def test_ready_shows_what_is_due_and_not_taken(self, queue: Orders, raw: Any) -> None:
-        assert await queue.ready.read_all() == []
-        await raw.rpush("orders", *range(2500))
-        assert await queue.ready.size() == 2500
-        assert await queue.ready.read_all() == list(range(2500))
-        assert await queue.ready.clear() is True
-        assert await queue.ready.clear() is False
 
     @pytest.mark.every_server
     async def test_long_queues_are_read_in_joined_pages(self, queue: Orders) -> None:
