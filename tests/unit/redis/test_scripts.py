@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from importlib.resources import files
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -134,14 +133,6 @@ def test_commands_are_literal_keys_are_passed_and_nothing_is_left_behind() -> No
         assert not re.findall(elsewhere, re.sub(r"'[^'\n]*'", "''", body)), script.name
         # The script contains nothing that looks like a key: keys are made in keys.py.
         assert not re.findall(r"'(?:redisson|delayq)_[^']*'|'delayq:\{", script.text), script.name
-
-
-def test_these_checks_find_what_they_look_for() -> None:
-    planted: Any = lambda text: SimpleNamespace(text=text)
-    foreign = "local function f(key)\n  redis.call('GET', key)\nend\nf(KEYS[1])\nf(ARGV[1])"
-    assert lua.unknown_keys(planted(foreign)) == ["ARGV"]
-    for body in ("y, x = 1, 2", "if y then y, x = 1 end", "function x() end", "y = x"):
-        assert lua.unknown_names(planted(f"local y = {{z = 1}}\n{body}")) == {"x"}, body
 
 
 @pytest.mark.every_server
