@@ -219,21 +219,6 @@ async def test_items_submitted_together_have_outcomes_of_their_own(store: Store)
     assert [str(outcome) for outcome in await together] == ["0", "10", "20", "recalled"]
 
 
-async def test_flushing_waits_for_earlier_items_and_not_for_later_ones(store: Store) -> None:
-    await store.batcher.flush()
-    first = store.batcher.submit(1, 1)
-    second = store.batcher.submit(2, 1)
-    flushed = asyncio.create_task(store.batcher.flush())
-    await turns()
-    third = store.batcher.submit(3, 1)
-    for _ in range(2):
-        store.reply()
-        await turns()
-    # The second and the third travel together here.
-    assert flushed.done()
-    assert [await first, await second, await third] == [10, 20, 30]
-
-
 async def test_enough_items_leave_behind_the_first_batch_on_its_connection(store: Store) -> None:
     store.limit(ENOUGH=2)
     batcher = store.batcher

@@ -73,36 +73,3 @@ def test_no_message_stays_behind(
         world.run(LAST_S + 40)
     assert server.left == 0
     assert all(late >= 0 for client in made for late in client.late)
-
-
-def test_of_a_thousand_clients_one_claims_each_message() -> None:
-    world, server, made = crowd(1000)
-    world.run(5.0)
-    assert sum(not client.plan.resting for client in made) < 3 * stagger.ENOUGH
-    server.counts.clear()
-    offer(world, server, [6 + 0.05 * number for number in range(100)])
-    world.run(12.0)
-    late = sorted(late for client in made for late in client.late)
-    assert len(late) == 100
-    assert server.counts["claims"] < 150
-    assert late[98] < 0.01
-    # When all who listen die, others are there within a moment.
-    for client in server.listeners:
-        client.die()
-    offer(world, server, [13.0])
-    world.run(14.0)
-    assert server.left == 0
-    assert max(late for client in made for late in client.late) < 0.05
-
-
-def test_a_burst_brings_as_many_clients_as_it_needs() -> None:
-    """Each takes one message, and is busy for a long time then."""
-    world, server, made = crowd(1000, hold=100.0)
-    world.run(5.0)
-    server.counts.clear()
-    offer(world, server, [6.0] * 500)
-    world.run(7.0)
-    late = [late for client in made for late in client.late]
-    assert len(late) == 500
-    assert max(late) < 0.1
-    assert server.counts["claims"] < 1000

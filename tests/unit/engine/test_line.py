@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from delayq._engine.line import MOMENT, Line, Order, Place, Source, shares
+from delayq._engine.line import MOMENT, Line, Order, Place, Source
 
 
 class Callers:
@@ -62,14 +62,6 @@ class Callers:
 
 def of(place: Place[str]) -> list[str]:
     return [item for _, item in place.items]
-
-
-def test_all_get_alike_and_the_first_ones_the_rest() -> None:
-    assert shares(5, [10, 10, 10]) == [2, 2, 1]
-    assert shares(2, [1, 1, 1]) == [1, 1, 0]
-    assert shares(9, [1, 10]) == [1, 8]
-    assert shares(3, []) == []
-    assert shares(100, [3, 1]) == [3, 1]
 
 
 class TestOneSource:

@@ -53,24 +53,6 @@ class TestNotice:
 
 
 class TestStagger:
-    def test_a_place_is_kept_until_it_is_won(self) -> None:
-        chances = iter((0.25, 0.75))
-        stagger = Stagger("us", lambda: next(chances))
-        for place in (1.25, 1.75):
-            for _ in range(3):
-                hear(stagger)
-                stagger.found_nothing()
-                assert stagger.delay(demand=True) == pytest.approx(LEAST * place)
-            stagger.transferred()
-
-    def test_a_consumer_does_not_step_back_for_the_producer_that_came_before_it(self) -> None:
-        stagger = not_first()
-        stagger.on_notice(FROM_A_PRODUCER, 0.0, demand=True)
-        stagger.found_nothing()
-        assert stagger.delay(demand=True) == 0
-        stagger.found_nothing()
-        assert stagger.delay(demand=True) > 0, "it was another consumer"
-
     def test_slow_notices_widen_the_stagger_up_to_its_bound_until_they_are_forgotten(self) -> None:
         usual = not_first().delay(demand=True)
         assert not_first(after=LEAST / 10).delay(demand=True) == usual

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import math
 import random
-import time
 import weakref
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,6 @@ import pytest
 from delayq._timer.timer import HashedWheelTimer
 from delayq.errors import BadDelay, TimerFull, TimerStopped
 from delayq.testing import ManualClock, ManualLoop
-from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -330,23 +328,3 @@ def test_a_manual_loop_calls_each_at_its_moment_and_its_clock_does_not_go_back()
     assert (loop.clock(), loop.scheduled, loop.calls_made) == (3, [9], 3)
     with pytest.raises(ValueError, match="cannot advance"):
         loop.clock.advance(-1)
-
-
-async def test_in_real_time_two_thousand_timers_fire_in_order_and_never_early() -> None:
-    tick = 0.00025
-    timer, chance = HashedWheelTimer(tick), random.Random(5)
-    early: list[Timeout] = []
-    deadlines: list[float] = []
-
-    def fired(timeout: Timeout) -> None:
-        if time.monotonic() < timeout.deadline:
-            early.append(timeout)
-        deadlines.append(timeout.deadline)
-
-    for _ in range(2000):
-        timer.new_timeout(fired, chance.uniform(0, 0.3))
-    await until(lambda: len(deadlines) == 2000)
-    assert early == []
-    assert all(later > earlier - tick for earlier, later in itertools.pairwise(deadlines))
-    assert timer.pending_timeouts == 0
-    assert not timer.statistics().armed

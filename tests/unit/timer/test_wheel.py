@@ -42,17 +42,6 @@ def wheel() -> Wheel:
     return Wheel(1.0, WHEEL)
 
 
-def test_the_order_of_adding_survives_the_spreading_of_coarse_buckets() -> None:
-    # Timers are added on every level that the tick passes through as it comes nearer, and between
-    # slices of spreading.
-    for deadline in (100, 1000):
-        wheel, added = Wheel(1.0, WHEEL), []
-        for now in range(deadline):
-            expire(wheel, now, budget=1)
-            added += fill(wheel, [deadline + 0.5, deadline + 0.1], now)
-        assert expire(wheel, deadline + 1) == added
-
-
 def test_rounding_makes_nobody_early_at_any_length_of_tick() -> None:
     for length in (0.00025, 0.1, 1 / 3, 7e-5, 1e-9):
         chance = random.Random(2)
@@ -69,16 +58,6 @@ def test_rounding_makes_nobody_early_at_any_length_of_tick() -> None:
                 fired += 1
         check(wheel)
         assert fired == 200
-
-
-def test_a_stall_of_years_costs_no_step_per_tick() -> None:
-    wheel = Wheel(0.001, 512)
-    (before,) = fill(wheel, [1.0])
-    century = 100 * 365 * 86400.0  # 3e12 ticks
-    assert expire(wheel, century) == [before]
-    (after,) = fill(wheel, [century + 0.01], century)
-    # Placed directly on the near level again.
-    assert wheel.next_tick() == wheel.tick_of(after.deadline) + 1
 
 
 def test_memory_is_free_as_soon_as_timers_are_cancelled() -> None:
@@ -125,26 +104,6 @@ def test_clearing_ends_the_expiry_and_abandoning_it_loses_nothing(wheel: Wheel) 
         assert wheel.clear() == rest[1:]
     assert seen == rest[:1]
     check(wheel)
-
-
-def test_expiry_stops_when_the_budget_is_spent_and_says_that_work_is_left(wheel: Wheel) -> None:
-    added = fill(wheel, [5] * 10)
-    assert expire(wheel, 6, budget=4) == added[:4]
-    assert wheel.pending == 6
-    tick = wheel.next_tick()
-    assert tick is not None
-    assert tick <= 6
-    assert expire(wheel, 6) == added[4:]
-    # Spreading a coarse bucket is work as well, and it comes before its first timer is due.
-    timeout, *_ = fill(wheel, [24.0] * 100, 6)
-    tick = wheel.next_tick()
-    assert tick is not None
-    assert tick <= 24 - WHEEL
-    assert expire(wheel, wheel.time_of(tick), budget=10) == []
-    assert wheel.next_tick() == tick  # the rest is due now
-    expire(wheel, wheel.time_of(tick))
-    assert wheel.next_tick() == 25
-    assert expire(wheel, 25.0)[0] is timeout
 
 
 def test_a_wheel_has_a_sensible_size() -> None:
