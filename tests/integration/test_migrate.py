@@ -10,7 +10,6 @@ import math
 import random
 import re
 import struct
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -143,30 +142,6 @@ async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) 
         assert result.complete
         assert result.found == {form: 1}
         assert result.rewritten == (form != CURRENT)
-
-
-async def test_order_and_due_times_stay(client: delayq.Client, raw: Raw) -> None:
-    records = some_records(1500)
-    raw.put(*records)
-    before = raw.dues()
-    # Use due times that are unrelated to the order of the list, also odd ones.
-    odd = (-math.inf, math.inf, -5.0, 0.0, 0.1, 1795220531738.5, 2.0**53 - 1, 1e300)
-    scores = dict(zip(before, itertools.cycle(odd)))
-    raw.redis.zadd(Z, scores)
-    result = await done(client)
-    assert raw.ordered() == [current(record) for record in records]
-    assert raw.dues() == {current(record): score for record, score in scores.items()}
-    forms = Counter(migration.form_of(record) for record in records)
-    assert result.found == forms
-    assert (result.looked_at, result.current) == (1500, forms[CURRENT])
-    assert (result.malformed, result.merged) == (0, 0)
-    assert result.rewritten == 1500 - forms[CURRENT] == sum(result.outdated.values())
-    assert (result.complete, result.passes) == (True, 2)
-    # A second run finds nothing to do.
-    dump = raw.dump()
-    result = await done(client)
-    assert (result.rewritten, result.current, result.passes, result.complete) == (0, 1500, 1, True)
-    assert raw.dump() == dump
 
 
 async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:

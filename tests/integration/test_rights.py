@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from redis.asyncio import Redis
 import delayq
 from delayq._delayed.records import payload_of
 from delayq._redis.rights import Rights, commands, tried
-from delayq.admin.acl import ROLES, acl_rules
 from tests.support.depth import in_gate
 from tests.support.lua import WRITING
 from tests.support.rights_cases import CASES, DELAYED, NAME, RELIABLE, Prepared, keys_of
@@ -299,14 +297,3 @@ async def test_a_right_that_is_taken_away_between_two_checks_loses_no_message(
                 if isinstance(answer, Exception) and (lost or doubled):
                     wrong.append(f"{script.name}, {case} without {missing}: {lost}, {doubled}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.gate
-async def test_each_role_may_run_its_scripts(server: PrivateServer) -> None:
-    async with bench(server) as made:
-        for (script, case, prepare), role in itertools.product(CASES, ROLES):
-            if role in script.roles and "/" in script.name:
-                kind = script.name.partition("/")[0]
-                await made.prepare(script, prepare, server.url)
-                answer = await made.call(acl_rules(role, **{kind: [NAME]}))  # type: ignore[arg-type]
-                assert not isinstance(answer, Exception), (role, script.name, case, answer)

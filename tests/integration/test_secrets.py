@@ -7,19 +7,15 @@ import gc
 import logging
 import traceback
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import pydantic
 import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq import codecs
 from delayq._delayed.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from delayq.codecs import codec_for
 from tests.conftest import FOUND
 from tests.support.reliable import get
 from tests.support.servers import Kind, PrivateServer, free_port
@@ -36,11 +32,6 @@ HEADERS = {SECRET: SECRET}
 NAME = "orders"
 USER = "somebody"
 RULES = ("on", f">{SECRET}", "allkeys", "allchannels", "+@all")
-
-
-class Colour(msgspec.Struct):
-    name: Literal["red", "green"]
-    number: int = 0
 
 
 def is_told(text: str) -> bool:
@@ -251,42 +242,6 @@ async def test_a_worker_tells_nothing(guarded: str, caplog: pytest.LogCaptureFix
 
 class Strict(msgspec.Struct, forbid_unknown_fields=True):
     number: int = 0
-
-
-class Model(pydantic.BaseModel):
-    name: Literal["red", "green"]
-    number: int = 0
-
-
-ALL = [name for name in codecs.__all__ if name.endswith("Codec") and name != "Codec"]
-
-
-@dataclass
-class Plain:
-    name: str
-    number: int = 0
-
-
-TYPES = [Colour, Strict, Model, Plain, list[int], dict[str, int], int, dict, Literal["red"]]
-PAYLOADS = [
-    *(f'{{"name":"{SECRET}"}}', f'{{"number":"{SECRET}"}}', f'{{"x":"{SECRET}\xff"}}'),
-    *(f'"{SECRET}"', SECRET, f'["{SECRET}"]'),
-]
-
-
-def test_a_codec_tells_nothing() -> None:
-    kind: Any
-    for kind in (*TYPES, *ALL):
-        codec: Any = getattr(codecs, kind)() if isinstance(kind, str) else codec_for(kind)
-        for work, value in (
-            *((codec.decode, payload.encode("latin-1")) for payload in PAYLOADS),
-            (codec.encode, VALUE),
-            (codec.encode, [SECRET + "\ud800"]),
-        ):
-            try:
-                work(value)
-            except (delayq.DecodeError, delayq.EncodeError) as error:
-                assert not is_told(words(error)), (kind, words(error))  # noqa: PT017
 
 
 @pytest.mark.every_server

@@ -90,17 +90,6 @@ class TestDeclaring:
             await producer.offer(4, id=message.id)
         await producer.offer(5)
 
-    async def test_another_client_adds_what_is_missing(self, client: Client, other: Client) -> None:
-        await client.reliable_queue("jobs", max_size=None, partitions=2).stats()
-        theirs = other.reliable_queue("jobs", expired="dead")
-        assert await theirs.settings() == QueueSettings(2)
-        await theirs.offer(1)
-        ours = client.reliable_queue("jobs")
-        assert await ours.settings() == QueueSettings(2, expired="dead")
-        # That there is no limit has been declared, too.
-        await other.reliable_queue("jobs", max_size=5).stats()
-        assert (await theirs.settings()).max_size is None
-
     async def test_no_process_stops_while_a_deployment_and_an_operator_change_each_setting(
         self, server: PrivateServer, client: Client, caplog: pytest.LogCaptureFixture
     ) -> None:
@@ -530,19 +519,6 @@ class TestPartitions:
             assert number == 1 or await self.are_alike(raw, b"99", 6)
             # To declare, then to copy what was declared; and whoever came too early for its copies.
             assert calls <= 5 + 5 + 2 * 6 * 5
-
-    async def test_clients_that_configure_at_once_agree(
-        self, client: Client, other: Client, raw: Any
-    ) -> None:
-        queues = [each.reliable_queue("jobs", partitions=4) for each in (client, other)]
-        await queues[0].stats()
-        for size in range(1, 10, 2):
-            await asyncio.gather(
-                *(queue.configure(max_size=size * 100 + n) for n, queue in enumerate(queues))
-            )
-            settings = await queues[0].settings()
-            assert settings == await queues[1].settings()
-            assert await self.are_alike(raw, b"%d" % (settings.max_size or 0))
 
     @pytest.mark.parametrize("epoch", [None, b"5", b"4000000000000000"])
     async def test_a_copy_that_differs_is_replaced(

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 
 from delayq import BadInput, BadName
-from delayq._delayed import store as delayed
 from delayq._delayed.keys import RESERVED, DelayedKeys
-from delayq._redis.rights import commands, tried
-from delayq._reliable import store as reliable
+from delayq._redis.rights import tried
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules, scripts_of
 from tests.support.depth import examples
@@ -43,17 +41,6 @@ def test_a_role_has_every_command_that_its_scripts_try_first() -> None:
     for kind, role in product(KINDS, ROLES):
         for script in scripts_of(kind, role):
             assert tried(script) <= granted(kind, role), (role, script.name)
-
-
-def test_only_who_cleans_up_may_call_the_scripts_that_do() -> None:
-    cleaning = {
-        "delayed": (delayed.PURGE, delayed.EXPIRE, delayed.POLL_PENDING, delayed.POLL_LAST),
-        "reliable": (reliable.PURGE, reliable.DROP_DEAD, reliable.REDRIVE, reliable.RESUME),
-    }
-    roles: tuple[Role, ...] = ("producer", "consumer")
-    for kind, role in product(KINDS, roles):
-        for script in cleaning[kind]:
-            assert not commands(script) <= granted(kind, role), (role, script.name)
 
 
 def test_who_only_looks_has_no_command_that_writes() -> None:

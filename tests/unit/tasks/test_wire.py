@@ -222,17 +222,3 @@ def test_an_argument_of_another_type_is_refused_before_it_is_sent(
         assert "secret" not in str(caught.value), "values may be private"
     with pytest.raises(BadArguments, match=r"'order': value is a Large, and would come back as an"):
         sent(close, Large(1, size=2))
-
-
-def test_received_arguments_that_do_not_fit_are_refused(tasks: Tasks) -> None:
-    @tasks.task
-    def send(to: str) -> None: ...
-
-    arguments: Any
-    for arguments, reason in (
-        ({"to": 7}, r"send\(\), 'to': it is int, not str"),
-        ({"to": "ada", "cc": "bob"}, r"send\(\) has no argument 'cc'"),
-        (["ada"], r"send\(\): the arguments are not an object"),
-    ):
-        with naming(arguments), pytest.raises(BadArguments, match=reason):
-            received(tasks, {"task": "send", "args": arguments})
