@@ -11,6 +11,9 @@ script that knows another one refuses the call before it writes anything: the se
 data, a partition has no copy yet, or the queue was given another number while nothing was in it.
 The client then reads the settings and repeats the call, so that callers notice nothing.
 
+Before a queue gets a number, a client looks at its second partition: that may have a copy of
+settings that the server of the first one has lost or evicted.
+
 A notification, or an epoch in the answer of a re-check, makes a client read the settings again.
 """
 
@@ -112,33 +115,52 @@ class KnownSettings:
             or self._unknown_differences(declared)
         ):
             with before_a_call():
-                if stores:
-                    number = self._declared.get("partitions", "1")
-                    stored = await self._declare({"partitions": number, **declared})
-                elif declared:
-                    stored = await self._declare(declared)
-                else:
-                    stored = await self.read()
+                number = {"partitions": self._declared.get("partitions", "1")} if stores else {}
+                stored = await self.read({**number, **declared})
                 stored.check_partitions(self._name, declared)
         self._declared = {**declared, **self._declared}
         self._warn(declared)
 
-    async def read(self) -> StoredSettings:
-        """Read the settings from the server. Raises as :meth:`learn`."""
+    async def read(self, more: Declared | None = None) -> StoredSettings:
+        """Read the settings from the server, and declare ``more`` where it has none.
+
+        Raises as :meth:`learn`.
+        """
         with before_a_call():
             number = next(self._reads)
             stored = await self._store.settings()
             stored.check_layout(self._name)
             # What was in force last counts more than what the code says.
             known = self.stored.fields
-            declared = {name: known.get(name, text) for name, text in self._declared.items()}
+            declared = {**(more or {}), **self._declared}
+            declared = {name: known.get(name, text) for name, text in declared.items()}
             if self.stored.is_numbered:
                 declared = {**declared, "partitions": str(self.stored.partitions)}
+            elif not stored.is_numbered:
+                declared = {**declared, **await self._copied()}
             # The server may have lost its data.
             if missing := stored.missing(declared):
                 return await self._declare(missing)
             self._adopt(stored, number)
             return stored
+
+    async def _copied(self) -> Declared:
+        """Return the settings of which the second partition has a copy, although the first has
+        none: its server has lost or evicted them.
+        """
+        # Where it cannot be reached, or the user may not, a new queue is the likelier case.
+        with suppress(DelayqError):
+            copy = await self._store_of(1).settings()
+            copy.check_layout(self._name)
+            if copy.is_numbered:
+                _log.warning(
+                    "queue %r: the server has lost its settings: those hold of which a partition"
+                    " has a copy",
+                    self._name,
+                    extra=about(self._name),
+                )
+                return copy.to_declare()
+        return {}
 
     async def configure(self, changes: Declared) -> StoredSettings:
         """Change settings, and return all of them.

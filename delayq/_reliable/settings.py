@@ -361,6 +361,12 @@ class StoredSettings:
             " another name"
         )
 
+    def to_declare(self) -> dict[str, str]:
+        """Return those that somebody has given."""
+        derived = ("layout", "epoch", "renumbering", "moving")
+        given = {name: text for name, text in self.fields.items() if name not in derived}
+        return {**given, "partitions": str(self.partitions)}
+
     def missing(self, declared: Declared) -> dict[str, str]:
         """Return those of the declared settings of which none is stored."""
         return {name: text for name, text in declared.items() if self._text(name) is None}

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from delayq import Client
     from tests.support.reliable import Jobs
     from tests.support.reliable_store import Store
+    from tests.support.servers import PrivateServer
 
 pytestmark = pytest.mark.every_server
 
@@ -214,6 +215,26 @@ async def test_nothing_is_missing_of_a_cancelled_message_and_of_a_queue_that_is_
     assert not await raw.exists("delayq:{jobs}:lines")
     await raw.hset("delayq:{jobs}:settings", "partitions", "1")
     assert await missing_keys(client, "jobs")
+
+
+async def test_settings_that_the_server_has_evicted_come_back_from_a_copy(
+    client: Client, server: PrivateServer, raw: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    jobs = client.reliable_queue("jobs", partitions=4, max_size=100)
+    await jobs.offer_many([Offer(n) for n in range(40)])
+    settings = await jobs.settings()
+    await client.aclose()
+    for is_producer in (False, True):
+        await raw.delete("delayq:{jobs}:settings")
+        async with delayq.connect(server.url) as other:
+            jobs = other.reliable_queue("jobs")
+            if is_producer:
+                await jobs.offer(40)
+            else:
+                # A worker that starts sees all that waits.
+                assert (await jobs.stats()).ready == 40
+            assert await jobs.settings() == settings
+    assert "queue 'jobs': the server has lost its settings" in caplog.text
 
 
 async def missing_keys(client: Client, name: str) -> str:
