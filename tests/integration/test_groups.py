@@ -317,6 +317,15 @@ async def test_starts_that_count_no_more_make_room_even_those_of_groups_that_are
 
 
 @pytest.mark.every_server
+async def test_groups_take_turns_after_a_crash(client: Client, raw: Any) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600)
+    await jobs.offer_many([*of_group("a", 1, 2), *of_group("b", 3)])
+    assert len(await jobs.claim(3)) == 3
+    await Store(raw, "jobs").let_pass(3601)
+    assert await one_by_one(jobs) == [1, 3, 2]
+
+
+@pytest.mark.every_server
 async def test_what_goes_back_before_it_begins_has_not_started(client: Client) -> None:
     rate = Limit(rate=1, per=3600)
     jobs = client.reliable_queue("jobs", partitions=2, group_limit=rate)

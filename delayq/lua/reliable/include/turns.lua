@@ -279,7 +279,8 @@
       end
       add_group(groups, group)
     end
-    settle(groups, now, true)
+    -- They have waited longer than those that this claim serves, which go behind them.
+    settle(groups, now - limit, true)
   end
 
   -- Return how many messages run, with those that were cancelled and keep their slots.
