@@ -416,8 +416,8 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
     for how in ("ack", "nack", "release", "bury"):
         message = await leased(jobs)
 
-        async def slowly(*args: object, how: str = how) -> object:
-            outcome = await getattr(Acknowledger, how)(settling, *args)
+        async def slowly(*args: object, how: str = how, **options: object) -> object:
+            outcome = await getattr(Acknowledger, how)(settling, *args, **options)
             assert await keeper_of(jobs).renew()
             await asyncio.sleep(0)
             return outcome
