@@ -42,6 +42,20 @@ def wheel() -> Wheel:
     return Wheel(1.0, WHEEL)
 
 
+def test_spreading_a_coarse_bucket_is_work_that_is_done_before_its_first_timer_is_due(
+    wheel: Wheel,
+) -> None:
+    timeout, *_ = fill(wheel, [24.0] * 100, 6)
+    tick = wheel.next_tick()
+    assert tick is not None
+    assert tick <= 24 - WHEEL
+    assert expire(wheel, wheel.time_of(tick), budget=10) == []
+    assert wheel.next_tick() == tick  # the rest is due now
+    expire(wheel, wheel.time_of(tick))
+    assert wheel.next_tick() == 25
+    assert expire(wheel, 25.0)[0] is timeout
+
+
 def test_rounding_makes_nobody_early_at_any_length_of_tick() -> None:
     for length in (0.00025, 0.1, 1 / 3, 7e-5, 1e-9):
         chance = random.Random(2)
