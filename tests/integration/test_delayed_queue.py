@@ -304,7 +304,9 @@ class TestViews:
         assert await queue.ready.read_all() == [1]
 
     @pytest.mark.every_server
-    async def test_long_queues_are_read_in_joined_pages(self, queue: Orders) -> None:
+    @pytest.mark.parametrize("listed", [True, False])
+    async def test_long_queues_are_read_in_joined_pages(self, client: Client, listed: bool) -> None:
+        queue: Orders = client.delayed_queue("orders", ordered_list=listed)
         # Minutes apart: offering takes seconds.
         delays = [60 * (1 + (i * 7919) % 2500) for i in range(2500)]
         await queue.offer_many(enumerate(delays))

@@ -47,20 +47,6 @@ async def let_leases_pass(raw: Any, seconds: float) -> None:
 
 
 @pytest.mark.every_server
-async def test_a_message_stays_until_it_is_acknowledged(queue: Orders, raw: Any) -> None:
-    await queue.offer_many([(1, 0), (2, 0)])
-    first, second = await hold(queue, 2)
-    assert (first.value, second.value) == (1, 2)
-    assert sorted(await raw.hvals(LEASED)) == [b"1", b"2"]
-    assert (await queue.ready.leased(), await queue.ready.size()) == (2, 0)
-    assert await queue.poll() is None
-    await first.ack()
-    assert await raw.hvals(LEASED) == [b"2"]
-    await second.ack()
-    assert await raw.keys() == []
-
-
-@pytest.mark.every_server
 async def test_a_lease_goes_by_the_servers_clock(client: Client, queue: Orders, raw: Any) -> None:
     await queue.offer(1)
     before = await client.server_time()

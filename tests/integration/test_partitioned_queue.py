@@ -194,26 +194,6 @@ async def test_a_backlog_takes_few_claims(
     assert 20 <= claims < 90
 
 
-async def test_ids_find_their_message(jobs: ReliableQueue[int]) -> None:
-    names = [f"m{n}" for n in range(20)]
-    for n, name in enumerate(names):
-        assert await jobs.offer(n, 3600, id=name, headers={"n": str(n)}) == name
-    with pytest.raises(delayq.DuplicateMessage):
-        await jobs.offer(5, id="m5")
-    assert await jobs.offer(5, 3600, id="m5", on_duplicate="ignore") == "m5"
-    assert await jobs.cancel("m3")
-    assert not await jobs.cancel("m3")
-    assert await jobs.get("m3") is None
-    found = await jobs.get("m4")
-    assert found is not None
-    assert (found.value, found.headers) == (4, {"n": "4"})
-    assert await jobs.reschedule("m7", 0)
-    (message,) = await jobs.claim(5, wait=10)
-    assert message.value == 7
-    await message.ack()
-    assert await jobs.cancel_many(names) == [name not in ("m3", "m7") for name in names]
-
-
 @pytest.mark.usefixtures("_full_batches")
 async def test_a_batch_comes_from_all_partitions_and_what_is_too_much_goes_back(
     jobs: ReliableQueue[int],
@@ -336,17 +316,6 @@ async def test_closing_ends_loops_and_claims_and_gives_back_what_was_at_hand(
     assert await looping == []
     with pytest.raises(delayq.Closed):
         await claiming
-
-
-async def test_claiming_waits_for_whichever_comes_first(jobs: ReliableQueue[int]) -> None:
-    claiming = asyncio.create_task(jobs.claim(5, wait=20))
-    await asyncio.sleep(0.05)
-    await jobs.offer(1, 0.05)
-    (message,) = await claiming
-    await message.ack()
-    # Claims that waited in vain hold nothing.
-    await jobs.offer_many([Offer(n) for n in range(50)])
-    assert len(await handled(jobs, 50)) == 50
 
 
 async def test_stats_lists_and_purges_are_of_all_partitions(jobs: ReliableQueue[int]) -> None:

@@ -49,21 +49,6 @@ async def test_records_listed_by_others_leave_their_list_too(
         assert await raw.zcard(TIMEOUT) == 2
 
 
-async def test_long_queues_are_read_in_joined_pages(queue: DelayedQueue[int]) -> None:
-    # Minutes apart: offering takes seconds.
-    await queue.offer_many([(n, 60 * (3600 - n)) for n in range(2345)])
-    assert await queue.pending.size() == 2345
-    assert await queue.pending.read_all() == list(range(2345))
-    assert [value for value, _ in await queue.pending.entries()] == list(range(2345))[::-1]
-    assert await queue.pending.contains_all([0, 1700, 2344])
-    assert not await queue.pending.contains(2345)
-    # Of equal values, the one that was offered first is removed.
-    await queue.offer(7, 50)
-    assert await queue.pending.retain_all([7, 2000])
-    assert await queue.pending.remove(7)
-    assert [value for value, _ in await queue.pending.entries()] == [7, 2000]
-
-
 async def test_a_queue_has_a_list_or_none(client: Client, queue: DelayedQueue[int]) -> None:
     with pytest.raises(delayq.ConfigurationError, match="ordered_list=False"):
         client.delayed_queue("orders")
