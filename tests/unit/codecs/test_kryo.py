@@ -71,14 +71,6 @@ def test_a_value_comes_back_as_it_went(value: Any) -> None:
         assert decoded.as_tuple() == value.as_tuple()
 
 
-@given(st.integers())
-def test_an_int_takes_the_smallest_class_that_holds_it(value: int) -> None:
-    decoded = KRYO.decode(KRYO.encode(value))
-    assert decoded == value
-    bits = max(value, ~value).bit_length() + 1
-    assert type(decoded) is (int if bits <= 32 else JavaLong if bits <= 64 else JavaBigInteger)
-
-
 SIZES = {1: "82", 33: "a2", 62: "bf", 63: "c001", 64: "c101", 200: "c903", 8190: "ff7f"}
 SIZES |= {8191: "c08001", 20_000: "e1b802"}
 
