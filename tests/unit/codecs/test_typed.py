@@ -339,20 +339,9 @@ ORDER_JSON = (
     f'"paid":"green","at":{LATER},"by_day":{{"2030-01-01":"7"}}}}'
 )
 EXACT: list[tuple[Any, Any, str]] = [
-    (dict, {"a": 1}, '{"a":1}'),
-    (dict[str, Any], {"a": 1}, '{"a":1}'),
-    (list, [1, "a"], '[1,"a"]'),
-    (list[Any], [1], "[1]"),
-    (str, "é", '"é"'),
-    (int, 7, "7"),
-    (float, 1.5, "1.5"),
-    (bool, True, "true"),
+    *((kind, {"a": [1.5, None]}, '{"a":[1.5,null]}') for kind in (dict, dict[str, Any], Any)),
+    *((kind, [1, "é", True], '[1,"é",true]') for kind in (list, list[Any], object)),
     (None, None, "null"),
-    (Any, {"a": None}, '{"a":null}'),
-    (object, 1, "1"),
-    (list[int], [1, 2], "[1,2]"),
-    (int | None, None, "null"),
-    (Literal["a", "b"], "b", '"b"'),
     (Struct, Struct(MOMENT, frozenset("a")), f'{STRUCT[:-1]},"tags":["a"]}}'),
     (Model, MODEL, '{"madeBy":"ada","prices":{"red":"1.50"}}'),
     (Checked, Checked(SIZE=1), '{"SIZE":1}'),
@@ -682,14 +671,9 @@ def test_without_a_library_the_reason_of_a_refusal_says_where_and_quotes_nothing
             refuses(codec_for(kind), payload, "")
 
 
-def test_without_a_library_what_is_written_is_read() -> None:
-    basket = Basket(1, [Item("pen", 2.5), Item("ink")], {"a": None}, Basket(2, []))
-    written = standard_codec(Basket).encode(basket)
-    assert json.loads(written) == dataclasses.asdict(basket)
-    assert standard_codec(Basket).decode(written) == codec_for(Basket).decode(written) == basket
+def test_without_a_library_defaults_unknown_fields_and_whole_floats_are_fine() -> None:
     with pytest.raises(delayq.EncodeError):
         standard_codec(Basket).encode(Item("pen"))  # type: ignore[arg-type, unused-ignore]
-    # Defaults, unknown fields and whole floats are fine.
     text = b'{"id": 1, "new": true, "lines": [{"item": "pen", "price": 2}]}'
     for codec in (standard_codec(Basket), codec_for(Basket)):
         assert codec.decode(text) == Basket(1, [Item("pen", 2.0)])
@@ -702,18 +686,8 @@ def test_a_field_that_json_codec_does_not_write_is_an_error_at_once() -> None:
 
 
 DATACLASS = """
-import dataclasses, datetime, decimal, delayq, enum, pathlib, sys, typing, uuid
+import dataclasses, datetime, delayq, pathlib, sys, uuid
 from delayq.codecs import JsonCodec, codec_for
-
-class Colour(enum.Enum):
-    RED = (1, 2)
-
-class Small(typing.NamedTuple):
-    size: int
-    name: str = "x"
-
-class Row(typing.TypedDict, total=False):
-    kind: typing.Literal[1, "b"]
 
 @dataclasses.dataclass
 class Short:
@@ -722,10 +696,6 @@ class Short:
 @dataclasses.dataclass
 class Order:
     id: uuid.UUID
-    colours: set[Colour]
-    small: Small
-    row: Row
-    prices: dict[datetime.date, decimal.Decimal]
     either: "Short | Order | None"
     rest: tuple[datetime.timedelta, ...] = ()
 
@@ -737,12 +707,8 @@ def loaded():
     return sorted({"msgspec", "pydantic"} & {*sys.modules})
 """
 NEITHER = """
-now = datetime.datetime.now(datetime.UTC)
-inner = Order(uuid.uuid4(), {Colour.RED}, Small(1), {"kind": "b"}, {}, Short(1))
-order = Order(uuid.uuid4(), set(), Small(2, "y"), {}, {now.date(): decimal.Decimal("1.5")}, inner,
-              (datetime.timedelta(days=-2, microseconds=5),))
-moment = datetime.datetime
-for kind, value in (Order, order), (list[Order], [order]), (moment, now), (Colour, Colour.RED):
+order = Order(uuid.uuid4(), Order(uuid.uuid4(), Short(1)), (datetime.timedelta(-2, 0, 5),))
+for kind, value in (Order, order), (list[Order], [order]), (datetime.date, datetime.date(1, 2, 3)):
     assert codec_for(kind).decode(JsonCodec().encode(value)) == value, value
     assert codec_for(kind).decode(codec_for(kind).encode(value)) == value, value
 try: codec_for(File)

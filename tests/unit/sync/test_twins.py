@@ -141,31 +141,13 @@ def test_each_method_passes_on_every_argument() -> None:
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "reliable_queue": {
-        "codec": StringCodec(),
-        "lease": 5.0,
-        "max_attempts": 3,
-        "dedup_window": 60.0,
-        "backoff": delayq.Backoff.fixed(5),
-        "expired": "dead",
-        "max_size": 7,
-        "when_full": "wait",
-        "max_payload": 1000,
-        "durability": "fsync",
-        "partitions": 2,
-        "keep_dead": 60.0,
-        "max_dead": 7,
-        "keep": 60.0,
-        "max_kept": 7,
-        "limit": delayq.Limit(concurrency=50),
-        "group_limit": delayq.Limit(rate=5),
-    },
-    "delayed_queue": {
-        "codec": StringCodec(),
-        "max_payload": 1000,
-        "ordered_list": False,
-        "durability": "fsync",
-    },
+    "reliable_queue": {"codec": StringCodec(), "lease": 5.0, "max_attempts": 3, "max_size": 7}
+    | {"dedup_window": 60.0, "backoff": delayq.Backoff.fixed(5), "expired": "dead"}
+    | {"when_full": "wait", "max_payload": 1000, "durability": "fsync", "partitions": 2}
+    | {"keep_dead": 60.0, "max_dead": 7, "keep": 60.0, "max_kept": 7}
+    | {"limit": delayq.Limit(concurrency=50), "group_limit": delayq.Limit(rate=5)},
+    "delayed_queue": {"codec": StringCodec(), "max_payload": 1000}
+    | {"ordered_list": False, "durability": "fsync"},
 }
 
 
