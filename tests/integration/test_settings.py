@@ -187,19 +187,6 @@ class TestDeclaring:
 
 
 class TestConfiguring:
-    async def test_what_is_configured_counts_for_every_client_at_once(
-        self, client: Client, other: Client
-    ) -> None:
-        jobs, theirs = client.reliable_queue("jobs"), other.reliable_queue("jobs")
-        await theirs.offer_many([Offer(n, delay=HOUR) for n in range(3)])
-        assert await jobs.configure(max_size=4, expired="dead") == QueueSettings(1, 4, "dead")
-        await theirs.offer(3, HOUR)
-        with pytest.raises(delayq.QueueFull):
-            await theirs.offer(4, HOUR)
-        assert await jobs.configure(max_size=None) == QueueSettings(1, None, "dead")
-        await theirs.offer(4, HOUR)
-        assert (await jobs.stats()).delayed == 5
-
     async def test_what_changes_nothing_has_no_new_epoch(self, client: Client, raw: Any) -> None:
         jobs = client.reliable_queue("jobs")
         await jobs.configure()

@@ -86,15 +86,6 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
         await until(running, equals=0)
 
 
-async def test_a_worker_that_stops_is_gone_at_once(server: PrivateServer, client: Client) -> None:
-    async with delayq.connect(server.url, resync_interval=3600) as theirs:
-        worker = delayq.Worker(theirs)
-        worker.listener("jobs")(lambda value: None)
-        async with worker:
-            await listed(client)
-        await listed(client, 0)
-
-
 @pytest.mark.every_server
 @pytest.mark.usefixtures("_last_reports_arrive")
 async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, client: Client) -> None:

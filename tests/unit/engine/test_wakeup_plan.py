@@ -334,26 +334,6 @@ class TestResting:
         desk.re_check(-1)
         assert desk.listens_to == "summons"
 
-    def test_a_client_that_rests_has_no_timer_and_sets_none(self, desk: Desk) -> None:
-        desk.due(10)
-        desk.step_back()
-        assert desk.re_check(us(10)) == 0
-        assert desk.listens_to == "summons"
-        assert desk.timer is None
-        desk.due(11)
-        desk.notice(11, 12)
-        desk.act(desk.plan.on_next_due(us(13), desk.now))
-        assert desk.at(100) == 0
-
-    def test_the_repetition_of_a_failed_call_remains(self, desk: Desk) -> None:
-        desk.replies.append(None)
-        assert desk.wake() == 1
-        self.rest(desk)
-        assert desk.at(1) == 2
-        desk.replies.append(None)
-        assert desk.wake() == 3
-        assert desk.at(2) == 4
-
     def test_every_caller_that_joins_makes_it_look(self, desk: Desk) -> None:
         assert desk.wake() == 1
         known = [desk.plan.up_to_date]
@@ -371,21 +351,6 @@ class TestResting:
             desk.has_demand = True
             assert desk.demand() == 1
             assert desk.listens_to == listens_to
-
-    def test_its_re_check_finds_what_others_have_left(self) -> None:
-        for due, late, calls in (
-            (0, 0.019, 0),  # others have a moment
-            (0, 0.021, 1),  # others have left it lying
-            (us(5), 0.0, 0),
-            (-1, 0.0, 0),
-        ):
-            desk = Desk()
-            self.rest(desk)
-            assert desk.re_check(due, late) == calls
-            assert desk.at(100) == calls
-        desk = Desk()
-        desk.step_back()
-        assert desk.re_check(0, listeners=2) == 1, "a client that listens calls at once"
 
 
 class Shop(Driver):
