@@ -208,6 +208,9 @@ class Acknowledger:
     def _heed(self, claim: Claim, outcome: bool | OutcomeUnknown | BaseException) -> None:
         # It may have failed before it left.
         self._suspects.over(claim)
+        if outcome is False:
+            # It may have been cancelled just when its handler had ended.
+            self.stopped(claim)
         heed(self._store.keys.name, claim.id, outcome)
 
     async def _settle_one(self, request: Request, claim: Claim) -> None:

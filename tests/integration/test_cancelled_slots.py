@@ -159,3 +159,22 @@ async def test_a_message_without_a_block_has_ended_once_its_holder_is_told(
     with pytest.raises(LeaseLost):
         await second.ack()
     assert (await claim_one(jobs, 5, wait=60)).value == 3
+
+
+async def test_a_message_that_is_cancelled_as_its_handler_ends_frees_its_slots(
+    client: Client, server: PrivateServer
+) -> None:
+    jobs = client.reliable_queue("jobs", lease=3600, limit=ONE)
+    await jobs.offer_many([Offer(1, id="a"), Offer(2)])
+    worker, begun = Worker(client), list[int]()
+
+    @worker.listener("jobs", lease=3600)
+    async def handle(value: int) -> None:
+        begun.append(value)
+        if value == 1:
+            # The event loop stands still meanwhile, so the notice comes behind the ack.
+            with delayq.sync.connect(server.url) as other:
+                assert other.reliable_queue("jobs").cancel("a", running=True)
+
+    async with worker:
+        await until(lambda: begun == [1, 2])
