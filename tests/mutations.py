@@ -72,7 +72,7 @@ WAKEUP_PLAN = Module(
         ),
         (
             "a reply out of date is believed",
-            "if known != self.knowledge and self._has_demand()",
+            "if known != self.knowledge and self._callers.want_some()",
             "if False",
         ),
         (
@@ -238,20 +238,21 @@ TRANSFER = Module(
     (
         (
             "due messages overtake those that are ready",
-            "take > 0 and waiting == 0 and hand_out(payloads)",
-            "take > 0 and hand_out(payloads)",
+            "while from_list < waiting and not is_full do",
+            "while false do",
         ),
         (
-            "what does not fit goes back in reverse",
-            "for i = #some, first, -1 do redis.call('LPUSH'",
-            "for i = first, #some do redis.call('LPUSH'",
+            "what is handed out is ready as well",
+            "unpack(payloads, first)",
+            "unpack(payloads)",
         ),
         (
             "an unreadable record is dropped",
-            "if #unreadable > 0 then redis.call('RPUSH', quarantine, unpack(unreadable)) end",
-            "",
+            "pushed = redis.pcall('RPUSH', quarantine, unpack(unreadable))",
+            "pushed = 1",
         ),
-        ("the ordered list keeps what has left", "  remove_from_list(due, now)\n", ""),
+        ("the ordered list keeps what has left", "remove_from_list(due, now)", ""),
+        ("what has returned hides what is due", "  due = redis.call(", "  local _ = redis.call("),
         (
             "a fence is no fence",
             "if take > 0 and redis.call('EXISTS', fence) == 1 then take = 0 end",
@@ -259,8 +260,8 @@ TRANSFER = Module(
         ),
         (
             "ended leases wake nobody",
-            "shorter_wait(wait_us(timeout, now, 1000), wait_us(leases, now, 1000))",
-            "wait_us(timeout, now, 1000)",
+            "shorter_wait(wait_us(timeout, now, 1000, #due), wait_us(leases, now, 1000, #ended))",
+            "wait_us(timeout, now, 1000, #due)",
         ),
         ("no notice is given", "#due > 0 and give_notice(", "false and give_notice("),
     ),

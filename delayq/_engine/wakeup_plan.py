@@ -26,8 +26,6 @@ _AHEAD = 5.0
 # seconds.
 _PATIENCE = 0.02
 
-# What is confirmed if no caller has come since the plan was asked to rest.
-_UNWANTED = -2
 # The reply of a call that was not made, because no caller wants messages.
 NOT_ASKED = -2
 # The reply of a call that left messages which are due, and which a call takes that is requested in
@@ -151,6 +149,19 @@ class _InFlight:
         return self.due_us != math.inf and not 0 < next_us <= self.due_us
 
 
+@dataclass(slots=True)
+class _Callers:
+    """The callers that want messages.
+
+    Attributes:
+        want_some: Returns whether any of them wants messages as they come due.
+        have_come: Whether any has come since the client was last asked to rest.
+    """
+
+    want_some: Callable[[], bool]
+    have_come: bool = False
+
+
 class WakeupPlan:
     """Decides when one queue's calls are made.
 
@@ -182,10 +193,10 @@ class WakeupPlan:
         self.failures: int = 0
         self.knowledge: int = 0
         # The knowledge that the last reply has confirmed; -1 if it told of more messages.
-        self._confirmed = _UNWANTED
+        self._confirmed = -1
         self._in_flight = _InFlight()
         self._clock = clock
-        self._has_demand = has_demand
+        self._callers = _Callers(has_demand)
         self._retry_delay = retry_delay
         self._last_timeout = LastTimeout()
         # The call requested: for messages due by this moment, in us, or inf; None if there is none.
@@ -207,12 +218,12 @@ class WakeupPlan:
 
     def demand(self) -> Actions:
         """Call for a caller that wants messages, unless we know that none is due yet."""
+        self._callers.have_come = True
         return () if self.up_to_date else self.wake() + self.listen()
 
     def listen(self) -> Actions:
         """Listen for a caller that wants messages; in a crowd, only to summons."""
-        if self._confirmed == _UNWANTED:
-            self._confirmed = -1
+        self._callers.have_come = True
         if not self.resting:
             return ()
         return self._stop_resting() if self.stagger.has_room(demand=True) else self._changed()
@@ -222,8 +233,8 @@ class WakeupPlan:
         that handles a message comes again. The next one has to ask the server.
         """
         self.forget()
-        if self._confirmed != _UNWANTED:
-            self._confirmed = _UNWANTED
+        have_come, self._callers.have_come = self._callers.have_come, False
+        if have_come:
             return ()
         self.stagger.resting = True
         return self._changed()
@@ -267,7 +278,7 @@ class WakeupPlan:
             # The notice, or an announcement that follows it, knows of anything else that it covers.
             after = max(0.0, -self._clock.seconds_from(now, held.due_us))
             actions += self._disarm()
-        self.stagger.on_notice(notice, after, demand=self._has_demand())
+        self.stagger.on_notice(notice, after, demand=self._callers.want_some())
         return actions + self.on_next_due(notice.next_us, now)
 
     def on_recheck(
@@ -279,7 +290,7 @@ class WakeupPlan:
         that :meth:`Stagger.on_recheck` takes.
         """
         rested = self.resting
-        self.stagger.on_recheck(listeners, resters, demand=self._has_demand())
+        self.stagger.on_recheck(listeners, resters, demand=self._callers.want_some())
         # A caller may have come or gone since we began to rest.
         actions = self._changed() if rested or self.resting else ()
         if (rested or self.resting) and due_us == 0 and late < _PATIENCE:
@@ -288,7 +299,7 @@ class WakeupPlan:
 
     def on_summons(self, number: int) -> Actions:
         """Act on a summons for this number of the clients that rest."""
-        if not self._has_demand() or not self.stagger.answers(number):
+        if not self._callers.want_some() or not self.stagger.answers(number):
             return ()
         return self._stop_resting() + self.wake()
 
@@ -325,7 +336,7 @@ class WakeupPlan:
 
     def signature(self, now: float) -> str:
         """Return what the call tells its script about us, as :meth:`Stagger.signature` does."""
-        return self.stagger.signature(now, demand=self._has_demand())
+        return self.stagger.signature(now, demand=self._callers.want_some())
 
     def handed_out(self, through_us: int) -> Actions:
         """Record that no message due before ``through_us`` is left."""
@@ -383,15 +394,15 @@ class WakeupPlan:
         held = self._last_timeout.held
         # The repetition of a failed call stays.
         cancel = self._disarm() if held is not None and held.last_us < math.inf else ()
-        return (*cancel, Listen("summons" if self._has_demand() else "nothing"))
+        return (*cancel, Listen("summons" if self._callers.want_some() else "nothing"))
 
     def _again(self, known: int) -> Actions:
         """Call again if a reply may be out of date while callers rely on it."""
-        return self.wake() if known != self.knowledge and self._has_demand() else ()
+        return self.wake() if known != self.knowledge and self._callers.want_some() else ()
 
     def _call_at(self, due_us: int, now: float) -> Actions:
         """Arrange a call that arrives when it is ``due_us``, after our stagger."""
-        stagger, clock = self.stagger.delay(demand=self._has_demand()), self._clock
+        stagger, clock = self.stagger.delay(demand=self._callers.want_some()), self._clock
         if not (stagger or self.resting) and clock.seconds_until_call(now, due_us) <= 0:
             # A timer would only take time.
             return self.wake(due_us)
