@@ -32,7 +32,7 @@ from delayq._reliable.keys import MESSAGES, PRIORITIES
 from delayq._reliable.moved_partition import GROUP_FIELD, MovedPartition
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.settings import ChangeOutcome
-from delayq.errors import ConfigurationError, ServerUnavailable
+from delayq.errors import ConfigurationError, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -99,6 +99,8 @@ class Mover:
         self._partitions: Sequence[MovedPartition] = ()
         self._former = 0
         self._was_paused = False
+        # Whether the move can no longer be given up.
+        self._holds = False
 
     async def run(self) -> Repartition:
         """Go on from wherever the move is.
@@ -116,20 +118,42 @@ class Mover:
             "moves": self._move,
             "resumes": self._resume,
         }
+        # A beginning that is cancelled may still be carried out, and has to be given up then.
+        beginning = asyncio.ensure_future(self._begin())
         try:
-            stored = await self._begin()
-            while (move := _MOVING.fullmatch(stored.fields.get("moving", ""))) is not None:
-                if not self._partitions:
-                    self._was_paused, self._former = move[3] == "1", int(move[4])
-                    self._partitions = [
-                        MovedPartition(self._store_of(number), number)
-                        for number in range(max(self._former, self._to))
-                    ]
+            stored = await asyncio.shield(beginning)
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up(beginning))
+            raise
+        try:
+            while (move := self._read(stored)) is not None:
                 stored = await phases[move[2]](stored)
         except SettingsChanged:
             raise self._lost() from None
+        except asyncio.CancelledError:
+            await asyncio.shield(self._give_up(beginning))
+            raise
+        except ServerError as error:
+            given_up = False
+            with suppress(ServerError):
+                given_up = await self._give_up(beginning)
+            if given_up:
+                raise
+            raise type(error)(self._how_to_go_on(error)) from error
         self._report(phase="done", running=0)
         return self._state
+
+    def _read(self, stored: StoredSettings) -> re.Match[str] | None:
+        """Return how far the move is, if there is one."""
+        move = _MOVING.fullmatch(stored.fields.get("moving", ""))
+        self._holds = self._holds or move is not None and move[2] != "drains"
+        if move is not None and not self._partitions:
+            self._was_paused, self._former = move[3] == "1", int(move[4])
+            self._partitions = [
+                MovedPartition(self._store_of(number), number)
+                for number in range(max(self._former, self._to))
+            ]
+        return move
 
     @property
     def _sources(self) -> Sequence[MovedPartition]:
@@ -142,9 +166,13 @@ class Mover:
         outcome, stored = await self._first.repartition("begin", self._token, self._to)
         stored.check_layout(queue)
         if outcome is ChangeOutcome.OTHER_NUMBER:
+            move = _MOVING.fullmatch(stored.fields["moving"])
+            if move is not None and move[2] == "drains" and int(move[4]) == self._to:
+                await Mover(queue, self._store_of, int(move[1])).give_up()
+                return await self._begin()
             raise ConfigurationError(
                 f"queue {queue!r} is being moved to {stored.moving_to} partitions; continue that"
-                f" first, with: delayq repartition {shlex.quote(queue)} --to {stored.moving_to}"
+                f" first, with: {_command(queue, stored.moving_to)}"
             )
         if outcome is ChangeOutcome.TOO_SMALL:
             fields = {**stored.fields, "partitions": str(self._to)}
@@ -162,14 +190,11 @@ class Mover:
 
     async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
-        try:
-            await self._take(stored, self._sources)
-            while running := await self._count_running():
-                self._report(running=running)
-                await asyncio.sleep(_PAUSE)
-        except asyncio.CancelledError:
-            await asyncio.shield(self._give_up())
-            raise
+        await self._take(stored, self._sources)
+        while running := await self._count_running():
+            self._report(running=running)
+            await asyncio.sleep(_PAUSE)
+        self._holds = True
         return await self._step("hold")
 
     async def _count_running(self) -> int:
@@ -179,14 +204,28 @@ class Mover:
             await source.hold_back("pause")
         return sum([await source.count_running() for source in self._sources])
 
-    async def _give_up(self) -> None:
-        # In this order: what is interrupted here can be continued, or given up again. If another
-        # process has continued the move, there is nothing to do.
-        with suppress(SettingsChanged):
+    async def _give_up(self, beginning: Awaitable[StoredSettings]) -> bool:
+        """End a move that has not got beyond the first phase, and return whether there is none."""
+        try:
+            stored = await beginning
+            if (move := self._read(stored)) is None:
+                return True
+            if self._holds:
+                return False
+            await self._take(stored, self._sources)
+            # In this order: what is interrupted here can be continued, or given up again.
             if not self._was_paused:
                 for source in self._sources:
                     await source.hold_back("resume")
             await self._first.repartition("give up", self._token, self._to)
+        except (SettingsChanged, ConfigurationError):
+            # Another process has continued the move, or moves the queue to another number.
+            return True
+        return True
+
+    async def give_up(self) -> None:
+        """End a move that was interrupted before anything was moved."""
+        await self._give_up(self._begin())
 
     async def _set_aside(self, stored: StoredSettings) -> StoredSettings:
         """Put everything aside that was placed by the former number of partitions."""
@@ -229,7 +268,7 @@ class Mover:
             # If only the first answer to the last step was lost, the move has ended.
             if step == "end" and stored.moving_to is None:
                 return stored
-            raise self._lost()
+            raise SettingsChanged("another process has taken the move over, or it has ended")
         return stored
 
     def _lost(self) -> ServerUnavailable:
@@ -237,6 +276,17 @@ class Mover:
         return ServerUnavailable(
             f"another process has taken over the move of queue {self._state.queue!r}"
         )
+
+    def _how_to_go_on(self, error: ServerError) -> str:
+        """Return what to do after an error, in one line."""
+        queue = self._state.queue
+        text = (
+            f"the move of queue {queue!r} to {self._to} partitions was interrupted, and the queue"
+            f" stays paused; continue with: {_command(queue, self._to)}"
+        )
+        if not self._holds:
+            text += f"; or give it up with: {_command(queue, self._former)}"
+        return f"{text}; the error was: {error}"
 
     # Moving
 
@@ -424,6 +474,10 @@ class _Source:
     ) -> None:
         lives_ms = await self._partition.lives_ms(name)
         await self._move.send(name, kind, zip(places, entries, strict=True), lives_ms)
+
+
+def _command(queue: str, partitions: int | None) -> str:
+    return f"delayq repartition {shlex.quote(queue)} --to {partitions}"
 
 
 def _by_content(

@@ -27,8 +27,9 @@ async def repartition(
 
     Due times, order, ids, groups and their limits, schedules, dead letters, remembered ids and
     results are kept. The queue is paused meanwhile, and offers fail after some seconds without
-    having stored anything. While workers still have messages, cancelling ends the move, and nothing
-    has changed; later, another call has to continue it.
+    having stored anything. While workers still have messages, cancelling or an error ends the move,
+    and nothing has changed; if that is not possible, the error says how to go on. So does a call
+    with the number of partitions that the queue has. Later, another call has to continue the move.
 
     Args:
         client: A client whose user may use all keys of the queue.

@@ -20,7 +20,7 @@ from delayq._reliable.moved_partition import ASIDE
 from delayq.admin.acl import acl_rules
 from delayq.admin.inspect import remove
 from delayq.admin.repartition import Repartition, repartition
-from delayq.errors import ConfigurationError, ServerUnavailable
+from delayq.errors import ConfigurationError, ServerRefused, ServerUnavailable
 from tests.integration.test_acl import granted
 from tests.support.depth import nightly
 from tests.support.reliable import all_values
@@ -257,34 +257,46 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
         await waits
 
 
-async def test_a_move_waits_for_workers_and_can_be_given_up_until_then(client: Client) -> None:
-    jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
+@pytest.mark.parametrize("step", ["repartition", "copy_settings", "hold_back"])
+@pytest.mark.parametrize("failure", ["cancelled", "error", "errors"])
+async def test_a_move_can_be_given_up_until_workers_have_finished(
+    failure: str, step: str, client: Client, server: PrivateServer, faults: Faults
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", partitions=2, **SETTINGS)
     await jobs.offer_many([Offer(1), Offer(2)])
-    message = (await jobs.claim())[0]
-    states: list[Repartition] = []
-    for answer in ("cancel", "ack"):
-        states.clear()
-        move = asyncio.create_task(repartition(client, "jobs", 2, progress=states.append))
-        await until(lambda: bool(states))
-        assert (states[-1].phase, states[-1].running) == ("waiting", 1)
-        # An operator cannot end the pause meanwhile.
-        with pytest.raises(ServerUnavailable, match="being moved to 2 partitions"):
-            await jobs.resume()
-        await until(lambda: is_paused(jobs))
-        if answer == "cancel":
+    message = (await take(jobs, 1))[0]
+    failed = False
+
+    def fail(name: str, _: int) -> None:
+        nonlocal failed
+        if (name == f"reliable/{step}" and not failed) or (failed and failure == "errors"):
+            failed = True
+            if failure != "cancelled":
+                raise ServerRefused("the user may not")
             move.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await move
-            assert not (await jobs.stats()).paused
-        else:
-            await message.ack()
+
+    async with delayq.connect(server.url) as other:
+        faults.plan = fail
+        move = asyncio.create_task(repartition(other, "jobs", 3))
+        with pytest.raises((asyncio.CancelledError, ServerRefused)) as error:
             await move
-    assert (await jobs.settings()).partitions == 2
-    assert await all_values(jobs) == [2]
-
-
-async def is_paused(jobs: Jobs) -> bool:
-    return (await jobs.stats()).paused
+        faults.plan = lambda *_: None
+    if failure == "errors" and step != "repartition":
+        assert "stays paused; continue with: delayq repartition jobs --to 3" in str(error.value)
+        assert "give it up with: delayq repartition jobs --to 2" in str(error.value)
+        await repartition(client, "jobs", 2)
+    assert not (await jobs.stats()).paused
+    states: list[Repartition] = []
+    move = asyncio.create_task(repartition(client, "jobs", 1, progress=states.append))
+    await until(lambda: bool(states))
+    assert (states[-1].phase, states[-1].running) == ("waiting", 1)
+    # An operator cannot end the pause meanwhile.
+    with pytest.raises(ServerUnavailable, match="being moved to 1 partitions"):
+        await jobs.resume()
+    await message.ack()
+    await move
+    assert (await jobs.settings()).partitions == 1
+    assert len(await all_values(jobs)) == 1
 
 
 async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Client) -> None:
