@@ -98,6 +98,16 @@ class MovedPartition:
         keys = (*own, *chain.from_iterable(pairs))
         return int(await self._client.run(SET_ASIDE, keys, (self._epoch, partitions)))
 
+    async def is_aside(self) -> bool:
+        """Return whether everything was put aside since the move began, as far as the partition
+        knows: a server that has failed over may have lost that.
+        """
+        return (await self._client.command("HMGET", self._keys.settings, "aside"))[0] is not None
+
+    async def is_in_use(self) -> bool:
+        """Return whether there is anything that was not put aside."""
+        return bool(await self._client.command("EXISTS", *map(self._keys.named, ASIDE)))
+
     async def receive(
         self,
         name: str,

@@ -243,12 +243,21 @@ class Mover:
         await self._take(stored, self._partitions)
         for partition in self._partitions:
             await partition.hold_back("pause")
+        if not await self._is_aside():
+            return await self._step("hold")
         counts = [await source.count() for source in self._sources]
         self._report(phase="moving", running=0, messages=sum(counts))
         await self._move_starts_of_queue()
         for source in self._sources:
             await _Source(source, self).move()
-        return await self._step("resume")
+        for source in self._sources[self._to :]:
+            if await source.is_in_use():
+                await source.drop_everything()
+        return await self._step("resume" if await self._is_aside() else "hold")
+
+    async def _is_aside(self) -> bool:
+        """Return whether no server has lost that its partition was put aside."""
+        return all([await source.is_aside() for source in self._sources])
 
     async def _resume(self, stored: StoredSettings) -> StoredSettings:
         """Give the partitions their settings, and end the pause."""

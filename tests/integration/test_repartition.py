@@ -202,6 +202,32 @@ async def test_a_move_that_is_interrupted_anywhere_is_continued(
     assert await view(jobs) == before
 
 
+@pytest.mark.parametrize("knows_of_it", [True, False])
+async def test_a_server_that_fails_over_and_has_set_nothing_aside_is_looked_after(
+    knows_of_it: bool, client: Client, raw: Any, faults: Faults
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", partitions=4, **SETTINGS)
+    await fill(jobs)
+    before = await view(jobs)
+
+    def fail(name: str, count: int) -> None:
+        # Before the third step: begin, hold, move.
+        if name == "reliable/repartition" and count == 3:
+            raise asyncio.CancelledError
+
+    faults.plan = fail
+    with pytest.raises(asyncio.CancelledError):
+        await repartition(client, "jobs", 2)
+    for keys in (ReliableKeys.of("jobs", partition=place) for place in (2, 1)[: 2 - knows_of_it]):
+        for name in ASIDE:
+            with contextlib.suppress(Exception):
+                await raw.rename(keys.aside(name), keys.named(name))
+        if not knows_of_it:
+            await raw.hdel(keys.settings, "aside")
+    await repartition(client, "jobs", 2)
+    assert await view(jobs) == before
+
+
 async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_gone(
     client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:

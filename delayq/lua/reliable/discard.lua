@@ -14,4 +14,5 @@
 
 if not is_moved_by(epoch) then return settings_changed() end
 redis.call('UNLINK', unpack(keys))
+redis.call('HDEL', settings, 'aside')
 return 1

@@ -23,11 +23,10 @@ if not is_moved_by(epoch) then return settings_changed() end
 local now = string.format('(%.0f', now_us())
 local running = redis.call('ZCOUNT', lease_ends, now, '+inf') + redis.call('ZCOUNT', slot_ends, now, '+inf')
 if running > 0 then return running end
-redis.call('HSET', settings, 'layout', LAYOUT, 'partitions', number)
-for i = 1, #keys, 2 do
-  -- If the first answer was lost, it is done.
-  if redis.call('EXISTS', keys[i + 1]) == 1 then return 0 end
-end
+-- A second call has nothing to do. A server that failed over before it had this has not renamed the
+-- keys either.
+if redis.call('HGET', settings, 'aside') then return 0 end
+redis.call('HSET', settings, 'layout', LAYOUT, 'partitions', number, 'aside', '1')
 for i = 1, #keys, 2 do
   if redis.call('EXISTS', keys[i]) == 1 then redis.call('RENAME', keys[i], keys[i + 1]) end
 end
