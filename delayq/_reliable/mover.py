@@ -24,7 +24,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.bodies import group_in, parse_letter
@@ -35,16 +35,21 @@ from delayq._reliable.settings import ChangeOutcome
 from delayq.errors import ConfigurationError, ServerError, ServerUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from delayq._reliable.moved_partition import Entry
     from delayq._reliable.settings import StoredSettings
     from delayq._reliable.store import ReliableStore
 
+T = TypeVar("T")
 Phase = Literal["waiting", "moving", "done"]
+
+_FACTS = ("tokens", "attempts", "expiries", "errors", "priorities")
 
 # How many entries a call reads, stores or drops; and of those that may be large.
 _PAGE, _LARGE_PAGE = 400, 50
+# How many partitions are moved side by side, so that a process does not hold too many messages.
+_SOURCES = 8
 # Seconds between two looks at the messages that workers still have.
 _PAUSE = 0.2
 _STAMPED = re.compile(rb"(.*)\0([0-9]{16})", re.DOTALL)
@@ -185,8 +190,7 @@ class Mover:
 
     async def _take(self, stored: StoredSettings, partitions: Sequence[MovedPartition]) -> None:
         """Let partitions refuse whoever has moved the queue before."""
-        for partition in partitions:
-            await partition.take(stored)
+        await _together(partition.take(stored) for partition in partitions)
 
     async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
@@ -200,9 +204,8 @@ class Mover:
     async def _count_running(self) -> int:
         """Return how many messages workers have, while they get no more."""
         # Each time, because an operator may end the pause.
-        for source in self._sources:
-            await source.hold_back("pause")
-        return sum([await source.count_running() for source in self._sources])
+        await _together(source.hold_back("pause") for source in self._sources)
+        return sum(await _together(source.count_running() for source in self._sources))
 
     async def _give_up(self, beginning: Awaitable[StoredSettings]) -> bool:
         """End a move that has not got beyond the first phase, and return whether there is none."""
@@ -215,8 +218,7 @@ class Mover:
             await self._take(stored, self._sources)
             # In this order: what is interrupted here can be continued, or given up again.
             if not self._was_paused:
-                for source in self._sources:
-                    await source.hold_back("resume")
+                await _together(source.hold_back("resume") for source in self._sources)
             await self._first.repartition("give up", self._token, self._to)
         except (SettingsChanged, ConfigurationError):
             # Another process has continued the move, or moves the queue to another number.
@@ -230,26 +232,25 @@ class Mover:
     async def _set_aside(self, stored: StoredSettings) -> StoredSettings:
         """Put everything aside that was placed by the former number of partitions."""
         await self._take(stored, self._sources)
-        for source in self._sources:
-            # A lease that had ended may have been extended.
-            while running := await source.set_aside(stored.fields["partitions"]):
-                self._report(running=running)
-                await asyncio.sleep(_PAUSE)
-                await self._count_running()
+        number = stored.fields["partitions"]
+        # A lease that had ended may have been extended.
+        while running := sum(await _together(source.set_aside(number) for source in self._sources)):
+            self._report(running=running)
+            await asyncio.sleep(_PAUSE)
+            await self._count_running()
         return await self._step("move")
 
     async def _move(self, stored: StoredSettings) -> StoredSettings:
         """Move everything to where it belongs by the new number."""
         await self._take(stored, self._partitions)
-        for partition in self._partitions:
-            await partition.hold_back("pause")
+        await _together(partition.hold_back("pause") for partition in self._partitions)
         if not await self._is_aside():
             return await self._step("hold")
-        counts = [await source.count() for source in self._sources]
+        counts = await _together(source.count() for source in self._sources)
         self._report(phase="moving", running=0, messages=sum(counts))
         await self._move_starts_of_queue()
-        for source in self._sources:
-            await _Source(source, self).move()
+        at_once = asyncio.Semaphore(_SOURCES)
+        await _together(_Source(source, self).move(at_once) for source in self._sources)
         for source in self._sources[self._to :]:
             if await source.is_in_use():
                 await source.drop_everything()
@@ -257,18 +258,17 @@ class Mover:
 
     async def _is_aside(self) -> bool:
         """Return whether no server has lost that its partition was put aside."""
-        return all([await source.is_aside() for source in self._sources])
+        return all(await _together(source.is_aside() for source in self._sources))
 
     async def _resume(self, stored: StoredSettings) -> StoredSettings:
         """Give the partitions their settings, and end the pause."""
         await self._take(stored, self._partitions)
-        for source in self._sources:
-            await source.drop_everything()
-        for partition in self._partitions:
-            if partition.number >= self._to:
-                await partition.hold_back("retire")
-            elif not self._was_paused:
-                await partition.hold_back("resume")
+        await _together(source.drop_everything() for source in self._sources)
+        await _together(
+            partition.hold_back("retire" if partition.number >= self._to else "resume")
+            for partition in self._partitions
+            if partition.number >= self._to or not self._was_paused
+        )
         return await self._step("end")
 
     async def _step(self, step: Literal["hold", "move", "resume", "end"]) -> StoredSettings:
@@ -315,11 +315,9 @@ class Mover:
         for place, entry in entries:
             for number in range(self._to) if place is None else (place,):
                 by_target[number].append(entry)
-        await asyncio.gather(
-            *(
-                self._partitions[number].receive(name, kind, some, lives_ms)
-                for number, some in by_target.items()
-            )
+        await _together(
+            self._partitions[number].receive(name, kind, some, lives_ms)
+            for number, some in by_target.items()
         )
 
     def of_id(self, name: bytes) -> int:
@@ -338,10 +336,8 @@ class Mover:
         no window has too many, whatever the former parts were. They are not dropped before
         everything is moved: whoever continues the move has to number them in the same way.
         """
-        merged: set[bytes] = set()
-        for source in self._sources:
-            merged.update(await source.starts())
-        lives_ms = max([await source.lives_ms("starts") for source in self._sources])
+        merged = set().union(*await _together(source.starts() for source in self._sources))
+        lives_ms = max(await _together(source.lives_ms("starts") for source in self._sources))
         count, entries = 0, []
         for start in filter(None, map(_START.fullmatch, sorted(merged))):
             more = int(start[4]) - int(start[3])
@@ -363,39 +359,56 @@ class _Source:
         self._partition = partition
         self._move = move
 
-    async def move(self) -> None:
-        """Move everything."""
+    async def move(self, at_once: asyncio.Semaphore) -> None:
+        """Move everything, as soon as ``at_once`` allows it."""
+        async with at_once:
+            await self._move_all()
+
+    async def _move_all(self) -> None:
         move = self._move
         await self._move_group_settings()
         if not await self._partition.has_anything():
             return
-        for name in ("tokens", "attempts", "expiries", "errors", "priorities"):
-            await self._fields(name, self._of_messages)
-        await self._fields("bodies", self._of_messages, large=True)
-        # They stay here as well, because they tell where the message belongs.
-        await self._fields(
-            "places", _by_content(lambda entry: move.of_name(_group_of(entry[1]))), drop=False
+        # Nothing of this makes a message visible, and all of it is there before anything that does.
+        await _together(
+            (
+                *(self._fields(name, self._of_messages) for name in _FACTS),
+                self._fields("bodies", self._of_messages, large=True),
+                self._fields("records", self._of_messages, large=True),
+                # They stay here as well, because they tell where the message belongs.
+                self._fields(
+                    "places",
+                    _by_content(lambda entry: move.of_name(_group_of(entry[1]))),
+                    drop=False,
+                ),
+                self._members("lines", self._of_groups),
+                self._members("starts", self._of_groups, self._partition.starts_of_groups),
+                self._members("recorded", self._of_messages),
+                self._members("awaited", self._of_messages),
+                # Those of groups are looked for in the partition of the group, which is not known
+                # here.
+                self._members("done", _by_content(lambda _: None)),
+                self._members("shared_moments", _by_content(lambda _: None)),
+                self._move_letters(),
+            )
         )
-        await self._members("lines", _by_content(lambda entry: move.of_name(_group_of(entry[0]))))
-        await self._members(
-            "starts",
-            _by_content(lambda entry: move.of_name(_group_of(entry[0]))),
-            self._partition.starts_of_groups,
+        await _together(
+            self._members(name, self._of_messages)
+            for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
         )
-        await self._fields("records", self._of_messages, large=True)
-        await self._members("recorded", self._of_messages)
-        await self._members("awaited", self._of_messages)
-        # Those of groups are looked for in the partition of the group, which is not known here.
-        await self._members("done", _by_content(lambda _: None))
-        await self._members("shared_moments", _by_content(lambda _: None))
-        await self._move_letters()
-        for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES]):
-            await self._members(name, self._of_messages)
-        for name in ("turns", "trials"):
-            await self._members(name, _by_content(lambda entry: move.of_name(entry[0])))
-        await self._fields(
-            "schedules", _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None)
+        await _together(
+            (
+                *(self._members(name, self._of_groups) for name in ("turns", "trials")),
+                self._fields(
+                    "schedules",
+                    _by_content(lambda entry: move.of_name(entry[0]) if entry[0] else None),
+                ),
+            )
         )
+
+    async def _of_groups(self, entries: Sequence[Entry]) -> list[int | None]:
+        """Return the partitions of groups, by members that are, or begin with, their names."""
+        return [self._move.of_name(_group_of(name)) for name, _ in entries]
 
     async def _of_messages(self, entries: Sequence[Entry]) -> list[int | None]:
         """Return the partitions of messages, by their ids."""
@@ -483,6 +496,17 @@ class _Source:
     ) -> None:
         lives_ms = await self._partition.lives_ms(name)
         await self._move.send(name, kind, zip(places, entries, strict=True), lives_ms)
+
+
+async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of calls that are made side by side; if one fails, none goes on."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _command(queue: str, partitions: int | None) -> str:
