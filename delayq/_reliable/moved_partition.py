@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 HOLD_BACK = Script("reliable/hold_back")
 SET_ASIDE = Script("reliable/set_aside")
 RECEIVE = Script("reliable/receive")
+RECEIVE_LETTERS = Script("reliable/receive_letters")
 DROP = Script("reliable/drop")
 DISCARD = Script("reliable/discard")
 
 Entry = tuple[bytes, bytes]
 """A member of a sorted set and its score, or a field of a hash and its value."""
+Letter = tuple[bytes, bytes, bytes]
+"""The name of a dead letter, when it died, and its text."""
+Kind = Literal["scores", "fields", "new fields"]
+"""How entries are stored: see ``receive.lua``."""
 ASIDE = (
     *MESSAGES,
     *("done", "shared_moments", "dead", "dead_messages", "schedules"),
@@ -111,21 +116,29 @@ class MovedPartition:
     async def receive(
         self,
         name: str,
-        kind: Literal["scores", "fields", "stamps"],
+        kind: Kind,
         entries: Iterable[Entry],
         lives_ms: int = 0,
-    ) -> None:
+    ) -> list[bytes]:
         """Store entries that were set aside in other partitions, under the key of this name.
 
         Args:
             name: Of the key, as scripts name it.
             kind: See ``receive.lua``.
-            entries: Each member or field, and its score, value or stamp.
+            entries: Each member or field, and its score or value.
             lives_ms: For how many milliseconds the key lives at least; 0 for good.
+
+        Returns:
+            The fields that were not stored, because they have other values.
         """
         keys = (self._keys.settings, self._keys.named(name))
         parts = chain.from_iterable(entries)
-        await self._client.run(RECEIVE, keys, (self._epoch, lives_ms, kind, *parts))
+        return list(await self._client.run(RECEIVE, keys, (self._epoch, lives_ms, kind, *parts)))
+
+    async def receive_letters(self, letters: Iterable[Letter]) -> None:
+        """Store dead letters that were set aside in other partitions."""
+        keys, parts = self._keys.of_script(RECEIVE_LETTERS), chain.from_iterable(letters)
+        await self._client.run(RECEIVE_LETTERS, keys, (self._epoch, *parts))
 
     # What was set aside
 
@@ -136,6 +149,10 @@ class MovedPartition:
     async def count(self) -> int:
         """Count the messages."""
         return int(await self._client.command("HLEN", self._keys.aside("bodies")))
+
+    async def time_us(self) -> int:
+        """Return the time of the server."""
+        return await self._client.time_us(self._keys.leased)
 
     async def members(self, name: str, limit: int) -> list[Entry]:
         """Return the first members of a sorted set, and their scores."""

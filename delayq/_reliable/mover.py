@@ -17,6 +17,7 @@ which messages wait come last.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import secrets
 import shlex
@@ -24,6 +25,7 @@ from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from delayq._redis.error_reader import SettingsChanged
@@ -37,12 +39,15 @@ from delayq.errors import ConfigurationError, ServerError, ServerUnavailable
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
-    from delayq._reliable.moved_partition import Entry
+    from delayq._reliable.moved_partition import Entry, Kind, Letter
     from delayq._reliable.settings import StoredSettings
     from delayq._reliable.store import ReliableStore
 
 T = TypeVar("T")
 Phase = Literal["waiting", "moving", "done"]
+
+SAME_ID = "the id was taken in another partition"
+"""Why a message dies that is moved to a partition where another one has its id."""
 
 _FACTS = ("tokens", "attempts", "expiries", "errors", "priorities")
 
@@ -151,7 +156,7 @@ class Mover:
     def _read(self, stored: StoredSettings) -> re.Match[str] | None:
         """Return how far the move is, if there is one."""
         move = _MOVING.fullmatch(stored.fields.get("moving", ""))
-        self._holds = self._holds or move is not None and move[2] != "drains"
+        self._holds = self._holds or (move is not None and move[2] != "drains")
         if move is not None and not self._partitions:
             self._was_paused, self._former = move[3] == "1", int(move[4])
             self._partitions = [
@@ -211,7 +216,7 @@ class Mover:
         """End a move that has not got beyond the first phase, and return whether there is none."""
         try:
             stored = await beginning
-            if (move := self._read(stored)) is None:
+            if self._read(stored) is None:
                 return True
             if self._holds:
                 return False
@@ -306,18 +311,32 @@ class Mover:
     async def send(
         self,
         name: str,
-        kind: Literal["scores", "fields", "stamps"],
+        kind: Kind,
         entries: Iterable[tuple[int | None, Entry]],
         lives_ms: int = 0,
-    ) -> None:
-        """Store entries under the key of this name, each in a partition, or in all."""
+    ) -> set[bytes]:
+        """Store entries under the key of this name, each in a partition, or in all.
+
+        Returns:
+            The fields that were not stored, because they have other values.
+        """
         by_target: dict[int, list[Entry]] = defaultdict(list)
         for place, entry in entries:
             for number in range(self._to) if place is None else (place,):
                 by_target[number].append(entry)
-        await _together(
+        taken = await _together(
             self._partitions[number].receive(name, kind, some, lives_ms)
             for number, some in by_target.items()
+        )
+        return {*chain.from_iterable(taken)}
+
+    async def send_letters(self, letters: Iterable[tuple[int, Letter]]) -> None:
+        """Store dead letters, each in a partition."""
+        by_target: dict[int, list[Letter]] = defaultdict(list)
+        for place, letter in letters:
+            by_target[place].append(letter)
+        await _together(
+            self._partitions[number].receive_letters(some) for number, some in by_target.items()
         )
 
     def of_id(self, name: bytes) -> int:
@@ -369,11 +388,12 @@ class _Source:
         await self._move_group_settings()
         if not await self._partition.has_anything():
             return
+        # First, because a message whose id is taken is not moved any further.
+        await self._move_bodies()
         # Nothing of this makes a message visible, and all of it is there before anything that does.
         await _together(
             (
                 *(self._fields(name, self._of_messages) for name in _FACTS),
-                self._fields("bodies", self._of_messages, large=True),
                 self._fields("records", self._of_messages, large=True),
                 # They stay here as well, because they tell where the message belongs.
                 self._fields(
@@ -444,34 +464,57 @@ class _Source:
             await self._send(name, "fields", entries, await places(entries))
             if drop:
                 await self._partition.drop_fields(name, (field for field, _ in entries))
-            if name == "bodies":
-                self._move.count(len(entries))
+
+    async def _move_bodies(self) -> None:
+        async for entries in self._partition.fields("bodies", _LARGE_PAGE):
+            bodies = [(self._of_body(name, body), (name, body)) for name, body in entries]
+            if taken := await self._move.send("bodies", "new fields", bodies):
+                await self._bury([body for body in bodies if body[1][0] in taken])
+            await self._partition.drop_fields("bodies", (name for name, _ in entries))
+            self._move.count(len(entries))
+
+    async def _bury(self, bodies: Sequence[tuple[int, Entry]]) -> None:
+        """Make messages dead letters, because others of the same ids were in other partitions."""
+        partition, ids = self._partition, [name for _, (name, _) in bodies]
+        facts = ("attempts", "priorities", "errors", "places")
+        values = [await partition.values(name, ids) for name in facts]
+        died = b"%d" % await partition.time_us()
+        letters = []
+        facts_of = zip(bodies, *values[:3], strict=True)
+        for (place, (name, body)), attempt, priority, error in facts_of:
+            why = {
+                "reason": SAME_ID,
+                "attempt": _number(attempt),
+                "priority": _number(priority),
+                "error": (error or b"").decode(errors="replace"),
+            }
+            letters.append((place, (name, died, json.dumps(why).encode() + b"\n" + body)))
+        await self._move.send_letters(letters)
+        lines = [place + name for place, name in zip(values[3], ids, strict=True) if place]
+        if lines:
+            await partition.drop_members("lines", lines)
+        sets = ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
+        await _together(partition.drop_members(name, ids) for name in sets)
+        await _together(partition.drop_fields(name, ids) for name in (*_FACTS, "places"))
 
     async def _move_letters(self) -> None:
-        """Move the dead letters. They become visible when all about them is there."""
         while deaths := await self._partition.members("dead", _LARGE_PAGE):
             names = [name for name, _ in deaths]
             letters = await self._partition.values("dead_messages", names)
-            places = [
-                self._of_letter(name, letter) for name, letter in zip(names, letters, strict=True)
-            ]
-            bodies = [(name, letter or b"") for name, letter in zip(names, letters, strict=True)]
-            stamps = [
-                (place, (stamped[1] + b"\0", stamped[2]))
-                for place, name in zip(places, names, strict=True)
-                if (stamped := _STAMPED.fullmatch(name)) is not None
-            ]
-            await self._send("dead_messages", "fields", bodies, places)
-            await self._move.send("dead_messages", "stamps", stamps)
-            await self._send("dead", "scores", deaths, places)
+            await self._move.send_letters(
+                (self._of_letter(name, letter), (name, died, letter or b""))
+                for (name, died), letter in zip(deaths, letters, strict=True)
+            )
             await self._partition.drop_members("dead", names)
             await self._partition.drop_fields("dead_messages", names)
 
+    def _of_body(self, name: bytes, body: bytes) -> int:
+        group = group_in(body.lstrip(b"0123456789+e"))
+        return self._move.of_id(name) if group is None else self._move.of_name(group.encode())
+
     def _of_letter(self, name: bytes, letter: bytes | None) -> int:
         with suppress(ValueError):
-            group = group_in(parse_letter(letter or b"")[1].lstrip(b"0123456789+e"))
-            if group is not None:
-                return self._move.of_name(group.encode())
+            return self._of_body(name, parse_letter(letter or b"")[1])
         return self._move.of_id(name)
 
     async def _move_group_settings(self) -> None:
@@ -507,6 +550,12 @@ async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _number(text: bytes | None) -> int:
+    """Return the number with which a fact begins; 0 if there is none."""
+    digits = re.match(rb"[0-9]{1,9}", text or b"")
+    return int(digits[0]) if digits else 0
 
 
 def _command(queue: str, partitions: int | None) -> str:

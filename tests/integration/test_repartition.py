@@ -17,6 +17,7 @@ from delayq import DuplicateMessage, Limit, NoResult, Offer
 from delayq._redis.client import RedisClient
 from delayq._reliable.keys import MESSAGES, ReliableKeys
 from delayq._reliable.moved_partition import ASIDE
+from delayq._reliable.placement import home_of
 from delayq.admin.acl import acl_rules
 from delayq.admin.inspect import remove
 from delayq.admin.repartition import Repartition, repartition
@@ -226,6 +227,42 @@ async def test_a_server_that_fails_over_and_has_set_nothing_aside_is_looked_afte
             await raw.hdel(keys.settings, "aside")
     await repartition(client, "jobs", 2)
     assert await view(jobs) == before
+
+
+@pytest.mark.parametrize("script", ["nothing", "receive_letters", "drop"])
+async def test_messages_of_the_same_id_in_several_groups_are_all_kept(
+    script: str, client: Client, faults: Faults
+) -> None:
+    jobs: Jobs = client.reliable_queue("jobs", partitions=2, **SETTINGS)
+    groups = [next(x for x in map(str, range(99)) if home_of(x, 2) == n) for n in (0, 1)]
+    for group in groups:
+        await jobs.offer(f"dead {group}", id="same", group=group)
+    for message in await take(jobs, 2):
+        await message.bury("bad")
+    for group in groups:
+        await jobs.offer_many([Offer(f"{group} {n}", id=f"{n}", group=group) for n in range(3)])
+    for message in await take(jobs, 4):
+        await message.nack()
+    for nth in (0, 3, 9, 12, 15, 16, 21, 26, 31):
+        interrupted_at = nth
+
+        def fail(name: str, count: int) -> None:
+            if name == f"reliable/{script}" and count > interrupted_at:  # noqa: B023
+                raise asyncio.CancelledError
+
+        faults.plan, faults.calls = fail, []
+        with contextlib.suppress(asyncio.CancelledError):
+            await repartition(client, "jobs", 1)
+    faults.plan = lambda *_: None
+    await repartition(client, "jobs", 1)
+    dead = [(letter.value, letter.reason) for letter in await jobs.dead.list()]
+    values = await all_values(jobs)
+    buried = {value for value, reason in dead if "id was taken" in reason}
+    assert sorted([*values, *buried]) == sorted(
+        f"{group} {n}" for group in groups for n in range(3)
+    )
+    assert {(f"dead {group}", "bad") for group in groups} <= {*dead}
+    assert len(dead) == 5
 
 
 async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_gone(

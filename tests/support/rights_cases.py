@@ -15,7 +15,14 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import DUE_COUNTS, RESYNC
 from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.moved_partition import DISCARD, DROP, HOLD_BACK, RECEIVE, SET_ASIDE
+from delayq._reliable.moved_partition import (
+    DISCARD,
+    DROP,
+    HOLD_BACK,
+    RECEIVE,
+    RECEIVE_LETTERS,
+    SET_ASIDE,
+)
 from delayq._reliable.settings import LAYOUT
 from tests.support.lua import SCRIPTS
 
@@ -540,6 +547,7 @@ _CASES: list[tuple[Script, str, Any]] = [
     *((HOLD_BACK, step, given(held_back, "7", step)) for step in ("resume", "retire")),
     (SET_ASIDE, "", given(set_aside, "7", "4?")),
     (RECEIVE, "", given(set_aside, "7", 9_000, "scores", "new", 9_000_000_000_000_000)),
+    (RECEIVE_LETTERS, "", given(set_aside, "7", DEAD[0], "9000000000000000", "{}\nbody")),
     (DROP, "", given(set_aside, "7", "members", "old")),
     (DISCARD, "", given(set_aside, "7")),
     (reliable.COPY_SETTINGS, "", given(numbered, 1, "8", "partitions", "4", "limit", "c10")),

@@ -7,29 +7,29 @@
 --   epoch      text  of the settings since the caller began, or continued, the move
 --   lives_ms   int   for how long the key lives at least; 0: for good
 --   kind       text  "scores" of the members of a sorted set, unless theirs are higher; "fields" of a
---                    hash; "stamps" to list behind those that such a field has, each behind a space
+--                    hash; "new fields": unless they have other values
 --   member...  text  each member or field
---   value...   text  its score, value or stamp
+--   value...   text  its score or value
 -- Roles: admin
 -- Repeatable: yes
 --
--- Returns 1. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended;
+-- Returns the fields that have other values, and were not stored. An error, DELAYQ_SETTINGS, if another process has taken the move over, or it has ended;
 -- then nothing was changed.
 -- include: settings
 
 if not is_moved_by(epoch) then return settings_changed() end
-local pairs_of = {}
+local pairs_of, taken = {}, {}
 for at = FIRST, #ARGV, STRIDE do
   local member, value = ARGV[at + MEMBER], ARGV[at + VALUE]
   if kind == 'scores' then member, value = value, member end
-  if kind == 'stamps' then
-    local stamps = redis.call('HGET', target, member) or ''
-    if not string.find(stamps, ' ' .. value, 1, true) then redis.call('HSET', target, member, stamps .. ' ' .. value) end
+  local old = kind == 'new fields' and redis.call('HGET', target, member)
+  if old and old ~= value then
+    taken[#taken + 1] = member
   else
     pairs_of[#pairs_of + 1], pairs_of[#pairs_of + 2] = member, value
   end
 end
 if kind == 'scores' then redis.call('ZADD', target, 'GT', unpack(pairs_of)) end
-if kind == 'fields' then redis.call('HSET', target, unpack(pairs_of)) end
+if kind ~= 'scores' and #pairs_of > 0 then redis.call('HSET', target, unpack(pairs_of)) end
 if tonumber(lives_ms) > 0 and redis.call('PTTL', target) < tonumber(lives_ms) then redis.call('PEXPIRE', target, lives_ms) end
-return 1
+return taken
