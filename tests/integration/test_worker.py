@@ -639,10 +639,11 @@ async def test_a_listener_may_have_its_limit(client: Client, worker: Worker, job
     narrow, wide = Gate(), Gate()
     on_jobs(worker, concurrency=2)(narrow)
     worker.listener("others")(wide)
-    for queue in (jobs, client.reliable_queue("others")):
-        await queue.offer_many(offers(20))
+    await jobs.offer_many(offers(20))
     async with worker:
-        await until(lambda: len(narrow.inside) == 2 and len(wide.inside) == 8)
+        await until(lambda: len(narrow.inside) == 2)
+        await client.reliable_queue("others").offer_many(offers(20))
+        await until(lambda: len(wide.inside) == 8)
         narrow.open()
         wide.open()
         await until(lambda: len(narrow.seen) == len(wide.seen) == 20)
