@@ -193,7 +193,12 @@ BAD_SETTINGS: dict[str, list[Any]] = {
     "max_attempts": [0, True],
     "max_size": [0, 1.5],
     "max_payload": [-1, True, 1.5, "1", 2**29],
-    "dedup_window": [-1],
+    "partitions": [0, 1025],
+    "dedup_window": [-1, "1h"],
+    **{name: [0, "many"] for name in ("keep_dead", "max_dead", "max_kept")},
+    "keep": [-1, "7d"],
+    "limit": [5, delayq.Limit(ordered=True)],
+    "group_limit": [5, "1/s"],
     "expired": ["keep"],
     "when_full": ["drop"],
     "backoff": [5],
@@ -210,7 +215,7 @@ async def test_bad_arguments_of_other_calls_are_refused(client: Client, jobs: Jo
     assert await values(jobs) == [1]
     for name, values_of_it in BAD_SETTINGS.items():
         for bad in values_of_it:
-            with pytest.raises(delayq.BadInput):
+            with pytest.raises(delayq.BadInput, match=name):
                 client.reliable_queue("jobs", **{name: bad})
     for queue in ("", "}a", "\ud800", "x" * 513):
         with pytest.raises(delayq.BadName):

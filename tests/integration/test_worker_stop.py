@@ -201,24 +201,6 @@ def test_the_end_of_the_event_loop_costs_no_attempt(server: PrivateServer, endin
 # Signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_signals_stop_gracefully(client: Client, jobs: Jobs, number: signal.Signals) -> None:
-    worker, gate = Worker(client), Gate()
-    on_jobs(worker)(gate)
-    await jobs.offer("a")
-    own = {signal.SIGTERM: lambda *_: None, signal.SIGINT: lambda *_: None}
-    before = {one: signal.signal(one, handler) for one, handler in own.items()}
-    task = await running(worker)
-    await until(lambda: gate.inside)
-    os.kill(os.getpid(), number)
-    await asyncio.sleep(0.05)
-    assert gate.inside == ["a"]
-    gate.open()
-    await task
-    assert {one: signal.signal(one, handler) for one, handler in before.items()} == own
-    assert await depths(jobs) == NONE
-
-
 async def test_a_signal_stops_all_workers_of_the_process(client: Client) -> None:
     first, second = Gate(), Gate()
     own = signal.getsignal(signal.SIGTERM)

@@ -54,15 +54,6 @@ def test_of_many_messages_some_count_for_the_others() -> None:
     assert measure(sampler, 256, 0.5) == 256
 
 
-def test_what_could_not_be_reported_is_added_again() -> None:
-    sampler = Sampler()
-    measure(sampler, 3, 0.5)
-    unsent = sampler.drain()
-    measure(sampler, 2, 0.5)
-    sampler.put_back(unsent)
-    assert sampler.drain() == {bucket_of(0.5): 5}
-
-
 def test_what_is_written_is_read_again() -> None:
     counts = {"o": 7, "h": 5, "f": 0, "d": 2, "e": 1}
     text = packed(counts, {3: 4}, {0: 2, 59: 1})
