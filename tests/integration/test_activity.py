@@ -162,14 +162,3 @@ async def test_a_user_without_the_right_works_on_and_is_told_once(
             await handle(queue, 2)
             assert queue._open.stats().acked == 2
     assert caplog.text.count("leave out what this process does") == 1
-
-
-@pytest.mark.every_server
-async def test_a_month_of_a_busy_queue_fits_into_three_megabytes(raw: Any) -> None:
-    """Every minute and hour is in use, with millions of messages and wide spreads in each."""
-    counts = " ".join(f"{name}=9999999" for name in "ohfde")
-    spreads = " ".join(f"{kind}{bucket}=99999" for kind in "lt" for bucket in range(10, 40))
-    ring = {f"m{place}": f"29924245 {counts} {spreads}" for place in range(1440)}
-    ring |= {f"h{place}": f"498737 {counts} {spreads}" for place in range(720)}
-    await raw.hset(KEYS.history, mapping=ring)
-    assert await raw.memory_usage(KEYS.history, samples=0) < 3_000_000

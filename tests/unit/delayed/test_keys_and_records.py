@@ -31,12 +31,6 @@ def test_the_keys_of_a_plain_name_carry_it_in_braces() -> None:
     assert DelayedKeys.of("a{b}c{d}").timeout == "redisson_delay_queue_timeout:a{b}c{d}"
 
 
-def test_a_name_whose_keys_would_lie_in_different_slots_is_refused() -> None:
-    for name in ["", "a{b", "{}x", "x{}{y}", "o:{", "{a", "a}b", "\udc00"]:
-        with naming(name), pytest.raises(BadName):
-            DelayedKeys.of(name)
-
-
 @given(
     st.one_of(st.text(alphabet="ab{}é\udc80"), st.text().filter(lambda text: text.isprintable()))
 )
@@ -84,13 +78,6 @@ def test_a_queue_that_is_called_as_another_ones_key_shares_none_with_it(name: st
         assert not ours & {*chain(*theirs)}
 
 
-def test_a_name_in_braces_shares_redissons_keys_with_the_name_without() -> None:
-    plain, braced = DelayedKeys.of("orders"), DelayedKeys.of("{orders}")
-    for key in ("ordered", "timeout", "channel"):
-        assert getattr(plain, key) == getattr(braced, key)
-    assert plain.ready != braced.ready
-
-
 def test_a_delayed_queue_is_not_called_as_another_queues_key() -> None:
     for reserved in RESERVED:
         with naming(reserved):
@@ -110,19 +97,6 @@ def test_a_name_has_512_bytes_at_most() -> None:
                 kind.of(name)
         with naming(kind), pytest.raises(BadName, match="at most 512 bytes, not 514"):
             kind.of("x" * 512, "p:{}".format)
-
-
-def test_the_mapper_is_applied_once_and_before_the_rule_of_braces() -> None:
-    keys = DelayedKeys.of("orders", "prod:{}".format)
-    assert (keys.name, keys.ready, keys.ordered) == (
-        "orders",
-        "prod:orders",
-        "redisson_delay_queue:{prod:orders}",
-    )
-    assert ReliableKeys.of("orders", "prod:{}".format).waiting[:2] == (
-        "delayq:{prod:orders}:waiting",
-        "delayq:{prod:orders}:waiting:1",
-    )
 
 
 def test_a_record_is_redissons_byte_for_byte_and_older_forms_are_read() -> None:

@@ -20,7 +20,6 @@ from delayq._redis.scripts import (
     names_in,
     scripts_in,
     variables_of,
-    without_unused_functions,
 )
 from delayq._reliable.keys import MESSAGES, PRIORITIES
 from delayq.admin.acl import ROLES
@@ -92,32 +91,6 @@ def test_no_file_knows_the_position_of_a_key_or_an_argument() -> None:
         assert {*re.findall(r".?\bARGV\b(?:\[.*?\])?", text)} <= {"#ARGV", " ARGV"} | {
             *re.findall(r"[ (]ARGV\[at \+ [A-Z_]+\]", text)
         }, file
-
-
-def test_names_are_made_from_the_declaration() -> None:
-    assert variables_of(("waiting_0", "waiting_1", "wake"), ("limit", "id...", "delay_us...")) == {
-        "wake": "KEYS[3]",
-        "waiting": "{[0] = KEYS[1], KEYS[2]}",
-        "limit": "ARGV[1]",
-        "FIRST": "2",
-        "STRIDE": "2",
-        "COUNT": "(#ARGV - 1) / 2",
-        "ID": "0",
-        "DELAY_US": "1",
-    }
-    assert variables_of(("key...",), ("limit", "name...")) == {
-        "keys": "KEYS",
-        "limit": "ARGV[1]",
-        "names": "{unpack(ARGV, 2)}",
-    }
-
-
-def test_functions_that_are_not_called_are_left_out() -> None:
-    one = "local function one() return 1 end\n"
-    two = "-- Returns two.\nlocal function two()\n  return one() + one()\nend\n"
-    three = "-- Calls two, not three().\nlocal function three() return two() end\n"
-    both = one + two + "return pcall(two)"
-    assert without_unused_functions(one + two + three + "return pcall(two)") == both
 
 
 def test_commands_are_literal_keys_are_passed_and_nothing_is_left_behind() -> None:

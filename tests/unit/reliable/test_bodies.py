@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,12 +79,3 @@ def test_a_letter_has_a_whole_body(reason: str, headers: dict[str, str], payload
 def test_without_headers_there_is_next_to_nothing_around_a_payload() -> None:
     assert content(None, b"x") == content({}, b"x") == b"\nx"
     assert content({"a": "é\n"}, b"x") == b' {"a":"\\u00e9\\n"}\nx'
-
-
-def test_what_is_no_body_or_letter_is_told() -> None:
-    for body in (b"", b"12 ", b"x \n", b"12 {\n", b"12 {}"):
-        with pytest.raises(ValueError):
-            parse(body)
-    for letter in (b"", b"{}", b"{\n"):
-        with pytest.raises(ValueError):
-            parse_letter(letter)
