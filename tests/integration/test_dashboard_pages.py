@@ -1002,6 +1002,3 @@ async def test_the_settings_page_shows_what_processes_declare_otherwise(
     shown = texts(await page(reader, "settings?kind=reliable&name=jobs"))
     assert "max_size is 1000 on the server, and 500 in the code of" in shown
     assert "delayq configure jobs --max-size 500" in shown
-    await client.reliable_queue("jobs").configure(max_size=500)
-    shown = texts(await page(reader, "settings?kind=reliable&name=jobs"))
-    assert "max_size is 500 on the server, and 1000 in the code of" in shown

@@ -58,15 +58,6 @@ def test_a_moment_travels_as_it_is() -> None:
     assert estimated_delay(2, None) == 2
 
 
-def test_a_moment_needs_a_timezone_and_stands_alone() -> None:
-    with pytest.raises(BadDelay, match="timezone"):
-        when_due(None, NOW.replace(tzinfo=None))
-    with pytest.raises(BadDelay, match="timezone"):
-        when_due(None, "2026-01-01")  # type: ignore[arg-type]
-    with pytest.raises(BadDelay, match="not both"):
-        when_due(1, NOW)
-
-
 def test_a_moment_past_the_calendar_is_its_last_one() -> None:
     assert moment_us(0) == datetime(1970, 1, 1, tzinfo=UTC)
     moment = datetime(2023, 11, 14, 22, 13, 20, 123_000, tzinfo=UTC)
