@@ -20,6 +20,8 @@ from tests.support.disturbed import register as pytest_configure
 """
 BROKEN = """
 import os, pathlib, signal
+# A shell lets what it runs in the background ignore this signal.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def test_breaks_its_process_once():
     if not pathlib.Path("done").exists():
