@@ -139,7 +139,7 @@ class Mover:
             while (move := self._read(stored)) is not None:
                 stored = await phases[move[2]](stored)
         except SettingsChanged:
-            raise self._lost() from None
+            raise self._taken_over() from None
         except asyncio.CancelledError:
             await asyncio.shield(self._give_up(beginning))
             raise
@@ -195,7 +195,7 @@ class Mover:
 
     async def _take(self, stored: StoredSettings, partitions: Sequence[MovedPartition]) -> None:
         """Let partitions refuse whoever has moved the queue before."""
-        await _together(partition.take(stored) for partition in partitions)
+        await _gather(partition.take(stored) for partition in partitions)
 
     async def _drain(self, stored: StoredSettings) -> StoredSettings:
         """Pause the queue, and wait until workers have finished what they have."""
@@ -209,8 +209,8 @@ class Mover:
     async def _count_running(self) -> int:
         """Return how many messages workers have, while they get no more."""
         # Each time, because an operator may end the pause.
-        await _together(source.hold_back("pause") for source in self._sources)
-        return sum(await _together(source.count_running() for source in self._sources))
+        await _gather(source.hold_back("pause") for source in self._sources)
+        return sum(await _gather(source.count_running() for source in self._sources))
 
     async def _give_up(self, beginning: Awaitable[StoredSettings]) -> bool:
         """End a move that has not got beyond the first phase, and return whether there is none."""
@@ -220,10 +220,10 @@ class Mover:
                 return True
             if self._holds:
                 return False
-            await self._take(stored, self._sources)
+            await self._take(await self._step("undo"), self._sources)
             # In this order: what is interrupted here can be continued, or given up again.
             if not self._was_paused:
-                await _together(source.hold_back("resume") for source in self._sources)
+                await _gather(source.hold_back("resume") for source in self._sources)
             await self._first.repartition("give up", self._token, self._to)
         except (SettingsChanged, ConfigurationError):
             # Another process has continued the move, or moves the queue to another number.
@@ -239,7 +239,7 @@ class Mover:
         await self._take(stored, self._sources)
         number = stored.fields["partitions"]
         # A lease that had ended may have been extended.
-        while running := sum(await _together(source.set_aside(number) for source in self._sources)):
+        while running := sum(await _gather(source.set_aside(number) for source in self._sources)):
             self._report(running=running)
             await asyncio.sleep(_PAUSE)
             await self._count_running()
@@ -248,14 +248,14 @@ class Mover:
     async def _move(self, stored: StoredSettings) -> StoredSettings:
         """Move everything to where it belongs by the new number."""
         await self._take(stored, self._partitions)
-        await _together(partition.hold_back("pause") for partition in self._partitions)
+        await _gather(partition.hold_back("pause") for partition in self._partitions)
         if not await self._is_aside():
             return await self._step("hold")
-        counts = await _together(source.count() for source in self._sources)
+        counts = await _gather(source.count() for source in self._sources)
         self._report(phase="moving", running=0, messages=sum(counts))
         await self._move_starts_of_queue()
         at_once = asyncio.Semaphore(_SOURCES)
-        await _together(_Source(source, self).move(at_once) for source in self._sources)
+        await _gather(_Source(source, self).move(at_once) for source in self._sources)
         for source in self._sources[self._to :]:
             if await source.is_in_use():
                 await source.drop_everything()
@@ -263,20 +263,20 @@ class Mover:
 
     async def _is_aside(self) -> bool:
         """Return whether no server has lost that its partition was put aside."""
-        return all(await _together(source.is_aside() for source in self._sources))
+        return all(await _gather(source.is_aside() for source in self._sources))
 
     async def _resume(self, stored: StoredSettings) -> StoredSettings:
         """Give the partitions their settings, and end the pause."""
         await self._take(stored, self._partitions)
-        await _together(source.drop_everything() for source in self._sources)
-        await _together(
+        await _gather(source.drop_everything() for source in self._sources)
+        await _gather(
             partition.hold_back("retire" if partition.number >= self._to else "resume")
             for partition in self._partitions
             if partition.number >= self._to or not self._was_paused
         )
         return await self._step("end")
 
-    async def _step(self, step: Literal["hold", "move", "resume", "end"]) -> StoredSettings:
+    async def _step(self, step: Literal["hold", "move", "resume", "end", "undo"]) -> StoredSettings:
         outcome, stored = await self._first.repartition(step, self._token, self._to)
         if outcome is ChangeOutcome.LOST:
             # If only the first answer to the last step was lost, the move has ended.
@@ -285,7 +285,7 @@ class Mover:
             raise SettingsChanged("another process has taken the move over, or it has ended")
         return stored
 
-    def _lost(self) -> ServerUnavailable:
+    def _taken_over(self) -> ServerUnavailable:
         """Return the error for a process that may not go on."""
         return ServerUnavailable(
             f"another process has taken over the move of queue {self._state.queue!r}"
@@ -324,19 +324,19 @@ class Mover:
         for place, entry in entries:
             for number in range(self._to) if place is None else (place,):
                 by_target[number].append(entry)
-        taken = await _together(
-            self._partitions[number].receive(name, kind, some, lives_ms)
-            for number, some in by_target.items()
+        refused_fields = await _gather(
+            self._partitions[number].receive(name, kind, part, lives_ms)
+            for number, part in by_target.items()
         )
-        return {*chain.from_iterable(taken)}
+        return {*chain.from_iterable(refused_fields)}
 
     async def send_letters(self, letters: Iterable[tuple[int, Letter]]) -> None:
         """Store dead letters, each in a partition."""
         by_target: dict[int, list[Letter]] = defaultdict(list)
         for place, letter in letters:
             by_target[place].append(letter)
-        await _together(
-            self._partitions[number].receive_letters(some) for number, some in by_target.items()
+        await _gather(
+            self._partitions[number].receive_letters(part) for number, part in by_target.items()
         )
 
     def of_id(self, name: bytes) -> int:
@@ -355,14 +355,14 @@ class Mover:
         no window has too many, whatever the former parts were. They are not dropped before
         everything is moved: whoever continues the move has to number them in the same way.
         """
-        merged = set().union(*await _together(source.starts() for source in self._sources))
-        lives_ms = max(await _together(source.lives_ms("starts") for source in self._sources))
+        merged = set().union(*await _gather(source.starts() for source in self._sources))
+        lives_ms = max(await _gather(source.lives_ms("starts") for source in self._sources))
         count, entries = 0, []
         for start in filter(None, map(_START.fullmatch, sorted(merged))):
-            more = int(start[4]) - int(start[3])
-            member = b"\0%b %b %d %d 0" % (start[1], start[2], count, count + more)
+            size = int(start[4]) - int(start[3])
+            member = b"\0%b %b %d %d 0" % (start[1], start[2], count, count + size)
             entries.append((None, (member, b"0")))
-            count += more
+            count += size
         for at in range(0, len(entries), _PAGE):
             await self.send("starts", "scores", entries[at : at + _PAGE], lives_ms)
 
@@ -391,7 +391,7 @@ class _Source:
         # First, because a message whose id is taken is not moved any further.
         await self._move_bodies()
         # Nothing of this makes a message visible, and all of it is there before anything that does.
-        await _together(
+        await _gather(
             (
                 *(self._fields(name, self._of_messages) for name in _FACTS),
                 self._fields("records", self._of_messages, large=True),
@@ -412,11 +412,11 @@ class _Source:
                 self._move_letters(),
             )
         )
-        await _together(
+        await _gather(
             self._members(name, self._of_messages)
             for name in ("stopping", "expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
         )
-        await _together(
+        await _gather(
             (
                 *(self._members(name, self._of_groups) for name in ("turns", "trials")),
                 self._fields(
@@ -468,8 +468,8 @@ class _Source:
     async def _move_bodies(self) -> None:
         async for entries in self._partition.fields("bodies", _LARGE_PAGE):
             bodies = [(self._of_body(name, body), (name, body)) for name, body in entries]
-            if taken := await self._move.send("bodies", "new fields", bodies):
-                await self._bury([body for body in bodies if body[1][0] in taken])
+            if taken_ids := await self._move.send("bodies", "new fields", bodies):
+                await self._bury([body for body in bodies if body[1][0] in taken_ids])
             await self._partition.drop_fields("bodies", (name for name, _ in entries))
             self._move.count(len(entries))
 
@@ -482,20 +482,20 @@ class _Source:
         letters = []
         facts_of = zip(bodies, *values[:3], strict=True)
         for (place, (name, body)), attempt, priority, error in facts_of:
-            why = {
+            reason = {
                 "reason": SAME_ID,
                 "attempt": _number(attempt),
                 "priority": _number(priority),
                 "error": (error or b"").decode(errors="replace"),
             }
-            letters.append((place, (name, died, json.dumps(why).encode() + b"\n" + body)))
+            letters.append((place, (name, died, json.dumps(reason).encode() + b"\n" + body)))
         await self._move.send_letters(letters)
         lines = [place + name for place, name in zip(values[3], ids, strict=True) if place]
         if lines:
             await partition.drop_members("lines", lines)
         sets = ("expiring", "leased", "grouped", *MESSAGES[:PRIORITIES])
-        await _together(partition.drop_members(name, ids) for name in sets)
-        await _together(partition.drop_fields(name, ids) for name in (*_FACTS, "places"))
+        await _gather(partition.drop_members(name, ids) for name in sets)
+        await _gather(partition.drop_fields(name, ids) for name in (*_FACTS, "places"))
 
     async def _move_letters(self) -> None:
         while deaths := await self._partition.members("dead", _LARGE_PAGE):
@@ -541,8 +541,8 @@ class _Source:
         await self._move.send(name, kind, zip(places, entries, strict=True), lives_ms)
 
 
-async def _together(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of calls that are made side by side; if one fails, none goes on."""
+async def _gather(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Make calls side by side and return their results. If one fails, cancel the others."""
     tasks = [asyncio.ensure_future(call) for call in calls]
     try:
         return await asyncio.gather(*tasks)

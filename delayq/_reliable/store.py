@@ -169,7 +169,7 @@ class ReliableStore:
 
     async def repartition(
         self,
-        step: Literal["begin", "hold", "move", "resume", "end", "give up"],
+        step: Literal["begin", "hold", "move", "resume", "end", "undo", "give up"],
         token: str,
         partitions: int,
     ) -> tuple[ChangeOutcome, StoredSettings]:

@@ -15,9 +15,11 @@ import pytest
 import delayq
 from delayq import DuplicateMessage, Limit, NoResult, Offer
 from delayq._redis.client import RedisClient
+from delayq._redis.error_reader import SettingsChanged
 from delayq._reliable.keys import MESSAGES, ReliableKeys
-from delayq._reliable.moved_partition import ASIDE
+from delayq._reliable.moved_partition import ASIDE, MovedPartition
 from delayq._reliable.placement import home_of
+from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
 from delayq.admin.inspect import remove
 from delayq.admin.repartition import Repartition, repartition
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from delayq import Client, Message
+    from delayq._reliable.settings import StoredSettings
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
 
@@ -323,12 +326,23 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
 @pytest.mark.parametrize("step", ["repartition", "copy_settings", "hold_back"])
 @pytest.mark.parametrize("failure", ["cancelled", "error", "errors"])
 async def test_a_move_can_be_given_up_until_workers_have_finished(
-    failure: str, step: str, client: Client, server: PrivateServer, faults: Faults
+    failure: str,
+    step: str,
+    client: Client,
+    server: PrivateServer,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs: Jobs = client.reliable_queue("jobs", partitions=2, **SETTINGS)
     await jobs.offer_many([Offer(1), Offer(2)])
     message = (await take(jobs, 1))[0]
-    failed = False
+    failed, taken, begin = False, set[tuple[str, int]](), MovedPartition.take
+
+    async def begin_and_note(partition: MovedPartition, settings: StoredSettings) -> None:
+        await begin(partition, settings)
+        taken.add((settings.epoch, partition.number))
+
+    monkeypatch.setattr(MovedPartition, "take", begin_and_note)
 
     def fail(name: str, _: int) -> None:
         nonlocal failed
@@ -348,6 +362,15 @@ async def test_a_move_can_be_given_up_until_workers_have_finished(
         assert "stays paused; continue with: delayq repartition jobs --to 3" in str(error.value)
         assert "give it up with: delayq repartition jobs --to 2" in str(error.value)
         await repartition(client, "jobs", 2)
+    # A call of the move that arrives only now pauses nothing.
+    for epoch, number in taken if step != "repartition" else ():
+        if epoch != min(taken)[0]:
+            continue
+        keys = ReliableKeys.of("jobs", partition=number)
+        late = MovedPartition(ReliableStore(client._open_session().server, keys), number)
+        late._epoch = epoch
+        with pytest.raises(SettingsChanged):
+            await late.hold_back("pause")
     assert not (await jobs.stats()).paused
     states: list[Repartition] = []
     move = asyncio.create_task(repartition(client, "jobs", 1, progress=states.append))

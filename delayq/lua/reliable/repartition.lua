@@ -22,7 +22,8 @@
 --   move    moves    what was set aside is moved
 --   resume  resumes  the new number holds, and the pause ends
 --   end     the field is deleted
--- "give up" ends a move that has not got beyond the first phase.
+-- "give up" ends a move that has not got beyond the first phase. Before it, "undo" gives the settings
+-- a higher epoch, so that what the caller has sent earlier, and arrives late, pauses nothing.
 --
 -- Returns as configure does: "changed"; "same": the queue has this number already, or another layout;
 -- "other number": it is being moved to another one; "too small"; "busy": another client changes the
@@ -55,7 +56,11 @@ if step == 'begin' then
   return save('drains')
 end
 if holder ~= token or to ~= number then return settings_after('lost') end
-if step == 'hold' then
+if step == 'undo' then
+  if phase ~= 'drains' then return settings_after('lost') end
+  store_settings(stored, {}, 0, now)
+  return save(phase)
+elseif step == 'hold' then
   -- Each partition has a number of its own, so that no caller agrees on it.
   redis.call('HSET', settings, 'layout', LAYOUT, 'partitions', from .. '?')
   return save('holds')
