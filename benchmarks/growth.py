@@ -1,16 +1,16 @@
 """Measure what grows with queues, clients and schedules: ``python -m benchmarks.growth [options]``.
 
-What a producer or a worker does once a second, or once for each message, should not grow with the
-number of queues, groups, schedules, clients or workers. Each row has that many of one kind, at
-rest, and then one message after the other, offered 20 ms before it is due. Every sample is a
+The work of a producer or a worker per second, and per message, should not grow with the number of
+queues, groups, schedules, clients or workers. Each row measures a number of one of these: at rest,
+and then with one message after the other, each offered 20 ms before it is due. Every sample is a
 process of its own. With the defaults, all of it takes about ten minutes. ``--most 10000`` adds a
 row of each kind, but none of 10,000 clients or workers: a machine has not as many processors.
 
 "sent" are the commands that clients sent, and "all" those inside scripts as well, from the server's
-``commandstats``; "CPU" is the processor time of the process, in ms. Per second they are counted at
-rest, for two re-checks; what the messages cost is without what the same time costs at rest. Many
-clients of one process hear of each other too late: ``many_clients`` tells what a message costs
-them.
+``commandstats``; "CPU" is the processor time of the process, in ms. The figures per
+second are of two re-checks at rest; those per message leave out the cost of the same time at rest.
+Many clients of one process hear of each other too late: ``many_clients`` measures the cost per
+message for them.
 """
 
 from __future__ import annotations

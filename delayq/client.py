@@ -93,10 +93,11 @@ def connect(
         max_connections: The number of connections that carry calls to each server; when all of them
             are in use, calls share them. The subscription comes on top, and so does one blocked
             connection for each queue that has a waiting consumer.
-        retry_for: How long a call goes on trying while the server cannot be reached, before it
-            raises ServerUnavailable: seconds or a timedelta, 5 s by default; 0 to try once. To open
-            a connection, to find the servers of a cluster, and for the calls before it, a call has
-            at least a second. One that was sent waits for its answer, for up to 5 s.
+        retry_for: How long a call goes on trying while the server cannot be reached, or its queue
+            is moved to other partitions, before it raises ServerUnavailable: seconds or a
+            timedelta, 5 s by default; 0 to try once. To open a connection, to find the servers of
+            a cluster, and for the calls before it, a call has at least a second. One that was sent
+            waits for its answer, for up to 5 s.
         name_mapper: Maps a queue's name to its name on the server, like the ``NameMapper`` of a
             Redisson client: ``"prod:{}".format`` puts a prefix before each name.
         tasks: Tasks to bind to the client while it is open: offers of them go through it.

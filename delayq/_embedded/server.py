@@ -296,8 +296,9 @@ class EmbeddedServer:
             shutil.rmtree(directory, ignore_errors=True)  # in case the watchdog was killed
 
     def _turn(self) -> AbstractContextManager[object]:
-        """Return a block in which no other server of this process joins or leaves the directory:
-        between the two, a server that joins is no user yet.
+        """Return a block in which no other server of this process joins or leaves the directory.
+
+        A server that has joined does not count as a user of the directory at once.
         """
         return _of_process.lock if self._shares else contextlib.nullcontext()
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 # What new messages leave free, bytes: for acknowledgements, and for what is already on its way.
 _RESERVE = 16 * 2**20
-# Of a smaller disk, one part in so many.
+# On a smaller disk, they leave this part of it free.
 _PARTS = 8
 # Calls of this size that other clients may make at the same moment.
 _AT_ONCE = 4
-# With more than this, no single call is too large, and no disk is full within so many seconds: a
-# look costs as much as a tenth of a lone offer.
+# With more bytes free than this, one look holds for a tenth of a second: it costs a tenth of a lone
+# offer, and no single call is as large.
 _PLENTY = 4 * 2**30
-_FOR = 0.1
-# What a server counts as data although it is not, about, bytes.
+_LOOK_EVERY = 0.1
+# About how many bytes a server counts as data although they are none.
 _BUFFERS = 2**19
 # How often the server is asked to shorten its file at most, seconds.
 _ASK_EVERY = 5.0
@@ -52,15 +52,15 @@ class Disk:
         free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         self._free = free
         if free > _PLENTY or not total:
-            self._plenty_until = now + _FOR
+            self._plenty_until = now + _LOOK_EVERY
             return ""
-        size = sum(len(each) for each in args if not isinstance(each, int))
-        needed = min(_RESERVE, total // _PARTS) + _AT_ONCE * size
-        if free >= needed:
+        size = sum(len(arg) for arg in args if not isinstance(arg, int))
+        required = min(_RESERVE, total // _PARTS) + _AT_ONCE * size
+        if free >= required:
             return ""
         return (
             f"the disk of {self._directory} is almost full: {free / 1e3:,.0f} kB are free, and a"
-            f" new message needs {needed / 1e3:,.0f} kB free; delete other files, or let workers"
+            f" new message needs {required / 1e3:,.0f} kB free; delete other files, or let workers"
             " handle messages"
         )
 

@@ -2,8 +2,8 @@
 
 The settings are in a hash on the queue's server, in partition 0, where each change is one script.
 The other partitions have copies, because a script reads only the keys of its own slot. Each change
-gives the settings a higher *epoch*, and a copy gives way only to one of a higher epoch. So whoever
-finds a copy that is missing or old replaces it, in any order and as often as they like.
+gives the settings a higher *epoch*, and a copy gives way only to one of a higher epoch. So a
+client that finds a copy missing or old replaces it, in any order and as often as it likes.
 
 The number of partitions is stored by the first client that stores a message, or by an earlier
 declaration, and stays. Offers and schedules carry the number by which they were placed, and a
@@ -50,8 +50,6 @@ MOST_TRIES = 10
 _WARNED: set[tuple[str, str]] = set()
 # How long to wait before asking again for the number of partitions, seconds.
 _PAUSE = 0.05
-# How long a caller waits while the queue is moved to other partitions, seconds.
-_MOST_HELD = 5.0
 
 
 class KnownSettings:
@@ -246,7 +244,7 @@ class KnownSettings:
             while stored.is_held:
                 # Not for long: the server ends this if the client that began it has died. To move a
                 # queue that is not empty may take longer.
-                if time.monotonic() - began > _MOST_HELD:
+                if time.monotonic() - began > self._store.client.retry_for:
                     stored.check_at_rest(self._name)
                 await asyncio.sleep(_PAUSE)
                 number = next(self._reads)

@@ -599,7 +599,7 @@ class Message(Generic[T]):
         observation, self._observation = self._observation, None
         assert observation is not None
         if self._is_back and error is None and observation.error is None:
-            # It was not handled, so nobody hears for how long.
+            # It was not handled, so observers get no duration.
             observation.started = 0.0
         origin = self._origin
         origin.hooks.end_handling(

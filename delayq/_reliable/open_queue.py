@@ -211,8 +211,7 @@ class OpenReliableQueue:
         """
 
         async def each(partitions: Sequence[Partition]) -> Sequence[R]:
-            calls = (self.settings.repeat(partial(of, partition)) for partition in partitions)
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
+            outcomes = await asyncio.gather(*map(of, partitions), return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException):
                     raise outcome

@@ -269,9 +269,8 @@ async def test_messages_of_the_same_id_in_several_groups_are_all_kept(
 
 
 async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_gone(
-    client: Client, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    client: Client, server: PrivateServer, faults: Faults
 ) -> None:
-    monkeypatch.setattr("delayq._reliable.known_settings._MOST_HELD", 0.05)
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer(1, id="one", delay=HOUR)
     await jobs.schedule("nightly", every=HOUR, value=1)
@@ -284,35 +283,36 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
     faults.plan = fail
     with pytest.raises(asyncio.CancelledError):
         await repartition(client, "jobs", 4)
-    for call in (
-        lambda: jobs.offer(2),
-        lambda: jobs.cancel("one"),
-        lambda: jobs.reschedule("one", 1),
-        lambda: jobs.get("one"),
-        lambda: jobs.history("one"),
-        lambda: jobs.result("one", timeout=0),
-        lambda: jobs.list("delayed"),
-        jobs.stats,
-        jobs.schedules,
-        lambda: jobs.schedule("hourly", every=HOUR, value=2),
-        lambda: jobs.pause_schedule("nightly"),
-        lambda: jobs.unschedule("nightly"),
-        jobs.purge,
-        jobs.pause,
-        jobs.resume,
-        jobs.dead.list,
-        jobs.dead.redrive,
-        lambda: jobs.dead.purge(["one"]),
-        jobs.groups.list,
-        lambda: jobs.configure(max_size=9),
-        lambda: remove(client, "reliable", "jobs"),
-    ):
-        with pytest.raises(ServerUnavailable, match="being moved to 4 partitions"):
-            await call()
+    async with delayq.connect(server.url, retry_for=0) as other:
+        hasty: Jobs = other.reliable_queue("jobs", **SETTINGS)
+        for call in (
+            lambda: hasty.offer(2),
+            lambda: hasty.cancel("one"),
+            lambda: hasty.reschedule("one", 1),
+            lambda: hasty.get("one"),
+            lambda: hasty.history("one"),
+            lambda: hasty.result("one", timeout=0),
+            lambda: hasty.list("delayed"),
+            hasty.stats,
+            hasty.schedules,
+            lambda: hasty.schedule("hourly", every=HOUR, value=2),
+            lambda: hasty.pause_schedule("nightly"),
+            lambda: hasty.unschedule("nightly"),
+            hasty.purge,
+            hasty.pause,
+            hasty.resume,
+            hasty.dead.list,
+            hasty.dead.redrive,
+            lambda: hasty.dead.purge(["one"]),
+            hasty.groups.list,
+            lambda: hasty.configure(max_size=9),
+            lambda: remove(client, "reliable", "jobs"),
+        ):
+            with pytest.raises(ServerUnavailable, match="being moved to 4 partitions"):
+                await call()
     with pytest.raises(ConfigurationError, match="delayq repartition jobs --to 4"):
         await repartition(client, "jobs", 8)
     faults.plan = lambda *_: None
-    monkeypatch.undo()
     waiting = asyncio.create_task(jobs.offer(2, id="two"))
     await repartition(client, "jobs", 4)
     assert await waiting == "two"
