@@ -195,9 +195,13 @@ class MovedPartition:
         await self._drop("fields", self._keys.aside(name), fields)
 
     async def drop_everything(self) -> None:
-        """Drop all keys."""
+        """Drop all keys, and then the note that everything was put aside.
+
+        In two calls, because a script cannot try the right to delete before its first write.
+        """
         keys = (self._keys.settings, *map(self._keys.aside, ASIDE))
         await self._client.run(DISCARD, keys, (self._epoch,))
+        await self._drop("fields", self._keys.settings, (b"aside",))
 
     async def _drop(
         self, kind: Literal["members", "fields"], key: str, entries: Iterable[bytes]

@@ -33,15 +33,16 @@
 -- priority, attempt, forgiven, due, expiry, ...}, suspect, more, {id, ...}, held, period}. wait_us:
 -- the time until the next message is due, or the next lease or kept slot ends, suspects apart; 0 if
 -- one already is or has, or groups still wait for turns by limits that have changed; -1 if there is
--- none, the queue is paused, or the claim was given up. listeners: the number of clients that got the notice, or would
--- have got it if anybody waited for a slot; 0 if there was none, -1 if the user may not know it.
--- token: of all these leases, which is their end. position: of a message that has another priority than 0, or an expiry, or was handed out
--- before; due: empty if the body tells it; expiry: empty if it has none. suspect: 1 if the message
--- handed out is one, and thus alone; 2 if it is to stay alone for a whole lease. more: 1 if suspects wait that were not handed out. The last
--- ids are of recurring messages that were dropped or died. held: 1 if limits hold back messages
--- that are due, as far as the first groups tell: a free slot is announced if a claim has got less
--- than its limit since the last announcement. period: the longest one of the rates that have
--- counted what was handed out, microseconds; 0 if none has. An error, DELAYQ_SETTINGS, if the
+-- none, the queue is paused, or the claim was given up. listeners: the number of clients that got
+-- the notice, or would have got it if anybody waited for a slot; 0 if there was none, -1 if the
+-- user may not know it. token: of all these leases, which is their end. position: of a message that
+-- has another priority than 0, or an expiry, or was handed out before; due: empty if the body tells
+-- it; expiry: empty if it has none. suspect: 1 if the message handed out is one, and thus alone; 2
+-- if it is to stay alone for a whole lease. more: 1 if suspects wait that were not handed out. The
+-- last ids are of recurring messages that were dropped or died. held: 1 if limits hold back
+-- messages that are due, as far as the first groups tell: a free slot is announced if a claim has
+-- got less than its limit since the last announcement. period: the longest one of the rates that
+-- have counted what was handed out, microseconds; 0 if none has. An error, DELAYQ_SETTINGS, if the
 -- settings have the layout of another release.
 -- include: clock
 -- include: notice

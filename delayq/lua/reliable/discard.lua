@@ -14,5 +14,4 @@
 
 if not is_moved_by(epoch) then return settings_changed() end
 redis.call('UNLINK', unpack(keys))
-redis.call('HDEL', settings, 'aside')
 return 1
