@@ -60,7 +60,7 @@ async def counted(server: Any, seconds: float, client: delayq.Client | None) -> 
     turns = Turns()
 
     def snapshot() -> list[float]:
-        timer = 0 if client is None else client._open_session().timer.statistics().wakeups
+        timer = 0 if client is None else client.session.timer.statistics().wakeups
         trips = 0 if client is None else client.statistics().round_trips
         switches = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         return [trips, timer, turns.count, switches, time.process_time()]

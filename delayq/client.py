@@ -167,7 +167,7 @@ class Client:
         self._resync_interval = resync_interval
         self._max_connections = max_connections
         self._retry_for = retry_for
-        self._name_mapper = name_mapper
+        self.name_mapper = name_mapper
         self._tasks = tasks
         self._embedded: EmbeddedServer | None = None
         if isinstance(address, str) and address.startswith("embedded:"):
@@ -204,6 +204,28 @@ class Client:
         if self._embedded is not None and self._session is None:
             return None
         return self._address.endpoint
+
+    @property
+    def label(self) -> str:
+        """The server's address without user and password; ``embedded`` for a private server."""
+        if self._embedded is not None:
+            return "embedded"
+        return self._address.label.replace("***@", "")
+
+    @property
+    def session(self) -> Session:
+        """The connections and tasks of the open client.
+
+        Raises:
+            Closed: The client is not open.
+        """
+        if self._session is None or self._closed:
+            raise Closed(
+                "the client is closed"
+                if self._closed
+                else "open the client first: async with connect(...) as client"
+            )
+        return self._session
 
     async def __aenter__(self) -> Self:
         """Open the client: start the embedded server if there is one, and make a first call to the
@@ -305,7 +327,7 @@ class Client:
             ConfigurationError: The client was opened in another event loop, or the queue is open on
                 this client with a different ``ordered_list``.
         """
-        session = self._open_session()
+        session = self.session
         session.check_loop()
         check_flag(ordered_list, "ordered_list")
         check_codec(codec)
@@ -316,7 +338,7 @@ class Client:
             session,
             listed=ordered_list,
             durability=durability,
-            keys_of=partial(DelayedKeys.of, mapper=self._name_mapper),
+            keys_of=partial(DelayedKeys.of, mapper=self.name_mapper),
         )
 
     @overload
@@ -445,7 +467,7 @@ class Client:
             Closed: The client is not open.
             ConfigurationError: The client was opened in another event loop.
         """
-        session = self._open_session()
+        session = self.session
         session.check_loop()
         settings = Settings(
             lease,
@@ -467,7 +489,7 @@ class Client:
         )
         check_codec(codec)
         return ReliableQueue(
-            name, partial(ReliableKeys.of, name, self._name_mapper), codec, settings, session
+            name, partial(ReliableKeys.of, name, self.name_mapper), codec, settings, session
         )
 
     async def server_time(self) -> datetime:
@@ -476,11 +498,11 @@ class Client:
         Raises:
             ServerUnavailable, ServerRefused: The server does not answer, or refuses the command.
         """
-        return moment_us(await self._open_session().server.time_us())
+        return moment_us(await self.session.server.time_us())
 
     def statistics(self) -> ClientStats:
         """Return what the client holds and has done so far."""
-        session = self._open_session()
+        session = self.session
         queues = self.queue_statistics()
         timer = session.timer.statistics()
         return ClientStats(
@@ -591,18 +613,9 @@ class Client:
     def _open_queues(self) -> dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue]:
         """Return the open queues by kind and name."""
         found: dict[tuple[str, str], OpenDelayedQueue | OpenReliableQueue] = {}
-        for each in self._open_session().scheduler.queues:
+        for each in self.session.scheduler.queues:
             if isinstance(each, Partition):
                 found[each.kind, each.queue.name] = each.queue
             elif isinstance(each, OpenDelayedQueue):
                 found[each.kind, each.name] = each
         return found
-
-    def _open_session(self) -> Session:
-        if self._session is None or self._closed:
-            raise Closed(
-                "the client is closed"
-                if self._closed
-                else "open the client first: async with connect(...) as client"
-            )
-        return self._session

@@ -66,7 +66,7 @@ class Board:
             self._notes |= page.notes
 
     def session(self) -> Session:
-        return self.client._open_session()  # noqa: SLF001 - a part of the library
+        return self.client.session
 
     async def now(self) -> int:
         """Return the server's time, in microseconds."""

@@ -1,5 +1,4 @@
 """Checks a server and its queues for problems, and suggests what to do about them."""
-# ruff: noqa: SLF001 - part of the client, in a module of its own
 
 from __future__ import annotations
 
@@ -81,7 +80,7 @@ async def diagnose(
         ServerUnavailable: The server does not answer.
     """
     try:
-        infos = await server_info.servers(client._open_session().server)
+        infos = await server_info.servers(client.session.server)
     except ServerRefused:
         infos = [{}]
     for info in infos:
@@ -181,7 +180,7 @@ def _memory(info: Mapping[str, str]) -> Finding:
 
 
 async def _cluster(client: Client) -> Finding | None:
-    server, spread = client._open_session().server, client._open_session().nodes.spread
+    server, spread = client.session.server, client.session.nodes.spread
     try:
         info = await server_info.cluster(server)
     except ServerRefused as error:
@@ -221,7 +220,7 @@ async def _clock(client: Client) -> Finding:
 async def _rights(
     client: Client, queues: Sequence[FoundQueue], role: Role | None
 ) -> AsyncIterator[Finding]:
-    server = client._open_session().server
+    server = client.session.server
     try:
         user = await server_info.user(server)
     except ServerRefused:
@@ -276,7 +275,7 @@ def _rules(role: Role, queue: FoundQueue) -> list[str]:
 
 async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> AsyncIterator[str]:
     """Yield the rights that the user lacks. Raises ServerRefused if the server does not tell."""
-    server = client._open_session().server
+    server = client.session.server
     if queue.kind == "reliable":
         keys = ReliableKeys.of(queue.name)
         key, channel = keys.messages[0], keys.settings if role == "dashboard" else keys.wake

@@ -235,7 +235,7 @@ async def configure(client: Client, name: str, changes: Declared) -> None:
 
     Raises as :meth:`delayq.ReliableQueue.configure`.
     """
-    background = client._open_session().background
+    background = client.session.background
     await KnownSettings(
         name, partial(_partition, client, name), background, lambda _: None
     ).configure(changes)
@@ -384,13 +384,13 @@ async def remove(client: Client, kind: QueueKind, name: str) -> int:
 
 
 def _server(client: Client) -> RedisClient:
-    session = client._open_session()
+    session = client.session
     session.check_loop()
     return session.server
 
 
 def _store(client: Client, name: str) -> DelayedStore:
-    return DelayedStore(_server(client), DelayedKeys.of(name, client._name_mapper))
+    return DelayedStore(_server(client), DelayedKeys.of(name, client.name_mapper))
 
 
 async def stores_of(client: Client, name: str) -> list[ReliableStore]:
@@ -425,7 +425,7 @@ async def _settings(store: ReliableStore) -> StoredSettings | None:
 
 
 def _partition(client: Client, name: str, number: int) -> ReliableStore:
-    return ReliableStore(_server(client), ReliableKeys.of(name, client._name_mapper, number))
+    return ReliableStore(_server(client), ReliableKeys.of(name, client.name_mapper, number))
 
 
 def _found_partition(client: Client, name: str, number: int) -> ReliableStore:

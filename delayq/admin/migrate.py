@@ -146,9 +146,9 @@ async def migrate(
     """
     if not 1 <= batch <= MAX_BATCH:
         raise BadInput(f"batch must be from 1 to {MAX_BATCH}")
-    session = client._open_session()  # noqa: SLF001 - part of the client, in a module of its own
+    session = client.session
     session.check_loop()
-    keys = DelayedKeys.of(name, client._name_mapper)  # noqa: SLF001
+    keys = DelayedKeys.of(name, client.name_mapper)
     async for progress in _Run(DelayedStore(session.server, keys), batch, dry_run=dry_run).run():
         yield progress
 

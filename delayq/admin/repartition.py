@@ -48,7 +48,7 @@ async def repartition(
     check_partitions(partitions)
 
     def store_of(number: int) -> ReliableStore:
-        keys = ReliableKeys.of(name, client._name_mapper, number)  # noqa: SLF001 - one library
-        return ReliableStore(client._open_session().server, keys)  # noqa: SLF001 - one library
+        keys = ReliableKeys.of(name, client.name_mapper, number)
+        return ReliableStore(client.session.server, keys)
 
     return await Mover(name, store_of, partitions, progress).run()

@@ -13,7 +13,7 @@ from delayq._reliable.settings import Difference, option_text
 from delayq.admin import inspect as inspection
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json, say, tell
-from delayq.cli.running import label_of, server_of, with_client
+from delayq.cli.running import server_of, with_client
 from delayq.cli.worker.child import demand_no_server, import_worker
 from delayq.client import URL_VARIABLE
 from delayq.errors import ConfigurationError
@@ -48,7 +48,7 @@ def configure_from(
         declared = {queue.name: declared[queue.name]}
 
     async def act(client: Client) -> bool:
-        tell(f"the server is {label_of(client)}")
+        tell(f"the server is {client.label}")
         count, complete = 0, True
         for name, settings in declared.items():
             for difference in await inspection.undeclared(client, name, settings):

@@ -51,13 +51,6 @@ def public_part(url: str) -> str:
     return "embedded" if url.startswith("embedded:") else redacted(url).replace("***@", "")
 
 
-def label_of(client: delayq.Client) -> str:
-    """Return the address of an open client's server without the parts that may be secret."""
-    if client.private_server is not None:
-        return "embedded"
-    return client._address.label.replace("***@", "")  # noqa: SLF001 - one library
-
-
 def python(module: str) -> list[str]:
     """Return a command that runs a module.
 

@@ -22,7 +22,7 @@ from delayq.admin import inspect as inspection
 from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
 from delayq.cli.queues import state_of, stats_or_error
-from delayq.cli.running import clock, label_of, with_client
+from delayq.cli.running import clock, with_client
 from delayq.errors import ServerError
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ async def _print(monitor: Monitor, interval: float, *, as_json: bool) -> None:
 
 
 async def _live(monitor: Monitor, interval: float) -> None:
-    view = View(label_of(monitor.client))
+    view = View(monitor.client.label)
     view.lines, view.at = await monitor.read(), await clock(monitor.client)
     screen = console()
     with _keys() as keys, Live(console=screen, screen=True, auto_refresh=False) as live:

@@ -162,7 +162,7 @@ async def settled(target: Target, *, timeout: Duration = 10.0) -> None:
 
 
 def _session(target: Target) -> Session:
-    return target._open_session() if isinstance(target, Client) else target._session
+    return target.session if isinstance(target, Client) else target._session
 
 
 async def _keys_of(target: Target) -> list[Keys]:

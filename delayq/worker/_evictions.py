@@ -44,7 +44,7 @@ async def look_for_evictions(client: Client, sources: Sequence[Source]) -> None:
 
 async def _infos(client: Client) -> list[dict[str, str]]:
     with suppress(DelayqError):
-        return await server_info.servers(client._open_session().server)  # noqa: SLF001 - one library
+        return await server_info.servers(client.session.server)
     return []
 
 

@@ -551,7 +551,7 @@ class Worker:
                     for feed in feeds:
                         stack.enter_context(feed.source.served(partial(pool.free, feed)))
                     sources = [feed.source for feed in feeds]
-                    background = client._open_session().background  # noqa: SLF001 - one library
+                    background = client.session.background
                     looking = background.spawn(look_for_evictions(client, sources), "evictions")
                     stack.callback(looking.cancel)
                     await self._work(stop, pool, started=started)

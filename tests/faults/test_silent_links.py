@@ -46,7 +46,7 @@ async def one_wire(url: str) -> AsyncIterator[Connection]:
 
 async def burst(client: Client, connections: int) -> None:
     """Leave as many connections open as a burst of calls would."""
-    server = client._open_session().server
+    server = client.session.server
     await asyncio.gather(*(server.anywhere("PING") for _ in range(3 * connections)))
 
 

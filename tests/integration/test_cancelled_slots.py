@@ -110,7 +110,7 @@ async def test_an_ordered_group_goes_on_at_the_end_of_the_lease_of_a_cancelled_m
         await claim_one(jobs)
         await jobs.cancel("a", running=True)
         kind_and_keys = ("reliable", jobs._open.opened[0].keys.re_checked)
-        (look,) = await resync(client._open_session().server, [[kind_and_keys]])
+        (look,) = await resync(client.session.server, [[kind_and_keys]])
         assert isinstance(look, Resynced)
         assert 0 <= look.queues[0].wait_us <= 1_000_000
         # Nothing else tells this client to look.

@@ -196,7 +196,7 @@ async def consume(queue: Jobs, handle: Callable[[int], object]) -> None:
 
 
 def nodes_of(client: Client) -> Cluster:
-    nodes = client._open_session().nodes
+    nodes = client.session.nodes
     assert isinstance(nodes, Cluster)
     return nodes
 
@@ -396,7 +396,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
         *seen, hidden = names(cluster, "jobs")
         with cluster.nodes[2].paused():
             # Its connections are unusable, and new ones cannot be established.
-            for wire in list(client._open_session().nodes.all()[2]._free):
+            for wire in list(client.session.nodes.all()[2]._free):
                 wire.close()
             found = {queue.name for queue in await inspection.queues(client)}
         assert set(seen) <= found
@@ -440,7 +440,7 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
         queue: Jobs = client.reliable_queue(name, lease=LEASE)
         await queue.settings()
 
-        failed = client._open_session().nodes.failed_lately
+        failed = client.session.nodes.failed_lately
         # Another server may fail briefly as well: one that hears too late from the rest.
         hang = {
             partition
@@ -513,7 +513,7 @@ async def test_a_re_check_takes_few_round_trips(cluster: TestCluster) -> None:
     async with delayq.connect(cluster.url, resync_interval=3600) as client:
         for number in range(100):
             client.delayed_queue(f"orders{number}")
-        scheduler = client._open_session().scheduler
+        scheduler = client.session.scheduler
         plan = scheduler.subscriber._plan
         await until(lambda: plan._requested and not plan._sent)
         await scheduler.run_once()

@@ -64,7 +64,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
 ) -> None:
     """Otherwise they would give it back later, ahead of what the close has given back."""
     client, queue = await opened(own_server.url, 20)
-    scheduler = client._open_session().scheduler
+    scheduler = client.session.scheduler
     end = Supply.end
     written: list[HandBack] = []
     ending: list[Any] = []

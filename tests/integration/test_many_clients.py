@@ -429,7 +429,7 @@ async def test_a_client_that_hears_nothing_doubles_nothing_and_delays_nothing_fo
         queue = kind.open(producer)
         await crowd.subscribed(raw, others=not kind.reliable)
         # A half-open link looks like silence.
-        subscriber = crowd.clients[0]._open_session().scheduler.subscriber
+        subscriber = crowd.clients[0].session.scheduler.subscriber
         monkeypatch.setattr(subscriber, "_handle", lambda _: None)
         for start in range(0, 120, 12):
             await crowd.offer({start + n: chance.random() * 0.2 for n in range(12)}, by=queue)

@@ -218,7 +218,7 @@ async def test_a_step_is_repeatable(client: delayq.Client, raw: Raw) -> None:
     # A step is repeated after a lost answer; the list may have changed in the meantime.
     records = some_records(50)
     raw.put(*records)
-    caller: RedisClient = client._open_session().server
+    caller: RedisClient = client.session.server
     reply = await caller.run(MIGRATE, (Z, L), (1, 40, 20))
     assert reply[:3] == [8, 50, 20]
     expected = [

@@ -454,7 +454,7 @@ def calls_at_most(most: int, client: Client) -> Iterator[None]:
     numbers, attempt = itertools.count(1), RedisClient._attempt
 
     async def attempt_or_end(server: RedisClient, key: str | None, call: Any) -> Any:
-        if server is client._open_session().server and next(numbers) > most:
+        if server is client.session.server and next(numbers) > most:
             raise asyncio.CancelledError
         return await attempt(server, key, call)
 

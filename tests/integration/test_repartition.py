@@ -367,7 +367,7 @@ async def test_a_move_can_be_given_up_until_workers_have_finished(
         if epoch != min(taken)[0]:
             continue
         keys = ReliableKeys.of("jobs", partition=number)
-        late = MovedPartition(ReliableStore(client._open_session().server, keys), number)
+        late = MovedPartition(ReliableStore(client.session.server, keys), number)
         late._epoch = epoch
         with pytest.raises(SettingsChanged):
             await late.hold_back("pause")
@@ -451,7 +451,7 @@ async def processes(
             client = await clients.enter_async_context(delayq.connect(server.url))
             move = asyncio.create_task(repartition(client, "jobs", partitions))
             process = Process(client, move, asyncio.Event(), asyncio.Event())
-            started[client._open_session().server] = (process, stop, itertools.count(1))
+            started[client.session.server] = (process, stop, itertools.count(1))
             stops = asyncio.create_task(process.stops.wait())
             await asyncio.wait({stops, move}, return_when=asyncio.FIRST_COMPLETED)
             stops.cancel()

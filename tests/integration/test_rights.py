@@ -117,7 +117,7 @@ async def bench(server: PrivateServer) -> AsyncIterator[Bench]:
         async with delayq.connect(
             server.url.replace("unix://", f"unix://{USER}:{PASSWORD}@")
         ) as client:
-            yield Bench(any_raw, client._open_session().server)
+            yield Bench(any_raw, client.session.server)
         await any_raw.execute_command("ACL", "DELUSER", USER)
 
 

@@ -187,7 +187,7 @@ async def test_many_queues_and_waiting_takes_are_nearly_idle(server: PrivateServ
             return (len(ours), len(blocked)) == (20 + 1 + 1, 20)
 
         # Each confirmed subscription is followed by a re-check out of turn.
-        subscriptions = client._open_session().scheduler.subscriber._plan
+        subscriptions = client.session.scheduler.subscriber._plan
         await until(lambda: subscriptions._requested and not subscriptions._sent)
         await until(are_at_rest, within=60)
         await asyncio.sleep(0.5)
@@ -219,7 +219,7 @@ async def test_one_more_queue_costs_as_much_as_the_first(
 
     monkeypatch.setattr("delayq._engine.scheduler.resync", counted)
     async with delayq.connect(server.url, resync_interval=1_000_000) as client:
-        scheduler, calls = client._open_session().scheduler, client._open_session().server
+        scheduler, calls = client.session.scheduler, client.session.server
         costs = []
         for n in range(30):
             before = calls.round_trips
@@ -250,7 +250,7 @@ async def test_the_re_check_of_many_queues_is_one_round_trip(
     async with delayq.connect(server.url, resync_interval=3600) as client:
         queues = [client.delayed_queue(f"orders {n}") for n in range(100)]
         await queues[70].offer(70, 3600)
-        scheduler, calls = client._open_session().scheduler, client._open_session().server
+        scheduler, calls = client.session.scheduler, client.session.server
         # Only our own calls are left, and the server knows the script.
         assert scheduler._resync is not None
         scheduler._resync.cancel()

@@ -297,6 +297,6 @@ async def test_a_command_that_the_server_does_not_know_is_not_quoted_with_its_ar
     with PrivateServer(server_kind, options=options) as server:
         async with delayq.connect(server.url) as client:
             await refused(
-                lambda: client._open_session().server.command("RPUSH", "k", SECRET),
+                lambda: client.session.server.command("RPUSH", "k", SECRET),
                 lambda: client.delayed_queue(NAME).offer(VALUE),
             )

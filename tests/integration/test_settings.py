@@ -313,7 +313,7 @@ class TestStaleClients:
 class TestHearing:
     @staticmethod
     def known(client: Client) -> QueueSettings:
-        (queue,) = client._open_session().scheduler.queues
+        (queue,) = client.session.scheduler.queues
         return queue.queue.settings.stored.public()  # type: ignore[attr-defined,no-any-return]
 
     async def test_a_notification_is_enough(self, server: PrivateServer, client: Client) -> None:
@@ -335,7 +335,7 @@ class TestHearing:
         async with delayq.connect(server.url, resync_interval=resync) as client:
             claiming = asyncio.create_task(client.reliable_queue("jobs").claim(wait=30))
             await until(lambda: client.statistics().waiting == 1)
-            await until(lambda: client._open_session().scheduler.queues[0].queue.settings.stored)  # type: ignore[attr-defined]
+            await until(lambda: client.session.scheduler.queues[0].queue.settings.stored)  # type: ignore[attr-defined]
             # As if it had been published while the link was down.
             await raw.hset(KEYS.settings, mapping={"layout": LAYOUT, "epoch": "9", "max_size": "3"})
             if by == "subscription":
@@ -405,7 +405,7 @@ class TestLosingAndBreaking:
         await raw.hset(KEYS.settings, "layout", "3")
         with pytest.raises(ConfigurationError, match="a newer release"):
             await jobs.offer(1)
-        client._open_session().scheduler.queues[0].wake()
+        client.session.scheduler.queues[0].wake()
         with pytest.raises(ConfigurationError, match="a newer release"):
             await claiming
 
@@ -550,7 +550,7 @@ def test_declarations_and_configurations_follow_a_plain_model(server: PrivateSer
             self.stored: dict[str, Any] = {}
             # What each handle declares, and whether it has had a successful call.
             self.handles: list[tuple[ReliableQueue[int], dict[str, Any], list[bool]]] = []
-            loop.run_until_complete(self.clients[0]._open_session().server.flush())
+            loop.run_until_complete(self.clients[0].session.server.flush())
 
         def open(self) -> Client:
             return loop.run_until_complete(

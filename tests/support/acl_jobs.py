@@ -144,7 +144,7 @@ async def delayed_dashboard(place: Place) -> None:
         await place.stops_listening(DELAYED.channel, queue)
     await place.raw.zadd(DELAYED.leases, {b"token": 2e15})
     await place.raw.hset(DELAYED.leased, b"token", b"4")
-    board = DelayedSource(place.client._open_session(), NAME)
+    board = DelayedSource(place.client.session, NAME)
     await show(board)
     assert [row.payload for row in (await board.page("leased", 0, 9)).rows] == [b"4"]
     await place.raw.unlink(DELAYED.leases, DELAYED.leased)
@@ -172,7 +172,7 @@ async def delayed_admin(place: Place) -> None:
     await delayed_dashboard(place)
     theirs, raw = place.helper.delayed_queue(NAME), place.raw
     queue: DelayedQueue[Any] = place.client.delayed_queue(NAME)
-    board = DelayedSource(place.client._open_session(), NAME)
+    board = DelayedSource(place.client.session, NAME)
     row = (await board.page("delayed", 0, 1)).rows[0]
     assert row.place is not None
     (moved,) = await board.reschedule([row.place], 10_000_000)
@@ -314,7 +314,7 @@ async def reliable_dashboard(place: Place) -> None:
         assert await queue.get((await queue.list(state))[0].id)
     assert await queue.dead.size() == 1
     assert (await queue.dead.list())[0].reason == "why"
-    await show(ReliableSource(place.client._open_session(), NAME, 1))
+    await show(ReliableSource(place.client.session, NAME, 1))
     assert [schedule.name for schedule in await queue.schedules()] == ["nightly"]
     assert [group.name for group in await queue.groups.list()] == ["idle"]
     history = await queue.history("done")

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 import delayq
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import clean
-from delayq.cli.running import label_of
 from delayq.client import URL_VARIABLE
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ async def _run(
 
     def ready() -> None:
         facts = {
-            "server": label_of(worker.client),
+            "server": worker.client.label,
             "queues": worker.queues,
             "concurrency": worker.concurrency,
         }

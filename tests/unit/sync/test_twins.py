@@ -32,7 +32,7 @@ TWINS: dict[type, type] = {
 # Messages are taken by a worker, or by asynchronous code, which gives them back if it is cancelled.
 TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # For the library itself, or under another name.
-OTHERS = {"aclose", "is_new", "keep_codec", "private_server", "through"}
+OTHERS = {"aclose", "is_new", "keep_codec", "label", "private_server", "session", "through"}
 ONLY_SYNCHRONOUS = {"arun", "close", "run"}
 # How to reach each class's twin from its queue.
 PATHS: dict[type, str] = {sync.DeadLetters: "dead", sync.Groups: "groups"}
