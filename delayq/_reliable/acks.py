@@ -65,7 +65,7 @@ class Acknowledger:
         self.ack_and_forget: Callable[[Claim, int], bool] = self._acks.fire_and_forget
 
     @property
-    def unanswered(self) -> int:
+    def in_flight(self) -> int:
         """Number of acknowledgements in flight."""
         return self._acks.unanswered
 

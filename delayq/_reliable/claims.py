@@ -58,7 +58,7 @@ class Claims:
         self.supply: Supply[Claim] = waiters.add_source(
             partition.name,
             self.wakeups.wake,
-            look_at=lambda: partition.queue.look_at([partition]),
+            look_at=lambda: partition.queue.probe([partition]),
             hand_back=self._releasing,
             given_back=self._given_back,
             services=services,

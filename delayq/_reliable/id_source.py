@@ -45,12 +45,12 @@ class IdSource:
         self._until_ns = 0
         self.partitions: int = 1
         self.new_id: Callable[[], str] = new_id
-        self.commits: Batcher[NewMessage, int] = queue.opened[0].offers.commits
+        self.commits: Batcher[NewMessage, int] = queue.opened_partitions[0].offers.commits
 
     def settings_changed(self, partitions: int) -> None:
         """Generate ids for this number of partitions from now on."""
         self._left, self.partitions = 0, partitions
-        self.commits = self._queue.opened[0].offers.commits
+        self.commits = self._queue.opened_partitions[0].offers.commits
         self.new_id = new_id if partitions == 1 else self._new_id
 
     def _new_id(self) -> str:
@@ -72,8 +72,8 @@ class IdSource:
             self._left, self._turn_ends_ns = _IN_A_ROW, now_ns + _TURN_NS
             for _ in range(count):
                 self._partition = (self._partition + 1) % count
-                if not queue.is_away(queue.opened[self._partition]):
+                if not queue.is_unreachable(queue.opened_partitions[self._partition]):
                     break
-            self.commits = queue.opened[self._partition].offers.commits
+            self.commits = queue.opened_partitions[self._partition].offers.commits
         beginning, self._until_ns = new_block()
         self._ids = map(beginning.__add__, endings_in(beginning, self._partition, count))

@@ -134,12 +134,12 @@ class QueueHandle(Generic[T]):
     Attributes:
         codec: Decodes their values.
         partition: The partition they come from.
-        settling: Settles them.
+        acknowledger: Acknowledges them.
         backoff: Decides when a failed message is retried.
         max_attempts: The number of attempts after which a message dies; 0 for no limit.
         keeper: Renews their leases.
         loop: The client's event loop.
-        cancelled: As in :class:`MessageNews`.
+        cancelled: As in :class:`MessageNotifications`.
         hooks: The observers to notify.
         reports: Measures how late messages are, and how long handlers take.
         encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
@@ -147,7 +147,7 @@ class QueueHandle(Generic[T]):
 
     codec: Codec[T]
     partition: Partition
-    settling: Acknowledger
+    acknowledger: Acknowledger
     backoff: Backoff
     max_attempts: int
     keeper: LeaseKeeper[Claim]
@@ -342,7 +342,7 @@ class Message(Generic[T]):
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
         self._origin.keeper.let_go(self._claim)
         try:
-            demand(await self._origin.settling.ack(self._claim))
+            demand(await self._origin.acknowledger.ack(self._claim))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
@@ -394,7 +394,7 @@ class Message(Generic[T]):
         delay_us = microseconds(
             self._origin.backoff.delay(self.attempt) if delay is None else delay
         )
-        await self._settle(self._origin.settling.nack(self._claim, delay_us, text))
+        await self._settle(self._origin.acknowledger.nack(self._claim, delay_us, text))
 
     async def snooze(self, delay: Duration) -> None:
         """Give the message back until a delay has passed. The attempt does not count.
@@ -407,7 +407,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         delay_us = microseconds(delay)
-        await self._settle(self._origin.settling.snooze(self._claim, delay_us))
+        await self._settle(self._origin.acknowledger.snooze(self._claim, delay_us))
 
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
@@ -418,7 +418,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         lease_us = microseconds(duration, "lease")
-        (mine,) = await self._origin.settling.extend([self._claim], lease_us)
+        (mine,) = await self._origin.acknowledger.extend([self._claim], lease_us)
         if not mine:
             self._lose()
             raise self._loss()
@@ -445,7 +445,7 @@ class Message(Generic[T]):
     async def _give_back(self, *, is_begun: bool = False) -> None:
         """Give the message back; by default before its handler has begun: it has not started."""
         self._demand_lease()
-        await self._settle(self._origin.settling.release(self._claim, is_begun=is_begun))
+        await self._settle(self._origin.acknowledger.release(self._claim, is_begun=is_begun))
         self._is_back = True
 
     async def __aenter__(self) -> Self:
@@ -516,7 +516,7 @@ class Message(Generic[T]):
         if (
             ahead is not None
             and (ahead or ahead.fetching)
-            and origin.settling.ack_and_forget(claim, ahead.most_unanswered)
+            and origin.acknowledger.ack_and_forget(claim, ahead.most_unanswered)
         ):
             self._settled = True
             return True
@@ -542,7 +542,7 @@ class Message(Generic[T]):
             return False
         if self._lost:
             # Perhaps it was cancelled, and has kept its slots until now.
-            self._origin.settling.stopped(self._claim)
+            self._origin.acknowledger.stopped(self._claim)
             by_others = (
                 task is not None
                 and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
@@ -614,7 +614,9 @@ class Message(Generic[T]):
             "error": error,
         }
         await self._settle(
-            self._origin.settling.bury(self._claim, json.dumps(why, separators=(",", ":")), error)
+            self._origin.acknowledger.bury(
+                self._claim, json.dumps(why, separators=(",", ":")), error
+            )
         )
 
     async def _settle(self, call: Awaitable[None]) -> None:
@@ -667,7 +669,7 @@ class Message(Generic[T]):
     def _loss(self) -> LeaseLost:
         """Return the error to raise because the lease is lost."""
         if self._task is None:
-            self._origin.settling.stopped(self._claim)
+            self._origin.acknowledger.stopped(self._claim)
         if self._claim.name in self._origin.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
         return LeaseLost(LOST)

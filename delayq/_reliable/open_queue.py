@@ -13,10 +13,10 @@ from delayq._reliable.dead_letters import half_way
 from delayq._reliable.id_source import IdSource
 from delayq._reliable.ids import new_block, new_id
 from delayq._reliable.known_settings import KnownSettings
-from delayq._reliable.looks import Looks
-from delayq._reliable.news import MessageNews
+from delayq._reliable.notifications import MessageNotifications
 from delayq._reliable.partition import Partition
 from delayq._reliable.placement import endings_in, home_of, partition_of
+from delayq._reliable.probes import Probes
 from delayq._reliable.recurrence import is_occurrence
 from delayq._reliable.reports import Reports
 from delayq._reliable.store import PAGE, ReliableStore
@@ -76,7 +76,7 @@ class OpenReliableQueue:
         )
         first = keys_of(0)
         self.services: EngineContext = services
-        self.given: Settings = given
+        self.handle_settings: Settings = given
         self.codec: Codec[Any] | None = None
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.settings: KnownSettings = KnownSettings(
@@ -91,26 +91,26 @@ class OpenReliableQueue:
             supply_of=lambda claim: claim.partition,
             policy_of=lambda claim: claim.policy,
         )
-        self.news: MessageNews = MessageNews(self)
+        self.notifications: MessageNotifications = MessageNotifications(self)
         self.reports: Reports = Reports(self, services)
-        self.opened: list[Partition] = [Partition(self, 0, first, services)]
+        self.opened_partitions: list[Partition] = [Partition(self, 0, first, services)]
         self.ids: IdSource = IdSource(self)
-        self._looks = Looks(self, scheduler)
+        self._looks = Probes(self, scheduler)
 
     @property
     def partitions(self) -> list[Partition]:
         """The partitions of the queue, in order. The first one has the queue's own keys."""
-        return self.opened[: self.ids.partitions]
+        return self.opened_partitions[: self.ids.partitions]
 
     @property
     def name(self) -> str:
         """The queue's name."""
-        return self.opened[0].name
+        return self.opened_partitions[0].name
 
     @property
     def closed(self) -> bool:
         """Whether the queue was closed."""
-        return self.opened[0].closed
+        return self.opened_partitions[0].closed
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -128,24 +128,24 @@ class OpenReliableQueue:
 
     # Placement
 
-    def place(self, id: str) -> Partition:  # noqa: A002
+    def partition_of(self, id: str) -> Partition:  # noqa: A002
         """Return the partition of a message, unless it has a group and an id of the caller's
         own.
         """
         number = self.ids.partitions
-        return self.opened[partition_of(id, number) if number > 1 else 0]
+        return self.opened_partitions[partition_of(id, number) if number > 1 else 0]
 
-    def home(self, name: str) -> Partition:
+    def home_of(self, name: str) -> Partition:
         """Return the partition in which a schedule lies, or all messages of a group."""
-        return self.opened[home_of(name, self.ids.partitions)]
+        return self.opened_partitions[home_of(name, self.ids.partitions)]
 
-    def places(self, id: str) -> list[Partition]:  # noqa: A002
+    def candidates(self, id: str) -> list[Partition]:  # noqa: A002
         """Return the partitions in which a message may lie, that of its id first.
 
         A generated id tells the partition, but an id of the caller's own may look like one, and
         belong to a message that lies with its group.
         """
-        first = self.place(id)
+        first = self.partition_of(id)
         return [first, *(partition for partition in self.partitions if partition is not first)]
 
     async def search(
@@ -182,7 +182,7 @@ class OpenReliableQueue:
         try:
             while True:
                 number = self.settings.stored.partitions
-                places = [self.places(id) for id in changed]  # noqa: A001
+                places = [self.candidates(id) for id in changed]  # noqa: A001
                 for partitions in zip_longest(*places):
                     parts: dict[Partition, list[str]] = {}
                     for id, partition in zip(changed, partitions, strict=True):  # noqa: A001
@@ -204,10 +204,11 @@ class OpenReliableQueue:
             raise half_way(error, sum(changed.values())) from error.__cause__
         return [changed[id] for id in ids]  # noqa: A001
 
-    async def of_each(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
+    async def for_each_partition(self, of: Callable[[Partition], Awaitable[R]]) -> Sequence[R]:
         """Call ``of`` for every partition concurrently, and return the results.
 
-        Calls it again as :meth:`of_all` does. Waits for all calls, then raises the first error.
+        Repeats the calls as :meth:`with_all_partitions` does. Waits for all, then raises the first
+        error.
         """
 
         async def each(partitions: Sequence[Partition]) -> Sequence[R]:
@@ -217,9 +218,9 @@ class OpenReliableQueue:
                     raise outcome
             return outcomes  # type: ignore[return-value]  # none is an error
 
-        return await self.of_all(each)
+        return await self.with_all_partitions(each)
 
-    async def of_all(self, of: Callable[[Sequence[Partition]], Awaitable[R]]) -> R:
+    async def with_all_partitions(self, of: Callable[[Sequence[Partition]], Awaitable[R]]) -> R:
         """Call ``of`` for all partitions together, and return its result.
 
         If the queue has got other partitions meanwhile, call it for all of them again, so that none
@@ -250,19 +251,19 @@ class OpenReliableQueue:
         """
         chosen = new_id()
         for _ in range(10 * len(self.partitions)):
-            if not self.is_away(self.place(chosen), failed):
+            if not self.is_unreachable(self.partition_of(chosen), failed):
                 break
             chosen = new_id()
         return chosen
 
-    def are_away(self, failed: Collection[Partition]) -> bool:
+    def are_unreachable(self, failed: Collection[Partition]) -> bool:
         """Return whether no partition for new messages is available, as far as we know."""
         if failed and not self.services.nodes.spread:
             # All are on one server.
             return True
-        return all(self.is_away(partition, failed) for partition in self.partitions)
+        return all(self.is_unreachable(partition, failed) for partition in self.partitions)
 
-    def is_away(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
+    def is_unreachable(self, partition: Partition, failed: Container[Partition] = ()) -> bool:
         """Return whether the server of a partition is not available, as far as we know."""
         return partition in failed or self.services.nodes.failed_lately(partition.keys.wake)
 
@@ -274,11 +275,11 @@ class OpenReliableQueue:
         while True:
             left = None if until is None else max(0.0, until - self.loop.time()) if wait else 0.0
             taken = await self.waiters.get(count, left, policy)
-            kept = await self.follow_up(taken)
+            kept = await self.advance_schedules(taken)
             if kept or not taken:
                 return kept
 
-    async def follow_up(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+    async def advance_schedules(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out.
@@ -287,13 +288,13 @@ class OpenReliableQueue:
         for place in {
             claim.partition for _, claim in taken if b"@" in claim.id and is_occurrence(claim.id)
         }:
-            taken = await self.opened[place].recurrence.begin(taken)
+            taken = await self.opened_partitions[place].recurrence.begin(taken)
         return taken
 
     def _ask(self, insist: bool) -> None:
         """Look for messages for a caller that has joined."""
         for partition in self.partitions:
-            partition.attend()
+            partition.listen()
         if len(self.partitions) == 1:
             wakeups = self.partitions[0].wakeups
             if insist:
@@ -304,29 +305,29 @@ class OpenReliableQueue:
         unknown = [
             partition
             for number in self.waiters.line.unknown_sources()
-            if not (partition := self.opened[number]).wakeups.plan.up_to_date
+            if not (partition := self.opened_partitions[number]).wakeups.plan.up_to_date
         ]
         if not insist:
             for each in self.partitions:
                 each.wakeups.listen()
         if unknown:
-            self.look_at(unknown)
+            self.probe(unknown)
         self.waiters.ask_supplies()
 
-    def ask_each(self) -> None:
+    def expect_messages_everywhere(self) -> None:
         """Have the next caller ask every partition, whatever is known of it."""
         for partition in self.partitions:
             self.waiters.line.looked(partition.claims.supply, 0, may_have_items=True)
 
-    def look_at(self, partitions: list[Partition]) -> None:
+    def probe(self, partitions: list[Partition]) -> None:
         """Find out which of several partitions have something due."""
         self._looks.request(partitions)
 
     async def flush(self) -> None:
         """Wait for the answers to all acknowledgements sent before now."""
         for partition in self.partitions:
-            if partition.unanswered:
-                await partition.settling.flush()
+            if partition.acks_in_flight:
+                await partition.acknowledger.flush()
 
     async def quiet(self, within: float) -> None:
         """Wait until no claim is in flight and everything given back has arrived, for at most
@@ -335,9 +336,9 @@ class OpenReliableQueue:
         await asyncio.gather(*(each.claims.quiet(within) for each in self.partitions))
 
     @property
-    def unanswered(self) -> int:
+    def acks_in_flight(self) -> int:
         """Number of acknowledgements in flight."""
-        return sum(partition.unanswered for partition in self.partitions)
+        return sum(partition.acks_in_flight for partition in self.partitions)
 
     # The partitions
 
@@ -346,14 +347,14 @@ class OpenReliableQueue:
             # It opens no more partitions.
             return
         if stored.partitions != self.ids.partitions:
-            for partition in self.opened:
+            for partition in self.opened_partitions:
                 partition.offers.recall()
-            for place in range(len(self.opened), stored.partitions):
-                self.opened.append(self._open_partition(place))
+            for place in range(len(self.opened_partitions), stored.partitions):
+                self.opened_partitions.append(self._open_partition(place))
             self.ids.settings_changed(stored.partitions)
-        self.limits_changed(self.partitions)
+        self.on_limits_changed(self.partitions)
 
-    def limits_changed(self, partitions: Iterable[Partition]) -> None:
+    def on_limits_changed(self, partitions: Iterable[Partition]) -> None:
         """Look for messages in these partitions again, because limits may let more run."""
         for partition in partitions:
             partition.wakeups.plan.forget()
@@ -375,7 +376,7 @@ class OpenReliableQueue:
             slots: The slots of the worker.
             free: Returns how many of them are free.
         """
-        self.partitions[0].attend()
+        self.partitions[0].listen()
         counters = self.partitions[0].counters
         counters.slots += slots
         counters.free_slots.append(free)
@@ -394,6 +395,6 @@ class OpenReliableQueue:
         """Start nothing new, and end every waiting call, when the first partition is closed."""
         if not self.closing.done():
             self.closing.set_result(None)
-            for partition in self.opened:
+            for partition in self.opened_partitions:
                 partition.claims.close()
             self.waiters.close(last)

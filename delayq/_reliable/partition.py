@@ -64,7 +64,7 @@ class Partition:
     # A client may offer to thousands of queues, and needs neither of these for that.
 
     @cached_property
-    def settling(self) -> Acknowledger:
+    def acknowledger(self) -> Acknowledger:
         """Settles the messages that were handed out."""
         return Acknowledger(self.store, self._services, self.counters, self.queue.settings)
 
@@ -74,9 +74,9 @@ class Partition:
         return Recurrence(self, self._services)
 
     @property
-    def unanswered(self) -> int:
+    def acks_in_flight(self) -> int:
         """Number of acknowledgements in flight."""
-        return self.settling.unanswered if "settling" in vars(self) else 0
+        return self.acknowledger.in_flight if "acknowledger" in vars(self) else 0
 
     @property
     def name(self) -> str:
@@ -113,7 +113,7 @@ class Partition:
         return self.claims.wakeups
 
     @property
-    def held(self) -> int:
+    def running(self) -> int:
         """Number of messages that are being handled."""
         return sum(keeper.held for keeper in self._keepers.values())
 
@@ -123,20 +123,20 @@ class Partition:
 
     def keeper(self, lease_us: int) -> LeaseKeeper[Claim]:
         """Return the keeper of leases of this length."""
-        self.attend()
+        self.listen()
         if lease_us not in self._keepers:
             self._keepers[lease_us] = LeaseKeeper(
-                self.name, lease_us, self.settling.extend, self._services
+                self.name, lease_us, self.acknowledger.extend, self._services
             )
         return self._keepers[lease_us]
 
-    def attend(self) -> None:
+    def listen(self) -> None:
         """Listen to the queue from now on, because this client does more than to offer to it."""
         if not self.closed:
             self._services.listen("news")
 
     def resync_keys(self) -> tuple[str, ...]:
-        self.queue.news.look_again()
+        self.queue.notifications.look_again()
         if not self.index:
             self.queue.reports.look()
         if self.queue.waiters.waiting:
@@ -168,14 +168,14 @@ class Partition:
         what, _, rest = content.partition(b" ")
         if what == _CANCELLED:
             token, _, id = rest.partition(b" ")  # noqa: A001
-            self.queue.news.on_cancelled((id, token))
+            self.queue.notifications.on_cancelled((id, token))
             for keeper in self._keepers.values():
                 keeper.lose(lambda claim: claim.name == (id, token))
             self.claims.cancelled((id, token))
         elif what == _FINISHED:
-            self.queue.news.on_finished(rest)
+            self.queue.notifications.on_finished(rest)
         elif self.index:
-            self.queue.limits_changed([self])
+            self.queue.on_limits_changed([self])
         else:
             # The settings of the first partition decide.
             self.queue.settings.on_change()
@@ -198,7 +198,7 @@ class Partition:
             expired=self.claims.expired,
             errors=self.wakeups.errors,
             waiting=self.queue.waiters.waiting,
-            in_flight=self.held,
+            in_flight=self.running,
             slots=counters.slots,
             free_slots=sum(free() for free in counters.free_slots),
         )
@@ -213,6 +213,6 @@ class Partition:
     async def aclose(self, grace: float) -> None:
         until = self.queue.loop.time() + grace
         await asyncio.gather(
-            self.offers.aclose(grace), self.settling.aclose(grace), self.claims.aclose(grace)
+            self.offers.aclose(grace), self.acknowledger.aclose(grace), self.claims.aclose(grace)
         )
         await self.queue.reports.aclose(self.index, until)

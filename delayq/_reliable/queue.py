@@ -109,12 +109,14 @@ class ReliableQueue(Recurring[T], Generic[T]):
         scheduler = session.scheduler
         first = scheduler.open(
             keys_of(0).wake,
-            lambda services: OpenReliableQueue(name, keys_of, given, scheduler, services).opened[0],
+            lambda services: OpenReliableQueue(
+                name, keys_of, given, scheduler, services
+            ).opened_partitions[0],
         )
         self._open = first.queue
         # Settings that this handle was not given come from the others on this client.
-        settings = given.inherit(self._open.given).inherit(DEFAULTS)
-        self._open.given = self._open.given.inherit(given)
+        settings = given.inherit(self._open.handle_settings).inherit(DEFAULTS)
+        self._open.handle_settings = self._open.handle_settings.inherit(given)
         self._open.codec = self._open.codec or codec
         self._codec = codec or self._open.codec or JsonCodec()
         self._policy = settings.policy()
@@ -122,7 +124,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._declaration = Declaration(self._open, given.declared())
         if given.declared():
             # The server may lose what is declared here, and others store anew without it.
-            first.attend()
+            first.listen()
         self._hooks = self._open.services.hooks
         self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(
@@ -340,7 +342,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         except Closed:
             return
         queue, now, leased = self._open, self._open.loop.time, self._leased
-        cancelled, within = queue.news.cancelled, prefetch.WITHIN
+        cancelled, within = queue.notifications.cancelled, prefetch.WITHIN
         reader: Reader[Claim] = Reader()
         async with aclosing(queue.waiters.batches(reader, self._policy)) as batches:
             async for batch in batches:
@@ -363,7 +365,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                     if cancelled and claim.name in cancelled:
                         self._not_begun(claim)
                         continue
-                    if b"@" not in claim.id or await queue.follow_up([taken]):
+                    if b"@" not in claim.id or await queue.advance_schedules([taken]):
                         yield leased(claim, batch)
 
     # By id
@@ -461,7 +463,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             found = await partition.store.get(checked)
             return None if found is None else self._seen(partition, found)
 
-        return await queue.search(lambda: queue.places(checked), find)
+        return await queue.search(lambda: queue.candidates(checked), find)
 
     # Results
 
@@ -506,7 +508,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             return history_of(checked, *outcome, self._codec)
 
         # A partition that has only the record of an earlier message with that id is asked first.
-        places = reversed(queue.places(checked))
+        places = reversed(queue.candidates(checked))
         histories = [each for place in places if (each := await find(place)) is not None]
         live = [each for each in histories if each.is_live]
         found = live or histories
@@ -520,7 +522,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         Costs the server next to nothing, however many there are.
         """
         await self._settled()
-        return QueueDepth.total(await self._open.of_each(lambda partition: partition.store.depth()))
+        return QueueDepth.total(
+            await self._open.for_each_partition(lambda partition: partition.store.depth())
+        )
 
     async def activity(
         self, *, minutes: int | None = None, hours: int | None = None
@@ -578,7 +582,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             found = (await live_page(stores, state, offset, limit)).messages
             return [self._seen(partitions[number], message) for number, message in found]
 
-        return await self._open.of_all(page)
+        return await self._open.with_all_partitions(page)
 
     async def purge(
         self,
@@ -618,7 +622,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
                 progress(dropped, max(dropped, total))
 
         try:
-            await self._open.of_each(lambda each: _purge(each.store, state, tell))
+            await self._open.for_each_partition(lambda each: _purge(each.store, state, tell))
         except ServerError as error:
             raise half_way(error, dropped) from error.__cause__
         return dropped
@@ -632,7 +636,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         # Partitions that a queue is given later would not be paused.
         await self._open.settings.learn({}, stores=True)
         (await self._open.settings.read()).check_not_moving(self.name)
-        await self._open.of_each(lambda partition: partition.store.pause())
+        await self._open.for_each_partition(lambda partition: partition.store.pause())
 
     async def resume(self) -> bool:
         """End a pause, and return whether there was one."""
@@ -644,7 +648,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
             nonlocal ended
             ended |= await partition.store.resume()
 
-        await self._open.of_each(resume)
+        await self._open.for_each_partition(resume)
         return ended
 
     # Settings
@@ -728,7 +732,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
-            await self._session.close_queues(self._open.opened)
+            await self._session.close_queues(self._open.opened_partitions)
 
     async def __aenter__(self) -> Self:
         return self
@@ -794,7 +798,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         checked = checked_id(id)
         within = None if timeout is None else seconds(timeout, "timeout")
         await self._settled()
-        outcome = await self._open.news.outcome(checked, within)
+        outcome = await self._open.notifications.outcome(checked, within)
         if outcome.death is not None and not outcome.is_live:
             raise MessageFailed(checked, outcome.death.reason, outcome.death.error)
         if outcome.record is None or not outcome.record.is_done or outcome.is_live:
@@ -827,7 +831,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _not_begun(self, claim: Claim) -> None:
         """Free the slots of a message that is gone before it was begun, if it has kept them."""
-        self._open.opened[claim.partition].settling.stopped(claim)
+        self._open.opened_partitions[claim.partition].acknowledger.stopped(claim)
 
     def _leased(self, claim: Claim, ahead: Batch[Any] | None = None) -> Message[T]:
         """Count a claimed message as delivered, and hand it out."""
@@ -848,16 +852,16 @@ class ReliableQueue(Recurring[T], Generic[T]):
     def _origin_of(self, claim: Claim) -> QueueHandle[T]:
         place = claim.partition
         if place not in self._origins:
-            partition = self._open.opened[place]
+            partition = self._open.opened_partitions[place]
             self._origins[place] = QueueHandle(
                 self._codec,
                 partition,
-                partition.settling,
+                partition.acknowledger,
                 self._backoff,
                 self._policy.max_attempts,
                 partition.keeper(self._policy.lease_us),
                 self._open.loop,
-                self._open.news.cancelled,
+                self._open.notifications.cancelled,
                 self._hooks,
                 self._open.reports,
                 self._encode_result,
@@ -884,7 +888,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         """Return the partition of a group."""
         await self._settled()
         (await self._open.settings.read()).check_at_rest(self.name)
-        return self._open.home(group).store
+        return self._open.home_of(group).store
 
     async def _set_group(self, group: str, what: str, limit: str) -> bool:
         """Change a group where it lies."""
@@ -892,7 +896,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         queue = self._open
         return await queue.settings.write(
             partial(home_of, group),
-            lambda place, count: queue.opened[place].store.set_group(count, group, what, limit),
+            lambda place, count: queue.opened_partitions[place].store.set_group(
+                count, group, what, limit
+            ),
         )
 
     async def _every_store(self) -> Sequence[ReliableStore]:
@@ -913,12 +919,12 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if stored.drops_letters:
             # A user that may only look sees letters that are about to go.
             with suppress(ServerRefused):
-                await queue.of_each(lambda partition: partition.store.trim_dead())
+                await queue.for_each_partition(lambda partition: partition.store.trim_dead())
         if ids is None:
             return dict.fromkeys(partition.store for partition in queue.partitions)
         parts: dict[ReliableStore, list[str]] = {}
         for id in ids:  # noqa: A001
-            for partition in queue.places(id):
+            for partition in queue.candidates(id):
                 parts.setdefault(partition.store, []).append(id)
         return parts
 

@@ -152,7 +152,7 @@ class Recurrence:
             if not handed_out:
                 dropped.add(claim)
                 # Perhaps it was cancelled, and has kept its slots.
-                self._open.settling.stopped(claim)
+                self._open.acknowledger.stopped(claim)
         return [one for one in taken if one[1] not in dropped]
 
     def follow_up(self, occurrences: Iterable[bytes]) -> None:

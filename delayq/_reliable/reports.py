@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from delayq._engine.context import EngineContext
     from delayq._reliable.open_queue import OpenReliableQueue
 
-# Looks that follow a subscription come in between, and report nothing: the part of the interval
+# Probes that follow a subscription come in between, and report nothing: the part of the interval
 # between two re-checks that has to pass first.
 _APART = 0.9
 # A worker that has nothing new to report does so every fourth time, and counts as long as three of
@@ -167,7 +167,7 @@ class _Entry:
         takes = delivered != self._delivered and not stopped
         self._delivered = delivered
         slots = partitions[0].counters.slots
-        running = sum(each.held for each in partitions)
+        running = sum(each.running for each in partitions)
         if not (slots or running or takes or queue.waiters.waiting):
             return None
         oldest = (claim for each in partitions for claim in each.oldest(SHOWN))

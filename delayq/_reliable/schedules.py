@@ -163,7 +163,7 @@ class Recurring(Generic[T]):
         queue = self._open
         return await queue.settings.write(
             partial(home_of, name),
-            lambda place, count: queue.opened[place].recurrence.schedule(
+            lambda place, count: queue.opened_partitions[place].recurrence.schedule(
                 count, name, timing, version, message
             ),
         )
@@ -210,7 +210,7 @@ class Recurring(Generic[T]):
         _check_name(name)
         await self._ready()
         queue = self._open
-        return bool(await queue.search(lambda: [queue.home(name)], act))
+        return bool(await queue.search(lambda: [queue.home_of(name)], act))
 
     async def schedules(self) -> list[Schedule]:
         """Return the queue's schedules, by name.
@@ -218,7 +218,7 @@ class Recurring(Generic[T]):
         Schedules that cannot be read are left out and logged.
         """
         await self._ready()
-        parts = await self._open.of_each(self._schedules_in)
+        parts = await self._open.for_each_partition(self._schedules_in)
         return sorted((each for part in parts for each in part), key=lambda each: each.name)
 
     async def _schedules_in(self, partition: Partition) -> Sequence[Schedule]:

@@ -246,7 +246,7 @@ class Sender:
                 if _group_of(messages[place]) is None:
                     unavailable.append(place)
         for place in unavailable:
-            if made_up[place] and not queue.are_away(failed):
+            if made_up[place] and not queue.are_unreachable(failed):
                 # It is not stored there. Other partitions are on other servers.
                 messages[place] = messages[place]._replace(id=queue.new_id(failed))
                 again.append(place)
@@ -295,9 +295,9 @@ class Sender:
         queue = self._queue
         group = None if queue.settings.stored.is_whole else _group_of(message)
         if group is None:
-            return queue.place(message.id), message
-        partition = queue.home(group)
-        if made_up and partition is not queue.place(message.id):
+            return queue.partition_of(message.id), message
+        partition = queue.home_of(group)
+        if made_up and partition is not queue.partition_of(message.id):
             message = message._replace(id=queue.new_id_in(partition))
         return partition, message
 

@@ -283,7 +283,7 @@ async def shelves(queue: ReliableQueue[T], state: State) -> Sequence[Shelf[Messa
     async def shelf(partition: Partition) -> Shelf[Message[T]]:
         return Shelf(await partition.store.length(state), partial(page, partition))
 
-    return await queue._open.of_each(shelf)
+    return await queue._open.for_each_partition(shelf)
 
 
 async def letter_shelves(queue: ReliableQueue[T]) -> Sequence[Shelf[DeadLetter[T]]]:

@@ -113,7 +113,7 @@ class _Pace:
         is_quick: Whether the last one took no longer than a moment.
         is_rated: Whether a rate has counted the start of the last message that joined.
         ended: Number of batches that have ended.
-        watch: Looks after a moment whether messages wait for batches that take long.
+        watch: Probes after a moment whether messages wait for batches that take long.
         places: The number of places when it was looked at last.
         starts: When a rate counted the starts of the last batches, by the server's clock, and when
             these began, in loop time.
@@ -292,7 +292,7 @@ class Batches:
             elif not batch.task.done():
                 # The handler goes on with this message, too, which keeps its slots if it is
                 # cancelled.
-                settling, claim = message._origin.settling, message._claim
+                settling, claim = message._origin.acknowledger, message._claim
                 settling.outlives(claim)
                 batch.task.add_done_callback(lambda _: settling.ended(claim))
             raise

@@ -99,7 +99,7 @@ class Source:
     @property
     def unanswered(self) -> int:
         """Number of acknowledgements in flight."""
-        return self._open.unanswered
+        return self._open.acks_in_flight
 
     @property
     def is_contested(self) -> bool:
@@ -110,7 +110,7 @@ class Source:
         """Return whether messages are due that a limit holds back, after a claim that got none."""
         if (number := len(self._open.partitions)) > 1:
             # A look at a partition does not tell what limits hold back there, as a claim does.
-            self._open.ask_each()
+            self._open.expect_messages_everywhere()
             if claimed := await self.claim(number, 0.0):
                 self.give_back(claimed)
                 return True
@@ -410,12 +410,12 @@ class Handling:
     async def _in_thread(self, call: Callable[[], Any], messages: Sequence[Message[Any]]) -> Any:
         def returned() -> None:
             for message in messages:
-                message._origin.settling.ended(message._claim)
+                message._origin.acknowledger.ended(message._claim)
 
         def abandoned() -> Callable[[], None]:
             # Cancelled messages keep their slots until the function returns.
             for message in messages:
-                message._origin.settling.outlives(message._claim)
+                message._origin.acknowledger.outlives(message._claim)
             return returned
 
         result = await self.threads.run(call, abandoned)

@@ -71,13 +71,13 @@ async def test_a_cancelled_message_keeps_its_slots_until_its_handler_has_ended(
         assert await depths(jobs) == (0, 1, 0, 0)
         # Its id is free, and the worker knows by the time that it gets an answer.
         await jobs.offer(3, id="a", group="g")
-        await until(lambda: bool(jobs._open.news.cancelled))
+        await until(lambda: bool(jobs._open.notifications.cancelled))
         assert await jobs.claim(5) == []
         assert begun == [1]
         gate.set()
         door.set()
         await until(lambda: begun == [1, 2, 3])
-        await until(lambda: not jobs._open.unanswered)
+        await until(lambda: not jobs._open.acks_in_flight)
 
 
 @pytest.mark.every_server
@@ -109,7 +109,7 @@ async def test_an_ordered_group_goes_on_at_the_end_of_the_lease_of_a_cancelled_m
         await jobs.offer_many([Offer(1, id="a", group="g"), Offer(2, id="b", group="g")])
         await claim_one(jobs)
         await jobs.cancel("a", running=True)
-        kind_and_keys = ("reliable", jobs._open.opened[0].keys.re_checked)
+        kind_and_keys = ("reliable", jobs._open.opened_partitions[0].keys.re_checked)
         (look,) = await resync(client.session.server, [[kind_and_keys]])
         assert isinstance(look, Resynced)
         assert 0 <= look.queues[0].wait_us <= 1_000_000

@@ -455,7 +455,7 @@ async def test_offers_without_an_id_go_to_partitions_that_answer(
                 offers.append(asyncio.create_task(queue.offer(len(offers), 3600)))
                 await asyncio.sleep(0.01)
             ids = await asyncio.gather(*offers)
-            assert not any(queue._open.place(each) in hang for each in ids)
+            assert not any(queue._open.partition_of(each) in hang for each in ids)
             # From now on offers go straight to the partitions that answer.
             async with less_than(2, *cluster.nodes[:2]):
                 ids += await queue.offer_many([Offer(number) for number in range(40)])
@@ -480,7 +480,7 @@ async def test_other_partitions_go_on_while_a_server_hangs(cluster: TestCluster)
         def ids(*, here: bool) -> Iterator[str]:
             """Generate ids of messages that lie on the server that hangs, or elsewhere."""
             for name in (f"m{number}" for number in itertools.count()):
-                is_here = cluster.owner(queue._open.place(name).keys.wake) is hanging
+                is_here = cluster.owner(queue._open.partition_of(name).keys.wake) is hanging
                 if is_here is here:
                     yield name
 

@@ -412,7 +412,7 @@ async def test_a_renewal_of_a_message_just_settled_reports_no_loss(
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The reply of settling is still on its way when the lease is due for renewal."""
-    settling = jobs._open.partitions[0].settling
+    settling = jobs._open.partitions[0].acknowledger
     for how in ("ack", "nack", "release", "bury"):
         message = await leased(jobs)
 
@@ -525,7 +525,7 @@ async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_h
     async def freshen_slowly(claims: Any) -> Any:
         lost = await freshen(claims)
         assert await jobs.cancel("a", running=True)
-        await until(lambda: bool(jobs._open.news.cancelled))
+        await until(lambda: bool(jobs._open.notifications.cancelled))
         return lost
 
     monkeypatch.setattr(keeper, "freshen", freshen_slowly)

@@ -84,7 +84,7 @@ async def test_a_batch_costs_the_same_few_commands_however_many_are_pending(
 
 
 async def extend(queue: Jobs, held: list[Message[bytes]]) -> None:
-    await queue._open.partitions[0].settling.extend(
+    await queue._open.partitions[0].acknowledger.extend(
         [message._claim for message in held], LEASE * 1_000_000
     )
 

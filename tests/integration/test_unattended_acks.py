@@ -54,7 +54,7 @@ async def handled(queue: Jobs, count: int) -> AsyncIterator[Message[int]]:
 
 
 def unanswered(queue: Jobs) -> int:
-    return queue._open.partitions[0].settling.unanswered
+    return queue._open.partitions[0].acknowledger.in_flight
 
 
 async def test_most_acks_of_a_loop_are_not_waited_for_and_share_calls(
@@ -182,7 +182,7 @@ async def test_acks_that_fail_are_logged_and_their_messages_come_again(
             await message.release()
         if unwatched == 10:
             break
-    await jobs._open.partitions[0].settling.flush()
+    await jobs._open.partitions[0].acknowledger.flush()
     faults.plan = lambda _name, _n: None
     words = r"message '(job \d+)' was handled, but may be redelivered"
     failed = set(re.findall(words, caplog.text))

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 
-class Looks:
-    """Looks at the partitions of one queue, with one call to each server.
+class Probes:
+    """Probes the partitions of one queue, with one call to each server.
 
     A server that does not answer holds up no other.
     """

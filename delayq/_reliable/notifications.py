@@ -23,7 +23,7 @@ _A_BIT = 0.001
 _MOST_CANCELLED = 1000
 
 
-class MessageNews:
+class MessageNotifications:
     """Collects what this client hears of the messages of one queue, and waits for their ends.
 
     A client that waits for a message tells the server, which then announces the message's end. The
@@ -80,7 +80,7 @@ class MessageNews:
                 raise ResultTimeout(id, 0.0)
             return found
         for partition in self._queue.partitions:
-            partition.attend()
+            partition.listen()
         event, key = asyncio.Event(), id.encode()
         self._waiting.setdefault(key, set()).add(event)
         try:
@@ -128,7 +128,7 @@ class MessageNews:
         queue = self._queue
         while True:
             number, ends = queue.settings.stored.partitions, list[Outcome]()
-            first, *others = queue.places(id)
+            first, *others = queue.candidates(id)
             for partitions in ([first], others):
                 for partition in partitions:
                     found = await queue.settings.repeat(
