@@ -7,12 +7,15 @@ import inspect
 import sys
 import typing
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from delayq._unset import UNSET
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+F = TypeVar("F", bound="Callable[..., Any]")
 
 NOTHING: Any = inspect.Parameter.empty
 """The annotation of a parameter that has none."""
@@ -33,6 +36,27 @@ def name_of(function: Any) -> str:
     """Return the name by which errors refer to a function."""
     function = _plain(function)
     return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def spell_out(options: type[Any]) -> Callable[[F], F]:
+    """Have ``help()`` and the documentation show the options of a function one by one.
+
+    The function takes them as ``**options``, so that they are written once: in a TypedDict.
+    """
+    parameters = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=UNSET, annotation=kind.__forward_arg__
+        )
+        for name, kind in options.__annotations__.items()
+    ]
+
+    def decorate(function: F) -> F:
+        own = inspect.signature(function)
+        others = [each for each in own.parameters.values() if each.kind is not each.VAR_KEYWORD]
+        vars(function)["__signature__"] = own.replace(parameters=[*others, *parameters])
+        return function
+
+    return decorate
 
 
 def is_async(function: Any) -> bool:

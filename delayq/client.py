@@ -17,11 +17,11 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.open_queue import OpenDelayedQueue
 from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
+from delayq._functions import spell_out
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue
-from delayq._reliable.settings import Settings
-from delayq._unset import UNSET
+from delayq._reliable.settings import Settings, SettingsOptions, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.errors import (
@@ -39,17 +39,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._embedded.server import EmbeddedServer
     from delayq._engine.session import Session
-    from delayq._reliable.limits import Limit
     from delayq._reliable.open_queue import OpenReliableQueue
-    from delayq._reliable.settings import Expired, WhenFull
-    from delayq._unset import Unset
-    from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.instrumentation import Observer
     from delayq.stats import QueueDepth, QueueStats
@@ -343,71 +339,19 @@ class Client:
 
     @overload
     def reliable_queue(
-        self,
-        name: str,
-        *,
-        codec: None = None,
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int | None = ...,
-        keep_dead: Duration | Unset | None = ...,
-        max_dead: int | Unset | None = ...,
-        keep: Duration | None = ...,
-        max_kept: int | None = ...,
-        limit: Limit | Unset | None = ...,
-        group_limit: Limit | Unset | None = ...,
+        self, name: str, *, codec: None = None, **settings: Unpack[SettingsOptions]
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
-        self,
-        name: str,
-        *,
-        codec: Codec[T],
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int | None = ...,
-        keep_dead: Duration | Unset | None = ...,
-        max_dead: int | Unset | None = ...,
-        keep: Duration | None = ...,
-        max_kept: int | None = ...,
-        limit: Limit | Unset | None = ...,
-        group_limit: Limit | Unset | None = ...,
+        self, name: str, *, codec: Codec[T], **settings: Unpack[SettingsOptions]
     ) -> ReliableQueue[T]: ...
+    @spell_out(SettingsOptions)
     def reliable_queue(
         self,
         name: str,
         *,
         codec: Codec[Any] | None = None,
-        lease: Duration | None = None,
-        max_attempts: int | Unset | None = UNSET,
-        backoff: Backoff | None = None,
-        dedup_window: Duration | None = None,
-        expired: Expired | None = None,
-        max_size: int | Unset | None = UNSET,
-        when_full: WhenFull | None = None,
-        max_payload: int | None = None,
-        durability: str | None = None,
-        partitions: int | None = None,
-        keep_dead: Duration | Unset | None = UNSET,
-        max_dead: int | Unset | None = UNSET,
-        keep: Duration | None = None,
-        max_kept: int | None = None,
-        limit: Limit | Unset | None = UNSET,
-        group_limit: Limit | Unset | None = UNSET,
+        **settings: Unpack[SettingsOptions],
     ) -> ReliableQueue[Any]:
         """Open a queue.
 
@@ -467,29 +411,16 @@ class Client:
             Closed: The client is not open.
             ConfigurationError: The client was opened in another event loop.
         """
+        check_names("reliable_queue", settings, SettingsOptions)
         session = self.session
         session.check_loop()
-        settings = Settings(
-            lease,
-            max_attempts,
-            backoff,
-            dedup_window,
-            expired,
-            max_size,
-            when_full,
-            max_payload,
-            durability,
-            partitions,
-            keep_dead,
-            max_dead,
-            keep,
-            max_kept,
-            limit,
-            group_limit,
-        )
         check_codec(codec)
         return ReliableQueue(
-            name, partial(ReliableKeys.of, name, self.name_mapper), codec, settings, session
+            name,
+            partial(ReliableKeys.of, name, self.name_mapper),
+            codec,
+            Settings(**settings),
+            session,
         )
 
     async def server_time(self) -> datetime:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from delayq._durations import Duration, microseconds
 from delayq.errors import BadInput
-
-if TYPE_CHECKING:
-    from delayq._unset import Unset
 
 # Larger numbers limit nothing that a server can do.
 _MOST = 10**9
@@ -64,7 +60,7 @@ class Limit:
             )
 
 
-def limit_text(limit: Limit | Unset | None, name: str, *, of_groups: bool) -> str:
+def limit_text(limit: Limit | None, name: str, *, of_groups: bool) -> str:
     """Return a limit as the server stores it.
 
     Args:

@@ -14,6 +14,7 @@ from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
 from delayq._engine import prefetch
 from delayq._engine.waiters import Reader
+from delayq._functions import spell_out
 from delayq._generics import T
 from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
 from delayq._reliable.declaration import Declaration
@@ -34,9 +35,8 @@ from delayq._reliable.placement import home_of
 from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
-from delayq._reliable.settings import DEFAULTS, RETRIES, declare
+from delayq._reliable.settings import DEFAULTS, RETRIES, QueueOptions, check_names, declare
 from delayq._reliable.tallies import checked_span
-from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import decode
 from delayq.errors import (
@@ -63,20 +63,18 @@ if TYPE_CHECKING:
     )
     from datetime import datetime
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
     from delayq._engine.leases import Batch
     from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
-    from delayq._reliable.limits import Limit
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import State, StoredMessage
-    from delayq._reliable.settings import Expired, QueueSettings, Settings
+    from delayq._reliable.settings import QueueSettings, Settings
     from delayq._reliable.store import ReliableStore
-    from delayq._unset import Unset
     from delayq.codecs import Codec
     from delayq.stats import Activity
 
@@ -120,7 +118,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._open.codec = self._open.codec or codec
         self._codec = codec or self._open.codec or JsonCodec()
         self._policy = settings.policy()
-        self._backoff = settings.backoff or RETRIES
+        self._backoff = settings.options.get("backoff") or RETRIES
         self._declaration = Declaration(self._open, given.declared())
         if given.declared():
             # The server may lose what is declared here, and others store anew without it.
@@ -128,13 +126,13 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._hooks = self._open.services.hooks
         self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(
-            self._codec, settings.max_payload or 0, self._open.ids
+            self._codec, settings.options.get("max_payload") or 0, self._open.ids
         )
         self._sender = Sender(
             self._open,
             self._declaration,
-            durabilities.parse(settings.durability or ""),
-            waits=settings.when_full == "wait",
+            durabilities.parse(settings.options.get("durability") or ""),
+            waits=settings.options.get("when_full") == "wait",
         )
         self.dead: DeadLetters[T] = DeadLetters(self._letters_at, self._codec)
         self.groups: Groups = Groups(self._group_at, self._set_group, self._every_store)
@@ -658,43 +656,21 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         return (await self._open.settings.read()).public()
 
-    async def configure(
-        self,
-        *,
-        max_size: int | Unset | None = UNSET,
-        expired: Expired | None = None,
-        dedup_window: Duration | None = None,
-        partitions: int | None = None,
-        keep_dead: Duration | Unset | None = UNSET,
-        max_dead: int | Unset | None = UNSET,
-        keep: Duration | None = None,
-        max_kept: int | None = None,
-        limit: Limit | Unset | None = UNSET,
-        group_limit: Limit | Unset | None = UNSET,
-    ) -> QueueSettings:
+    @spell_out(QueueOptions)
+    async def configure(self, **changes: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them.
 
         Clients that have the queue open use the new settings from their next call on; none of
-        their calls fails because of the change. Code that still declares other settings goes on
-        with these, and logs a warning when it starts the next time.
+        their calls fails because of the change. Messages that run stay, and count for new limits.
+        Ids of messages that have been handled keep their ``dedup_window``. Code that still declares
+        other settings goes on with these, and logs a warning when it starts the next time.
 
         Args:
-            max_size: As for :meth:`delayq.Client.reliable_queue`, like all arguments below. Those
-                that are left out stay as they are.
-            expired: How to treat messages past their time to live.
-            dedup_window: How long the id of a handled message still counts as taken. Ids of
-                messages that have been handled keep their window.
-            partitions: The number of partitions. Only a queue with nothing in it gets another one:
+            **changes: As for :meth:`delayq.Client.reliable_queue`. Settings that are left out stay
+                as they are. Only a queue with nothing in it gets another number of ``partitions``:
                 neither messages, dead letters and schedules nor ids and starts that still count,
                 results, a pause, or groups with settings of their own. For any other queue, run
                 ``delayq repartition``.
-            keep_dead: How long dead letters stay.
-            max_dead: The largest number of dead letters.
-            keep: How long results and attempts of finished messages stay; 0 for not at all.
-            max_kept: The largest number of messages whose results and attempts stay.
-            limit: How many messages run at a time, and start in a period; None for no limit.
-                Messages that run stay, and count.
-            group_limit: The same for each group that has no limit of its own.
 
         Raises:
             BadInput: A setting is invalid. Nothing was changed.
@@ -703,21 +679,11 @@ class ReliableQueue(Recurring[T], Generic[T]):
             OutcomeUnknown: The reply was lost: the settings may have been changed. Calling it again
                 is safe.
         """
-        changes = declare(
-            partitions=partitions,
-            max_size=max_size,
-            expired=expired,
-            dedup_window=dedup_window,
-            keep_dead=keep_dead,
-            max_dead=max_dead,
-            keep=keep,
-            max_kept=max_kept,
-            limit=limit,
-            group_limit=group_limit,
-        )
+        check_names("configure", changes, QueueOptions)
+        declared = declare(**changes)
         self._check_open()
-        settings = await self._open.settings.configure(changes)
-        self._declaration.give_way(changes)
+        settings = await self._open.settings.configure(declared)
+        self._declaration.give_way(declared)
         return settings.public()
 
     # Closing

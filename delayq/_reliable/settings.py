@@ -10,25 +10,26 @@ Everything here decides without asking a server: :mod:`delayq._reliable.known_se
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypedDict
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, cast
 
 from delayq._durations import Duration, check_max_payload, microseconds
 from delayq._engine import durability as durabilities
 from delayq._reliable.keys import MOST_PARTITIONS, check_partitions
 from delayq._reliable.limits import limit_text, parse_limit, write_limit
-from delayq._unset import UNSET, Unset
 from delayq._wording import given
 from delayq.backoff import Backoff, check_backoff
 from delayq.errors import BadInput, ConfigurationError, ServerUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from typing import Self
+    from typing import Self, Unpack
 
     from delayq._reliable.limits import Limit
 
@@ -133,51 +134,70 @@ class Policy:
     max_attempts: int
 
 
-class SettingsOptions(TypedDict, total=False):
-    """The arguments of :meth:`delayq.Client.reliable_queue`, apart from the name and the codec."""
+class QueueOptions(TypedDict, total=False):
+    """The settings of a queue: the arguments of :meth:`ReliableQueue.configure`.
 
-    lease: Duration | None
-    max_attempts: int | Unset | None
-    backoff: Backoff | None
-    dedup_window: Duration | None
-    expired: Expired | None
-    max_size: int | Unset | None
-    when_full: WhenFull | None
-    max_payload: int | None
-    durability: str | None
-    partitions: int | None
-    keep_dead: Duration | Unset | None
-    max_dead: int | Unset | None
-    keep: Duration | None
-    max_kept: int | None
-    limit: Limit | Unset | None
-    group_limit: Limit | Unset | None
-
-
-@dataclass(frozen=True)
-class Settings:
-    """The settings that one handle was given.
-
-    One that is None was left out, unless the default is UNSET.
-    :meth:`delayq.Client.reliable_queue` explains them.
+    :meth:`delayq.Client.reliable_queue` explains all options of a queue. One that is None counts as
+    left out, except where None stands for "no limit".
     """
 
-    lease: Duration | None = None
-    max_attempts: int | Unset | None = UNSET
-    backoff: Backoff | None = None
-    dedup_window: Duration | None = None
-    expired: Expired | None = None
-    max_size: int | Unset | None = UNSET
-    when_full: WhenFull | None = None
-    max_payload: int | None = None
-    durability: str | None = None
-    partitions: int | None = None
-    keep_dead: Duration | Unset | None = UNSET
-    max_dead: int | Unset | None = UNSET
-    keep: Duration | None = None
-    max_kept: int | None = None
-    limit: Limit | Unset | None = UNSET
-    group_limit: Limit | Unset | None = UNSET
+    partitions: int | None
+    max_size: int | None
+    expired: Expired | None
+    dedup_window: Duration | None
+    keep_dead: Duration | None
+    max_dead: int | None
+    keep: Duration | None
+    max_kept: int | None
+    limit: Limit | None
+    group_limit: Limit | None
+
+
+class ListenerOptions(QueueOptions, total=False):
+    """The settings that :meth:`delayq.Worker.listener` takes."""
+
+    lease: Duration | None
+    max_attempts: int | None
+    backoff: Backoff | None
+    when_full: WhenFull | None
+    max_payload: int | None
+
+
+class SettingsOptions(ListenerOptions, total=False):
+    """The settings that :meth:`delayq.Client.reliable_queue` takes."""
+
+    durability: str | None
+
+
+_NO_LIMIT_IF_NONE = {"max_size", "keep_dead", "max_dead", "limit", "group_limit", "max_attempts"}
+
+
+def check_names(function: str, options: Mapping[str, object], allowed: type[Any]) -> None:
+    """Raise TypeError if a function was given an option that it does not take."""
+    for name in options:
+        if name not in allowed.__annotations__:
+            similar = difflib.get_close_matches(name, allowed.__annotations__, 1)
+            hint = f". Did you mean {similar[0]!r}?" if similar else ""
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def _without_left_out(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None or name in _NO_LIMIT_IF_NONE
+    }
+
+
+class Settings:
+    """The settings that one handle was given, without those that were left out.
+
+    Attributes:
+        options: The settings by their names.
+    """
+
+    def __init__(self, **options: Unpack[SettingsOptions]) -> None:
+        self.options: SettingsOptions = cast("SettingsOptions", _without_left_out(options))
 
     def check(self) -> None:
         """Check every setting that was given.
@@ -185,55 +205,45 @@ class Settings:
         Raises:
             BadInput: One of them is invalid.
         """
-        if self.lease is not None and microseconds(self.lease, "lease") < _SHORTEST_LEASE_US:
+        options = self.options
+        lease = options.get("lease")
+        if lease is not None and microseconds(lease, "lease") < _SHORTEST_LEASE_US:
             raise BadInput(
                 "lease must be at least 1 ms: otherwise a message is redelivered before its handler"
                 " starts"
             )
-        check_limit("max_attempts", self.max_attempts)
-        if self.backoff is not None:
-            check_backoff(self.backoff)
-        if self.max_payload is not None:
-            check_max_payload(self.max_payload)
-        if self.durability is not None:
-            durabilities.parse(self.durability)
-        if self.when_full not in (None, "raise", "wait"):
-            raise BadInput(f'when_full must be "raise" or "wait", not {self.when_full!r}')
+        check_limit("max_attempts", options.get("max_attempts"))
+        if (backoff := options.get("backoff")) is not None:
+            check_backoff(backoff)
+        if (max_payload := options.get("max_payload")) is not None:
+            check_max_payload(max_payload)
+        if (durability := options.get("durability")) is not None:
+            durabilities.parse(durability)
+        if (when_full := options.get("when_full")) not in (None, "raise", "wait"):
+            raise BadInput(f'when_full must be "raise" or "wait", not {when_full!r}')
         self.declared()
 
     def declared(self) -> dict[str, str]:
-        """Return the settings of the queue that the handle declares.
+        """Return the settings of the queue that the handle declares, as the server stores them.
 
         Raises:
             BadInput: One of them is invalid.
         """
-        return declare(
-            partitions=self.partitions,
-            max_size=self.max_size,
-            expired=self.expired,
-            dedup_window=self.dedup_window,
-            keep_dead=self.keep_dead,
-            max_dead=self.max_dead,
-            keep=self.keep,
-            max_kept=self.max_kept,
-            limit=self.limit,
-            group_limit=self.group_limit,
-        )
+        return _stored_texts(self.options)
 
     def inherit(self, other: Settings) -> Settings:
         """Return these settings, with the handle's own ones that were left out taken from
         ``other``.
         """
-        left_out = [name for name in _OF_HANDLE if getattr(self, name) is getattr(_NOTHING, name)]
-        return replace(self, **{name: getattr(other, name) for name in left_out})
+        inherited = {name: value for name, value in other.options.items() if name not in _FIELDS}
+        return Settings(**cast("SettingsOptions", {**inherited, **self.options}))
 
     def policy(self) -> Policy:
-        """Return the settings that are sent with claims. Every one must be given."""
-        return Policy(microseconds(self.lease or 0, "lease"), max(_number(self.max_attempts), 0))
+        """Return the settings that are sent with claims. Both must be given."""
+        lease_us = microseconds(self.options["lease"] or 0, "lease")
+        return Policy(lease_us, self.options["max_attempts"] or 0)
 
 
-_OF_HANDLE = ("lease", "max_attempts", "backoff", "when_full", "max_payload", "durability")
-_NOTHING = Settings()
 DEFAULTS = Settings(
     lease=30.0,
     max_attempts=10,
@@ -327,18 +337,8 @@ class StoredSettings:
 
     def public(self) -> QueueSettings:
         """Return the settings as users see them."""
-        return QueueSettings(
-            self.partitions,
-            self.max_size or None,
-            "dead" if self.fields.get("expired") == "dead" else "drop",
-            max(_number(self.fields.get("dedup_window")), 0) / 1_000_000,
-            max(_number(self.fields.get("keep_dead")), 0) / 1_000_000 or None,
-            max(_number(self.fields.get("max_dead")), 0) or None,
-            self.keep_us / 1_000_000,
-            _most_kept(self.fields.get("max_kept")),
-            parse_limit(self.fields.get("limit")),
-            parse_limit(self.fields.get("group_limit")),
-        )
+        values = {name: field.read(self.fields.get(name)) for name, field in _FIELDS.items()}
+        return QueueSettings(**{**values, "partitions": self.partitions})
 
     def check_layout(self, queue: str) -> None:
         """Check that this release can work with the queue.
@@ -441,74 +441,24 @@ def repartition(queue: str, changes: Declared) -> str:
     return f"delayq repartition {shlex.quote(queue)} --to {changes['partitions']}"
 
 
-def declare(
-    *,
-    partitions: int | None = None,
-    max_size: int | Unset | None = UNSET,
-    expired: Expired | None = None,
-    dedup_window: Duration | None = None,
-    keep_dead: Duration | Unset | None = UNSET,
-    max_dead: int | Unset | None = UNSET,
-    keep: Duration | None = None,
-    max_kept: int | None = None,
-    limit: Limit | Unset | None = UNSET,
-    group_limit: Limit | Unset | None = UNSET,
-) -> dict[str, str]:
-    """Return the given settings of a queue as the server stores them.
+def declare(**options: Unpack[QueueOptions]) -> dict[str, str]:
+    """Return settings of a queue as the server stores them.
 
     Raises:
         BadInput: One of them is invalid.
     """
-    declared: dict[str, str] = {}
-    if partitions is not None:
-        check_partitions(partitions)
-        declared["partitions"] = str(partitions)
-    check_limit("max_size", max_size)
-    if max_size is not UNSET:
-        declared["max_size"] = str(max_size or 0)
-    if expired is not None:
-        if expired not in ("drop", "dead"):
-            raise BadInput(f'expired must be "drop" or "dead", not {expired!r}')
-        declared["expired"] = expired
-    if dedup_window is not None:
-        declared["dedup_window"] = str(microseconds(dedup_window, "dedup_window"))
-    if limit is not UNSET:
-        declared["limit"] = limit_text(limit, "limit", of_groups=False)
-    if group_limit is not UNSET:
-        declared["group_limit"] = limit_text(group_limit, "group_limit", of_groups=True)
-    return declared | _declare_kept(keep_dead, max_dead, keep, max_kept)
+    return _stored_texts(_without_left_out(options))
 
 
-def _declare_kept(
-    keep_dead: Duration | Unset | None,
-    max_dead: int | Unset | None,
-    keep: Duration | None,
-    max_kept: int | None,
-) -> dict[str, str]:
-    declared: dict[str, str] = {}
-    if not isinstance(keep_dead, Unset):
-        keep_us = 0 if keep_dead is None else microseconds(keep_dead, "keep_dead")
-        if keep_dead is not None and not keep_us:
-            raise BadInput("keep_dead must be more than 0, or None for no limit")
-        declared["keep_dead"] = str(keep_us)
-    check_limit("max_dead", max_dead)
-    if max_dead is not UNSET:
-        declared["max_dead"] = str(max_dead or 0)
-    if keep is not None:
-        declared["keep"] = str(microseconds(keep, "keep"))
-    check_limit("max_kept", max_kept)
-    if max_kept is not None:
-        declared["max_kept"] = str(max_kept)
-    return declared
+def _stored_texts(options: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        name: field.write(name, options[name]) for name, field in _FIELDS.items() if name in options
+    }
 
 
-def check_limit(name: str, limit: int | Unset | None) -> None:
-    """Check a limit that may be left out.
-
-    Raises:
-        BadInput: It is neither None nor a whole number of at least 1.
-    """
-    if limit is None or limit is UNSET:
+def check_limit(name: str, limit: int | None) -> None:
+    """Raise BadInput unless a limit is None or a whole number of at least 1."""
+    if limit is None:
         return
     if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
         raise BadInput(f"{name} must be None or an int of at least 1, not {given(limit)}")
@@ -522,36 +472,85 @@ def _number(text: object) -> int:
         return 0
 
 
-def _most_kept(text: str | None) -> int:
-    number = _number(text)
-    return number if number > 0 else MOST_KEPT
-
-
 def shown(name: str, text: str) -> str:
     """Return a stored setting as a user would write it in code."""
-    return _SHOWN.get(name, str)(text)
-
-
-def _seconds(text: str) -> str:
-    return f"{_number(text) / 1_000_000:.15g}"
+    if name not in _FIELDS:
+        return text
+    value = _FIELDS[name].read(text)
+    return f"{value:.15g}" if isinstance(value, float) else repr(value)
 
 
 def option_text(name: str, text: str) -> str:
     """Return a stored setting as the option of ``delayq configure`` takes it."""
+    value = _FIELDS[name].read(text)
     if name in ("limit", "group_limit"):
-        return write_limit(parse_limit(text))
-    if name in ("dedup_window", "keep_dead", "keep"):
-        return _seconds(text) if _number(text) else "none"
-    return "none" if text == "0" else text
+        return write_limit(value)
+    return f"{value:.15g}" if isinstance(value, float) and value else str(value or "none")
 
 
-_SHOWN: dict[str, Callable[[str], str]] = {
-    "max_size": lambda text: str(_number(text) or None),
-    "expired": repr,
-    "dedup_window": _seconds,
-    "keep_dead": lambda text: _seconds(text) if _number(text) else "None",
-    "max_dead": lambda text: str(_number(text) or None),
-    "keep": _seconds,
-    "limit": lambda text: repr(parse_limit(text)),
-    "group_limit": lambda text: repr(parse_limit(text)),
+class _Field(NamedTuple):
+    """How a setting of a queue is written to the server, and read from there.
+
+    Attributes:
+        write: Returns the stored text for a setting's name and value. Raises BadInput if the value
+            is invalid.
+        read: Returns the value, whatever another program may have stored, or for None, the default.
+    """
+
+    write: Callable[[str, Any], str]
+    read: Callable[[str | None], Any]
+
+
+def _write_partitions(_: str, number: int) -> str:
+    check_partitions(number)
+    return str(number)
+
+
+def _write_expired(_: str, expired: str) -> str:
+    if expired not in ("drop", "dead"):
+        raise BadInput(f'expired must be "drop" or "dead", not {expired!r}')
+    return expired
+
+
+def _write_count(name: str, count: int | None) -> str:
+    check_limit(name, count)
+    return str(count or 0)
+
+
+def _write_duration(name: str, duration: Duration) -> str:
+    return str(microseconds(duration, name))
+
+
+def _write_keep_dead(name: str, duration: Duration | None) -> str:
+    text = "0" if duration is None else _write_duration(name, duration)
+    if duration is not None and text == "0":
+        raise BadInput("keep_dead must be more than 0, or None for no limit")
+    return text
+
+
+def _write_limit(name: str, limit: Limit | None) -> str:
+    return limit_text(limit, name, of_groups=name == "group_limit")
+
+
+def _read_count(text: str | None, default: int | None = None) -> int | None:
+    number = _number(text)
+    return number if number > 0 else default
+
+
+def _read_duration(text: str | None) -> float:
+    return max(_number(text), 0) / 1_000_000
+
+
+# In the order of the attributes of QueueSettings.
+_FIELDS: Mapping[str, _Field] = {
+    "partitions": _Field(_write_partitions, partial(_read_count, default=1)),
+    "max_size": _Field(_write_count, _read_count),
+    "expired": _Field(_write_expired, lambda text: "dead" if text == "dead" else "drop"),
+    "dedup_window": _Field(_write_duration, _read_duration),
+    "keep_dead": _Field(_write_keep_dead, lambda text: _read_duration(text) or None),
+    "max_dead": _Field(_write_count, _read_count),
+    "keep": _Field(_write_duration, _read_duration),
+    "max_kept": _Field(_write_count, partial(_read_count, default=MOST_KEPT)),
+    "limit": _Field(_write_limit, parse_limit),
+    "group_limit": _Field(_write_limit, parse_limit),
 }

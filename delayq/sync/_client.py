@@ -10,9 +10,9 @@ from delayq._delayed.keys import DelayedKeys
 from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import Duration, check_flag, check_max_payload
 from delayq._engine import durability as durabilities
+from delayq._functions import spell_out
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.settings import Settings
-from delayq._unset import UNSET
+from delayq._reliable.settings import Settings, SettingsOptions, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
 from delayq.sync._delayed import DelayedQueue
@@ -22,16 +22,12 @@ from delayq.sync._reliable import ReliableQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
     from datetime import datetime
-    from typing import Self
+    from typing import Self, Unpack
 
     from redis.asyncio import Redis, RedisCluster
 
     from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
-    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
-    from delayq._reliable.settings import Expired, WhenFull
-    from delayq._unset import Unset
-    from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.errors import ServerError
     from delayq.instrumentation import Observer
@@ -183,124 +179,39 @@ class Client:
 
     @overload
     def reliable_queue(
-        self,
-        name: str,
-        *,
-        codec: None = None,
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int | None = ...,
-        keep_dead: Duration | Unset | None = ...,
-        max_dead: int | Unset | None = ...,
-        keep: Duration | None = ...,
-        max_kept: int | None = ...,
-        limit: Limit | Unset | None = ...,
-        group_limit: Limit | Unset | None = ...,
+        self, name: str, *, codec: None = None, **settings: Unpack[SettingsOptions]
     ) -> ReliableQueue[Any]: ...
     @overload
     def reliable_queue(
-        self,
-        name: str,
-        *,
-        codec: Codec[T],
-        lease: Duration | None = ...,
-        max_attempts: int | Unset | None = ...,
-        backoff: Backoff | None = ...,
-        dedup_window: Duration | None = ...,
-        expired: Expired | None = ...,
-        max_size: int | Unset | None = ...,
-        when_full: WhenFull | None = ...,
-        max_payload: int | None = ...,
-        durability: str | None = ...,
-        partitions: int | None = ...,
-        keep_dead: Duration | Unset | None = ...,
-        max_dead: int | Unset | None = ...,
-        keep: Duration | None = ...,
-        max_kept: int | None = ...,
-        limit: Limit | Unset | None = ...,
-        group_limit: Limit | Unset | None = ...,
+        self, name: str, *, codec: Codec[T], **settings: Unpack[SettingsOptions]
     ) -> ReliableQueue[T]: ...
+    @spell_out(SettingsOptions)
     def reliable_queue(
         self,
         name: str,
         *,
         codec: Codec[Any] | None = None,
-        lease: Duration | None = None,
-        max_attempts: int | Unset | None = UNSET,
-        backoff: Backoff | None = None,
-        dedup_window: Duration | None = None,
-        expired: Expired | None = None,
-        max_size: int | Unset | None = UNSET,
-        when_full: WhenFull | None = None,
-        max_payload: int | None = None,
-        durability: str | None = None,
-        partitions: int | None = None,
-        keep_dead: Duration | Unset | None = UNSET,
-        max_dead: int | Unset | None = UNSET,
-        keep: Duration | None = None,
-        max_kept: int | None = None,
-        limit: Limit | Unset | None = UNSET,
-        group_limit: Limit | Unset | None = UNSET,
+        **settings: Unpack[SettingsOptions],
     ) -> ReliableQueue[Any]:
         """Declare a queue, which the next call opens.
 
         Args:
-            name: As for :meth:`delayq.Client.reliable_queue`, like the other arguments. All
-                settings may be left out.
+            name: As for :meth:`delayq.Client.reliable_queue`, like the settings.
             codec: Converts values to bytes and back.
-            lease: How long a worker holds a message.
-            max_attempts: The number of attempts after which a message becomes a dead letter.
-            backoff: How long a failed message waits for its next attempt.
-            dedup_window: How long the id of a handled message still counts as taken.
-            expired: How to treat a message past its ``ttl``.
-            max_size: The largest number of live messages the queue may hold.
-            when_full: How to treat an offer beyond ``max_size``.
-            max_payload: The largest encoded value allowed, bytes.
-            durability: How safe an offer must be before it returns.
-            partitions: The number of cluster slots to spread the queue over.
-            keep_dead: How long dead letters stay.
-            max_dead: The largest number of dead letters.
-            keep: How long results and attempts of finished messages stay.
-            max_kept: The largest number of messages whose results and attempts stay.
-            limit: How many messages of the queue run at a time, and start in a period.
-            group_limit: The same for each group.
+            **settings: All of them may be left out.
 
         Raises:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
             Closed: The client is closed.
         """
         self._link.check_open()
-        settings = Settings(
-            lease,
-            max_attempts,
-            backoff,
-            dedup_window,
-            expired,
-            max_size,
-            when_full,
-            max_payload,
-            durability,
-            partitions,
-            keep_dead,
-            max_dead,
-            keep,
-            max_kept,
-            limit,
-            group_limit,
-        )
-        settings.check()
+        check_names("reliable_queue", settings, SettingsOptions)
+        Settings(**settings).check()
         check_codec(codec)
         ReliableKeys.of(name, self._name_mapper)
 
         def open_on(client: asynchronous.Client) -> AsyncReliableQueue[Any]:
-            return client.reliable_queue(name, codec=codec, **vars(settings))
+            return client.reliable_queue(name, codec=codec, **settings)
 
         return ReliableQueue(name, self._link.declare(open_on))
 

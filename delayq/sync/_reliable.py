@@ -6,15 +6,16 @@ from contextlib import suppress
 from datetime import UTC
 from typing import TYPE_CHECKING, Any, Generic, Literal
 
+from delayq._functions import spell_out
 from delayq._generics import T
-from delayq._unset import UNSET
+from delayq._reliable.settings import QueueOptions
 from delayq.errors import Closed
 from delayq.sync._link import here
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from datetime import datetime, tzinfo
-    from typing import Self
+    from typing import Self, Unpack
 
     from delayq._durations import Duration
     from delayq._reliable.dead_letters import DeadLetter
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq._reliable.replies import State
     from delayq._reliable.schedules import Schedule
-    from delayq._reliable.settings import Expired, QueueSettings
-    from delayq._unset import Unset
+    from delayq._reliable.settings import QueueSettings
     from delayq.stats import Activity, QueueDepth
     from delayq.sync._link import Door
 
@@ -313,35 +313,10 @@ class ReliableQueue(Generic[T]):
         """Return the queue's settings, which all its clients share."""
         return self._door.run(lambda queue: queue.settings())
 
-    def configure(
-        self,
-        *,
-        max_size: int | Unset | None = UNSET,
-        expired: Expired | None = None,
-        dedup_window: Duration | None = None,
-        partitions: int | None = None,
-        keep_dead: Duration | Unset | None = UNSET,
-        max_dead: int | Unset | None = UNSET,
-        keep: Duration | None = None,
-        max_kept: int | None = None,
-        limit: Limit | Unset | None = UNSET,
-        group_limit: Limit | Unset | None = UNSET,
-    ) -> QueueSettings:
+    @spell_out(QueueOptions)
+    def configure(self, **settings: Unpack[QueueOptions]) -> QueueSettings:
         """Change settings of the queue, for all its clients, and return all of them."""
-        return self._door.run(
-            lambda queue: queue.configure(
-                max_size=max_size,
-                expired=expired,
-                dedup_window=dedup_window,
-                partitions=partitions,
-                keep_dead=keep_dead,
-                max_dead=max_dead,
-                keep=keep,
-                max_kept=max_kept,
-                limit=limit,
-                group_limit=group_limit,
-            )
-        )
+        return self._door.run(lambda queue: queue.configure(**settings))
 
     # Closing
 

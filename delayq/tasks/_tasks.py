@@ -276,9 +276,10 @@ class Tasks:
         if not isinstance(queue, str) or not queue:
             raise BadName(f"a queue's name must be a non-empty str, not {given(queue)}")
         if settings:
-            from delayq._reliable.settings import Settings  # noqa: PLC0415 - not needed without any
+            from delayq._reliable import settings as reliable  # noqa: PLC0415 - needed for any
 
-            Settings(**settings).check()
+            reliable.check_names("Tasks", settings, reliable.SettingsOptions)
+            reliable.Settings(**settings).check()
         self.name: str = queue
         self.settings: SettingsOptions = settings
         # Each task has its own retries, and other handles must not inherit them.

@@ -95,7 +95,7 @@ class _Recorder:
         self._provided = provided
         self._ids: set[str] = set()
         self._results: dict[str, Any] = {}
-        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.max_payload or 0, self)
+        self._encoder = OfferEncoder(tasks._codec, DEFAULTS.options["max_payload"] or 0, self)
 
     def queue(self) -> Any:
         return self

@@ -10,10 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from delayq._durations import Duration, seconds
-from delayq._functions import is_async, name_of, show
+from delayq._functions import is_async, name_of, show, spell_out
 from delayq._reliable.message import Message
-from delayq._reliable.settings import Settings
-from delayq._unset import UNSET
+from delayq._reliable.settings import ListenerOptions, Settings, check_names
 from delayq.client import Client, connect
 from delayq.errors import Closed, ConfigurationError
 from delayq.worker._batches import BatchHandling
@@ -35,17 +34,12 @@ if TYPE_CHECKING:
         Callable,
         Coroutine,
         Iterator,
-        Mapping,
     )
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
-    from typing import Self
+    from typing import Self, Unpack
 
-    from delayq._reliable.limits import Limit
     from delayq._reliable.queue import ReliableQueue
-    from delayq._reliable.settings import Expired, WhenFull
-    from delayq._unset import Unset
-    from delayq.backoff import Backoff
     from delayq.codecs import Codec
     from delayq.tasks import Tasks
     from delayq.worker._handling import CallNext, Middleware
@@ -170,6 +164,7 @@ class Worker:
 
     # Registration
 
+    @spell_out(ListenerOptions)
     def listener(
         self,
         queue: str,
@@ -180,21 +175,7 @@ class Worker:
         on_error: OnError | None = None,
         batch: int | None = None,
         linger: Duration | None = None,
-        lease: Duration | None = None,
-        max_attempts: int | Unset | None = UNSET,
-        backoff: Backoff | None = None,
-        dedup_window: Duration | None = None,
-        expired: Expired | None = None,
-        max_size: int | Unset | None = UNSET,
-        when_full: WhenFull | None = None,
-        max_payload: int | None = None,
-        partitions: int | None = None,
-        keep_dead: Duration | Unset | None = UNSET,
-        max_dead: int | Unset | None = UNSET,
-        keep: Duration | None = None,
-        max_kept: int | None = None,
-        limit: Limit | Unset | None = UNSET,
-        group_limit: Limit | Unset | None = UNSET,
+        **settings: Unpack[ListenerOptions],
     ) -> Callable[[F], F]:
         """Register a function as the handler of a queue's messages.
 
@@ -222,51 +203,20 @@ class Worker:
                 default, one such call runs at a time.
             linger: How long a batch that is not full waits for more messages, in seconds or as a
                 timedelta; 0.1 s by default.
-            lease: As for :meth:`delayq.Client.reliable_queue`, like all arguments below.
-            max_attempts: Number of attempts after which a message becomes a dead letter; None for
-                no limit.
-            backoff: How long a failed message waits for its next attempt.
-            dedup_window: How long the id of a message still counts as taken after the message was
-                handled.
-            expired: How to treat a message past its ``ttl``: ``"drop"``, or ``"dead"`` to make it a
-                dead letter.
-            max_size: The largest number of live messages that the queue may hold.
-            when_full: Applies to messages that are offered through the worker's client.
-            max_payload: Applies to the same messages.
-            partitions: Number of partitions of the queue. The handlers serve all of them in turn.
-            keep_dead: How long dead letters stay.
-            max_dead: The largest number of dead letters.
-            keep: How long results and attempts of finished messages stay.
-            max_kept: The largest number of messages whose results and attempts stay.
-            limit: How many messages of the queue run at a time, and start in a period, over all
-                workers.
-            group_limit: The same for each group.
+            **settings: As for :meth:`delayq.Client.reliable_queue`. The handlers serve all
+                ``partitions`` of the queue in turn; ``when_full`` and ``max_payload`` apply to
+                messages that are offered through the worker's client.
 
         Raises:
             BadName, BadInput: A setting is invalid.
             ConfigurationError: The queue has a listener already, a parameter cannot be filled, an
                 annotation cannot be read, or no codec knows the type.
         """
+        check_names("listener", settings, ListenerOptions)
         checked = check_settings(
             queue,
             codec=codec,
-            settings=Settings(
-                lease,
-                max_attempts,
-                backoff,
-                dedup_window,
-                expired,
-                max_size,
-                when_full,
-                max_payload,
-                partitions=partitions,
-                keep_dead=keep_dead,
-                max_dead=max_dead,
-                keep=keep,
-                max_kept=max_kept,
-                limit=limit,
-                group_limit=group_limit,
-            ),
+            settings=Settings(**settings),
             concurrency=(
                 (self._concurrency if batch is None else 1) if concurrency is None else concurrency
             ),
@@ -603,7 +553,9 @@ class Worker:
         feeds = []
         for name, listener in self._listeners.items():
             given = listener.settings
-            queue = self._opened_queue(name, listener.codec, vars(given.settings))
+            queue: ReliableQueue[Any] = self.client.reliable_queue(
+                name, codec=listener.codec, **given.settings.options
+            )
             if given.codec is None:
                 # The codec is for this handler: producers on this client may offer any JSON.
                 queue.keep_codec()
@@ -626,7 +578,9 @@ class Worker:
         made: dict[Any, Any],
         stack: AsyncExitStack,
     ) -> Feed:
-        queue = self._opened_queue(name, included.codec(), included.settings())
+        queue: ReliableQueue[Any] = self.client.reliable_queue(
+            name, codec=included.codec(), **included.settings()
+        )
         queue.keep_codec()
         concurrency, threads = self._places(name, included.concurrency, stack)
         handlings = {
@@ -643,11 +597,6 @@ class Worker:
         handling = TaskHandling(queue, handlings, unreadable, treatments, threads)
         source = Source(queue, concurrency)
         return Feed(source, handling, concurrency)
-
-    def _opened_queue(
-        self, name: str, codec: Codec[Any], settings: Mapping[str, Any]
-    ) -> ReliableQueue[Any]:
-        return self.client.reliable_queue(name, codec=codec, **settings)
 
     def _places(
         self, name: str, concurrency: int | None, stack: AsyncExitStack

@@ -21,7 +21,6 @@ from delayq._reliable.settings import (
     StoredSettings,
     declare,
 )
-from delayq._unset import UNSET
 
 
 def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
@@ -39,7 +38,7 @@ def test_what_a_handle_says_is_declared_as_the_server_stores_it() -> None:
 
 def test_none_is_a_limit_of_its_own() -> None:
     assert Settings(max_size=None).declared() == {"max_size": "0"}
-    assert Settings(max_size=UNSET).declared() == {}
+    assert Settings(max_attempts=None, lease=None).options == {"max_attempts": None}
     limits = Settings(keep_dead=None, max_dead=None).declared()
     assert limits == {"keep_dead": "0", "max_dead": "0"}
     assert Settings(max_attempts=None).inherit(DEFAULTS).policy() == Policy(30_000_000, 0)
@@ -48,7 +47,7 @@ def test_none_is_a_limit_of_its_own() -> None:
 def test_a_handle_inherits_what_it_leaves_out_and_of_its_own_settings_only() -> None:
     other = Settings(lease=60, max_attempts=3, max_size=5, dedup_window=1)
     settings = Settings(lease=5).inherit(other).inherit(DEFAULTS)
-    assert (settings.lease, settings.max_attempts, settings.when_full) == (5, 3, "raise")
+    assert settings.options == {**DEFAULTS.options, "lease": 5, "max_attempts": 3}
     assert settings.declared() == {}
     assert settings.policy() == Policy(5_000_000, 3)
 

@@ -13,7 +13,7 @@ import pytest
 import delayq
 from delayq import BadArguments, BadInput, BadName, ConfigurationError, Tasks
 from delayq._reliable.offering import OfferOptions
-from delayq._reliable.settings import Settings, SettingsOptions
+from delayq._reliable.settings import SettingsOptions
 from delayq.tasks import INJECTED
 from tests.support.cases import naming
 
@@ -104,7 +104,8 @@ def test_settings_and_options_are_checked_at_once(tasks: Tasks) -> None:
 
 
 def test_what_queues_and_offers_take_has_types_here_too() -> None:
-    assert [*SettingsOptions.__annotations__] == [*vars(Settings())]
+    queue = inspect.signature(delayq.Client.reliable_queue).parameters
+    assert [*SettingsOptions.__annotations__] == [*queue][3:]
     offer = inspect.signature(delayq.ReliableQueue.offer).parameters
     assert [*OfferOptions.__annotations__] == [*offer][2:]
 
