@@ -126,7 +126,7 @@ HANDLING = Module(
             "raise failure\n        return result",
             "return result\n        return result",
         ),
-        ("an unreadable message is retried", "if message._value is None:", "if False:"),
+        ("an unreadable message is retried", "if not message.is_decoded:", "if False:"),
     ),
 )
 JACKSON = Module(

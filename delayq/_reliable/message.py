@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import anyio
 
@@ -127,35 +126,46 @@ def is_instruction(error: BaseException | None) -> bool:
     return error is not None and all(isinstance(one, Instruction) for one in errors_in(error))
 
 
+class RetryRules(NamedTuple):
+    """What becomes of a message whose attempt has failed.
+
+    Attributes:
+        max_attempts: The number of attempts after which it dies, unless it has a limit of its own;
+            0 for no limit.
+        backoff: Decides when it is retried.
+    """
+
+    max_attempts: int
+    backoff: Backoff
+
+
 @dataclass(frozen=True, slots=True)
-class QueueHandle(Generic[T]):
-    """The properties that all messages of one queue handle share.
+class MessageContext(Generic[T]):
+    """The properties that all messages share that one handle takes from one partition.
 
     Attributes:
         codec: Decodes their values.
         partition: The partition they come from.
         acknowledger: Acknowledges them.
-        backoff: Decides when a failed message is retried.
-        max_attempts: The number of attempts after which a message dies; 0 for no limit.
+        retry_rules: Decides what becomes of them after a failed attempt.
         keeper: Renews their leases.
         loop: The client's event loop.
         cancelled: As in :class:`MessageNotifications`.
         hooks: The observers to notify.
         reports: Measures how late messages are, and how long handlers take.
-        encode_result: Encodes the result of a handler; returns None if the queue does not keep it.
+        encode_result: Encodes the result of a handler.
     """
 
     codec: Codec[T]
     partition: Partition
     acknowledger: Acknowledger
-    backoff: Backoff
-    max_attempts: int
+    retry_rules: RetryRules
     keeper: LeaseKeeper[Claim]
     loop: asyncio.AbstractEventLoop
     cancelled: Mapping[tuple[bytes, bytes], None]
     hooks: Hooks
     reports: Reports
-    encode_result: Callable[[object], bytes | None]
+    encode_result: Callable[[object], bytes]
 
 
 class Message(Generic[T]):
@@ -190,12 +200,13 @@ class Message(Generic[T]):
         "_cancelled",
         "_cancelling",
         "_claim",
+        "_context",
         "_error",
         "_is_back",
         "_lost",
         "_observation",
-        "_origin",
         "_parsed",
+        "_retry_rules",
         "_settled",
         "_task",
         "_value",
@@ -205,21 +216,22 @@ class Message(Generic[T]):
     def __init__(
         self,
         claim: Claim,
-        origin: QueueHandle[T],
+        context: MessageContext[T],
         state: State = "leased",
         ahead: Batch[Any] | None = None,
         error: str | None = None,
     ) -> None:
         """Args:
         claim: The facts known about the message.
-        origin: The queue handle it comes from.
+        context: What it shares with other messages.
         state: Its state. It can be acknowledged or retried if ``claim`` has a token.
         ahead: The messages its consumer has fetched and will handle next.
         error: Its last error.
         """
         self.state: State = state
         self._claim = claim
-        self._origin = origin
+        self._context = context
+        self._retry_rules = context.retry_rules
         self._ahead = ahead
         self._error = error
         self._parsed: Body | None = None
@@ -253,8 +265,8 @@ class Message(Generic[T]):
             payload = plain_payload(self._claim.body)
             if payload is None:
                 payload = self._parts().payload
-            name = self._origin.partition.name
-            self._value = (decode(self._origin.codec, payload, name, self.id),)
+            name = self._context.partition.name
+            self._value = (decode(self._context.codec, payload, name, self.id),)
         return self._value[0]
 
     @property
@@ -271,7 +283,7 @@ class Message(Generic[T]):
             own = self._parts().max_attempts
         except DecodeError:
             own = None
-        return (self._origin.max_attempts or None) if own is None else own
+        return (self._retry_rules.max_attempts or None) if own is None else own
 
     @property
     def is_last_attempt(self) -> bool:
@@ -340,9 +352,9 @@ class Message(Generic[T]):
         self._demand_lease()
         self.keep_result(result)
         # Not by _settle(), because many acks may be in flight, and each coroutine costs memory.
-        self._origin.keeper.let_go(self._claim)
+        self._context.keeper.let_go(self._claim)
         try:
-            demand(await self._origin.acknowledger.ack(self._claim))
+            demand(await self._context.acknowledger.ack(self._claim))
         except asyncio.CancelledError:
             # The acknowledgement is carried out all the same, so the message is not given back.
             self._done()
@@ -358,7 +370,7 @@ class Message(Generic[T]):
     @property
     def keeps_result(self) -> bool:
         """Whether its queue keeps results."""
-        return self._origin.partition.queue.settings.stored.keep_us > 0
+        return self._context.partition.queue.settings.stored.keep_us > 0
 
     def keep_result(self, result: object) -> None:
         """Have the next acknowledgement store a result, if the queue keeps results.
@@ -366,12 +378,13 @@ class Message(Generic[T]):
         Raises:
             EncodeError, PayloadTooLarge: As for :meth:`ack`.
         """
-        payload = None if result is None else self._origin.encode_result(result)
-        if payload is not None:
-            self._claim.result = payload  # type: ignore[misc]  # a slot of its base
-            if len(payload) > RESULT_UNIT:
-                # It waits for its acknowledgement, which shares a call with fewer others.
-                self._ahead = None
+        if result is None or not self.keeps_result:
+            return
+        payload = self._context.encode_result(result)
+        self._claim.result = payload  # type: ignore[misc]  # a slot of its base
+        if len(payload) > RESULT_UNIT:
+            # It waits for its acknowledgement, which shares a call with fewer others.
+            self._ahead = None
 
     async def nack(
         self, delay: Duration | None = None, error: BaseException | str | None = None
@@ -392,9 +405,9 @@ class Message(Generic[T]):
             await self._die("attempts", text)
             return
         delay_us = microseconds(
-            self._origin.backoff.delay(self.attempt) if delay is None else delay
+            self._retry_rules.backoff.delay(self.attempt) if delay is None else delay
         )
-        await self._settle(self._origin.acknowledger.nack(self._claim, delay_us, text))
+        await self._settle(self._context.acknowledger.nack(self._claim, delay_us, text))
 
     async def snooze(self, delay: Duration) -> None:
         """Give the message back until a delay has passed. The attempt does not count.
@@ -407,7 +420,7 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         delay_us = microseconds(delay)
-        await self._settle(self._origin.acknowledger.snooze(self._claim, delay_us))
+        await self._settle(self._context.acknowledger.snooze(self._claim, delay_us))
 
     async def extend(self, duration: Duration) -> None:
         """Make the lease end ``duration`` (seconds or a timedelta) from now, instead of at its
@@ -418,11 +431,11 @@ class Message(Generic[T]):
         """
         self._demand_lease()
         lease_us = microseconds(duration, "lease")
-        (mine,) = await self._origin.acknowledger.extend([self._claim], lease_us)
+        (mine,) = await self._context.acknowledger.extend([self._claim], lease_us)
         if not mine:
             self._lose()
             raise self._loss()
-        self._origin.keeper.extended(self._claim, lease_us)
+        self._context.keeper.extended(self._claim, lease_us)
 
     async def bury(self, reason: str, error: BaseException | str | None = None) -> None:
         """Make the message a dead letter, even if attempts are left. Raises as :meth:`ack`.
@@ -445,62 +458,56 @@ class Message(Generic[T]):
     async def _give_back(self, *, is_begun: bool = False) -> None:
         """Give the message back; by default before its handler has begun: it has not started."""
         self._demand_lease()
-        await self._settle(self._origin.acknowledger.release(self._claim, is_begun=is_begun))
+        await self._settle(self._context.acknowledger.release(self._claim, is_begun=is_begun))
         self._is_back = True
 
     async def __aenter__(self) -> Self:
-        loop = self._origin.loop
-        # The loop is passed explicitly, so that current_task() need not look it up.
-        task = asyncio.current_task(loop)
-        assert task is not None, "an async with block must run in a task"
-        now = loop.time()
-        while not self._begin(task, now):
+        is_confirmed = False
+        while self._begin(is_confirmed=is_confirmed) is None:
             try:
                 await self._confirm_lease()
             except asyncio.CancelledError:
                 # As within the block.
-                await settle_quietly(self._give_back(), self._origin.partition.name, self.id)
+                await settle_quietly(self._give_back(), self._context.partition.name, self.id)
                 raise
-            now = -math.inf
+            is_confirmed = True
         return self
 
-    def _begin(self, task: asyncio.Task[object], now: float) -> bool:
-        """Begin the block in a task at ``now``, in loop time, and return True; do nothing and
-        return False if the lease must be confirmed first.
+    def _begin(self, *, is_confirmed: bool = False) -> asyncio.Task[object] | None:
+        """Begin the block, and return the task in which it runs; do nothing and return None if the
+        lease must be confirmed first.
         """
-        origin, claim = self._origin, self._claim
+        context, claim = self._context, self._claim
+        now = context.loop.time()
         if (
             self._settled
-            # Less than half of the lease may be left, because the message has waited here.
-            or now > claim.fresh_until
-            or (origin.cancelled and claim.name in origin.cancelled)
-            or origin.keeper.closed
+            # Less than half of the lease may remain, because the message has waited here.
+            or (now > claim.fresh_until and not is_confirmed)
+            or (context.cancelled and claim.name in context.cancelled)
+            or context.keeper.closed
         ):
-            return False
-        self._task = task
+            return None
+        # The loop is passed explicitly, so that current_task() need not look it up.
+        self._task = task = asyncio.current_task(context.loop)
+        assert task is not None, "an async with block must run in a task"
         self._cancelled = False
         self._cancelling = task.cancelling()
-        # A slot of its base.
-        claim.begun_at = now if now > 0 else origin.loop.time()  # type: ignore[misc]
-        origin.keeper.hold(claim, self._lose)
-        if now < 0:
-            # Perhaps it could not be confirmed.
-            origin.keeper.hurry(claim)
-        if origin.hooks.around_handling:
-            self._observation = origin.hooks.begin_handling(origin.partition.queue.name, self)
-        return True
-
-    def _is_over(self, now: float) -> bool:
-        """Return whether its time to live has ended before it was begun, in loop time."""
-        return now > self._claim.over_at
+        claim.begun_at = now  # type: ignore[misc]  # a slot of its base
+        context.keeper.hold(claim, self._lose)
+        if is_confirmed:
+            # The server may not have answered.
+            context.keeper.hurry(claim)
+        if context.hooks.around_handling:
+            self._observation = context.hooks.begin_handling(context.partition.queue.name, self)
+        return task
 
     async def _confirm_lease(self) -> None:
         """Restore the full lease. Raises :class:`LeaseLost` if it is lost."""
         self._demand_lease()
-        origin, claim = self._origin, self._claim
-        if origin.keeper.closed:
+        context, claim = self._context, self._claim
+        if context.keeper.closed:
             raise Closed("the queue is closed: the message is redelivered when its lease ends")
-        if claim.name in origin.cancelled or await origin.keeper.freshen([claim]):
+        if claim.name in context.cancelled or await context.keeper.freshen([claim]):
             self._lose()
             raise self._loss()
 
@@ -510,13 +517,13 @@ class Message(Generic[T]):
         """
         if self._settled or self._observation is not None:
             return False
-        origin, claim, ahead = self._origin, self._claim, self._ahead
-        origin.keeper.let_go(claim)
+        context, claim, ahead = self._context, self._claim, self._ahead
+        context.keeper.let_go(claim)
         self._end_task()
         if (
             ahead is not None
             and (ahead or ahead.fetching)
-            and origin.acknowledger.ack_and_forget(claim, ahead.most_unanswered)
+            and context.acknowledger.ack_and_forget(claim, ahead.most_unanswered)
         ):
             self._settled = True
             return True
@@ -530,7 +537,7 @@ class Message(Generic[T]):
     ) -> bool:
         if error is None and self._end():
             return False
-        self._origin.keeper.let_go(self._claim)
+        self._context.keeper.let_go(self._claim)
         task = self._end_task()
         if self._observation is not None:
             self._end_observation(error)
@@ -542,7 +549,7 @@ class Message(Generic[T]):
             return False
         if self._lost:
             # Perhaps it was cancelled, and has kept its slots until now.
-            self._origin.acknowledger.stopped(self._claim)
+            self._context.acknowledger.stopped(self._claim)
             by_others = (
                 task is not None
                 and (task.uncancel() if self._cancelled else task.cancelling()) > self._cancelling
@@ -560,7 +567,7 @@ class Message(Generic[T]):
             with anyio.CancelScope(shield=True):
                 await self._settle_failed(error)
             return True
-        await settle_quietly(self._settle_failed(error), self._origin.partition.name, self.id)
+        await settle_quietly(self._settle_failed(error), self._context.partition.name, self.id)
         return False
 
     def __repr__(self) -> str:
@@ -589,10 +596,10 @@ class Message(Generic[T]):
         """
         task, self._task = self._task, None
         if task is not None and not self._is_back:
-            handling = self._origin.reports.handling
+            handling = self._context.reports.handling
             handling.skip -= 1
             if handling.skip < 0:
-                handling.add(self._origin.loop.time() - self._claim.begun_at)
+                handling.add(self._context.loop.time() - self._claim.begun_at)
         return task
 
     def _end_observation(self, error: BaseException | None) -> None:
@@ -601,30 +608,27 @@ class Message(Generic[T]):
         if self._is_back and error is None and observation.error is None:
             # It was not handled, so observers get no duration.
             observation.started = 0.0
-        origin = self._origin
-        origin.hooks.end_handling(
-            observation, origin.partition.queue.name, self._loss() if self._lost else error
+        context = self._context
+        context.hooks.end_handling(
+            observation, context.partition.queue.name, self._loss() if self._lost else error
         )
 
     async def _die(self, reason: str, error: str) -> None:
-        why = {
+        record = {
             "reason": kept_text(reason),
             "attempt": self.attempt,
             "priority": self.priority,
             "error": error,
         }
-        await self._settle(
-            self._origin.acknowledger.bury(
-                self._claim, json.dumps(why, separators=(",", ":")), error
-            )
-        )
+        line = json.dumps(record, separators=(",", ":"))
+        await self._settle(self._context.acknowledger.bury(self._claim, line, error))
 
     async def _settle(self, call: Awaitable[None]) -> None:
         """Make the call that retries, buries or releases the message.
 
         A renewal that arrived after it would find no lease, and report it as lost.
         """
-        self._origin.keeper.let_go(self._claim)
+        self._context.keeper.let_go(self._claim)
         try:
             await call
         except LeaseLost:
@@ -641,9 +645,9 @@ class Message(Generic[T]):
         If the lease is lost, the block ends at the next renewal.
         """
         if self._task is not None:
-            self._origin.keeper.hold(self._claim, self._lose)
+            self._context.keeper.hold(self._claim, self._lose)
             if not is_lost:
-                self._origin.keeper.hurry(self._claim)
+                self._context.keeper.hurry(self._claim)
 
     def _parts(self) -> Body:
         if self._parsed is None:
@@ -664,13 +668,13 @@ class Message(Generic[T]):
 
     def _done(self) -> None:
         self._settled = True
-        self._origin.keeper.let_go(self._claim)
+        self._context.keeper.let_go(self._claim)
 
     def _loss(self) -> LeaseLost:
         """Return the error to raise because the lease is lost."""
         if self._task is None:
-            self._origin.acknowledger.stopped(self._claim)
-        if self._claim.name in self._origin.cancelled:
+            self._context.acknowledger.stopped(self._claim)
+        if self._claim.name in self._context.cancelled:
             return MessageCancelled("the message was cancelled: it is gone")
         return LeaseLost(LOST)
 
@@ -680,3 +684,85 @@ class Message(Generic[T]):
         if self._task is not None and self._task is not asyncio.current_task():
             self._cancelled = True
             self._task.cancel("the lease of the message was lost")
+
+
+class WorkerMessage(Message[T]):
+    """A message, as the worker sees it that handles it."""
+
+    __slots__ = ()
+
+    @property
+    def claim(self) -> Claim:
+        """The facts known about the message."""
+        return self._claim
+
+    @property
+    def has_options(self) -> bool:
+        """Whether it has a header or an option of its own, as far as its value was decoded."""
+        return self._parsed is not None
+
+    @property
+    def is_decoded(self) -> bool:
+        """Whether its value was decoded."""
+        return self._value is not None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether its time to live has ended before it was begun."""
+        return self._context.loop.time() > self._claim.over_at
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its lease is lost."""
+        return self._lost
+
+    @property
+    def is_done(self) -> bool:
+        """Whether its handler has acknowledged it, or has given it back in one way or another."""
+        return self._settled and not self._lost
+
+    @property
+    def counted_attempts(self) -> int:
+        """The number of attempts that count towards its death."""
+        return self._claim.attempt - self._claim.forgiven
+
+    def retry_by(self, rules: RetryRules) -> None:
+        """Follow other rules than those of the queue handle."""
+        self._retry_rules = rules
+
+    def begin(self) -> asyncio.Task[object] | None:
+        """Begin its block, and return the task in which it runs; do nothing and return None if
+        something must be awaited first, as ``async with`` does.
+        """
+        return self._begin()
+
+    def end(self) -> bool:
+        """End a block that raised nothing, and return True; return False if something must be
+        awaited for that, as ``async with`` does.
+        """
+        return self._end()
+
+    async def put_back(self) -> None:
+        """Give it back before its handler has begun: a rate does not count it. Raises as
+        :meth:`ack`.
+        """
+        await self._give_back()
+
+    def leave_to_lease(self) -> None:
+        """Do nothing more about it: it is redelivered when its lease ends."""
+        self._done()
+
+    def report_failure(self, failure: BaseException) -> None:
+        """Report a failure to the observers, because it does not leave the block."""
+        if self._observation is not None:
+            self._observation.fail(failure)
+
+    def handler_outlives(self) -> None:
+        """Note that its handler runs on after its block: if it is cancelled, it keeps its slots
+        until :meth:`handler_ended`.
+        """
+        self._context.acknowledger.outlives(self._claim)
+
+    def handler_ended(self) -> None:
+        """Note that its handler has ended that has outlived its block."""
+        self._context.acknowledger.ended(self._claim)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from contextlib import aclosing, suppress
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
@@ -12,16 +11,15 @@ import anyio
 
 from delayq._durations import Duration, estimated_delay, seconds, when_due
 from delayq._engine import durability as durabilities
-from delayq._engine import prefetch
-from delayq._engine.waiters import Reader
 from delayq._functions import spell_out
 from delayq._generics import T
+from delayq._reliable.consumer import Consumer, WorkerPort
 from delayq._reliable.dead_letters import DeadLetters, check_page, checked_ids, half_way
 from delayq._reliable.declaration import Declaration
 from delayq._reliable.groups import Groups
 from delayq._reliable.ids import checked_id
 from delayq._reliable.listing import live_page
-from delayq._reliable.message import Message, QueueHandle
+from delayq._reliable.message import Message
 from delayq._reliable.offering import (
     USUAL_PRIORITY,
     Offer,
@@ -32,7 +30,6 @@ from delayq._reliable.offering import (
 from delayq._reliable.open_queue import OpenReliableQueue
 from delayq._reliable.outcomes import history_of, result_codec
 from delayq._reliable.placement import home_of
-from delayq._reliable.replies import Claim
 from delayq._reliable.schedules import Recurring
 from delayq._reliable.sending import STORED, Sender
 from delayq._reliable.settings import DEFAULTS, RETRIES, QueueOptions, check_names, declare
@@ -53,7 +50,6 @@ from delayq.instrumentation import OfferEvent
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections import deque
     from collections.abc import (
         AsyncIterator,
         Awaitable,
@@ -65,14 +61,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self, Unpack
 
-    from delayq._engine.leases import Batch
-    from delayq._engine.line import Taken
     from delayq._engine.session import Session
     from delayq._reliable.keys import ReliableKeys
     from delayq._reliable.new_message import NewMessage, OptionsMessage
     from delayq._reliable.outcomes import MessageHistory
     from delayq._reliable.partition import Partition
-    from delayq._reliable.replies import State, StoredMessage
+    from delayq._reliable.replies import State
     from delayq._reliable.settings import QueueSettings, Settings
     from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
@@ -117,16 +111,22 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._open.handle_settings = self._open.handle_settings.inherit(given)
         self._open.codec = self._open.codec or codec
         self._codec = codec or self._open.codec or JsonCodec()
-        self._policy = settings.policy()
-        self._backoff = settings.options.get("backoff") or RETRIES
         self._declaration = Declaration(self._open, given.declared())
         if given.declared():
             # The server may lose what is declared here, and others store anew without it.
             first.listen()
         self._hooks = self._open.services.hooks
-        self._origins: dict[int, QueueHandle[T]] = {}
         self._encoder: OfferEncoder[T] = OfferEncoder(
             self._codec, settings.options.get("max_payload") or 0, self._open.ids
+        )
+        self._consumer: Consumer[Message[T]] = Consumer(
+            self._open,
+            self._declaration,
+            self._codec,
+            settings.policy(),
+            settings.options.get("backoff") or RETRIES,
+            self._encoder.result,
+            Message,
         )
         self._sender = Sender(
             self._open,
@@ -322,10 +322,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         self._check_open()
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
             raise BadInput(f"limit must be an int of at least 1, not {limit!r}")
-        taken = await self._take(limit, seconds(wait, "wait"))
-        return [self._leased(claim) for _, claim in taken]
+        claimed = await self._consumer.claim(limit, seconds(wait, "wait"))
+        return [self._consumer.wrap(claim) for _, claim in claimed]
 
-    async def __aiter__(self) -> AsyncIterator[Message[T]]:
+    def __aiter__(self) -> AsyncIterator[Message[T]]:
         """Take messages as they come due, each under a lease, until the queue or client closes.
 
         Wrap the handling of each in ``async with message``, which acknowledges or retries it. Some
@@ -334,37 +334,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
         go back, and so do the others when you leave the loop.
         """
         self._check_open()
-        try:
-            if not self._declaration.is_made:
-                await self._declaration.make_within(None)
-        except Closed:
-            return
-        queue, now, leased = self._open, self._open.loop.time, self._leased
-        cancelled, within = queue.notifications.cancelled, prefetch.WITHIN
-        reader: Reader[Claim] = Reader()
-        async with aclosing(queue.waiters.batches(reader, self._policy)) as batches:
-            async for batch in batches:
-                late = now() + within
-                while batch:
-                    moment = now()
-                    if moment > late:
-                        queue.waiters.return_if_late(reader, moment - late)
-                        late = moment + within
-                        continue
-                    late = moment + within
-                    # Less than half of its lease is left: it has waited for a slow handler.
-                    if moment > batch[0][1].fresh_until:
-                        await self._drop_lost(batch)
-                        late = now() + within
-                        if not batch:
-                            break
-                    taken = batch.popleft()
-                    claim = taken[1]
-                    if cancelled and claim.name in cancelled:
-                        self._not_begun(claim)
-                        continue
-                    if b"@" not in claim.id or await queue.advance_schedules([taken]):
-                        yield leased(claim, batch)
+        return self._consumer.stream()
 
     # By id
 
@@ -459,7 +429,7 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
         async def find(partition: Partition) -> Message[T] | None:
             found = await partition.store.get(checked)
-            return None if found is None else self._seen(partition, found)
+            return None if found is None else self._consumer.wrap_stored(partition, found)
 
         return await queue.search(lambda: queue.candidates(checked), find)
 
@@ -578,7 +548,9 @@ class ReliableQueue(Recurring[T], Generic[T]):
         async def page(partitions: Sequence[Partition]) -> list[Message[T]]:
             stores = [partition.store for partition in partitions]
             found = (await live_page(stores, state, offset, limit)).messages
-            return [self._seen(partitions[number], message) for number, message in found]
+            return [
+                self._consumer.wrap_stored(partitions[number], message) for number, message in found
+            ]
 
         return await self._open.with_all_partitions(page)
 
@@ -721,6 +693,10 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if self._open.codec is self._codec:
             self._open.codec = None
 
+    def worker_port(self, concurrency: int) -> WorkerPort:
+        """Return the part that a worker uses that handles ``concurrency`` messages at a time."""
+        return WorkerPort(self._consumer, concurrency)
+
     def _check_open(self) -> None:
         self._session.check_loop()
         if self._open.closed:
@@ -732,15 +708,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
         if not self._declaration.is_made:
             await self._declaration.make()
 
-    async def _take(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
-        self._check_open()
-        if not self._declaration.is_made:
-            try:
-                wait = await self._declaration.make_within(wait)
-            except TimeoutError:
-                return ()
-        return await self._open.take(count, wait, self._policy)
-
     async def _settled(self) -> None:
         """Flush the acknowledgements that this client has not waited for, so that the next call
         sees their effect.
@@ -748,16 +715,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
         await self._ready()
         await self._open.flush()
         self._check_open()
-
-    def _encode_result(self, result: object) -> bytes | None:
-        """Encode the result of a handler; return None if the queue does not keep it.
-
-        Raises:
-            EncodeError, PayloadTooLarge: As for :meth:`Message.ack`.
-        """
-        if result is None or not self._open.settings.stored.keep_us:
-            return None
-        return self._encoder.result(result)
 
     async def _result_payload(self, id: str, timeout: Duration | None = None) -> bytes | None:  # noqa: A002
         """Return the encoded result of a message, as :meth:`result` does; None for no result."""
@@ -773,82 +730,6 @@ class ReliableQueue(Recurring[T], Generic[T]):
 
     def _encode(self, offer: Offer[T]) -> OptionsMessage:
         return self._encoder.with_options(offer)
-
-    async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
-        """Drop messages that were claimed ahead and may have waited for a slow handler until
-        another worker got them, or their time to live ended.
-        """
-        now = self._open.loop.time()
-        if over := [item for item in batch if item[1].over_at < now]:
-            for item in over:
-                batch.remove(item)
-            # The next claim expires them.
-            self._open.waiters.give_back(over, here=False)
-            if not batch or now <= batch[0][1].fresh_until:
-                return
-        parts: dict[int, list[Claim]] = {}
-        for _, claim in batch:
-            parts.setdefault(claim.partition, []).append(claim)
-        fresh = (self._origin_of(claims[0]).keeper.freshen(claims) for claims in parts.values())
-        lost = {claim for part in await asyncio.gather(*fresh) for claim in part}
-        for item in [item for item in batch if item[1] in lost]:
-            batch.remove(item)
-            self._not_begun(item[1])
-
-    def _not_begun(self, claim: Claim) -> None:
-        """Free the slots of a message that is gone before it was begun, if it has kept them."""
-        self._open.opened_partitions[claim.partition].acknowledger.stopped(claim)
-
-    def _leased(self, claim: Claim, ahead: Batch[Any] | None = None) -> Message[T]:
-        """Count a claimed message as delivered, and hand it out."""
-        origin = self._origins.get(claim.partition) or self._origin_of(claim)
-        partition = origin.partition
-        partition.counters.delivered += 1
-        lateness = origin.reports.lateness
-        lateness.skip -= 1
-        if lateness.skip < 0:
-            lateness.add(-partition.clock.seconds_from_now(claim.due_us))
-        if self._hooks.delivered:
-            self._hooks.tell_delivered(
-                self.name, max(0.0, -partition.clock.seconds_from_now(claim.due_us))
-            )
-        # Positional arguments: keyword arguments would cost more than the rest of this function.
-        return Message(claim, origin, "leased", ahead)
-
-    def _origin_of(self, claim: Claim) -> QueueHandle[T]:
-        place = claim.partition
-        if place not in self._origins:
-            partition = self._open.opened_partitions[place]
-            self._origins[place] = QueueHandle(
-                self._codec,
-                partition,
-                partition.acknowledger,
-                self._backoff,
-                self._policy.max_attempts,
-                partition.keeper(self._policy.lease_us),
-                self._open.loop,
-                self._open.notifications.cancelled,
-                self._hooks,
-                self._open.reports,
-                self._encode_result,
-            )
-        return self._origins[place]
-
-    def _seen(self, partition: Partition, stored: StoredMessage) -> Message[T]:
-        at_us = stored.moment_us
-        claim = Claim(
-            stored.id,
-            b"",
-            stored.body,
-            at_us,
-            0.0,
-            None,
-            partition.index,
-            priority=stored.priority,
-            attempt=stored.attempt,
-            known_due_us=at_us,
-        )
-        return Message(claim, self._origin_of(claim), stored.state, error=stored.error)
 
     async def _group_at(self, group: str) -> ReliableStore:
         """Return the partition of a group."""

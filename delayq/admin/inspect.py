@@ -278,7 +278,9 @@ async def shelves(queue: ReliableQueue[T], state: State) -> Sequence[Shelf[Messa
 
     async def page(partition: Partition, offset: int, limit: int) -> list[Message[T] | None]:
         found = await partition.store.page(state, offset, limit)
-        return [None if each is None else queue._seen(partition, each) for each in found]
+        return [
+            None if each is None else queue._consumer.wrap_stored(partition, each) for each in found
+        ]
 
     async def shelf(partition: Partition) -> Shelf[Message[T]]:
         return Shelf(await partition.store.length(state), partial(page, partition))

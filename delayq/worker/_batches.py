@@ -8,7 +8,6 @@ While batches are quick, the next one gathers as they are handled. While they ta
 rate, none does: its messages would be out of reach for other workers, or begin in another window
 than that in which their start was counted.
 """
-# ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from typing import TYPE_CHECKING, Any
 from delayq._engine import prefetch
 from delayq._logging import log
 from delayq._reliable.message import instruction_of, is_instruction
-from delayq.worker._handling import Handling, below_the_worker, settle, tell
+from delayq.worker._handling import Handling, below_the_worker, settle
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-    from delayq._reliable.message import Message
+    from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim, Start
 
 # How long the messages of a claim have to join at least, in seconds: whatever is around the handler
@@ -89,7 +88,7 @@ class _Member:
         batch: Its batch, once that has begun.
     """
 
-    message: Message[Any]
+    message: WorkerMessage[Any]
     until: float
     over_at: float
     outcome: asyncio.Future[Any]
@@ -143,7 +142,7 @@ class Batches:
 
     def __init__(
         self,
-        handle: Callable[[list[Message[Any]]], Awaitable[Sequence[Any] | None]],
+        handle: Callable[[list[WorkerMessage[Any]]], Awaitable[Sequence[Any] | None]],
         *,
         size: int,
         linger: float,
@@ -246,7 +245,7 @@ class Batches:
 
     async def join(
         self,
-        message: Message[Any],
+        message: WorkerMessage[Any],
         begun: Callable[[], None] | None = None,
         *,
         start: Start | None = None,
@@ -273,8 +272,8 @@ class Batches:
         self._waiting.append(member)
         self._pace.is_rated = start is not None
         if start is not None:
-            member.wave = self._coming.get(message._claim) or _Wave(0, 0.0, 0.0)
-            self.expect_no_more([message._claim])
+            member.wave = self._coming.get(message.claim) or _Wave(0, 0.0, 0.0)
+            self.expect_no_more([message.claim])
         self._begin()
         try:
             return await member.outcome
@@ -292,9 +291,8 @@ class Batches:
             elif not batch.task.done():
                 # The handler goes on with this message, too, which keeps its slots if it is
                 # cancelled.
-                settling, claim = message._origin.acknowledger, message._claim
-                settling.outlives(claim)
-                batch.task.add_done_callback(lambda _: settling.ended(claim))
+                message.handler_outlives()
+                batch.task.add_done_callback(lambda _: message.handler_ended())
             raise
 
     def _begin(self) -> None:
@@ -313,7 +311,7 @@ class Batches:
             for member in batch.members:
                 member.batch = batch
                 if member.wave is not None:
-                    self._late.pop(member.message._claim.id, None)
+                    self._late.pop(member.message.claim.id, None)
                 if member.begun is not None:
                     member.begun()
             self._running.add(batch)
@@ -370,7 +368,7 @@ class Batches:
             now = asyncio.get_running_loop().time()
             for member in self._waiting:
                 if member.wave is not None and len(self._late) < _MOST_LATE:
-                    self._late[member.message._claim.id] = now - member.wave.since
+                    self._late[member.message.claim.id] = now - member.wave.since
             _send_back(self._waiting)
             self._waiting.clear()
             self._check_places()
@@ -452,11 +450,11 @@ class BatchHandling(Handling):
     def expect_no_more(self, claims: Iterable[Claim]) -> None:
         self._batches.expect_no_more(claims)
 
-    async def handle(self, message: Message[Any]) -> None:
+    async def handle(self, message: WorkerMessage[Any]) -> None:
         try:
             await super().handle(message)
         finally:
-            self.expect_no_more([message._claim])
+            self.expect_no_more([message.claim])
 
     @property
     def keeps_none(self) -> bool:
@@ -467,15 +465,15 @@ class BatchHandling(Handling):
         self._batches.set_concurrency(free)
         return min(most, self._batches.places) if free else 0
 
-    async def _call(self, message: Message[Any], value: Any) -> Any:
+    async def _call(self, message: WorkerMessage[Any], value: Any) -> Any:
         del value  # the message has it
         # Decoding has parsed the body if there is anything of its own in it.
-        own = None if message._parsed is None else message.timeout
+        own = message.timeout if message.has_options else None
         join = partial(
             self._batches.join,
             message,
-            start=message._claim.start,
-            over_at=message._claim.over_at,
+            start=message.claim.start,
+            over_at=message.claim.over_at,
         )
         if own is None:
             return await join()
@@ -484,11 +482,11 @@ class BatchHandling(Handling):
         joined = join(lambda: limit.reschedule(now() + own))
         return await self._within(own, joined, limit)
 
-    def _limit_of(self, message: Message[Any]) -> float | None:
+    def _limit_of(self, message: WorkerMessage[Any]) -> float | None:
         del message  # its limit begins with its batch
         return None
 
-    async def _handle(self, messages: list[Message[Any]]) -> Sequence[Any]:
+    async def _handle(self, messages: list[WorkerMessage[Any]]) -> Sequence[Any]:
         takes_messages = self._plan.takes_message
         # The list is the handler's own.
         first = [each if takes_messages else each.value for each in messages]
@@ -511,7 +509,7 @@ class BatchHandling(Handling):
                 log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
             raise
 
-    def _of_each(self, result: Any, messages: Sequence[Message[Any]]) -> Sequence[Any]:
+    def _of_each(self, result: Any, messages: Sequence[WorkerMessage[Any]]) -> Sequence[Any]:
         """Return the result of each message of a batch; nothing if results are not kept."""
         if result is None or not messages[0].keeps_result:
             return ()
@@ -525,16 +523,16 @@ class BatchHandling(Handling):
         log(ERROR, self._queue, text, len(messages), type(result).__name__)
         return ()
 
-    async def _failed(self, message: Message[Any], error: BaseException) -> None:
-        self.expect_no_more([message._claim])
+    async def _failed(self, message: WorkerMessage[Any], error: BaseException) -> None:
+        self.expect_no_more([message.claim])
         if isinstance(error, NotNow):
-            await settle(message, message._give_back)
+            await settle(message, message.put_back)
         elif not isinstance(error, BatchFailed):
             await super()._failed(message, error)
         elif isinstance(error.error, KeyboardInterrupt):
             await settle(message, message.release)
         else:
-            tell(message, error.error)
+            message.report_failure(error.error)
             error.error.with_traceback(below_the_worker(error.error.__traceback__))
             await settle(message, partial(self._retry, message, error.error))
 

@@ -14,8 +14,8 @@ from delayq.errors import DelayqError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from delayq._reliable.consumer import WorkerPort
     from delayq.client import Client
-    from delayq.worker._handling import Source
 
 _log = logging.getLogger("delayq.worker")
 
@@ -23,16 +23,16 @@ _log = logging.getLogger("delayq.worker")
 _LOOK_EVERY = 60.0
 
 
-async def look_for_evictions(client: Client, sources: Sequence[Source]) -> None:
+async def look_for_evictions(client: Client, ports: Sequence[WorkerPort]) -> None:
     """Warn if the server may evict keys, and put back what waits where no worker finds it: now, and
     whenever the server has evicted more.
     """
     infos = await _infos(client)
     _warn_of_policy(infos)
     while True:
-        for source in sources:
+        for port in ports:
             with suppress(DelayqError):
-                await _mend(source)
+                await _mend(port)
         if not infos:
             # Who may not ask is not told.
             return
@@ -62,13 +62,13 @@ def _warn_of_policy(infos: Iterable[Mapping[str, str]]) -> None:
         )
 
 
-async def _mend(source: Source) -> None:
-    for store in await source.stores():
+async def _mend(port: WorkerPort) -> None:
+    for store in await port.stores():
         if missing := await store.missing_keys():
             await store.mend()
             _log.error(
                 "queue %r: %s, because the server has evicted keys. What waits was put back",
-                source.name,
+                port.name,
                 missing,
-                extra=about(source.name),
+                extra=about(port.name),
             )

@@ -1,7 +1,6 @@
 """Takes one message from its claim to its end: runs the handler and everything around it, and acts
 on the outcome.
 """
-# ruff: noqa: SLF001 - the worker and the queue are one library
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from delayq import tasks
-from delayq._engine.leases import HANDLED_TWICE, Batch
+from delayq._engine.leases import HANDLED_TWICE
 from delayq._logging import log
 from delayq._reliable.error_text import describe
 from delayq._reliable.message import Message, Snooze, instruction_of, is_instruction
@@ -38,9 +37,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from delayq._engine.line import Taken
-    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim
-    from delayq._reliable.store import ReliableStore
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._threads import Threads
@@ -51,70 +49,10 @@ if TYPE_CHECKING:
 CallNext = Callable[[], Awaitable[None]]
 """The second argument of a middleware: runs the rest, the handler last."""
 
-# Maximum number of messages that one call claims from a partition.
-_BATCH = 100
 # How long to wait for the next message if the system cannot provide a thread, in seconds.
 _NO_THREAD_PAUSE = 1.0
 # The packages that call handlers.
 _CALLERS = (str(Path(__file__).parent), str(Path(tasks.__file__).parent))
-
-
-class Source:
-    """Claims messages of one queue, and gives back those that no handler has begun.
-
-    Attributes:
-        name: The queue's name.
-        ahead: Stands for the messages at hand in a loop, so that a handled message does not wait
-            for its acknowledgement unless too many are in flight.
-    """
-
-    def __init__(self, queue: ReliableQueue[Any], concurrency: int) -> None:
-        self._open = queue._open
-        self._settled = queue._settled
-        self.ahead: Batch[Any] = Batch()
-        self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
-        # Returns the message to handle.
-        self.message = queue._leased
-        self.name: str = queue.name
-        # Claims up to a number of due messages, waiting at most some seconds for the first.
-        self.claim = queue._take
-        # Gives messages back as they were, without counting an attempt.
-        self.give_back = self._open.waiters.give_back
-        self.quiet = self._open.quiet
-        self.flush = self._open.flush
-        # Counts, within a block, how many messages are handled at a time, given a function that
-        # returns how many more could be.
-        self.served = partial(self._open.served, concurrency)
-
-    async def stores(self) -> list[ReliableStore]:
-        """Return the data of the queue's partitions."""
-        await self._settled()
-        return [partition.store for partition in self._open.partitions]
-
-    @property
-    def most_at_once(self) -> int:
-        """Maximum number of messages to claim at once."""
-        return _BATCH * len(self._open.partitions)
-
-    @property
-    def unanswered(self) -> int:
-        """Number of acknowledgements in flight."""
-        return self._open.acks_in_flight
-
-    @property
-    def is_contested(self) -> bool:
-        """Whether other clients wait for slots of a limit."""
-        return self._open.waiters.is_contested
-
-    async def is_held(self) -> bool:
-        """Return whether messages are due that a limit holds back, after a claim that got none."""
-        if (number := len(self._open.partitions)) > 1:
-            # A look at a partition does not tell what limits hold back there, as a claim does.
-            self._open.expect_messages_everywhere()
-            if claimed := await self.claim(number, 0.0):
-                self.give_back(claimed)
-                return True
-        return self._open.waiters.line.holders > 0
 
 
 class Handling:
@@ -167,20 +105,18 @@ class Handling:
         """Return how many messages may be at work, of ``most``: threads that hang take places."""
         return max(0, most - self.threads.hanging)
 
-    async def handle(self, message: Message[Any]) -> None:
+    async def handle(self, message: WorkerMessage[Any]) -> None:
         """Handle a message and settle it.
 
         Raises only errors that end the task: cancellation, and ``KeyboardInterrupt``.
         """
         try:
             # As ``async with message``, whose methods are called directly where nothing waits.
-            loop = message._origin.loop
-            task = asyncio.current_task(loop)
-            assert task is not None
-            if not (message._begin(task, loop.time()) or await self._enter(message)):
+            task = message.begin() or await self._enter(message)
+            if task is None:
                 return
             try:
-                cancelling, failure = message._cancelling, None
+                cancelling, failure = task.cancelling(), None
                 try:
                     self._keep(message, await self._start(message))
                 except BaseException as error:
@@ -193,23 +129,23 @@ class Handling:
                 if not await message.__aexit__(type(error), error, error.__traceback__):
                     raise
             else:
-                if not message._end():
+                if not message.end():
                     await message.__aexit__(None, None, None)
         except Exception as error:  # noqa: BLE001 - no error of a single message ends the worker
             self._log_unsettled(message, error)
 
-    async def _enter(self, message: Message[Any]) -> bool:
-        """Enter the block of a message that cannot be begun at once; return False if it is not to
-        be begun at all.
+    async def _enter(self, message: WorkerMessage[Any]) -> asyncio.Task[object] | None:
+        """Enter the block of a message that cannot be begun at once, and return the current task;
+        return None if the message is not to be begun at all.
         """
-        if message._is_over(message._origin.loop.time()):
+        if message.is_expired:
             # The next claim expires it.
-            await settle(message, message._give_back)
-            return False
+            await settle(message, message.put_back)
+            return None
         await message.__aenter__()
-        return True
+        return asyncio.current_task()
 
-    def _keep(self, message: Message[Any], result: object) -> None:
+    def _keep(self, message: WorkerMessage[Any], result: object) -> None:
         """Have a result stored with the acknowledgement, if its queue keeps results.
 
         One that cannot be stored does not make the message fail: its work has been done, and would
@@ -228,7 +164,7 @@ class Handling:
 
     async def _end_trouble(
         self,
-        message: Message[Any],
+        message: WorkerMessage[Any],
         failure: BaseException | None,
         task: asyncio.Task[object],
         cancelling: int,
@@ -239,7 +175,7 @@ class Handling:
         if failure is not None:
             await self._failed(message, failure)
 
-    async def bury(self, message: Message[Any], reason: str, error: str) -> None:
+    async def bury(self, message: WorkerMessage[Any], reason: str, error: str) -> None:
         """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
         try:
             async with message:
@@ -248,7 +184,7 @@ class Handling:
         except Exception as failure:  # noqa: BLE001 - as above
             self._log_unsettled(message, failure)
 
-    def _log_unsettled(self, message: Message[Any], error: Exception) -> None:
+    def _log_unsettled(self, message: WorkerMessage[Any], error: Exception) -> None:
         if isinstance(error, MessageCancelled):
             self._log(INFO, message, "was cancelled")
         elif isinstance(error, LeaseLost):
@@ -261,17 +197,17 @@ class Handling:
             text = "could not be settled and will be redelivered when its lease ends"
             self._log(ERROR, message, text, error=error)
 
-    async def _bury_undecodable(self, message: Message[Any], error: BaseException) -> None:
+    async def _bury_undecodable(self, message: WorkerMessage[Any], error: BaseException) -> None:
         """Make a message a dead letter: no later attempt could read it either."""
         reason, text = _why(error)
         self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
-        tell(message, error)
+        message.report_failure(error)
         await settle(message, partial(message.bury, reason, text))
 
     def _log(
         self,
         level: int,
-        message: Message[Any],
+        message: WorkerMessage[Any],
         text: str,
         *args: object,
         error: BaseException | None = None,
@@ -289,7 +225,7 @@ class Handling:
             error=error,
         )
 
-    def _limit_of(self, message: Message[Any]) -> float | None:
+    def _limit_of(self, message: WorkerMessage[Any]) -> float | None:
         """Return how long handling a message may take, which may have a limit of its own."""
         own = message.timeout
         return self._timeout if own is None else own
@@ -310,7 +246,7 @@ class Handling:
             raise TimeoutError(f"timed out after {seconds:g} s, and ignored its cancellation")
         return result
 
-    def _ends_task(self, error: BaseException, message: Message[Any]) -> bool:
+    def _ends_task(self, error: BaseException, message: WorkerMessage[Any]) -> bool:
         """Return whether an error ends the task. Any other concerns only its message, even if the
         handler has cancelled its own task.
         """
@@ -318,11 +254,11 @@ class Handling:
             isinstance(error, asyncio.CancelledError) and self._must_end(message)
         )
 
-    def _must_end(self, message: Message[Any]) -> bool:
-        return message._lost or self._is_cancelled()
+    def _must_end(self, message: WorkerMessage[Any]) -> bool:
+        return message.is_lost or self._is_cancelled()
 
     async def _forget_cancellation(
-        self, task: asyncio.Task[object], before: int, message: Message[Any]
+        self, task: asyncio.Task[object], before: int, message: WorkerMessage[Any]
     ) -> None:
         """Undo a handler's cancellation of its task, which has other messages to handle."""
         try:
@@ -334,19 +270,19 @@ class Handling:
         while task.cancelling() > before and not self._must_end(message):
             task.uncancel()
 
-    async def _put_off(self, message: Message[Any], error: NotBegun) -> None:
+    async def _put_off(self, message: WorkerMessage[Any], error: NotBegun) -> None:
         """Give back a message that was not begun, uncounted, and wait before the next one."""
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
-        tell(message, error)
-        await settle(message, message._give_back)
+        message.report_failure(error)
+        await settle(message, message.put_back)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: Message[Any]) -> Awaitable[Any]:
+    def _start(self, message: WorkerMessage[Any]) -> Awaitable[Any]:
         """Decode a message, and return the call that handles it, within its time limit."""
         # Decoding tells whether the message has anything of its own.
         value, timeout = message.value, self._timeout
-        if message._parsed is not None:
+        if message.has_options:
             timeout = self._limit_of(message)
         # The most frequent case, and the one whose speed counts.
         call: Awaitable[Any] = (
@@ -356,7 +292,7 @@ class Handling:
         )
         return call if timeout is None else self._within(timeout, call)
 
-    async def _around(self, message: Message[Any], value: Any) -> Any:
+    async def _around(self, message: WorkerMessage[Any], value: Any) -> Any:
         if not self._middleware:
             return await self._call(message, value)
         result: Any = None
@@ -371,12 +307,12 @@ class Handling:
         await call()
         return result
 
-    async def _call(self, message: Message[Any], value: Any) -> Any:
+    async def _call(self, message: WorkerMessage[Any], value: Any) -> Any:
         first = message if self._plan.takes_message else value
         return await self._call_handler(first, {Message: message, **self._made}, [message])
 
     async def _call_handler(
-        self, first: Any, made: dict[Any, Any], messages: Sequence[Message[Any]]
+        self, first: Any, made: dict[Any, Any], messages: Sequence[WorkerMessage[Any]]
     ) -> Any:
         """Call the handler with its first argument, and fill the others from what was ``made``: it
         handles these messages.
@@ -407,29 +343,31 @@ class Handling:
             raise failure
         return result
 
-    async def _in_thread(self, call: Callable[[], Any], messages: Sequence[Message[Any]]) -> Any:
+    async def _in_thread(
+        self, call: Callable[[], Any], messages: Sequence[WorkerMessage[Any]]
+    ) -> Any:
         def returned() -> None:
             for message in messages:
-                message._origin.acknowledger.ended(message._claim)
+                message.handler_ended()
 
         def abandoned() -> Callable[[], None]:
             # Cancelled messages keep their slots until the function returns.
             for message in messages:
-                message._origin.acknowledger.outlives(message._claim)
+                message.handler_outlives()
             return returned
 
         result = await self.threads.run(call, abandoned)
         # A decorator may have turned a coroutine function into a plain one.
         return await result if inspect.isawaitable(result) else result
 
-    async def _failed(self, message: Message[Any], error: BaseException) -> None:
+    async def _failed(self, message: WorkerMessage[Any], error: BaseException) -> None:
         if isinstance(error, NotBegun):
             await self._put_off(message, error)
             return
-        if message._value is None:
+        if not message.is_decoded:
             await self._bury_undecodable(message, error)
             return
-        tell(message, error)
+        message.report_failure(error)
         error.with_traceback(below_the_worker(error.__traceback__))
         said = instruction_of(error) if is_instruction(error) else None
         if said is not None:
@@ -439,9 +377,9 @@ class Handling:
             self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
         await settle(message, partial(self._retry, message, error))
 
-    async def _retry(self, message: Message[Any], error: BaseException) -> None:
+    async def _retry(self, message: WorkerMessage[Any], error: BaseException) -> None:
         """Do what the error, or the listener, says about a message whose handler has failed."""
-        if message._settled and not message._lost:
+        if message.is_done:
             return
         what = decide_retry(error, self._listener.settings.on_error)
         said = instruction_of(error) if is_instruction(error) else None
@@ -457,7 +395,7 @@ class Handling:
             )
 
 
-async def settle(message: Message[Any], call: Callable[[], Awaitable[None]]) -> None:
+async def settle(message: WorkerMessage[Any], call: Callable[[], Awaitable[None]]) -> None:
     """Settle a message; try once more if the server was not available, and so nothing was done.
 
     If that fails, the message stays leased until its lease ends. Otherwise, the end of its block
@@ -469,14 +407,8 @@ async def settle(message: Message[Any], call: Callable[[], Awaitable[None]]) -> 
         except ServerUnavailable:
             await call()
     except ServerError:
-        message._done()
+        message.leave_to_lease()
         raise
-
-
-def tell(message: Message[Any], failure: BaseException) -> None:
-    """Report a failure to the observers, because it does not leave the message's block."""
-    if (observation := message._observation) is not None:
-        observation.fail(failure)
 
 
 def below_the_worker(trace: TracebackType | None) -> TracebackType | None:

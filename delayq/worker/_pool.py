@@ -87,7 +87,7 @@ class Pool:
     def start(self) -> None:
         """Start claiming messages."""
         for feed in self._plan.feeds:
-            feeder = asyncio.create_task(self._feed(feed), name=f"delayq feed {feed.source.name}")
+            feeder = asyncio.create_task(self._feed(feed), name=f"delayq feed {feed.port.name}")
             feeder.add_done_callback(self._stop_on_error)
             self._feeders.append(feeder)
 
@@ -141,7 +141,7 @@ class Pool:
                 "%d handlers did not end after they were cancelled, and are abandoned",
                 len(self._workers),
             )
-        quiet = (feed.source.quiet(_HAND_BACK_WITHIN / 2) for feed in self._plan.feeds)
+        quiet = (feed.port.quiet(_HAND_BACK_WITHIN / 2) for feed in self._plan.feeds)
         await asyncio.gather(*quiet)
 
     async def _drained(self) -> None:
@@ -150,7 +150,7 @@ class Pool:
         await self._flush()
 
     async def _flush(self) -> None:
-        await asyncio.gather(*(feed.source.flush() for feed in self._plan.feeds))
+        await asyncio.gather(*(feed.port.flush() for feed in self._plan.feeds))
 
     # Claiming
 
@@ -171,7 +171,7 @@ class Pool:
                     return
                 if failures == 1:
                     name, cause = (
-                        feed.source.name,
+                        feed.port.name,
                         None if isinstance(error, ServerError) else error,
                     )
                     log(logging.ERROR, name, "claiming messages failed: %s", error, error=cause)
@@ -199,14 +199,14 @@ class Pool:
         left = plan.add(feed, claimed)
         feed.handling.expect(claim for _, claim in claimed[: len(claimed) - len(left)])
         if left:
-            feed.source.give_back(left)
+            feed.port.give_back(left)
         # This concerns other feeds too: the slot that was reserved for this one may be free.
         self._wake_one()
         if feed.buffer:
             self._watch(feed)
         if self._burst:
             # After a patient claim, the server is asked.
-            feed.is_held = not (claimed or wait) and await feed.source.is_held()
+            feed.is_held = not (claimed or wait) and await feed.port.is_held()
         if self._burst and not claimed and not feed.is_held:
             feed.empty_at = -1 if wait else finished
             self._stop_if_done()
@@ -214,11 +214,11 @@ class Pool:
 
     async def _claim(self, feed: Feed, wait: float | None) -> Sequence[Claimed]:
         """Claim as many messages as there is room for, until :meth:`_end_claim`."""
-        most = min(self._plan.room(feed), feed.source.most_at_once)
+        most = min(self._plan.room(feed), feed.port.most_at_once)
         limit = self._claiming[feed] = asyncio.timeout(None)
         try:
             async with limit:
-                return await feed.source.claim(most, wait)
+                return await feed.port.claim(most, wait)
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -269,7 +269,7 @@ class Pool:
 
     def _give_back(self, feed: Feed, claimed: Sequence[Claimed]) -> None:
         feed.handling.expect_no_more(claim for _, claim in claimed)
-        feed.source.give_back(claimed)
+        feed.port.give_back(claimed)
 
     def _feed_if_room(self, feed: Feed) -> None:
         room = self._waiting_for_room.get(feed)
@@ -330,11 +330,11 @@ class Pool:
             claimed: Claimed | None = plan.begin(feed)
             if feed in self._waiting_for_room:
                 self._feed_if_room(feed)
-            source, handle = feed.source, feed.handling.handle
+            port, handle = feed.port, feed.handling.handle
             while claimed is not None:
                 goes_on = False
                 try:
-                    message = source.message(claimed[1], source.ahead)
+                    message = port.wrap(claimed[1], port.ahead)
                     remainder = run_to_first_wait(handle(message))
                     if remainder is not None:
                         # Others handle messages while this one waits.

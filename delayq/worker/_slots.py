@@ -28,7 +28,8 @@ from delayq._engine.prefetch import begun_soon, moving_mean, to_keep
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq.worker._handling import Claimed, Handling, Source
+    from delayq._reliable.consumer import WorkerPort
+    from delayq.worker._handling import Claimed, Handling
     from delayq.worker._tasks import TaskHandling
 
 # Maximum number of messages that a feed claims ahead of free slots.
@@ -39,7 +40,7 @@ class Feed:
     """A listener at work.
 
     Attributes:
-        source: Claims its messages.
+        port: Claims its messages.
         handling: Handles them.
         concurrency: Maximum number of its handlers that run.
         has_own_slots: Whether these need no slots of the worker.
@@ -55,13 +56,13 @@ class Feed:
 
     def __init__(
         self,
-        source: Source,
+        port: WorkerPort,
         handling: Handling | TaskHandling,
         concurrency: int,
         *,
         has_own_slots: bool = False,
     ) -> None:
-        self.source: Source = source
+        self.port: WorkerPort = port
         self.handling: Handling | TaskHandling = handling
         self.concurrency: int = concurrency
         self.has_own_slots: bool = has_own_slots
@@ -132,7 +133,7 @@ class SlotPlan:
         if feed in self._parked or not feed.places or feed.handling.keeps_none:
             return 0
         least = 1 if len(self.feeds) > 1 and not feed.is_full else 0
-        if feed.took is None or feed.source.is_contested:
+        if feed.took is None or feed.port.is_contested:
             return least
         return max(least, begun_soon(self._slots_of(feed), feed.took, _MOST_AHEAD))
 
@@ -258,7 +259,7 @@ class SlotPlan:
     @property
     def is_at_work(self) -> bool:
         """Whether a handler is running, or a message or an acknowledgement is on its way."""
-        return self.running > 0 or any(feed.buffer or feed.source.unanswered for feed in self.feeds)
+        return self.running > 0 or any(feed.buffer or feed.port.unanswered for feed in self.feeds)
 
     @property
     def is_done(self) -> bool:

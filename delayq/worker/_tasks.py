@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from delayq._functions import is_kind, name_of
+from delayq._reliable.message import RetryRules
 from delayq._reliable.settings import Settings
 from delayq._unset import UNSET
 from delayq.codecs import JsonCodec
@@ -21,8 +22,8 @@ from delayq.worker._signatures import HandlerPlan, plan_injected
 if TYPE_CHECKING:
     from collections.abc import Collection, Coroutine, Iterable, Mapping
 
-    from delayq._reliable.message import Message, QueueHandle
-    from delayq._reliable.queue import ReliableQueue
+    from delayq._reliable.consumer import WorkerPort
+    from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim
     from delayq.tasks import Task, Tasks
     from delayq.tasks._tasks import Treatment
@@ -114,15 +115,15 @@ class TaskHandling:
 
     def __init__(
         self,
-        queue: ReliableQueue[Call],
+        port: WorkerPort,
         handlings: Mapping[str, Handling],
         unreadable: Handling,
         treatments: Mapping[str, Treatment],
         threads: Threads,
     ) -> None:
         """Args:
-        queue: The queue, whose handle gives up a message only after the most attempts that any
-            of the tasks has.
+        port: Claims the messages. The server then gives up a message only after the most
+            attempts that any of the tasks has.
         handlings: How calls are handled, by the name of the task.
         unreadable: How the other messages are handled.
         treatments: The retries of the tasks, by name.
@@ -130,18 +131,19 @@ class TaskHandling:
         """
         self._handlings = handlings
         self._unreadable = unreadable
-        self._treatments = treatments
         self.threads: Threads = threads
-        policy = queue._policy
-        # 0 for no limit.
-        self._most_attempts = {
-            name: policy.max_attempts if each.max_attempts is UNSET else each.max_attempts or 0
-            for name, each in treatments.items()
+        # The rules of the tasks, by name.
+        self._retry_rules = {
+            name: RetryRules(
+                port.policy.max_attempts
+                if treatment.max_attempts is UNSET
+                else treatment.max_attempts or 0,
+                treatment.backoff or port.backoff,
+            )
+            for name, treatment in treatments.items()
         }
-        limits = self._most_attempts.values()
-        queue._policy = replace(policy, max_attempts=max(limits) if all(limits) else 0)
-        # By task and partition: their messages share one.
-        self._origins: dict[tuple[str, int], QueueHandle[Call]] = {}
+        limits = [rules.max_attempts for rules in self._retry_rules.values()]
+        port.set_max_attempts(max(limits) if all(limits) else 0)
 
     def hurry(self) -> None:
         """As :meth:`Handling.hurry`."""
@@ -161,29 +163,19 @@ class TaskHandling:
         """As :meth:`Handling.places_of`."""
         return self._unreadable.places_of(most)
 
-    def handle(self, message: Message[Call]) -> Coroutine[Any, Any, None]:
+    def handle(self, message: WorkerMessage[Call]) -> Coroutine[Any, Any, None]:
         """Handle a message and settle it, as :meth:`Handling.handle` does."""
         try:
             name = message.value.task
         except DecodeError:
             return self._unreadable.handle(message)
-        message._origin = self._origin(name, message._origin)
+        message.retry_by(self._retry_rules[name])
         handling = self._handlings[name]
         # Its body need not be parsed for the limit in the first attempt.
         most = message.max_attempts if message.attempt > 1 else None
-        if most and message.attempt - message._claim.forgiven > most:
+        if most and message.counted_attempts > most:
             return handling.bury(message, "attempts", SPENT)
         return handling.handle(message)
-
-    def _origin(self, name: str, shared: QueueHandle[Call]) -> QueueHandle[Call]:
-        key = name, shared.partition.index
-        if key not in self._origins:
-            self._origins[key] = replace(
-                shared,
-                max_attempts=self._most_attempts[name],
-                backoff=self._treatments[name].backoff or shared.backoff,
-            )
-        return self._origins[key]
 
 
 def _start(task: Task[Any, Any], call: Call, /, **injected: Any) -> Any:

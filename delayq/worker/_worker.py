@@ -18,7 +18,7 @@ from delayq.errors import Closed, ConfigurationError
 from delayq.worker._batches import BatchHandling
 from delayq.worker._dependencies import Scope
 from delayq.worker._evictions import look_for_evictions
-from delayq.worker._handling import Handling, Source
+from delayq.worker._handling import Handling
 from delayq.worker._listener import check_count, check_settings, listen
 from delayq.worker._pool import Pool
 from delayq.worker._signals import signals_handled
@@ -499,10 +499,10 @@ class Worker:
                     feeds = self._feeds(stop, made, stack)
                     pool = Pool(feeds, self._concurrency, burst=burst, stop=stop.ask)
                     for feed in feeds:
-                        stack.enter_context(feed.source.served(partial(pool.free, feed)))
-                    sources = [feed.source for feed in feeds]
+                        stack.enter_context(feed.port.report_slots(partial(pool.free, feed)))
+                    ports = [feed.port for feed in feeds]
                     background = client.session.background
-                    looking = background.spawn(look_for_evictions(client, sources), "evictions")
+                    looking = background.spawn(look_for_evictions(client, ports), "evictions")
                     stack.callback(looking.cancel)
                     await self._work(stop, pool, started=started)
         finally:
@@ -564,8 +564,8 @@ class Worker:
             if isinstance(handling, BatchHandling):
                 handling.gather(concurrency)
                 concurrency = handling.places
-            source, own = Source(queue, concurrency), given.batch is not None
-            feeds.append(Feed(source, handling, concurrency, has_own_slots=own))
+            port, own = queue.worker_port(concurrency), given.batch is not None
+            feeds.append(Feed(port, handling, concurrency, has_own_slots=own))
         for name, included in self._included.items():
             feeds.append(self._feed_of_tasks(name, included, stop, made, stack))
         return feeds
@@ -594,9 +594,9 @@ class Worker:
             )
         treatments = {task.name: task.treatment for task in included.tasks().values()}
         unreadable = self._handling(included.unreadable(), made, threads, stop)
-        handling = TaskHandling(queue, handlings, unreadable, treatments, threads)
-        source = Source(queue, concurrency)
-        return Feed(source, handling, concurrency)
+        port = queue.worker_port(concurrency)
+        handling = TaskHandling(port, handlings, unreadable, treatments, threads)
+        return Feed(port, handling, concurrency)
 
     def _places(
         self, name: str, concurrency: int | None, stack: AsyncExitStack

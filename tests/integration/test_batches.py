@@ -211,7 +211,7 @@ async def test_windows_of_a_rate_stay_apart_even_if_the_worker_stops() -> None:
         begun.append(messages)
 
     joined = Batches(handle, size=1, linger=0, concurrency=1)
-    message: Any = SimpleNamespace(_claim=Claim(b"a", b"2", b"", 0, 0.0, None, 0))
+    message: Any = SimpleNamespace(claim=Claim(b"a", b"2", b"", 0, 0.0, None, 0))
     hour_us = 3_600_000_000
     await joined.join(message, start=Start(0, hour_us))
     async with running(joined.join(message, start=Start(hour_us, hour_us))):
@@ -346,7 +346,7 @@ async def test_a_message_that_is_cancelled_leaves_its_batch(
 async def test_a_batch_that_has_ended_counts_even_if_its_messages_are_cancelled_then() -> None:
     members: list[asyncio.Task[None]] = []
 
-    async def handle(messages: list[Message[Any]]) -> None:
+    async def handle(messages: list[Any]) -> None:
         # This arrives before the members have heard of the end.
         asyncio.get_running_loop().call_soon(lambda: [each.cancel() for each in members])
 

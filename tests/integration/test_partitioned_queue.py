@@ -509,7 +509,7 @@ async def test_handles_that_wait_together_get_messages_of_their_own_policy(clien
     for queue, claim in zip(queues * 3, claims, strict=True):
         (message,) = await claim
         left = (message.lease_ends_at - now).total_seconds()
-        assert left == pytest.approx(queue._policy.lease_us / 1e6, rel=0.2)
+        assert left == pytest.approx(queue._consumer.policy.lease_us / 1e6, rel=0.2)
         await message.nack(0, error="no")
     stats = await queues[0].stats()
     assert (stats.dead, stats.ready) == (3, 3)

@@ -46,7 +46,7 @@ def _eager(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def keeper_of(queue: Jobs) -> LeaseKeeper[Claim]:
-    return queue._open.partitions[0].keeper(queue._policy.lease_us)
+    return queue._open.partitions[0].keeper(queue._consumer.policy.lease_us)
 
 
 async def steal(raw: Any, message: Message[Any]) -> None:
@@ -131,7 +131,7 @@ async def test_a_claim_that_was_given_up_comes_to_nothing(
     call = partition.keys.call("a-client")
 
     async def claim(number: int, count: int) -> ClaimReply:
-        asked = (call, number, count, jobs._policy, "")
+        asked = (call, number, count, jobs._consumer.policy, "")
         options: Any = {"may_be_suspect": True, "held": None, "alone": False}
         return await partition.store.claim(*asked, **options)
 
@@ -227,13 +227,13 @@ async def test_a_lease_that_cannot_be_confirmed_is_lost_only_if_it_has_surely_en
     jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     message, ended = await leased(jobs), await leased(jobs)
-    clock = message._origin.partition.clock
+    clock = message._context.partition.clock
     # They have waited here for most of their leases, one has a minute left, and the server is away.
     message._claim.ends_us -= int((clock.seconds_until(message._claim.ends_us) - 60) * 1_000_000)
     message._claim.fresh_until = ended._claim.fresh_until = 0.0
     ended._claim.ends_us = 1
     away = AsyncMock(side_effect=delayq.ServerUnavailable("it is away"))
-    monkeypatch.setattr(message._origin.partition.store, "extend", away)
+    monkeypatch.setattr(message._context.partition.store, "extend", away)
     with pytest.raises(delayq.LeaseLost):
         async with ended:
             raise AssertionError
@@ -355,7 +355,7 @@ async def test_a_caller_that_is_cancelled_while_a_lease_is_confirmed_gives_the_m
         async with message:
             raise AssertionError
 
-    monkeypatch.setattr(message._origin.partition.store, "extend", silent)
+    monkeypatch.setattr(message._context.partition.store, "extend", silent)
     entering = asyncio.create_task(enter())
     await asked.wait()
     await end(entering)
@@ -519,7 +519,7 @@ async def test_a_message_that_is_cancelled_while_its_lease_is_confirmed_is_not_h
     message = await leased(jobs, id="a")
     # As if it had waited here for most of its lease.
     message._claim.fresh_until = 0
-    keeper = message._origin.keeper
+    keeper = message._context.keeper
     freshen = keeper.freshen
 
     async def freshen_slowly(claims: Any) -> Any:

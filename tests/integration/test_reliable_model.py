@@ -628,7 +628,7 @@ class ReliableMachine(RuleBasedStateMachine):
         partition = self.queue._open.partitions[0]
         claims, held = partition.claims, self.suspects.held
         return await partition.store.claim(
-            *(claims._key, claims._number, count, self.queue._policy, ""),
+            *(claims._key, claims._number, count, self.queue._consumer.policy, ""),
             may_be_suspect=held is None or held is claims._suspect,
             held=held if held is claims._suspect else None,
             alone=False,

@@ -33,6 +33,7 @@ TWINS: dict[type, type] = {
 TAKING = {"claim", "deliveries", "drain", "poll", "poll_many", "take"}
 # For the library itself, or under another name.
 OTHERS = {"aclose", "is_new", "keep_codec", "label", "private_server", "session", "through"}
+OTHERS |= {"worker_port"}
 ONLY_SYNCHRONOUS = {"arun", "close", "run"}
 # How to reach each class's twin from its queue.
 PATHS: dict[type, str] = {sync.DeadLetters: "dead", sync.Groups: "groups"}

@@ -1,0 +1,276 @@
+"""Takes messages for one handle of a reliable queue, and the port through which workers do."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from delayq._engine import prefetch
+from delayq._engine.leases import Batch
+from delayq._engine.waiters import Reader
+from delayq._reliable.message import Message, MessageContext, RetryRules, WorkerMessage
+from delayq._reliable.replies import Claim
+from delayq.errors import Closed
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+
+    from delayq._engine.line import Taken
+    from delayq._reliable.declaration import Declaration
+    from delayq._reliable.open_queue import OpenReliableQueue
+    from delayq._reliable.partition import Partition
+    from delayq._reliable.replies import StoredMessage
+    from delayq._reliable.settings import Policy
+    from delayq._reliable.store import ReliableStore
+    from delayq.backoff import Backoff
+    from delayq.codecs import Codec
+
+M = TypeVar("M", bound=Message[Any])
+
+# Maximum number of messages that one call claims from a partition.
+_BATCH = 100
+
+
+class Consumer(Generic[M]):
+    """Takes messages for one handle.
+
+    Attributes:
+        queue: The queue, as this client has it open.
+        declaration: The settings of the queue that the handle declares.
+        codec: Decodes the values.
+        policy: The settings that go with each claim.
+        backoff: Decides when a failed message is retried.
+        encode_result: Encodes the result of a handler.
+    """
+
+    def __init__(
+        self,
+        queue: OpenReliableQueue,
+        declaration: Declaration,
+        codec: Codec[Any],
+        policy: Policy,
+        backoff: Backoff,
+        encode_result: Callable[[object], bytes],
+        message_type: Callable[..., M],
+    ) -> None:
+        self.queue: OpenReliableQueue = queue
+        self.declaration: Declaration = declaration
+        self.codec: Codec[Any] = codec
+        self.policy: Policy = policy
+        self.backoff: Backoff = backoff
+        self.encode_result: Callable[[object], bytes] = encode_result
+        self._message_type = message_type
+        self._hooks = queue.services.hooks
+        # By partition: the messages of each share one.
+        self._contexts: dict[int, MessageContext[Any]] = {}
+
+    async def claim(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
+        """Claim up to ``count`` due messages, waiting at most ``wait`` seconds for the first one;
+        without limit if that is None.
+
+        Raises as :meth:`ReliableQueue.claim`.
+        """
+        self.queue.check_open()
+        if not self.declaration.is_made:
+            try:
+                wait = await self.declaration.make_within(wait)
+            except TimeoutError:
+                return ()
+        return await self.queue.take(count, wait, self.policy)
+
+    def wrap(self, claim: Claim, ahead: Batch[Any] | None = None) -> M:
+        """Count a claimed message as delivered, and return it as its handler gets it.
+
+        ``ahead`` holds the messages that are handled next.
+        """
+        context = self._contexts.get(claim.partition) or self._context_of(claim.partition)
+        partition = context.partition
+        partition.counters.delivered += 1
+        lateness = context.reports.lateness
+        lateness.skip -= 1
+        if lateness.skip < 0:
+            lateness.add(-partition.clock.seconds_from_now(claim.due_us))
+        if self._hooks.delivered:
+            late_s = max(0.0, -partition.clock.seconds_from_now(claim.due_us))
+            self._hooks.tell_delivered(self.queue.name, late_s)
+        # Positional arguments: keyword arguments would cost more than the rest of this function.
+        return self._message_type(claim, context, "leased", ahead)
+
+    def wrap_stored(self, partition: Partition, stored: StoredMessage) -> M:
+        """Return a message that was read without being claimed."""
+        claim = Claim(
+            stored.id,
+            b"",
+            stored.body,
+            stored.moment_us,
+            0.0,
+            None,
+            partition.index,
+            priority=stored.priority,
+            attempt=stored.attempt,
+            known_due_us=stored.moment_us,
+        )
+        context = self._context_of(partition.index)
+        return self._message_type(claim, context, stored.state, error=stored.error)
+
+    async def stream(self) -> AsyncIterator[M]:
+        """Yield messages as :meth:`ReliableQueue.__aiter__` does."""
+        try:
+            if not self.declaration.is_made:
+                await self.declaration.make_within(None)
+        except Closed:
+            return
+        queue, now, wrap = self.queue, self.queue.loop.time, self.wrap
+        cancelled, within = queue.notifications.cancelled, prefetch.WITHIN
+        reader: Reader[Claim] = Reader()
+        async with aclosing(queue.waiters.batches(reader, self.policy)) as batches:
+            async for batch in batches:
+                late = now() + within
+                while batch:
+                    moment = now()
+                    if moment > late:
+                        queue.waiters.return_if_late(reader, moment - late)
+                        late = moment + within
+                        continue
+                    late = moment + within
+                    # Less than half of its lease remains: it has waited for a slow handler.
+                    if moment > batch[0][1].fresh_until:
+                        await self._drop_lost(batch)
+                        late = now() + within
+                        if not batch:
+                            break
+                    numbered = batch.popleft()
+                    claim = numbered[1]
+                    if cancelled and claim.name in cancelled:
+                        self._free_slots(claim)
+                        continue
+                    if b"@" not in claim.id or await queue.advance_schedules([numbered]):
+                        yield wrap(claim, batch)
+
+    def _context_of(self, number: int) -> MessageContext[Any]:
+        if number not in self._contexts:
+            queue = self.queue
+            partition = queue.opened_partitions[number]
+            self._contexts[number] = MessageContext(
+                self.codec,
+                partition,
+                partition.acknowledger,
+                RetryRules(self.policy.max_attempts, self.backoff),
+                partition.keeper(self.policy.lease_us),
+                queue.loop,
+                queue.notifications.cancelled,
+                self._hooks,
+                queue.reports,
+                self.encode_result,
+            )
+        return self._contexts[number]
+
+    async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
+        """Drop messages that were claimed ahead and may have waited for a slow handler until
+        another worker got them, or their time to live ended.
+        """
+        now = self.queue.loop.time()
+        if expired := [item for item in batch if item[1].over_at < now]:
+            for item in expired:
+                batch.remove(item)
+            # The next claim expires them.
+            self.queue.waiters.give_back(expired, here=False)
+            if not batch or now <= batch[0][1].fresh_until:
+                return
+        by_partition: dict[int, list[Claim]] = {}
+        for _, claim in batch:
+            by_partition.setdefault(claim.partition, []).append(claim)
+        calls = (
+            self._context_of(number).keeper.freshen(claims)
+            for number, claims in by_partition.items()
+        )
+        lost = {claim for claims in await asyncio.gather(*calls) for claim in claims}
+        for item in [item for item in batch if item[1] in lost]:
+            batch.remove(item)
+            self._free_slots(item[1])
+
+    def _free_slots(self, claim: Claim) -> None:
+        """Free the slots of a message that is gone before its handler began, if it has any."""
+        self.queue.opened_partitions[claim.partition].acknowledger.stopped(claim)
+
+
+class WorkerPort(Consumer[WorkerMessage[Any]]):
+    """The part of a handle that a worker uses: it claims messages, and returns those that no
+    handler has begun.
+
+    Attributes:
+        name: The queue's name.
+        ahead: Stands for the messages at hand in a loop, so that a handled message does not wait
+            for its acknowledgement unless too many are in flight.
+        give_back: Returns claimed messages as they were, without counting an attempt.
+        quiet: Waits until no claim is in flight, and everything given back has arrived.
+        flush: Waits for the answers to all acknowledgements sent before now.
+    """
+
+    def __init__(self, handle: Consumer[Any], concurrency: int) -> None:
+        super().__init__(
+            handle.queue,
+            handle.declaration,
+            handle.codec,
+            handle.policy,
+            handle.backoff,
+            handle.encode_result,
+            WorkerMessage,
+        )
+        queue = handle.queue
+        self.name: str = queue.name
+        self.ahead: Batch[Any] = Batch()
+        self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
+        self.give_back: Callable[[Iterable[Taken[Claim]]], None] = queue.waiters.give_back
+        self.quiet = queue.quiet
+        self.flush = queue.flush
+        self._concurrency = concurrency
+
+    def set_max_attempts(self, max_attempts: int) -> None:
+        """Have the server give up messages after this many attempts; 0 for no limit."""
+        self.policy = replace(self.policy, max_attempts=max_attempts)
+
+    @contextmanager
+    def report_slots(self, free: Callable[[], int]) -> Iterator[None]:
+        """Report, while the block runs, how many messages the worker handles at a time. ``free``
+        returns how many more it could.
+        """
+        with self.queue.served(self._concurrency, free):
+            yield
+
+    async def stores(self) -> list[ReliableStore]:
+        """Return the data of the queue's partitions, once earlier acknowledgements are answered."""
+        self.queue.check_open()
+        if not self.declaration.is_made:
+            await self.declaration.make()
+        await self.queue.flush()
+        self.queue.check_open()
+        return [partition.store for partition in self.queue.partitions]
+
+    @property
+    def most_at_once(self) -> int:
+        """Maximum number of messages to claim at once."""
+        return _BATCH * len(self.queue.partitions)
+
+    @property
+    def unanswered(self) -> int:
+        """Number of acknowledgements in flight."""
+        return self.queue.acks_in_flight
+
+    @property
+    def is_contested(self) -> bool:
+        """Whether other clients wait for slots of a limit."""
+        return self.queue.waiters.is_contested
+
+    async def is_held(self) -> bool:
+        """Return whether messages are due that a limit holds back, after a claim that got none."""
+        if (partitions := len(self.queue.partitions)) > 1:
+            # Probing a partition does not tell what limits hold back there, as a claim does.
+            self.queue.expect_messages_everywhere()
+            if claimed := await self.claim(partitions, 0.0):
+                self.give_back(claimed)
+                return True
+        return self.queue.waiters.line.holders > 0
