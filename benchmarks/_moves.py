@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from redis import Redis
 
-from delayq._delayed.records import pack
-from delayq._delayed.store import TRANSFER
 from delayq._embedded.server import EmbeddedServer
+from delayq._redisson.records import pack
+from delayq._redisson.store import TRANSFER
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
     from benchmarks._profile import Profile
-    from delayq._delayed.keys import DelayedKeys
+    from delayq._redisson.keys import DelayedKeys
 
 BATCH = 100
 # Scripts never call these, so clients sent them all. Commands that scripts call are counted under

@@ -19,7 +19,7 @@ from benchmarks._moves import (
     redisson_transfer,
 )
 from benchmarks._report import Table, machine
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 
 KEYS = DelayedKeys.of("benchmark")
 

@@ -47,8 +47,8 @@ from benchmarks._samples import (
     say_ready,
     start,
 )
-from delayq._delayed.store import TRANSFER
 from delayq._redis.client import RedisClient
+from delayq._redisson.store import TRANSFER
 from delayq._reliable.store import CLAIM
 
 if TYPE_CHECKING:

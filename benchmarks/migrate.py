@@ -21,8 +21,8 @@ from typing import Any
 from redis import Redis
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
 from delayq._embedded.server import EmbeddedServer
+from delayq._redisson.keys import DelayedKeys
 from delayq.admin.migrate import Migration, migrate
 
 KEYS = DelayedKeys.of("benchmark")

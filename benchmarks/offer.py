@@ -33,8 +33,8 @@ from benchmarks._by_hand import ADD, bare_offers, connect, numbered
 from benchmarks._moves import Meter, address, measured_server
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
 from benchmarks._samples import LOOPS, be_sample, medians, new_parser, result, start
-from delayq._delayed import store as delayed_store
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson import store as delayed_store
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable import store as reliable_store
 from delayq._reliable.keys import ReliableKeys
 

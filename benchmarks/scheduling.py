@@ -35,8 +35,8 @@ from redis.asyncio import Redis as AsyncRedis
 import delayq
 from benchmarks._moves import fill
 from benchmarks._report import BLUE, GREEN, ORANGE, SKY, VERMILION, Table, machine, plotter, save
-from delayq._delayed.keys import DelayedKeys
 from delayq._embedded.server import EmbeddedServer
+from delayq._redisson.keys import DelayedKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine

@@ -18,7 +18,7 @@ from urllib.parse import quote
 from benchmarks._moves import add_server_option, fill, measured_server, timed
 from benchmarks._report import Table, machine
 from delayq import connect
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -36,7 +36,7 @@ from benchmarks._report import (
     plotter,
     save,
 )
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

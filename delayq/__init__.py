@@ -48,8 +48,8 @@ if typing.TYPE_CHECKING:
     from delayq import testing as testing
     from delayq import worker as worker
     from delayq._dashboard import dashboard
-    from delayq._delayed.delivery import Delivery
-    from delayq._delayed.queue import DelayedQueue, Receipt
+    from delayq._redisson.delivery import Delivery
+    from delayq._redisson.queue import DelayedQueue, Receipt
     from delayq._reliable.dead_letters import DeadLetter, DeadLetters
     from delayq._reliable.groups import Group, Groups
     from delayq._reliable.limits import Limit
@@ -140,8 +140,8 @@ _HOMES = {
     "ClientStats": "stats",
     "DeadLetter": "_reliable.dead_letters",
     "DeadLetters": "_reliable.dead_letters",
-    "DelayedQueue": "_delayed.queue",
-    "Delivery": "_delayed.delivery",
+    "DelayedQueue": "_redisson.queue",
+    "Delivery": "_redisson.delivery",
     "Group": "_reliable.groups",
     "Groups": "_reliable.groups",
     "HashedWheelTimer": "_timer.timer",
@@ -153,7 +153,7 @@ _HOMES = {
     "QueueDepth": "stats",
     "QueueSettings": "_reliable.settings",
     "QueueStats": "stats",
-    "Receipt": "_delayed.queue",
+    "Receipt": "_redisson.queue",
     "Reject": "_reliable.message",
     "ReliableQueue": "_reliable.queue",
     "RetryAfter": "_reliable.message",

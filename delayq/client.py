@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 import anyio
 from anyio import to_thread
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.open_queue import OpenDelayedQueue
-from delayq._delayed.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._durations import Duration, check_count, check_flag, moment_us, seconds
 from delayq._functions import spell_out
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.open_queue import OpenDelayedQueue
+from delayq._redisson.queue import MAX_PAYLOAD, DelayedQueue
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue

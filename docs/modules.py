@@ -10,8 +10,9 @@ PACKAGE = ROOT / "delayq"
 PAGE = ROOT / "docs" / "module-map.md"
 HEAD = """# Module map
 
-Each package imports only from those below it, as the contracts in `pyproject.toml` require. A name that begins with an underscore is private. The
-scripts that run on the server are in `lua/`, one file each, with a comment at the head that declares keys, arguments and reply.
+Each package imports only from those below it, as the contracts in `pyproject.toml` require. A name
+that begins with an underscore is private. The scripts that run on the server are in `lua/`, one
+file each, with a comment at the head that declares keys, arguments and reply.
 
 This page is made from the docstrings of the modules by `python docs/modules.py`.
 """
@@ -27,7 +28,6 @@ ORDER = (
     "tasks",
     "_reliable",
     "_redisson",
-    "_delayed",
     "_engine",
     "_redis",
     "_timer",

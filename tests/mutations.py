@@ -227,7 +227,7 @@ CLAIM = Module(
     ),
 )
 TRANSFER = Module(
-    "delayq/lua/delayed/transfer.lua",
+    "delayq/lua/redisson/transfer.lua",
     (
         "tests/integration/test_delayed_queue.py",
         "tests/integration/test_deliveries.py",

@@ -11,8 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import RedirectResponse, Response
 
 from delayq._dashboard.rendering import link, unpacked
-from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import microseconds
+from delayq._redisson.queue import MAX_PAYLOAD
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.reliable_source import ReliableSource
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq.admin.catalog import find_queues

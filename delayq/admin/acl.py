@@ -12,10 +12,10 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed.keys import RESERVED, DelayedKeys
 from delayq._engine.durability import parse
 from delayq._redis.rights import commands as commands_of
 from delayq._redis.scripts import scripts_in
+from delayq._redisson.keys import RESERVED, DelayedKeys
 from delayq._reliable.keys import (
     MESSAGES,
     PRIORITIES,
@@ -107,9 +107,14 @@ _KEYS_OF_RELIABLE = (
 )
 
 
+_FOLDERS: dict[Kind, str] = {"delayed": "redisson", "reliable": "reliable"}
+"""Where the scripts of each kind of queue lie."""
+
+
 def scripts_of(kind: Kind, role: Role) -> list[Script]:
     """Return the scripts that a role runs on queues of one kind: those whose files name it."""
-    return [script for script in (*scripts_in(""), *scripts_in(kind)) if role in script.roles]
+    scripts = (*scripts_in(""), *scripts_in(_FOLDERS[kind]))
+    return [script for script in scripts if role in script.roles]
 
 
 def acl_rules(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.keys import name_in as delayed_name_in
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.keys import name_in as delayed_name_in
 from delayq._reliable.keys import ReliableKeys, check_partitions
 from delayq._reliable.keys import name_in as reliable_name_in
 from delayq.errors import BadInput, BadName

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed.keys import DelayedKeys
 from delayq._redis import server_info
 from delayq._redis.slots import SLOTS
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.groups import to_group
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection

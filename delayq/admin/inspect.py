@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final, Literal, get_args
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import any_id_of, payload_of
-from delayq._delayed.store import DelayedStore
 from delayq._durations import moment_us, when_due
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import any_id_of, payload_of
+from delayq._redisson.store import DelayedStore
 from delayq._reliable.dead_letters import read_dead_letter
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.known_settings import KnownSettings

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import payload_of
-from delayq._delayed.store import DelayedStore
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import payload_of
+from delayq._redisson.store import DelayedStore
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 
-    from delayq._delayed.store import MigrationStep
+    from delayq._redisson.store import MigrationStep
     from delayq.client import Client
 
 T = TypeVar("T")

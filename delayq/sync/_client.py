@@ -6,11 +6,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
 
 from delayq import client as asynchronous
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import Duration, check_flag, check_max_payload
 from delayq._engine import durability as durabilities
 from delayq._functions import spell_out
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import Settings, SettingsOptions, check_names
 from delayq.codecs import JsonCodec
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio import Redis, RedisCluster
 
-    from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
+    from delayq._redisson.queue import DelayedQueue as AsyncDelayedQueue
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq.codecs import Codec
     from delayq.errors import ServerError

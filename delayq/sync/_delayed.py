@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Self
 
-    from delayq._delayed.queue import DelayedQueue as AsyncDelayedQueue
-    from delayq._delayed.queue import Receipt as AsyncReceipt
     from delayq._durations import Duration
+    from delayq._redisson.queue import DelayedQueue as AsyncDelayedQueue
+    from delayq._redisson.queue import Receipt as AsyncReceipt
     from delayq.sync._link import Door
 
 

@@ -11,13 +11,13 @@ from weakref import WeakSet
 
 from anyio import to_thread
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.open_queue import OpenDelayedQueue
-from delayq._delayed.queue import DelayedQueue
-from delayq._delayed.store import DelayedStore
 from delayq._durations import Duration, microseconds, moment_us, seconds
 from delayq._embedded.server import EmbeddedServer
 from delayq._redis.scripts import Script
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.open_queue import OpenDelayedQueue
+from delayq._redisson.queue import DelayedQueue
+from delayq._redisson.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.partition import Partition
 from delayq._reliable.queue import ReliableQueue

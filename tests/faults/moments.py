@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from tests.support.links import Links
 from tests.support.servers import PrivateServer, first_kind
 from tests.support.timing import Control

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._delayed import store as delayed_store
 from delayq._engine.scheduler import Scheduler
 from delayq._engine.suspects import Suspects
 from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
+from delayq._redisson import store as delayed_store
 from delayq._reliable import store as reliable_store
 from delayq.admin import repartition as moving
 from tests.faults import limits_storm, poison, victims

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from delayq._delayed import store as delayed_store
-from delayq._delayed.hand_outs import HandOuts
 from delayq._engine import wakeup_plan
 from delayq._engine.returns import Returns
 from delayq._engine.scheduler import Scheduler
+from delayq._redisson import store as delayed_store
+from delayq._redisson.hand_outs import HandOuts
 from delayq._reliable import store as reliable_store
 from delayq._reliable.claims import Claims
 from tests.faults import consumers

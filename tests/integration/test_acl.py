@@ -14,8 +14,8 @@ from redis.exceptions import ResponseError
 
 import delayq
 from delayq import Offer
-from delayq._delayed.keys import DelayedKeys
 from delayq._engine.scheduler import Scheduler
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules

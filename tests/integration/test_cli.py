@@ -21,8 +21,8 @@ import pytest
 import redis.asyncio
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin import inspect as inspection
 from delayq.admin.acl import acl_rules

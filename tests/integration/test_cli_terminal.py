@@ -19,7 +19,7 @@ import pytest
 import typer
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq.cli.app import app, run
 from tests.integration.test_cli import bury, evaluate_in_steps, sync_raw
 from tests.integration.test_workers_listed import listed

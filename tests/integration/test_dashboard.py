@@ -20,8 +20,8 @@ import delayq
 from delayq import Offer
 from delayq._dashboard import live, rendering, security
 from delayq._dashboard.queues import Queues
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import acl_rules
 from delayq.admin.catalog import find_queues

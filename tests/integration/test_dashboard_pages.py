@@ -20,10 +20,10 @@ from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.pages import PAGES
 from delayq._dashboard.steps import AT_A_TIME
 from delayq._dashboard.undo import Undo, Undone, Undos
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.queue import MAX_PAYLOAD
-from delayq._delayed.store import DelayedStore
 from delayq._redis.client import RedisClient
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.queue import MAX_PAYLOAD
+from delayq._redisson.store import DelayedStore
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import ReliableStore
 from delayq._reliable.workers import Work, facts_of

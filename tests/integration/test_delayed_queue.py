@@ -12,9 +12,9 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
-from delayq._delayed.store import due_us_of_stored
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
+from delayq._redisson.store import due_us_of_stored
 from tests.support.foreign import store
 from tests.support.waiting import until
 

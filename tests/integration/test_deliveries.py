@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.ready_watch import LINGER
-from delayq._delayed.records import pack
-from delayq._delayed.store import ACK, NACK, TRANSFER
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.ready_watch import LINGER
+from delayq._redisson.records import pack
+from delayq._redisson.store import ACK, NACK, TRANSFER
 from tests.support.tasks import running
 from tests.support.waiting import until
 

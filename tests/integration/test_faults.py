@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.hand_outs import HandOut
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
-from delayq._delayed.store import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
+from delayq._redisson.hand_outs import HandOut
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
+from delayq._redisson.store import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
 from delayq.errors import OutcomeUnknown, ServerRefused, ServerUnavailable
 from tests.support.foreign import store
 from tests.support.waiting import until

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.store import GIVE_BACK
 from delayq._engine.waiters import Supply
 from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack, LastCalls
+from delayq._redisson.store import GIVE_BACK
 from delayq.codecs import StringCodec
 from tests.support.links import Links
 from tests.support.waiting import fetch_ahead, until
@@ -207,7 +207,7 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_give
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._delayed.hand_outs._LATE", 0.0)
+    monkeypatch.setattr("delayq._redisson.hand_outs._LATE", 0.0)
     async with delayq.connect(own_server.unix_url) as client:
         queue = client.delayed_queue("orders")
         await queue.offer_many([(n, 60) for n in range(150)])

@@ -12,13 +12,13 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed import hand_outs
-from delayq._delayed.confirmed import Confirmed
-from delayq._delayed.hand_outs import HandOut
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.store import TRANSFER
 from delayq._redis import hand_back
 from delayq._redis.rights import Rights
+from delayq._redisson import hand_outs
+from delayq._redisson.confirmed import Confirmed
+from delayq._redisson.hand_outs import HandOut
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.store import TRANSFER
 from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.tasks import end, running

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack, payload_of
-from delayq._delayed.store import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack, payload_of
+from delayq._redisson.store import ACK, GIVE_BACK, POLL_PENDING, TRANSFER
 from tests.support.depth import examples
 
 if TYPE_CHECKING:

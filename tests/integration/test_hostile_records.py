@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack, payload_of
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack, payload_of
 from delayq.codecs import BytesCodec
 from tests.support.depth import nightly
 from tests.support.tasks import running

@@ -14,9 +14,9 @@ import pytest
 
 import delayq
 from delayq import Offer
-from delayq._delayed.store import TRANSFER
 from delayq._engine import stagger
 from delayq._redis.client import RedisClient
+from delayq._redisson.store import TRANSFER
 from delayq._reliable.store import CLAIM
 from tests.support.depth import in_gate
 from tests.support.reliable import values

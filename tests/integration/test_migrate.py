@@ -19,9 +19,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import payload_of
-from delayq._delayed.store import MIGRATE
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import payload_of
+from delayq._redisson.store import MIGRATE
 from delayq.admin import migrate as migration
 from delayq.admin.migrate import FORMS, Migration, migrate
 from delayq.cli.app import run as command

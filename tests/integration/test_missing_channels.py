@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq.admin.acl import acl_rules
 from tests.integration.test_acl import contents, granted
 from tests.support.reliable import claim_one

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import Redis
 
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
-from delayq._delayed.store import CANCEL, TRANSFER
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
+from delayq._redisson.store import CANCEL, TRANSFER
 from tests.support.depth import examples
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from redis.crc import key_slot
 
 import delayq
 from delayq import Offer
-from delayq._delayed.keys import DelayedKeys
 from delayq._redis.client import RedisClient
 from delayq._redis.slots import SLOTS, hash_tag
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.placement import home_of, partition_of
 from delayq._reliable.recurrence import is_occurrence

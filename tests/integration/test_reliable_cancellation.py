@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from tests.support.depth import examples
 from tests.support.reliable import bodies, leased, leases
 from tests.support.waiting import until

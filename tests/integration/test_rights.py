@@ -10,8 +10,8 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.records import payload_of
 from delayq._redis.rights import Rights, commands, tried
+from delayq._redisson.records import payload_of
 from tests.support.depth import in_gate
 from tests.support.lua import WRITING
 from tests.support.rights_cases import CASES, DELAYED, NAME, RELIABLE, Prepared, keys_of
@@ -29,9 +29,9 @@ USER, PASSWORD = "limited", "its-password"
 # Commands that the caller of a script sends in addition.
 BESIDES = {"UNLINK", "EVAL", "EVALSHA"}
 # Scripts that write nothing but a key that expires within a moment.
-FLEETING = {"delayed/summon", "reliable/summon"}
+FLEETING = {"redisson/summon", "reliable/summon"}
 # A consumer has the rights that a transfer needs, or it would have nothing to give back.
-TAKEN = {"delayed/nack", "delayed/release", "delayed/give_back", "delayed/set_aside"}
+TAKEN = {"redisson/nack", "redisson/release", "redisson/give_back", "redisson/set_aside"}
 
 CONTENTS = """
 local read = {
@@ -180,10 +180,10 @@ LOST = {("reliable/ack", "bodies"), ("reliable/finish", "bodies")}
 # What these were to take away is gone if they are refused half way, or comes again; and a migration
 # that is repeated goes on where it stopped.
 REMOVING = {
-    *("delayed/ack", "reliable/ack", "reliable/finish", "reliable/cancel", "reliable/purge"),
+    *("redisson/ack", "reliable/ack", "reliable/finish", "reliable/cancel", "reliable/purge"),
     *("reliable/drop_dead", "reliable/trim_dead"),
 }
-GOES_ON = {"delayed/migrate"}
+GOES_ON = {"redisson/migrate"}
 # Refused, these have stored nothing.
 STORING = {"reliable/offer", "reliable/offer_new", "reliable/schedule"}
 # Scripts read these as strings; the others are not read, but published to.
@@ -291,7 +291,7 @@ async def test_a_right_that_is_taken_away_between_two_checks_loses_no_message(
                 lost = before - after if script.name not in REMOVING else Counter[bytes]()
                 # What else of a reliable queue is in two places is in one after its next claim.
                 doubled = None
-                is_plain = script.name.startswith("delayed/") and script.name not in GOES_ON
+                is_plain = script.name.startswith("redisson/") and script.name not in GOES_ON
                 if is_plain or script.name in STORING:
                     doubled = after - before
                 if isinstance(answer, Exception) and (lost or doubled):

@@ -13,8 +13,8 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import resync
+from delayq._redisson.keys import DelayedKeys
 from tests.support.foreign import store
 from tests.support.tasks import end
 from tests.support.waiting import until

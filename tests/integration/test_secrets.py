@@ -14,7 +14,7 @@ import pytest
 from redis.asyncio import Redis
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from tests.conftest import FOUND
 from tests.support.reliable import get

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.records import pack
 from delayq._embedded import server as embedded
 from delayq._embedded.server import EmbeddedServer
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.records import pack
 from delayq.testing import Clock, advance, running, settled
 from tests.support.depth import in_gate, nightly
 from tests.support.programs import run_python

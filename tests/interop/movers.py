@@ -13,7 +13,7 @@ from delayq._redis.scripts import scripts_in
 if TYPE_CHECKING:
     from tests.support.servers import PrivateServer
 
-_SCRIPTS = (*scripts_in(""), *scripts_in("delayed"))
+_SCRIPTS = (*scripts_in(""), *scripts_in("redisson"))
 _FORMS = [form for script in _SCRIPTS for form in (script, checked(script)) if form]
 _OURS = {form.sha.encode() for form in _FORMS}
 # Redisson's scripts start with different lines, so this tells EVAL calls apart as well.

@@ -15,8 +15,8 @@ import delayq
 from delayq import Limit, Offer
 from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.reliable_source import ReliableSource
-from delayq._delayed.keys import DelayedKeys
-from delayq._delayed.store import POLL_PENDING, TRANSFER
+from delayq._redisson.keys import DelayedKeys
+from delayq._redisson.store import POLL_PENDING, TRANSFER
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import CLAIM
 from delayq.admin import inspect as inspection

@@ -16,7 +16,7 @@ import pytest
 import typer
 
 import delayq
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.cli.app import run
 from tests.support.terminal import screen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from delayq._delayed.keys import DelayedKeys
+    from delayq._redisson.keys import DelayedKeys
 
 
 async def store(raw: Any, keys: DelayedKeys, records: dict[bytes, float]) -> None:

@@ -13,7 +13,7 @@ from delayq._redis.scripts import names_in, scripts_in
 if TYPE_CHECKING:
     from delayq._redis.scripts import Script
 
-SCRIPTS = (*scripts_in(""), *scripts_in("delayed"), *scripts_in("reliable"))
+SCRIPTS = (*scripts_in(""), *scripts_in("redisson"), *scripts_in("reliable"))
 """The scripts that clients run."""
 _WRITING = """
     SET DEL UNLINK RENAME PEXPIRE ZADD ZREM ZREMRANGEBYRANK HSET HDEL LPUSH RPUSH LPOP RPOP LSET

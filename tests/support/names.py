@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 
-from delayq._delayed.keys import RESERVED, DelayedKeys
+from delayq._redisson.keys import RESERVED, DelayedKeys
 
 if TYPE_CHECKING:
     from delayq._reliable.keys import ReliableKeys

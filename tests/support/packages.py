@@ -48,7 +48,7 @@ LOOP_TESTS = [
 BARE = """
 import importlib, pkgutil
 import delayq
-from delayq._delayed.store import OFFER
+from delayq._redisson.store import OFFER
 
 needing = (
     "delayq.cli", "delayq.integrations", "delayq.testing.pytest_plugin", "delayq._dashboard."

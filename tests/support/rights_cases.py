@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq import Limit, Offer
-from delayq._delayed import store as delayed
-from delayq._delayed.keys import DelayedKeys
 from delayq._engine.store import DUE_COUNTS, RESYNC
+from delayq._redisson import store as delayed
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable import store as reliable
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.moved_partition import (

@@ -18,9 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from delayq import ConfigurationError, DecodeError, EncodeError, codecs
-from delayq._delayed.records import payload_of
 from delayq._engine import stagger
 from delayq._redis.url import Address, from_url, redacted
+from delayq._redisson.records import payload_of
 from delayq._reliable.bodies import parse, parse_letter
 from delayq._reliable.recurrence import Unreadable, is_occurrence
 from delayq._reliable.schedules import to_schedule

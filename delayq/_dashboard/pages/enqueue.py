@@ -12,8 +12,8 @@ from delayq._dashboard.forms import UNITS, see, whole
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import packed
-from delayq._delayed.queue import MAX_PAYLOAD
 from delayq._durations import estimated_delay, when_due
+from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._reliable.offering import Offer
 from delayq.codecs import JsonCodec
 from delayq.errors import BadInput, DuplicateMessage, EncodeError, PayloadTooLarge, QueueFull

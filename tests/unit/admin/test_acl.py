@@ -11,8 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 
 from delayq import BadInput, BadName
-from delayq._delayed.keys import RESERVED, DelayedKeys
 from delayq._redis.rights import tried
+from delayq._redisson.keys import RESERVED, DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.acl import ROLES, acl_rules, scripts_of
 from tests.support.depth import examples

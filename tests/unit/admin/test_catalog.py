@@ -8,7 +8,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from delayq import BadName
-from delayq._delayed.keys import DelayedKeys
+from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
 from delayq.admin.catalog import QUEUE_KEYS, known_queue, queue_of
 from tests.support.names import names

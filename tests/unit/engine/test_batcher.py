@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 Ints = Batcher[int, int]
-SCRIPT = Script("delayed/offer")
+SCRIPT = Script("redisson/offer")
 
 
 class FakeWire(str):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from delayq._delayed import store as delayed
 from delayq._redis.rights import Rights, checked, commands, is_refusal, tried
+from delayq._redisson import store as delayed
 from delayq._reliable import store as reliable
 from tests.support import lua
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.asyncio import Redis
 
-import delayq._delayed.store
 import delayq._engine.store
+import delayq._redisson.store
 import delayq._reliable.moved_partition
 import delayq._reliable.store
 import delayq.testing.time_travel
@@ -33,7 +33,7 @@ ALL = (*lua.SCRIPTS, *scripts_in("testing"))
 FILES = sorted(LUA.rglob("*.lua"))
 # The modules that run them.
 STORES = (
-    delayq._delayed.store,
+    delayq._redisson.store,
     delayq._engine.store,
     delayq._reliable.moved_partition,
     delayq._reliable.store,
@@ -61,7 +61,7 @@ def test_a_head_declares_the_script_and_nothing_unknown() -> None:
         titles = re.findall(r"^-- ([A-Z][a-z ]+):(?: .*)?$", head, re.MULTILINE)
         assert titles == [title for title in known if title in titles], name
         assert script.keys, name
-        if not name.startswith("delayed/"):
+        if not name.startswith("redisson/"):
             # New messages need only one of them, and one of the places under another name.
             used = {*script.keys} & {*MESSAGES}
             assert used in ({*keys_of_messages(script)}, {"bodies"}), name

@@ -10,8 +10,8 @@ import pytest
 
 import delayq
 from delayq import sync
-from delayq._delayed.pending import Pending
-from delayq._delayed.ready import Ready
+from delayq._redisson.pending import Pending
+from delayq._redisson.ready import Ready
 from delayq.codecs import StringCodec
 from delayq.sync._link import Link
 from tests.support.cases import naming

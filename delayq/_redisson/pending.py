@@ -8,19 +8,19 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Generic
 
-from delayq._delayed.records import payload_of
-from delayq._delayed.store import BATCH
 from delayq._durations import Duration, check_count, microseconds, moment_us
 from delayq._generics import T
+from delayq._redisson.records import payload_of
+from delayq._redisson.store import BATCH
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from datetime import datetime
 
-    from delayq._delayed.hand_outs import HandOut, HandOuts
-    from delayq._delayed.keys import DelayedKeys
-    from delayq._delayed.store import DelayedStore, PendingRecord
+    from delayq._redisson.hand_outs import HandOut, HandOuts
+    from delayq._redisson.keys import DelayedKeys
+    from delayq._redisson.store import DelayedStore, PendingRecord
     from delayq.codecs import Codec
 
 

@@ -9,9 +9,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
-from delayq._delayed.keys import RESERVED, DelayedKeys
-from delayq._delayed.records import id_of, pack, payload_of
 from delayq._redis.slots import hash_tag, slot_of
+from delayq._redisson.keys import RESERVED, DelayedKeys
+from delayq._redisson.records import id_of, pack, payload_of
 from delayq._reliable.keys import ReliableKeys
 from delayq.errors import BadName
 from tests.support.cases import naming

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Generic
 from delayq._generics import T
 
 if TYPE_CHECKING:
-    from delayq._delayed.store import DelayedStore
+    from delayq._redisson.store import DelayedStore
     from delayq.codecs import Codec
 
 

@@ -9,11 +9,11 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from delayq._delayed.confirmed import Confirmed
-from delayq._delayed.store import BATCH
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack, PendingHandBacks, spare_fence
 from delayq._redis.retry import retry_delay
+from delayq._redisson.confirmed import Confirmed
+from delayq._redisson.store import BATCH
 from delayq.errors import (
     Closed,
     DecodeError,
@@ -26,11 +26,11 @@ from delayq.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from delayq._delayed.leases import Lease
-    from delayq._delayed.store import DelayedStore, Transferred
     from delayq._engine.context import EngineContext
     from delayq._redis.client import Confirmation
     from delayq._redis.hand_back import LastCalls
+    from delayq._redisson.leases import Lease
+    from delayq._redisson.store import DelayedStore, Transferred
 
 _log = logging.getLogger("delayq")
 

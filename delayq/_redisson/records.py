@@ -1,4 +1,4 @@
-"""Redisson's records, as ``lua/delayed/include/record.lua`` reads and writes them. Pure.
+"""Redisson's records, as ``lua/redisson/include/record.lua`` reads and writes them. Pure.
 
 A record is one pending message: ``08`` + 8 id bytes + little-endian length + payload. Older
 versions of Redisson wrote the id as an IEEE double, without a leading ``08``; on 32-bit and Windows

@@ -11,12 +11,6 @@ from typing import TYPE_CHECKING, Any, Generic
 
 import anyio
 
-from delayq._delayed.delivery import Delivery
-from delayq._delayed.open_queue import OpenDelayedQueue
-from delayq._delayed.pending import Pending
-from delayq._delayed.ready import Ready
-from delayq._delayed.records import pack
-from delayq._delayed.store import due_us_of_stored, id_of_stored
 from delayq._durations import (
     Duration,
     check_count,
@@ -32,6 +26,12 @@ from delayq._engine import prefetch
 from delayq._engine.durability import Unconfirmed
 from delayq._engine.waiters import Loop, Reader
 from delayq._generics import T
+from delayq._redisson.delivery import Delivery
+from delayq._redisson.open_queue import OpenDelayedQueue
+from delayq._redisson.pending import Pending
+from delayq._redisson.ready import Ready
+from delayq._redisson.records import pack
+from delayq._redisson.store import due_us_of_stored, id_of_stored
 from delayq._wording import given
 from delayq.codecs.protocol import decode
 from delayq.errors import (
@@ -53,11 +53,11 @@ if TYPE_CHECKING:
     from datetime import datetime
     from typing import Self
 
-    from delayq._delayed.keys import DelayedKeys
-    from delayq._delayed.leases import Lease
-    from delayq._delayed.store import Offer, Stored
     from delayq._engine.batcher import Batcher
     from delayq._engine.session import Session
+    from delayq._redisson.keys import DelayedKeys
+    from delayq._redisson.leases import Lease
+    from delayq._redisson.store import Offer, Stored
     from delayq.codecs import Codec
 
 
@@ -148,8 +148,8 @@ class DelayedQueue(Generic[T]):
     Attributes:
         name: The queue's name. It is also the ready list's key, unless the client has a
             ``name_mapper``.
-        ready: The messages that are due: :class:`~delayq._delayed.ready.Ready`.
-        pending: The messages that are not due yet: :class:`~delayq._delayed.pending.Pending`.
+        ready: The messages that are due: :class:`~delayq._redisson.ready.Ready`.
+        pending: The messages that are not due yet: :class:`~delayq._redisson.pending.Pending`.
     """
 
     def __init__(

@@ -8,10 +8,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from delayq._delayed.hand_outs import HandOuts
-from delayq._delayed.leases import Lease, Leases
-from delayq._delayed.ready_watch import ReadyWatch
-from delayq._delayed.store import BATCH
 from delayq._engine.counters import Counters
 from delayq._engine.lease_keeper import LeaseKeeper
 from delayq._engine.waiters import Supply, Waiters
@@ -19,15 +15,19 @@ from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
+from delayq._redisson.hand_outs import HandOuts
+from delayq._redisson.leases import Lease, Leases
+from delayq._redisson.ready_watch import ReadyWatch
+from delayq._redisson.store import BATCH
 from delayq.errors import DelayqError, ServerRefused
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._delayed.store import DelayedStore, Transferred
     from delayq._engine.context import Channels, EngineContext
     from delayq._engine.store import NextDue
     from delayq._redis.hand_back import LastCalls
+    from delayq._redisson.store import DelayedStore, Transferred
 
 _log = logging.getLogger("delayq")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayq._delayed.confirmed import _LAG, _MOST, Confirmed
+from delayq._redisson.confirmed import _LAG, _MOST, Confirmed
 from delayq.errors import ServerUnavailable
 
 

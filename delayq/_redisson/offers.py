@@ -10,13 +10,13 @@ from delayq._engine.durability import DurableBatchers
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._delayed.store import DelayedStore, Offer, Stored
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
     from delayq._engine.durability import Results
     from delayq._redis.client import RedisClient
     from delayq._redis.durability import WaitingServer
     from delayq._redis.scripts import Request
+    from delayq._redisson.store import DelayedStore, Offer, Stored
     from delayq.errors import OutcomeUnknown
 
 # Most messages, and bytes, in one script call, which blocks the whole server while it runs.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal
 
-from delayq._delayed.offers import delayed_offers
-from delayq._delayed.store import UNIT_US, DelayedStore
-from delayq._delayed.transfer import TransferTask
+from delayq._redisson.offers import delayed_offers
+from delayq._redisson.store import UNIT_US, DelayedStore
+from delayq._redisson.transfer import TransferTask
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
-    from delayq._delayed.keys import DelayedKeys
-    from delayq._delayed.store import Offer, Stored
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
     from delayq._engine.durability import DurableBatchers
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
     from delayq._redis.hand_back import LastCalls
+    from delayq._redisson.keys import DelayedKeys
+    from delayq._redisson.store import Offer, Stored
     from delayq.instrumentation import Hooks
 
 

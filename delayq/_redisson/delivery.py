@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from delayq._delayed.leases import Lease, Leases
     from delayq._engine.lease_keeper import LeaseKeeper
     from delayq._engine.leases import Batch
+    from delayq._redisson.leases import Lease, Leases
 
 
 class Delivery(Generic[T]):

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from delayq._delayed.store import BATCH
 from delayq._engine.batcher import Batcher
 from delayq._engine.leases import LOST, fresh_until, heed, settle, settled
+from delayq._redisson.store import BATCH
 from delayq.errors import LeaseLost, OutcomeUnknown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from delayq._delayed.store import DelayedStore, Transferred
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
+    from delayq._redisson.store import DelayedStore, Transferred
 
 _ACKS_AT_A_TIME = 200
 # The ends of the tokens of one call's leases, as transfer.lua makes them.

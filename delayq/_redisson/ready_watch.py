@@ -13,8 +13,8 @@ from delayq._redis.dedicated import DedicatedConnection, keep_linked
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from delayq._delayed.store import DelayedStore
     from delayq._engine.context import EngineContext
+    from delayq._redisson.store import DelayedStore
     from delayq._timer.wheel import Timeout
 
 _log = logging.getLogger("delayq")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayq._delayed.store import DelayedDepth, PendingRecord, parse_score, score_of
+from delayq._redisson.store import DelayedDepth, PendingRecord, parse_score, score_of
 from tests.support.cases import naming
 
 

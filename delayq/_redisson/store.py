@@ -9,36 +9,36 @@ from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
-from delayq._delayed.listing import paged
-from delayq._delayed.records import any_id_of, id_of, payload_of
 from delayq._durations import When, moment_in
 from delayq._engine.store import RESYNC, NextDue, Resynced, due_counts
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
+from delayq._redisson.listing import paged
+from delayq._redisson.records import any_id_of, id_of, payload_of
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable
 
-    from delayq._delayed.keys import DelayedKeys
     from delayq._redis.client import RedisClient
+    from delayq._redisson.keys import DelayedKeys
 
-OFFER = Script("delayed/offer")
-TRANSFER = Script("delayed/transfer")
-SUMMON = Script("delayed/summon")
-GIVE_BACK = Script("delayed/give_back")
-SET_ASIDE = Script("delayed/set_aside")
-CANCEL = Script("delayed/cancel")
-RESCHEDULE = Script("delayed/reschedule")
-PURGE = Script("delayed/purge")
-POLL_PENDING = Script("delayed/poll_pending")
-POLL_LAST = Script("delayed/poll_last")
-EXPIRE = Script("delayed/expire")
-ACK = Script("delayed/ack")
-NACK = Script("delayed/nack")
-EXTEND = Script("delayed/extend")
-RELEASE = Script("delayed/release")
-MIGRATE = Script("delayed/migrate")
+OFFER = Script("redisson/offer")
+TRANSFER = Script("redisson/transfer")
+SUMMON = Script("redisson/summon")
+GIVE_BACK = Script("redisson/give_back")
+SET_ASIDE = Script("redisson/set_aside")
+CANCEL = Script("redisson/cancel")
+RESCHEDULE = Script("redisson/reschedule")
+PURGE = Script("redisson/purge")
+POLL_PENDING = Script("redisson/poll_pending")
+POLL_LAST = Script("redisson/poll_last")
+EXPIRE = Script("redisson/expire")
+ACK = Script("redisson/ack")
+NACK = Script("redisson/nack")
+EXTEND = Script("redisson/extend")
+RELEASE = Script("redisson/release")
+MIGRATE = Script("redisson/migrate")
 
 Offer = tuple[When, bytes]
 """When the message is due, and the payload."""
@@ -316,7 +316,7 @@ class DelayedStore:
             fence: The key that makes a repetition harmless.
             fence_us: How long that key stays, in microseconds.
             token: The call whose leases end.
-            places: As in :class:`~delayq._delayed.hand_outs.HandOut`.
+            places: As in :class:`~delayq._redisson.hand_outs.HandOut`.
             payloads: Those that this client holds, in the order to take them in again.
         """
         keys = self.keys.of_script(GIVE_BACK, fence=fence)
