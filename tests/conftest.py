@@ -249,7 +249,7 @@ def _patient() -> Iterator[None]:
             "_redis.client.RETRY_FOR": 60,
             "_redis.pool.OPEN_TIMEOUT": 60,
             "_redis.hand_back._MOST": 60,
-            "_engine.waiters.ANSWER_WITHIN": 60,
+            "_engine.dispatcher.ANSWER_WITHIN": 60,
             "_engine.scheduler._CLOSE_WITHIN": 90,
         }.items():
             patch.setattr(f"delayq.{name}", limit)

@@ -7,46 +7,95 @@ whatever waits behind a handler that takes longer than a moment goes back.
 
 from __future__ import annotations
 
-MOST = 100
+MAX_MESSAGES = 100
 WITHIN = 0.05
 """How soon their handling should begin, in seconds."""
 # In smaller batches, handling takes so much time that the time spent fetching does not matter.
-_MANY = 25
+_WORTH_FETCHING = 25
 # How many times larger the next batch may be, and how far the pace may drop until messages go back.
 _GROWTH = 4
 # The weight of one more message in the mean.
 _WEIGHT = 1 / 16
 
 
-def begun_soon(handlers: int, took: float, most: int = MOST) -> int:
+def begun_soon(handlers: int, took: float, max_messages: int = MAX_MESSAGES) -> int:
     """Return how many messages ``handlers`` begin within a moment if each takes ``took`` seconds:
-    ``most`` at most.
+    ``max_messages`` at most.
     """
-    return most if took * most <= handlers * WITHIN else int(handlers * WITHIN / took)
+    if took * max_messages <= handlers * WITHIN:
+        return max_messages
+    return int(handlers * WITHIN / took)
 
 
-def next_batch(batch: int, got: int, took: float) -> int:
-    """Return how many messages to request after ``got`` of ``batch`` took ``took`` seconds: several
-    times as many while batches come back full, and few at once when handling becomes slow.
+def next_batch(batch: int, handled: int, took: float) -> int:
+    """Return how many messages to request after ``handled`` of ``batch`` took ``took`` seconds:
+    several times as many while batches come back full, and few at once when handling becomes slow.
     """
-    wish = batch * _GROWTH if got >= batch else batch
-    return max(1, min(wish, begun_soon(got, took)))
+    wish = batch * _GROWTH if handled >= batch else batch
+    return max(1, min(wish, begun_soon(handled, took)))
 
 
-def to_keep(held: int, ended: int) -> int:
-    """Return how many of the messages ``held`` for handlers to keep, if ``ended`` were handled in
-    the last moment: all, unless handling has become much slower than expected.
+def to_keep(ahead: int, handled: int) -> int:
+    """Return how many of the messages ``ahead`` to keep if ``handled`` messages were handled in the
+    last moment: all, unless handling has become much slower than expected.
     """
-    return held if held <= ended * _GROWTH else ended
-
-
-def fetches_more(batch: int, got: int, wanted: int) -> bool:
-    """Return whether to fetch the next batch while handling the ``got`` messages of this one, of
-    which ``wanted`` were requested.
-    """
-    return got >= wanted and batch >= _MANY
+    return ahead if ahead <= handled * _GROWTH else handled
 
 
 def moving_mean(before: float | None, took: float) -> float:
     """Return the mean time after one more message. The most recent ones count most."""
     return took if before is None else before + (took - before) * _WEIGHT
+
+
+class Pace:
+    """How fast one loop handles its messages.
+
+    Attributes:
+        batch: The size of the next batch: as many messages as the loop handles in a moment.
+        check_at: When to call :meth:`messages_to_keep`, and then :meth:`begin_check`, in seconds.
+    """
+
+    def __init__(self) -> None:
+        self.batch: int = 1
+        self.check_at: float = 0.0
+        # The messages of this batch, and how many of them went back.
+        self._count = 0
+        self._returned = 0
+        # The largest size of the next batch.
+        self._max_batch = MAX_MESSAGES
+        # How many messages waited in hand when the present check began.
+        self._waiting = 0
+
+    def begin_batch(self, count: int, now: float) -> None:
+        """Begin to handle a batch of ``count`` messages."""
+        self._count, self._returned, self._max_batch = count, 0, MAX_MESSAGES
+        # The first one is handled at once, so it does not wait.
+        self.begin_check(count - 1, now)
+
+    def end_batch(self, took: float) -> None:
+        """Adapt the size of the next batch: handling this one took ``took`` seconds."""
+        batch = next_batch(self.batch, self._count - self._returned, took)
+        self.batch = min(batch, max(1, self._max_batch))
+
+    def on_returned(self, count: int, keep: int) -> None:
+        """Record that ``count`` messages of the batch go back, and ``keep`` stay at most."""
+        self._returned += count
+        self._max_batch = min(self._max_batch, keep)
+
+    def begin_check(self, waiting: int, now: float) -> None:
+        """Observe the loop for a moment, while ``waiting`` messages are in hand."""
+        self._waiting, self.check_at = waiting, now + WITHIN
+
+    def messages_to_keep(self, waiting: int, ahead: int) -> int | None:
+        """Return how many of the messages ``ahead`` to keep, of which ``waiting`` are in hand; None
+        if the loop is fast enough for all of them.
+        """
+        handled = self._waiting - waiting
+        keep = to_keep(ahead, handled)
+        return keep if keep < ahead or not handled else None
+
+    def fetches_more(self, count: int, requested: int) -> bool:
+        """Return whether to fetch the next batch while the loop handles the ``count`` messages of
+        this one, of which ``requested`` were requested.
+        """
+        return count >= requested and self.batch >= _WORTH_FETCHING

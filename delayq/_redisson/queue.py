@@ -24,7 +24,7 @@ from delayq._durations import (
 from delayq._engine import durability as durabilities
 from delayq._engine import prefetch
 from delayq._engine.durability import Unconfirmed
-from delayq._engine.waiters import Loop, Reader
+from delayq._engine.reader import Reader, ReturningIterator
 from delayq._generics import T
 from delayq._redisson.delivery import Delivery
 from delayq._redisson.open_queue import OpenDelayedQueue
@@ -183,7 +183,7 @@ class DelayedQueue(Generic[T]):
             raise ConfigurationError(
                 f"queue {name!r} is open on this client with ordered_list={self._open.store.listed}"
             )
-        self._waiters = self._open.transfer.waiters
+        self._dispatcher = self._open.transfer.dispatcher
         self.ready: Ready[T] = Ready(self._open.store, codec)
         self.pending: Pending[T] = Pending(
             self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of
@@ -344,7 +344,7 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
-        taken = await self._waiters.get(1, None)
+        taken = await self._dispatcher.take(1, None)
         value = self._decode(taken[0][1])
         self._open.counts.delivered += 1
         return value
@@ -360,7 +360,7 @@ class DelayedQueue(Generic[T]):
                 longer poll waits for it as for messages. Otherwise as :meth:`take`.
         """
         self._check_open()
-        taken = await self._waiters.get(1, seconds(timeout, "timeout"))
+        taken = await self._dispatcher.take(1, seconds(timeout, "timeout"))
         value = self._decode(taken[0][1]) if taken else None
         self._open.counts.delivered += len(taken)
         return value
@@ -376,10 +376,11 @@ class DelayedQueue(Generic[T]):
         check_count(max_items, "max_items")
         values: list[T] = []
         # These messages go back if the block ends with an error or the queue closes.
-        with self._waiters.at_hand(Reader()) as taken:
+        reader: Reader[bytes] = Reader()
+        with reader.holding(self._dispatcher) as taken:
             most = max_items
             while most is None or len(taken) < most:
-                some = await self._waiters.get(
+                some = await self._dispatcher.take(
                     _AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0
                 )
                 taken.extend(some)
@@ -409,18 +410,18 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         reader: Reader[bytes] = Reader()
-        return Loop(self._values(reader), partial(self._waiters.abandon, reader))
+        return ReturningIterator(self._values(reader), reader.abandon)
 
     async def _values(self, reader: Reader[bytes]) -> AsyncGenerator[T, None]:
         # Not the clock of the event loop: that one costs twice as much, for each message.
-        waiters, now, within = self._waiters, time.monotonic, prefetch.WITHIN
-        async with aclosing(waiters.batches(reader)) as batches:
+        now, within = time.monotonic, prefetch.WITHIN
+        async with aclosing(reader.batches(self._dispatcher)) as batches:
             async for batch in batches:
                 late = now() + within
                 while batch:
                     moment = now()
                     if moment > late:
-                        waiters.return_if_late(reader, moment - late)
+                        reader.return_if_late(moment - late)
                         late = moment + within
                         continue
                     late = moment + within
@@ -460,32 +461,27 @@ class DelayedQueue(Generic[T]):
         if not lease_us:
             raise BadInput("lease must be more than 0")
         reader: Reader[Lease] = Reader()
-        # Looked up each time: it is forgotten between two loops.
-        return Loop(
-            self._deliveries(lease_us, retry_us, reader),
-            lambda: self._open.transfer.leased_waiters(lease_us).waiters.abandon(reader),
-        )
+        return ReturningIterator(self._deliveries(lease_us, retry_us, reader), reader.abandon)
 
     async def _deliveries(
         self, lease_us: int, retry_us: int, reader: Reader[Lease]
     ) -> AsyncGenerator[Delivery[T], None]:
         transfer = self._open.transfer
-        leased = transfer.leased_waiters(lease_us)
-        waiters, keeper, leases, counts, now, within = (
-            leased.waiters,
+        leased = transfer.leased_callers(lease_us)
+        keeper, leases, counts, now, within = (
             leased.keeper,
             transfer.leases,
             self._open.counts,
             asyncio.get_running_loop().time,
             prefetch.WITHIN,
         )
-        async with aclosing(waiters.batches(reader)) as batches:
+        async with aclosing(reader.batches(leased.dispatcher)) as batches:
             async for batch in batches:
                 late = now() + within
                 while batch:
                     moment = now()
                     if moment > late:
-                        waiters.return_if_late(reader, moment - late)
+                        reader.return_if_late(moment - late)
                         late = moment + within
                         continue
                     late = moment + within

@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from delayq._engine.counters import Counters
+from delayq._engine.dispatcher import ClaimSource, Dispatcher
 from delayq._engine.lease_keeper import LeaseKeeper
-from delayq._engine.waiters import Supply, Waiters
 from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
@@ -36,16 +36,16 @@ RETURN_WITHIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LeasedWaiters:
+class LeasedCallers:
     """The callers that take under leases of the same length, which ``keeper`` renews."""
 
-    waiters: Waiters[Lease]
+    dispatcher: Dispatcher[Lease]
     keeper: LeaseKeeper[Lease]
 
     @property
     def is_idle(self) -> bool:
         """Whether no caller is taking, and nothing is held or on its way back."""
-        return self.waiters.is_idle and not self.keeper.held
+        return self.dispatcher.is_idle and not self.keeper.held
 
 
 class TransferTask:
@@ -64,11 +64,11 @@ class TransferTask:
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
-        supply: Supply[bytes] = self._new_supply(self.hand_outs.back_by_value, len)
-        self.waiters: Waiters[bytes] = supply.waiters
+        source: ClaimSource[bytes] = self._new_source(self.hand_outs.back_by_value, len)
+        self.dispatcher: Dispatcher[bytes] = source.dispatcher
         # By the length of their leases (0: for good), those that have waited longest first.
-        self._supplies: dict[int, Supply[Any]] = {0: supply}
-        self._leased: dict[int, LeasedWaiters] = {}
+        self._sources: dict[int, ClaimSource[Any]] = {0: source}
+        self._leased: dict[int, LeasedCallers] = {}
         # Whether the ready list was empty when we last looked.
         self._emptied = False
         # Whether the server has said that we may not move anything.
@@ -77,25 +77,25 @@ class TransferTask:
     @property
     def waiting(self) -> bool:
         """Whether a caller waits for messages that are still to come."""
-        return any(supply.waiters.waiting for supply in self._supplies.values())
+        return any(source.dispatcher.callers.are_waiting for source in self._sources.values())
 
     @property
     def held(self) -> int:
         """Number of messages whose leases are being renewed."""
         return sum(each.keeper.held for each in self._leased.values())
 
-    def leased_waiters(self, lease_us: int) -> LeasedWaiters:
+    def leased_callers(self, lease_us: int) -> LeasedCallers:
         """Return the callers that take under a lease of ``lease_us`` microseconds."""
         if lease_us not in self._leased:
             for unused in [each for each, callers in self._leased.items() if callers.is_idle]:
                 self._leased.pop(unused).keeper.close()
-                del self._supplies[unused]
-            supply: Supply[Lease] = self._new_supply(self._release, lambda _: 0)
+                del self._sources[unused]
+            source: ClaimSource[Lease] = self._new_source(self._release, lambda _: 0)
             keeper = LeaseKeeper(
                 self._store.keys.name, lease_us, self.leases.extend, self._services
             )
-            self._leased[lease_us] = LeasedWaiters(supply.waiters, keeper)
-            self._supplies = {lease_us: supply, **self._supplies}
+            self._leased[lease_us] = LeasedCallers(source.dispatcher, keeper)
+            self._sources = {lease_us: source, **self._sources}
         return self._leased[lease_us]
 
     def resynced(self, due_us: int, found: NextDue) -> None:
@@ -119,7 +119,8 @@ class TransferTask:
         that cannot wait receive the errors of :meth:`RedisClient.run_once`.
         """
         wanted = any(
-            supply.waiters.waiting or supply.waiters.wanted for supply in self._supplies.values()
+            source.dispatcher.callers.are_waiting or source.dispatcher.callers.capacity
+            for source in self._sources.values()
         )
         if self._forbidden and not wanted:
             return NOT_ASKED
@@ -136,31 +137,31 @@ class TransferTask:
         return due
 
     async def _run_once(self) -> int:
-        supplies = [*self._supplies.items()]
+        sources = [*self._sources.items()]
         try:
             await self.hand_outs.recover()
             # Messages on their way back come first.
-            for _, supply in supplies:
-                await supply.returns.arrived(RETURN_WITHIN)
+            for _, source in sources:
+                await source.return_queue.drain(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
-            wanted = [each for each in supplies if each[1].waiters.wanted] or [
-                (0, self._supplies[0])
+            wanted = [each for each in sources if each[1].dispatcher.callers.capacity] or [
+                (0, self._sources[0])
             ]
             dues = [await self._call(*each) for each in wanted]
         except DelayqError as error:
-            for _, supply in supplies:
-                supply.fail(error)
+            for _, source in sources:
+                source.fail(error)
             raise
         finally:
-            for _, supply in supplies:
-                supply.over()
+            for _, source in sources:
+                source.finish()
         due = 0 if 0 in dues else dues[-1]
         if due and self.waiting and not self.wakeups.plan.resting:
             self._watch.start()
         return due
 
-    async def _call(self, lease_us: int, supply: Supply[Any]) -> int:
-        take = supply.begin(BATCH).take
+    async def _call(self, lease_us: int, source: ClaimSource[Any]) -> int:
+        take = source.begin(BATCH).size
         wakeups = self.wakeups
         call, reply = await self.hand_outs.transfer(
             take, lease_us, wakeups.signature(), wakeups.timer_at
@@ -168,9 +169,9 @@ class TransferTask:
         if reply.moved < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
-        if reply.payloads and lease_us in self._supplies:
-            self._supplies[lease_us] = self._supplies.pop(lease_us)
-        supply.end(
+        if reply.payloads and lease_us in self._sources:
+            self._sources[lease_us] = self._sources.pop(lease_us)
+        source.end(
             self.leases.made(call, reply, lease_us) if lease_us else reply.payloads,
             more=reply.left > 0 or reply.wait_us == 0,
         )
@@ -179,7 +180,11 @@ class TransferTask:
             self.wakeups.transferred(reply.listeners)
         if reply.left:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
-        return 0 if reply.left and supply.waiters.wanted else due_us(reply.now_us, reply.wait_us)
+        return (
+            0
+            if reply.left and source.dispatcher.callers.capacity
+            else due_us(reply.now_us, reply.wait_us)
+        )
 
     def _count(self, reply: Transferred) -> None:
         """Count and log the unreadable records and the ended leases that a call found."""
@@ -206,14 +211,14 @@ class TransferTask:
         self.hand_outs.close(last)
         for callers in self._leased.values():
             callers.keeper.close()
-        for supply in self._supplies.values():
-            supply.waiters.close(last)
+        for source in self._sources.values():
+            source.dispatcher.close(last)
 
     async def aclose(self, grace: float) -> None:
         """Wait until the calls written by :meth:`close` have arrived: ``grace`` seconds at most."""
         await asyncio.gather(
             self.leases.aclose(grace),
-            *(supply.returns.aclose(grace) for supply in self._supplies.values()),
+            *(source.return_queue.aclose(grace) for source in self._sources.values()),
         )
         await self.wakeups.aclose(0)
 
@@ -221,12 +226,14 @@ class TransferTask:
         if not self.waiting:
             self._watch.idle()
 
-    def _new_supply(
+    def _new_source(
         self, hand_back: Callable[[Sequence[Any]], HandBack], size: Callable[[Any], int]
-    ) -> Supply[Any]:
-        waiters: Waiters[Any] = Waiters(self._services, ask=self._ask, unwanted=self._unwanted)
-        return waiters.add_source(
-            self._store.keys.name, self.wakeups.wake, hand_back=hand_back, size=size
+    ) -> ClaimSource[Any]:
+        dispatcher: Dispatcher[Any] = Dispatcher(
+            self._services, on_join=self._ask, on_last_left=self._unwanted
+        )
+        return dispatcher.add_source(
+            self._store.keys.name, self.wakeups.wake, return_call=hand_back, size=size
         )
 
     def _listen(self, to: Channels) -> None:

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._engine.context import EngineContext
+    from delayq._engine.dispatcher import ClaimSource
     from delayq._engine.stagger import TransferNotice
-    from delayq._engine.waiters import Supply
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
     from delayq._reliable.settings import Policy
@@ -39,7 +39,7 @@ class Claims:
     """Claims due messages of one partition while callers on this client want them.
 
     Attributes:
-        supply: Hands the messages to the queue's waiting callers.
+        source: Hands the messages to the queue's waiting callers.
         wakeups: Decides when to call the server.
         expired: Number of messages found so far past their time to live.
         died: Number of messages found so far that had used all their attempts when their lease
@@ -49,18 +49,18 @@ class Claims:
     def __init__(self, partition: Partition, services: EngineContext) -> None:
         self._partition = partition
         self._services = services
-        waiters = partition.queue.waiters
+        dispatcher = partition.queue.dispatcher
         self.wakeups: WakeupLoop = WakeupLoop(
-            partition.name, self.run_once, services, lambda: waiters.wanted > 0
+            partition.name, self.run_once, services, lambda: dispatcher.callers.capacity > 0
         )
         # A client that only offers needs no notifications.
         self.wakeups.plan.stagger.resting = True
-        self.supply: Supply[Claim] = waiters.add_source(
+        self.source: ClaimSource[Claim] = dispatcher.add_source(
             partition.name,
             self.wakeups.wake,
-            look_at=lambda: partition.queue.probe([partition]),
-            hand_back=self._releasing,
-            given_back=self._given_back,
+            request_probe=lambda: partition.queue.probe([partition]),
+            return_call=self._releasing,
+            on_returned=self._given_back,
             services=services,
         )
         # The calls have a key and a number, so that what the last one has handed out can be given
@@ -76,7 +76,7 @@ class Claims:
 
     @property
     def _is_wanted(self) -> bool:
-        return self.supply.waiters.wanted > 0
+        return self.source.dispatcher.callers.capacity > 0
 
     def announced(self, due_us: int) -> None:
         """Act on the announcement of a message that is due at ``due_us`` by the server's clock."""
@@ -110,13 +110,13 @@ class Claims:
         settings, name = partition.queue.settings, partition.name
         try:
             await self._recover()
-            await self.supply.returns.arrived(_RETURN_WITHIN)
-            take, policy = self.supply.begin(BATCH)
+            await self.source.return_queue.drain(_RETURN_WITHIN)
+            take, policy = self.source.begin(BATCH)
             if not take:
                 return NOT_ASKED
             if self._services.suspects.works_alone:
                 self._services.suspects.when_not_alone(self.wakeups.wake)
-                self.supply.end([], more=False)
+                self.source.end([], more=False)
                 return -1
             while True:
                 try:
@@ -130,28 +130,28 @@ class Claims:
                 # Every message that the call examined is gone, and there are more; or groups still
                 # wait for turns by limits that have changed.
                 await asyncio.sleep(0)
-            self.supply.end(claims, more=wait == 0)
+            self.source.end(claims, more=wait == 0)
             # Partitions take turns.
             turn = IN_TURN if partition.queue.ids.partitions > 1 else 0
             return due_us(now, wait) or turn
         except DelayqError as error:
-            self.supply.fail(error)
+            self.source.fail(error)
             raise
         except Exception as error:
             # Treat an unforeseen error as a failed call too, so that the call is retried.
             _log.exception("queue %r: a claim failed", name, extra=about(name))
             failure = ServerUnavailable(f"a claim failed: {type(error).__name__}")
-            self.supply.fail(failure)
+            self.source.fail(failure)
             raise failure from error
         finally:
-            self.supply.over()
+            self.source.finish()
 
     async def quiet(self, within: float) -> None:
         """Wait until no call is in flight and everything given back has arrived, for at most
         ``within`` seconds each.
         """
         await self.wakeups.idle(within)
-        await self.supply.returns.arrived(within)
+        await self.source.return_queue.drain(within)
 
     def close(self) -> None:
         """Make no more calls."""
@@ -169,7 +169,7 @@ class Claims:
                 await self._recover()
                 if self._number and not self._keeps_key:
                     await self._partition.store.forget_calls([self._key])
-        await self.supply.returns.aclose(max(0.0, until - self._services.clock.local()))
+        await self.source.return_queue.aclose(max(0.0, until - self._services.clock.local()))
 
     async def _call(self, take: int, policy: Policy) -> tuple[list[Claim], int, int]:
         """Claim up to ``take`` messages for callers of that policy.
@@ -221,7 +221,7 @@ class Claims:
                 suspects.answered(suspect, self._services.timer, proven_in, stays_alone=stays_alone)
         # A user who may not publish cannot tell whether there are others.
         are_others = reply.listeners > 1 or reply.listeners < 0
-        self.supply.limits_found(is_held=reply.is_held == 1, are_others=are_others)
+        self.source.note_limits(is_limited=reply.is_held == 1, are_others=are_others)
         self.expired += reply.expired
         self.died += reply.died
         if reply.died:

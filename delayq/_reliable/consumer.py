@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from delayq._engine import prefetch
 from delayq._engine.leases import Batch
-from delayq._engine.waiters import Reader
+from delayq._engine.reader import Reader
 from delayq._reliable.message import Message, MessageContext, RetryRules, WorkerMessage
 from delayq._reliable.replies import Claim
 from delayq.errors import Closed
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections import deque
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 
-    from delayq._engine.line import Taken
+    from delayq._engine.caller_queue import Numbered
     from delayq._reliable.declaration import Declaration
     from delayq._reliable.open_queue import OpenReliableQueue
     from delayq._reliable.partition import Partition
@@ -67,7 +67,7 @@ class Consumer(Generic[M]):
         # By partition: the messages of each share one.
         self._contexts: dict[int, MessageContext[Any]] = {}
 
-    async def claim(self, count: int, wait: float | None) -> Sequence[Taken[Claim]]:
+    async def claim(self, count: int, wait: float | None) -> Sequence[Numbered[Claim]]:
         """Claim up to ``count`` due messages, waiting at most ``wait`` seconds for the first one;
         without limit if that is None.
 
@@ -126,13 +126,13 @@ class Consumer(Generic[M]):
         queue, now, wrap = self.queue, self.queue.loop.time, self.wrap
         cancelled, within = queue.notifications.cancelled, prefetch.WITHIN
         reader: Reader[Claim] = Reader()
-        async with aclosing(queue.waiters.batches(reader, self.policy)) as batches:
+        async with aclosing(reader.batches(queue.dispatcher, self.policy)) as batches:
             async for batch in batches:
                 late = now() + within
                 while batch:
                     moment = now()
                     if moment > late:
-                        queue.waiters.return_if_late(reader, moment - late)
+                        reader.return_if_late(moment - late)
                         late = moment + within
                         continue
                     late = moment + within
@@ -168,7 +168,7 @@ class Consumer(Generic[M]):
             )
         return self._contexts[number]
 
-    async def _drop_lost(self, batch: deque[Taken[Claim]]) -> None:
+    async def _drop_lost(self, batch: deque[Numbered[Claim]]) -> None:
         """Drop messages that were claimed ahead and may have waited for a slow handler until
         another worker got them, or their time to live ended.
         """
@@ -177,7 +177,7 @@ class Consumer(Generic[M]):
             for item in expired:
                 batch.remove(item)
             # The next claim expires them.
-            self.queue.waiters.give_back(expired, here=False)
+            self.queue.dispatcher.give_back(expired, to_callers=False)
             if not batch or now <= batch[0][1].fresh_until:
                 return
         by_partition: dict[int, list[Claim]] = {}
@@ -224,7 +224,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
         self.name: str = queue.name
         self.ahead: Batch[Any] = Batch()
         self.ahead.fetching, self.ahead.most_unanswered = True, 2 * concurrency
-        self.give_back: Callable[[Iterable[Taken[Claim]]], None] = queue.waiters.give_back
+        self.give_back: Callable[[Iterable[Numbered[Claim]]], None] = queue.dispatcher.give_back
         self.quiet = queue.quiet
         self.flush = queue.flush
         self._concurrency = concurrency
@@ -263,7 +263,7 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
     @property
     def is_contested(self) -> bool:
         """Whether other clients wait for slots of a limit."""
-        return self.queue.waiters.is_contested
+        return self.queue.dispatcher.is_contested
 
     async def is_held(self) -> bool:
         """Return whether messages are due that a limit holds back, after a claim that got none."""
@@ -273,4 +273,4 @@ class WorkerPort(Consumer[WorkerMessage[Any]]):
             if claimed := await self.claim(partitions, 0.0):
                 self.give_back(claimed)
                 return True
-        return self.queue.waiters.line.holders > 0
+        return self.queue.dispatcher.is_limited

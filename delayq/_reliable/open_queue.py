@@ -8,7 +8,7 @@ from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from delayq._engine.waiters import Waiters
+from delayq._engine.dispatcher import Dispatcher
 from delayq._reliable.dead_letters import half_way
 from delayq._reliable.id_source import IdSource
 from delayq._reliable.ids import new_block, new_id
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
         Sequence,
     )
 
+    from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
-    from delayq._engine.line import Taken
     from delayq._engine.scheduler import Scheduler
     from delayq._redis.hand_back import LastCalls
     from delayq._reliable.keys import ReliableKeys
@@ -52,7 +52,7 @@ class OpenReliableQueue:
     Attributes:
         opened: The partitions, in order. Behind them may be some that the queue had before it was
             given fewer while nothing was in it.
-        waiters: The callers that wait for messages, whichever partition they come from.
+        dispatcher: The callers that wait for messages, whichever partition they come from.
         ids: Generates the ids of new messages.
         settings: The queue's settings on the server, as far as this client knows them.
         given: The settings that handles on this client were given, each by the first that has it.
@@ -85,10 +85,10 @@ class OpenReliableQueue:
             services.background,
             self._settings_changed,
         )
-        self.waiters: Waiters[Claim] = Waiters(
+        self.dispatcher: Dispatcher[Claim] = Dispatcher(
             services,
-            ask=self._ask,
-            supply_of=lambda claim: claim.partition,
+            on_join=self._ask,
+            source_of=lambda claim: claim.partition,
             policy_of=lambda claim: claim.policy,
         )
         self.notifications: MessageNotifications = MessageNotifications(self)
@@ -269,17 +269,17 @@ class OpenReliableQueue:
 
     # Taking
 
-    async def take(self, count: int, wait: float | None, policy: Policy) -> list[Taken[Claim]]:
-        """Take due messages, as :meth:`Waiters.get` does, and follow up those that recur."""
+    async def take(self, count: int, wait: float | None, policy: Policy) -> list[Numbered[Claim]]:
+        """Take due messages, as :meth:`Dispatcher.take` does, and follow up those that recur."""
         until = None if wait is None else self.loop.time() + wait
         while True:
             left = None if until is None else max(0.0, until - self.loop.time()) if wait else 0.0
-            taken = await self.waiters.get(count, left, policy)
+            taken = await self.dispatcher.take(count, left, policy)
             kept = await self.advance_schedules(taken)
             if kept or not taken:
                 return kept
 
-    async def advance_schedules(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+    async def advance_schedules(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out.
@@ -304,7 +304,7 @@ class OpenReliableQueue:
             return
         unknown = [
             partition
-            for number in self.waiters.line.unknown_sources()
+            for number in self.dispatcher.callers.unprobed_sources()
             if not (partition := self.opened_partitions[number]).wakeups.plan.up_to_date
         ]
         if not insist:
@@ -312,12 +312,12 @@ class OpenReliableQueue:
                 each.wakeups.listen()
         if unknown:
             self.probe(unknown)
-        self.waiters.ask_supplies()
+        self.dispatcher.request_claims()
 
     def expect_messages_everywhere(self) -> None:
         """Have the next caller ask every partition, whatever is known of it."""
         for partition in self.partitions:
-            self.waiters.line.looked(partition.claims.supply, 0, may_have_items=True)
+            self.dispatcher.callers.assume_items(partition.claims.source)
 
     def probe(self, partitions: list[Partition]) -> None:
         """Find out which of several partitions have something due."""
@@ -358,7 +358,7 @@ class OpenReliableQueue:
         """Look for messages in these partitions again, because limits may let more run."""
         for partition in partitions:
             partition.wakeups.plan.forget()
-        if self.waiters.wanted:
+        if self.dispatcher.callers.capacity:
             self._ask(False)
 
     async def depth(self) -> QueueDepth:
@@ -397,4 +397,4 @@ class OpenReliableQueue:
             self.closing.set_result(None)
             for partition in self.opened_partitions:
                 partition.claims.close()
-            self.waiters.close(last)
+            self.dispatcher.close(last)

@@ -139,7 +139,7 @@ class Partition:
         self.queue.notifications.look_again()
         if not self.index:
             self.queue.reports.look()
-        if self.queue.waiters.waiting:
+        if self.queue.dispatcher.callers.are_waiting:
             return self.keys.re_checked
         self.wakeups.rest()
         return ()
@@ -197,7 +197,7 @@ class Partition:
             released=counters.released,
             expired=self.claims.expired,
             errors=self.wakeups.errors,
-            waiting=self.queue.waiters.waiting,
+            waiting=self.queue.dispatcher.callers.are_waiting,
             in_flight=self.running,
             slots=counters.slots,
             free_slots=sum(free() for free in counters.free_slots),

@@ -61,16 +61,16 @@ class Probes:
             self._asked.discard(server)
 
     async def _look(self, partitions: Iterable[Partition]) -> None:
-        waiters = self._queue.waiters
+        dispatcher = self._queue.dispatcher
         left = {partition: partition.wakeups.plan.knowledge for partition in partitions}
-        number = waiters.look([partition.claims.supply for partition in left])
+        number = dispatcher.begin_probe([partition.claims.source for partition in left])
 
         def found(partition: Partition, due_us: int, reply: NextDue) -> None:
             knowledge = left.pop(partition)
             self._queue.settings.on_epoch(partition.index, reply.epoch.decode(errors="replace"))
             if due_us:
                 partition.wakeups.on_look(due_us, knowledge)
-            partition.claims.supply.looked(number, may_have_items=not due_us)
+            partition.claims.source.end_probe(number, may_have_items=not due_us)
 
         try:
             await self._scheduler.look(
@@ -84,7 +84,7 @@ class Probes:
                 _log.exception("queue %r: a look failed", name, extra=about(name))
                 failure = ServerUnavailable(f"a look failed: {type(error).__name__}")
             for partition in left:
-                partition.claims.supply.look_failed(failure)
-                if waiters.waiting:
+                partition.claims.source.fail_probe(failure)
+                if dispatcher.callers.are_waiting:
                     # Its own calls are repeated until one succeeds.
                     partition.wake()

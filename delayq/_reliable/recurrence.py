@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
 
+    from delayq._engine.caller_queue import Numbered
     from delayq._engine.context import EngineContext
-    from delayq._engine.line import Taken
     from delayq._reliable.new_message import OptionsMessage
     from delayq._reliable.partition import Partition
     from delayq._reliable.replies import Claim
@@ -110,7 +110,7 @@ class Recurrence:
         """
         return await self._store.unschedule(name)
 
-    async def begin(self, taken: list[Taken[Claim]]) -> list[Taken[Claim]]:
+    async def begin(self, taken: list[Numbered[Claim]]) -> list[Numbered[Claim]]:
         """Put the next occurrences in place for messages that are about to be handed out.
 
         Returns the messages to hand out. Those of other partitions are not touched.
@@ -128,7 +128,7 @@ class Recurrence:
         except ServerError as error:
             if isinstance(error, OutcomeUnknown):
                 # The server may have dropped some of them. Those it has not dropped come again.
-                self._open.queue.waiters.give_back(recurring)
+                self._open.queue.dispatcher.give_back(recurring)
                 return [one for one in taken if one not in recurring]
             # Nothing was changed. The messages are handed out all the same: the next look finds
             # what is missing.
@@ -142,7 +142,7 @@ class Recurrence:
             outcomes = [Occurrence(handed_out=True, left=-1)] * len(claims)
             self._lacking.update(_name_of(claim.id) for claim in claims)
         except BaseException:
-            self._open.queue.waiters.give_back(taken)
+            self._open.queue.dispatcher.give_back(taken)
             raise
         dropped = set()
         for claim, (handed_out, left) in zip(claims, outcomes, strict=True):

@@ -168,7 +168,7 @@ class _Entry:
         self._delivered = delivered
         slots = partitions[0].counters.slots
         running = sum(each.running for each in partitions)
-        if not (slots or running or takes or queue.waiters.waiting):
+        if not (slots or running or takes or queue.dispatcher.callers.are_waiting):
             return None
         oldest = (claim for each in partitions for claim in each.oldest(SHOWN))
         claims = heapq.nsmallest(SHOWN, oldest, key=lambda claim: claim.begun_at)

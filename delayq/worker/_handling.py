@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from delayq._engine.line import Taken
+    from delayq._engine.caller_queue import Numbered
     from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim
     from delayq.worker._listener import Listener
     from delayq.worker._signatures import Dependency
     from delayq.worker._threads import Threads
 
-    Claimed = Taken[Claim]
+    Claimed = Numbered[Claim]
     Middleware = Callable[[Message[Any], "CallNext"], Awaitable[None]]
 
 CallNext = Callable[[], Awaitable[None]]

@@ -265,7 +265,7 @@ def message() -> Picture:
     p.box(20, 106, 108, BLUE, "Offers", "waiting offers", "share a call")
     p.arrow((left, 87), (left, 104))
     p.box(292, 44, 108, GREEN, "take()", "waits, like loops")
-    p.box(292, 106, 108, GREEN, "Waiters", "callers waiting,", "in order")
+    p.box(292, 106, 108, GREEN, "CallerQueue", "callers waiting,", "in order")
     p.arrow((right, 87), (right, 104))
 
     p.box(154, 150, 112, GREY, "offer.lua", "server's time", "+ delay = due", code=True)
@@ -310,7 +310,7 @@ def message() -> Picture:
         494,
         "The answer:",
         "payloads for",
-        "Waiters, and the",
+        "callers, and the",
         "next due time",
         size=11,
         colour=GREEN[0],

@@ -39,7 +39,7 @@ _DEADLINES = (
     "delayq._redis.connection.ANSWER_WITHIN",
     "delayq._redis.client.ANSWER_WITHIN",
     "delayq._redis.pool.OPEN_TIMEOUT",
-    "delayq._engine.waiters.ANSWER_WITHIN",
+    "delayq._engine.dispatcher.ANSWER_WITHIN",
 )
 
 

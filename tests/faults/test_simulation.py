@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq._engine import wakeup_plan
-from delayq._engine.returns import Returns
+from delayq._engine.return_queue import ReturnQueue
 from delayq._engine.scheduler import Scheduler
 from delayq._redisson import store as delayed_store
 from delayq._redisson.hand_outs import HandOuts
@@ -55,7 +55,7 @@ def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Returns, "put", lambda _returns, _items: None)
+    monkeypatch.setattr(ReturnQueue, "add", lambda _queue, _items: None)
 
 
 def claims_recover_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

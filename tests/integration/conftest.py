@@ -67,7 +67,7 @@ def _workers_stay_listed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def _full_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let claims wait for every partition, also for one that takes a while to answer."""
-    monkeypatch.setattr("delayq._engine.line.MOMENT", 60.0)
+    monkeypatch.setattr("delayq._engine.caller_queue.GATHER_WINDOW", 60.0)
 
 
 @pytest.fixture(scope="module")

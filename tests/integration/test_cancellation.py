@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 async def settled(queue: Orders) -> list[int]:
     """Return everything that can still be taken, once nothing is on its way back any more."""
-    await until(lambda: queue._waiters.is_idle)
+    await until(lambda: queue._dispatcher.is_idle)
     rest = await queue.drain()
     while await queue.pending.size():
         rest += await queue.drain()

@@ -131,7 +131,7 @@ async def test_a_cancelled_message_that_was_claimed_ahead_keeps_no_slots(
     cancelled: list[bool] = []
     async for message in jobs:
         await message.ack()
-        ahead = [each[1].id for reader in jobs._open.waiters._readers for each in reader.ahead]
+        ahead = [each[1].id for reader in jobs._open.dispatcher._holders for each in reader.ahead]
         if ahead and not cancelled:
             cancelled = await jobs.cancel_many(map(bytes.decode, ahead), running=True)
             assert await raw.keys("*:stopping")

@@ -222,7 +222,9 @@ async def test_of_single_messages_each_kind_of_takers_gets_some(queue: Orders) -
                 taken.put_nowait((seconds, delivery.value))
 
     def all_wait() -> bool:
-        waiting = [each.waiters.waiting for each in queue._open.transfer._supplies.values()]
+        waiting = [
+            each.dispatcher.callers.are_waiting for each in queue._open.transfer._sources.values()
+        ]
         return len(waiting) == 3 and all(waiting)
 
     kinds = set()

@@ -262,7 +262,7 @@ async def test_calls_that_do_nothing_tell_of_a_server_that_is_away(
 async def test_a_poll_that_does_not_wait_gives_up_on_a_silent_server(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._engine.waiters.ANSWER_WITHIN", 0.1)
+    monkeypatch.setattr("delayq._engine.dispatcher.ANSWER_WITHIN", 0.1)
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         await queue.offer(1)

@@ -102,7 +102,7 @@ def way(request: pytest.FixtureRequest) -> Way:
 @pytest.fixture
 def early(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fetch ahead from the second batch on, so that every loop reaches that point."""
-    monkeypatch.setattr("delayq._engine.prefetch._MANY", 2)
+    monkeypatch.setattr("delayq._engine.prefetch._WORTH_FETCHING", 2)
 
 
 @pytest.fixture

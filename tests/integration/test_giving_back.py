@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import delayq
-from delayq._engine.waiters import Supply
+from delayq._engine.dispatcher import ClaimSource
 from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack, LastCalls
@@ -65,11 +65,11 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
     """Otherwise they would give it back later, ahead of what the close has given back."""
     client, queue = await opened(own_server.url, 20)
     scheduler = client.session.scheduler
-    end = Supply.end
+    end = ClaimSource.end
     written: list[HandBack] = []
     ending: list[Any] = []
 
-    def end_and_close(self: Supply[Any], items: Any, **found: Any) -> None:
+    def end_and_close(self: ClaimSource[Any], items: Any, **found: Any) -> None:
         end(self, items := list(items), **found)
         if items and not ending:
             ending.append(scheduler.close(scheduler.queues)())
@@ -80,7 +80,7 @@ async def test_closing_takes_back_in_order_what_callers_were_handed_before_their
         written.extend(calls := list(calls))
         send(self, name, calls)
 
-    monkeypatch.setattr(Supply, "end", end_and_close)
+    monkeypatch.setattr(ClaimSource, "end", end_and_close)
     monkeypatch.setattr(LastCalls, "send", note)
     drains = [asyncio.create_task(queue.drain(10)) for _ in range(2)]
     for drain in drains:
@@ -154,7 +154,7 @@ async def test_a_server_that_is_full_takes_back_what_it_handed_out(server: Priva
             async for _ in queue:
                 break
             # Messages that were fetched ahead are back.
-            await until(lambda: queue._waiters.is_idle)
+            await until(lambda: queue._dispatcher.is_idle)
             assert len(await queue.drain()) == 47
         finally:
             server.call("CONFIG", "SET", "maxmemory", "0")

@@ -186,7 +186,7 @@ class Two:
         """Wait for a message, and return once the client relies on being woken for it."""
         waiting = asyncio.create_task(jobs.claim(wait=60))
         plan = jobs._open.partitions[0].wakeups.plan
-        await until(lambda: jobs._open.waiters.waiting and plan.up_to_date)
+        await until(lambda: jobs._open.dispatcher.callers.are_waiting and plan.up_to_date)
         return waiting
 
 

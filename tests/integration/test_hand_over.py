@@ -264,7 +264,7 @@ async def test_what_went_back_is_not_confirmed_once_more(
     _, client, queue = linked
     await filled(raw, "orders", 300)
     await fetch_ahead(queue)
-    await until(lambda: queue._waiters.is_idle)
+    await until(lambda: queue._dispatcher.is_idle)
     await confirmed(raw)
     kept = queue._open.transfer.hand_outs._confirmed
     before = kept._path

@@ -666,7 +666,7 @@ class ReliableMachine(RuleBasedStateMachine):
                             break
                 else:
                     assert await self.queue.claim(100) == []
-            await self.queue._open.partitions[0].claims.supply.returns.arrived(10)
+            await self.queue._open.partitions[0].claims.source.return_queue.drain(10)
             # How many are claimed ahead depends on the machine, so claim and release the rest too.
             rest = await self.queue.claim(100)
             for message in rest:

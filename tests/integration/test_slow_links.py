@@ -27,7 +27,7 @@ COUNT, SIZE, MBIT, DEADLINE = 300, 8_000, 8, 0.5
 async def test_messages_that_take_longer_than_a_call_waits_come_once_each(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    for module in ("_redis.connection", "_redis.client", "_engine.waiters"):
+    for module in ("_redis.connection", "_redis.client", "_engine.dispatcher"):
         monkeypatch.setattr(f"delayq.{module}.ANSWER_WITHIN", DEADLINE)
     payloads = [b"%06d" % n + b"x" * (SIZE - 6) for n in range(COUNT)]
     got: list[bytes] = []

@@ -241,15 +241,15 @@ async def test_a_client_is_used_and_closed_only_in_its_own_event_loop(
 
 async def test_draining_ends_though_producers_are_faster(queue: DelayedQueue[int]) -> None:
     await queue.offer_many([(n, 0) for n in range(250)])
-    get, offered = queue._waiters.get, 250
+    get, offered = queue._dispatcher.take, 250
 
-    async def slower(want: int, timeout: float | None, policy: Any = None) -> Any:
+    async def slower(max_items: int, timeout: float | None, policy: Any = None) -> Any:
         nonlocal offered
         await queue.offer_many([(n, 0) for n in range(offered, offered + 200)])
         offered += 200
-        return await get(want, timeout, policy)
+        return await get(max_items, timeout, policy)
 
-    queue._waiters.get = slower  # type: ignore[method-assign]
+    queue._dispatcher.take = slower  # type: ignore[method-assign]
     values = await asyncio.wait_for(queue.drain(), 20)
     assert values[:250] == list(range(250))
     assert len(values) < 1000

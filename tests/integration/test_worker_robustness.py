@@ -263,14 +263,14 @@ async def test_an_unforeseen_error_does_not_end_the_worker(
 ) -> None:
     seen = Seen()
     on_jobs(worker)(seen)
-    get, calls = jobs._open.waiters.get, itertools.count()
+    get, calls = jobs._open.dispatcher.take, itertools.count()
 
     async def fails_once(*args: Any) -> Any:
         if not next(calls):
             raise ValueError("a score that is no number")
         return await get(*args)
 
-    monkeypatch.setattr(jobs._open.waiters, "get", fails_once)
+    monkeypatch.setattr(jobs._open.dispatcher, "take", fails_once)
     async with worker:
         await jobs.offer(1)
         await until(lambda: seen == [1])

@@ -94,7 +94,7 @@ async def test_messages_claimed_ahead_are_handed_back_uncounted(
         await asyncio.sleep(0.1)
         await hand_back.send(server, calls)
 
-    monkeypatch.setattr("delayq._engine.returns.send", slowly)
+    monkeypatch.setattr("delayq._engine.return_queue.send", slowly)
     worker = Worker(client, concurrency=1, shutdown_timeout=60)
     handled: list[int] = []
     partition = jobs._open.partitions[0]

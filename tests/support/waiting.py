@@ -40,7 +40,7 @@ async def fetch_ahead(
 ) -> tuple[AsyncIterator[int], list[int]]:
     """Consume until a loop has fetched ``at_least`` more. Return it and what it consumed."""
     values, taken = aiter(queue), list[int]()
-    while not any(len(reader.ahead) >= at_least for reader in queue._waiters._readers):
+    while not any(len(reader.ahead) >= at_least for reader in queue._dispatcher._holders):
         taken.append(await anext(values))
     return values, taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayq._engine.prefetch import MOST, begun_soon, moving_mean, next_batch
+from delayq._engine.prefetch import MAX_MESSAGES, begun_soon, moving_mean, next_batch
 
 
 def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead() -> None:
@@ -10,7 +10,7 @@ def test_only_messages_that_are_begun_within_a_moment_are_fetched_ahead() -> Non
         *((1, 60.0, 0), (100, 60.0, 0)),
         (100, 1.0, 5),  # 100 handlers begin five messages within 50 ms
         *((1, 0.01, 5), (10, 0.1, 5)),
-        *((100, 0.0001, MOST), (1, 0.0, MOST)),
+        *((100, 0.0001, MAX_MESSAGES), (1, 0.0, MAX_MESSAGES)),
     ):
         assert begun_soon(handlers, took) == messages, (handlers, took)
 
@@ -26,7 +26,7 @@ def test_the_mean_follows_the_last_messages() -> None:
 
 def test_it_follows_the_pace() -> None:
     for batch, got, took, following in (
-        *((1, 1, 0.0, 4), (64, 64, 0.001, MOST)),  # quick handling fetches more
+        *((1, 1, 0.0, 4), (64, 64, 0.001, MAX_MESSAGES)),  # quick handling fetches more
         *((100, 100, 60.0, 1), (1, 1, 1.0, 1)),  # slow handling fetches one
         (4, 1, 0.0, 4),  # a trickle does not grow
     ):
