@@ -17,7 +17,7 @@ CONFORMANCE := --servers all --beyond-first -m "not (nightly or storm)"
 ALL := --servers all --hypothesis-profile full -m "not storm"
 NIGHTLY := test-all packages storms fuzz soak mutations links
 
-.PHONY: help demo test conformance coverage nightly $(NIGHTLY) weather pictures package docs lint house types layers clean
+.PHONY: help demo test conformance coverage nightly $(NIGHTLY) weather pictures package docs lint house stubs types layers clean
 
 help:
 	@echo "make demo      deliver delayed messages between two processes, and show it"
@@ -39,6 +39,7 @@ help:
 	@echo "make weather      make test five times, with processes that stop for seconds and two busy processors (ARGS='--runs 1')"
 	@echo "make lint         style and formatting"
 	@echo "make house        measures of wording, layers and sizes, each with its bound (ARGS='--list FIGURE' for what one counts)"
+	@echo "make stubs        write the stub that shows the synchronous classes to type checkers"
 	@echo "make types        mypy --strict, and pyright on the public interface"
 	@echo "make layers       who may import whom"
 	@echo "make docs         the documentation site, in docs/_build/html; warnings are errors"
@@ -114,6 +115,9 @@ lint: $(VENV)/dev.stamp
 
 house: $(VENV)/dev.stamp
 	@$(BIN)/python -m tests.house $(ARGS)
+
+stubs: $(VENV)/dev.stamp
+	@$(BIN)/python -m tests.support.stubs
 
 types: $(VENV)/dev.stamp
 	$(BIN)/mypy

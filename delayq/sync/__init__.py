@@ -11,8 +11,15 @@ administer, with the same names, arguments and errors. To handle messages, use
 """
 
 from delayq.sync._client import Client, connect
-from delayq.sync._delayed import DelayedQueue, Pending, Ready, Receipt
-from delayq.sync._reliable import DeadLetters, Groups, ReliableQueue
+from delayq.sync._queues import (
+    DeadLetters,
+    DelayedQueue,
+    Groups,
+    Pending,
+    Ready,
+    Receipt,
+    ReliableQueue,
+)
 
 __all__ = [
     "Client",

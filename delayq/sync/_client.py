@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from delayq import client as asynchronous
-from delayq._durations import Duration, check_flag, check_max_payload
+from delayq._durations import check_flag, check_max_payload
 from delayq._engine import durability as durabilities
-from delayq._functions import spell_out
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.queue import MAX_PAYLOAD
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.settings import Settings, SettingsOptions, check_names
 from delayq.codecs import JsonCodec
 from delayq.codecs.protocol import check_codec
-from delayq.sync._delayed import DelayedQueue
-from delayq.sync._link import Link
-from delayq.sync._reliable import ReliableQueue
+from delayq.sync._bridge import SyncBridge
+from delayq.sync._forwarding import forwards, signed_as
+from delayq.sync._queues import DelayedQueue, ReliableQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Coroutine, Iterable, Sequence
-    from datetime import datetime
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
     from typing import Self, Unpack
 
     from redis.asyncio import Redis, RedisCluster
@@ -29,26 +27,20 @@ if TYPE_CHECKING:
     from delayq._redisson.queue import DelayedQueue as AsyncDelayedQueue
     from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
     from delayq.codecs import Codec
-    from delayq.errors import ServerError
     from delayq.instrumentation import Observer
-    from delayq.stats import ClientStats, QueueDepth, QueueStats
-    from delayq.sync._opened import Opened
     from delayq.tasks import Tasks
 
-T = TypeVar("T")
-Q = TypeVar("Q")
 R = TypeVar("R")
 P = ParamSpec("P")
 
 
+@signed_as(asynchronous.connect)
 def connect(
     address: str | Redis | RedisCluster | None = None,
     *,
-    resync_interval: Duration = 5.0,
-    max_connections: int = 4,
-    retry_for: Duration | None = None,
     name_mapper: Callable[[str], str] | None = None,
     tasks: Iterable[Tasks] = (),
+    **options: Any,
 ) -> Client:
     """Create a client for code that is not asynchronous.
 
@@ -56,33 +48,20 @@ def connect(
     module, and be created before the process forks.
 
     Args:
-        address: As for :func:`delayq.connect`, like the other arguments.
-        resync_interval: The longest a lost notification can delay a message: seconds or a
-            timedelta.
-        max_connections: The number of connections that carry calls to each server.
-        retry_for: How long a call goes on trying while the server cannot be reached; one that was
-            sent waits for its answer, for up to 5 s. See :func:`delayq.connect`.
+        address: As for :func:`delayq.connect`, like all arguments but ``tasks``.
         name_mapper: Maps a queue's name to its name on the server.
         tasks: Tasks to bind to the client until it is closed: ``offer_sync`` goes through it.
+        **options: ``resync_interval``, ``max_connections`` and ``retry_for``.
 
     Raises:
         ConfigurationError: There is no address, or it cannot be parsed.
         BadInput: ``resync_interval``, ``max_connections`` or ``retry_for`` is invalid.
     """
-    return Client(
-        partial(
-            asynchronous.connect,
-            resync_interval=resync_interval,
-            max_connections=max_connections,
-            retry_for=retry_for,
-            name_mapper=name_mapper,
-        ),
-        address,
-        name_mapper,
-        tuple(tasks),
-    )
+    new_client = partial(asynchronous.connect, name_mapper=name_mapper, **options)
+    return Client(new_client, address, name_mapper, tuple(tasks))
 
 
+@forwards(asynchronous.Client)
 class Client:
     """A connection to one server, and the queues on it, for code that is not asynchronous.
 
@@ -104,10 +83,10 @@ class Client:
         tasks: Sequence[Tasks],
     ) -> None:
         self._name_mapper = name_mapper
-        self._link = Link(new_client, address)
+        self._bridge = SyncBridge(new_client, address)
         self._tasks = tasks
-        for each in tasks:
-            each.bind(self)
+        for group in tasks:
+            group.bind(self)
 
     def __enter__(self) -> Self:
         """Open the client now: make a first call to the server.
@@ -123,20 +102,7 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @overload
-    def delayed_queue(
-        self, name: str, *, max_payload: int = ..., ordered_list: bool = ..., durability: str = ...
-    ) -> DelayedQueue[Any]: ...
-    @overload
-    def delayed_queue(
-        self,
-        name: str,
-        *,
-        codec: Codec[T],
-        max_payload: int = ...,
-        ordered_list: bool = ...,
-        durability: str = ...,
-    ) -> DelayedQueue[T]: ...
+    @signed_as(asynchronous.Client.delayed_queue)
     def delayed_queue(
         self,
         name: str,
@@ -159,7 +125,7 @@ class Client:
             BadName, BadInput: As for :meth:`delayq.Client.delayed_queue`.
             Closed: The client is closed.
         """
-        self._link.check_open()
+        self._bridge.check_open()
         check_flag(ordered_list, "ordered_list")
         check_codec(codec)
         check_max_payload(max_payload)
@@ -175,17 +141,9 @@ class Client:
                 durability=durability,
             )
 
-        return DelayedQueue(name, self._link.declare(open_on))
+        return DelayedQueue(name, self._bridge.declare(open_on))
 
-    @overload
-    def reliable_queue(
-        self, name: str, *, codec: None = None, **settings: Unpack[SettingsOptions]
-    ) -> ReliableQueue[Any]: ...
-    @overload
-    def reliable_queue(
-        self, name: str, *, codec: Codec[T], **settings: Unpack[SettingsOptions]
-    ) -> ReliableQueue[T]: ...
-    @spell_out(SettingsOptions)
+    @signed_as(asynchronous.Client.reliable_queue)
     def reliable_queue(
         self,
         name: str,
@@ -204,7 +162,7 @@ class Client:
             BadName, BadInput: As for :meth:`delayq.Client.reliable_queue`.
             Closed: The client is closed.
         """
-        self._link.check_open()
+        self._bridge.check_open()
         check_names("reliable_queue", settings, SettingsOptions)
         Settings(**settings).check()
         check_codec(codec)
@@ -213,7 +171,7 @@ class Client:
         def open_on(client: asynchronous.Client) -> AsyncReliableQueue[Any]:
             return client.reliable_queue(name, codec=codec, **settings)
 
-        return ReliableQueue(name, self._link.declare(open_on))
+        return ReliableQueue(name, self._bridge.declare(open_on))
 
     def run(
         self,
@@ -237,11 +195,7 @@ class Client:
             Closed: The client is closed.
             ConfigurationError: The caller is in the thread that does the clients' work.
         """
-
-        async def work(_: Opened, client: asynchronous.Client) -> R:
-            return await function(client, *args, **kwargs)
-
-        return self._link.run(work)
+        return self._bridge.run(lambda client: function(client, *args, **kwargs))
 
     async def arun(
         self,
@@ -265,58 +219,24 @@ class Client:
             ServerUnavailable, ServerRefused, EmbeddedServerError: As on opening the client.
             Closed: The client is closed.
         """
-
-        async def work(_: Opened, client: asynchronous.Client) -> R:
-            return await function(client, *args, **kwargs)
-
-        return await self._link.await_run(work)
-
-    def server_time(self) -> datetime:
-        """Return the time on the server's clock (UTC), which decides when a message is due."""
-        return self.run(asynchronous.Client.server_time)
-
-    def statistics(self) -> ClientStats:
-        """Return what the client holds and has done so far, in this process."""
-
-        async def read(client: asynchronous.Client) -> ClientStats:
-            return client.statistics()
-
-        return self.run(read)
-
-    def queue_statistics(self) -> list[QueueStats]:
-        """Return what the client has done with each open queue, in this process."""
-
-        async def read(client: asynchronous.Client) -> list[QueueStats]:
-            return client.queue_statistics()
-
-        return self.run(read)
-
-    def queue_depths(
-        self, *, without: Container[tuple[str, str]] = ()
-    ) -> dict[tuple[str, str], QueueDepth | ServerError]:
-        """Return how many messages each open queue holds, by the queue's kind and name.
-
-        Args:
-            without: Queues to leave out, about which the server is not asked.
-        """
-        return self.run(asynchronous.Client.queue_depths, without=without)
+        return await self._bridge.await_run(lambda client: function(client, *args, **kwargs))
 
     @property
     def endpoint(self) -> tuple[str, int | None] | None:
         """The server's host and port, or the path of its socket and None; None if unknown."""
-        return self._link.endpoint
+        return self._bridge.endpoint
 
     def observe(self, observer: Observer) -> None:
         """Notify ``observer`` of what happens to messages, from the next call on.
 
         It is called in the thread that does the clients' work, in a copy of the caller's context.
         """
-        self._link.observers.append(observer)
+        self._bridge.observers.append(observer)
 
     def unobserve(self, observer: Observer) -> None:
         """Stop notifying ``observer``, from the next call on. Does nothing if it is unknown."""
-        link = self._link
-        link.observers = [each for each in link.observers if each is not observer]
+        bridge = self._bridge
+        bridge.observers = [other for other in bridge.observers if other is not observer]
 
     def close(self) -> None:
         """Close every queue and connection of this process, as :meth:`delayq.Client.aclose` does.
@@ -324,12 +244,15 @@ class Client:
         Later calls raise :class:`~delayq.Closed`. Closing twice does nothing. A client that is not
         closed is closed when the interpreter exits.
         """
-        for each in self._tasks:
-            each.unbind(self)
-        self._link.close()
+        for group in self._tasks:
+            group.unbind(self)
+        self._bridge.close()
 
     def __repr__(self) -> str:
-        return f"<delayq.sync.Client {'closed' if self._link.closed else 'open'}>"
+        return f"<delayq.sync.Client {'closed' if self._bridge.closed else 'open'}>"
+
+    def _run(self, call: Callable[[asynchronous.Client], Coroutine[Any, Any, R]]) -> R:
+        return self._bridge.run(call)
 
 
 async def _do_nothing(_: asynchronous.Client) -> None:

@@ -18,7 +18,8 @@ import selectors
 import threading
 import time
 from concurrent import futures
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from weakref import WeakSet
 
 from delayq._background import Background
 from delayq.errors import Closed, ConfigurationError, DelayqError
@@ -41,11 +42,17 @@ _LAST_WAIT = 5.0
 _CLOSING, _ENDING = 2.0, 1.0
 
 
+class Closable(Protocol):
+    """What is closed before the loop ends, unless it has been dropped."""
+
+    async def aclose(self) -> None: ...
+
+
 class Portal:
     """An event loop in a thread of its own, and the calls that other threads make there.
 
     Attributes:
-        to_close: Called in the loop before it ends.
+        to_close: Closed in the loop before it ends.
         has_ended: Whether everything is being closed, or is closed, because the interpreter exits.
     """
 
@@ -55,7 +62,7 @@ class Portal:
         Raises:
             DelayqError: The system cannot provide one now.
         """
-        self.to_close: set[Callable[[], Coroutine[Any, Any, object]]] = set()
+        self.to_close: WeakSet[Closable] = WeakSet()
         self._process = os.getpid()
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
@@ -208,15 +215,15 @@ class Portal:
         loop = self._loop
         try:
             loop.run_forever()
-            if left := asyncio.all_tasks(loop):
-                for task in left:
+            if tasks := asyncio.all_tasks(loop):
+                for task in tasks:
                     task.cancel()
-                loop.run_until_complete(asyncio.wait(left, timeout=_ENDING))
+                loop.run_until_complete(asyncio.wait(tasks, timeout=_ENDING))
         finally:
             loop.close()
 
     async def _close(self) -> None:
-        closing = [asyncio.create_task(close()) for close in self.to_close]
+        closing = [asyncio.create_task(client.aclose()) for client in self.to_close]
         try:
             if closing:
                 await asyncio.wait(closing, timeout=_CLOSING)
