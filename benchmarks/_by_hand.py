@@ -17,7 +17,7 @@ import hiredis
 from redis.asyncio import Redis
 
 from benchmarks._moves import BATCH
-from delayq._timer.wakeup import LoopWakeup, new_wakeup
+from delayq._timer.alarm import LoopAlarm, new_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -221,7 +221,7 @@ async def on_time(url: str, delays: Sequence[float], *, timerfd: bool) -> list[f
     loop: Any = asyncio.get_running_loop()
     late, rang = list[float](), asyncio.Event()
     context = contextvars.copy_context()
-    waker = new_wakeup(loop, context, rang) if timerfd else LoopWakeup(loop, context)
+    waker = new_alarm(loop, context, rang) if timerfd else LoopAlarm(loop, context)
     async with Redis.from_url(url) as redis:
         script = redis.register_script(TAKE_DUE)
         base = time.time()

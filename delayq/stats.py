@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-    from delayq._timer.wakeup import WakeupKind
+    from delayq._timer.alarm import AlarmKind
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class ClientStats:
     connections: int
     connections_opened: int
     timers: int
-    alarm: WakeupKind | None
+    alarm: AlarmKind | None
     round_trips: int
     errors: int
     queues: int

@@ -42,8 +42,8 @@ WHEEL = Module(
         ("a timer fires a tick early", "(key := keys[0]) < present", "(key := keys[0]) <= present"),
         (
             "a deadline in the past stays there",
-            "return now if deadline < now",
-            "return deadline if deadline < now",
+            "deadline = now if deadline < now",
+            "deadline = deadline if deadline < now",
         ),
         ("an expired timer stays pending", "self.pending -= 1\n                    yield", "yield"),
         ("far timers are moved one wheel late", "shift=bits, lead=1", "shift=bits, lead=0"),

@@ -1,18 +1,19 @@
 """The timer wheel in an event loop, with one alarm for all of its timeouts."""
-# ruff: noqa: SLF001 - the timer accesses its wheel's internals: calls would halve the speed.
+# ruff: noqa: SLF001 - the timer accesses its timeouts' internals: calls would halve the speed.
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import logging
 import math
 import time
 from datetime import timedelta
 from math import floor  # Four times as fast as int().
 from typing import TYPE_CHECKING, NamedTuple
 
-from delayq._timer.driver import WheelDriver
-from delayq._timer.wakeup import TimerLoop, WakeupKind
-from delayq._timer.wheel import Timeout, Wheel
+from delayq._timer.alarm import Alarm, AlarmKind, Cancellable, LoopAlarm, TimerLoop, new_alarm
+from delayq._timer.wheel import Timeout, Wheel, spent
 from delayq._wording import given
 from delayq.errors import TimerFull, TimerStopped
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["HashedWheelTimer", "TimerLoop", "TimerStatistics"]
+
+_log = logging.getLogger("delayq.timer")
+
+_NEVER = 2**70  # No alarm is set: every tick is earlier.
+_BUSY = -1  # Awake, or about to be: no tick is earlier, so the alarm is not set.
 
 
 class TimerStatistics(NamedTuple):
@@ -31,7 +37,7 @@ class TimerStatistics(NamedTuple):
     """The number of times the loop has called the timer."""
     armed: bool
     """Whether the loop will call it again."""
-    alarm: WakeupKind | None
+    alarm: AlarmKind | None
     """The alarm that wakes the loop: a Linux timerfd, or the loop's own timer.
 
     None before the first timeout.
@@ -81,8 +87,18 @@ class HashedWheelTimer:
         self._clock = clock
         self._wheel = Wheel(tick_duration, ticks_per_wheel, clock())
         self._max_pending = max_pending_timeouts
-        self._stopped = False
-        self._driver = WheelDriver(self._wheel, clock, loop)
+        self._is_stopped = False
+        self._loop: TimerLoop | asyncio.AbstractEventLoop | None = loop
+        # One for all callbacks, and not that of the code that happened to set the alarm.
+        self._context = contextvars.copy_context()
+        self._alarm: Alarm | None = None
+        # The tick at which the loop will call, and the time at which it begins. No bucket is due
+        # before it.
+        self._armed = _NEVER
+        self._due_at = math.inf
+        self._next_slice: Cancellable | None = None
+        self._wakeups = 0
+        self._lag = 0.0
         # Tells whether another timeout is accepted: one function, because every new_timeout() calls
         # it.
         self._accepts: Callable[[], bool] = _never
@@ -156,36 +172,83 @@ class HashedWheelTimer:
             The timeouts that were pending, in the order in which they would have expired; each is
             now cancelled. Empty the second time.
         """
-        self._stopped, self._accepts = True, _never
-        self._driver.close()
+        self._is_stopped, self._accepts = True, _never
+        if self._alarm is not None:
+            self._alarm.close()
+        if self._next_slice is not None:
+            self._next_slice.cancel()
+        self._armed = _NEVER
         return self._wheel.clear()
 
     def statistics(self) -> TimerStatistics:
         """Return a few counts."""
-        driver = self._driver
         return TimerStatistics(
-            self._wheel.pending, driver.wakeups, driver.is_armed, driver.alarm_kind, driver.lag
+            self._wheel.pending,
+            self._wakeups,
+            self._armed != _NEVER,
+            None if self._alarm is None else self._alarm.kind,
+            self._lag,
         )
 
     def __repr__(self) -> str:
-        state = "stopped" if self._stopped else f"pending={self._wheel.pending}"
+        state = "stopped" if self._is_stopped else f"pending={self._wheel.pending}"
         return f"<HashedWheelTimer {state} tick_duration={self._wheel.tick_duration}>"
 
     def _open_bucket(self, deadline: float, now: float) -> tuple[float, Timeout]:
         """Return a deadline that the wheel can hold, and its bucket."""
-        if not now <= deadline < self._wheel.latest:
-            deadline = self._wheel.clamp(deadline, now)
-        level, key = self._wheel.place(deadline, now)
-        bucket = level.buckets.get(key)
-        if bucket is None:
-            bucket = level.open(key)
-            if (wake := level.wake(key)) < self._driver.armed:
-                self._driver.arm(wake)
+        deadline, bucket, tick = self._wheel.bucket_of(deadline, now)
+        if tick is not None and tick < self._armed:
+            self._arm(tick)
         return deadline, bucket
+
+    def _arm(self, tick: int) -> None:
+        """Have the loop call when a tick begins, and not at the moment set before."""
+        if self._alarm is None:
+            assert self._loop is not None
+            # A timerfd supports only the monotonic clock.
+            exact = self._clock is time.monotonic
+            self._alarm = (
+                new_alarm(self._loop, self._context, self)
+                if exact
+                else LoopAlarm(self._loop, self._context)
+            )
+        self._armed = tick
+        self._due_at = self._wheel.time_of(tick)
+        self._alarm.set(self._due_at, self._wake)
+
+    def _wake(self) -> None:
+        """Call the timeouts that have expired, and arm the timer for the next ones."""
+        self._armed = _BUSY
+        self._wakeups += 1
+        # The loop may have woken us early: uvloop rounds its own timers to the nearest millisecond.
+        now = self._clock()
+        if now > self._due_at:
+            self._lag += now - self._due_at
+        self._due_at = math.inf
+        try:
+            for timeout in self._wheel.expire(now):
+                callback = timeout._callback
+                timeout._callback = spent
+                try:
+                    callback(timeout)
+                except (KeyboardInterrupt, SystemExit):
+                    raise
+                except BaseException:  # noqa: BLE001 - like asyncio: CancelledError and the like concern one callback only
+                    _log.exception("callback %r of %r raised", callback, timeout)
+        finally:
+            tick = self._wheel.next_tick()
+            if tick is None:
+                self._armed = _NEVER
+            elif tick <= self._wheel.tick_of(now):
+                # The budget is used up. Let other callbacks run.
+                assert self._loop is not None
+                self._next_slice = self._loop.call_soon(self._wake, context=self._context)
+            else:
+                self._arm(tick)
 
     def _admit(self, callback: Callable[[Timeout], object] | None) -> None:
         """Refuse a call that new_timeout() cannot accept, or adopt the loop at the first one."""
-        if self._stopped:
+        if self._is_stopped:
             raise TimerStopped("the timer was stopped")
         if callback is None:
             raise TypeError("callback must not be None")
@@ -194,7 +257,7 @@ class HashedWheelTimer:
                 f"{self._max_pending} timeouts are pending, the most that max_pending_timeouts"
                 " allows"
             )
-        if self._driver.loop is not None:
+        if self._loop is not None:
             raise RuntimeError(
                 "this timer belongs to an event loop that is no longer running: create one timer"
                 " per loop"
@@ -203,13 +266,13 @@ class HashedWheelTimer:
             loop = asyncio.get_running_loop()
         except RuntimeError:
             raise RuntimeError("new_timeout() needs a running event loop") from None
-        self._driver.loop = loop
+        self._loop = loop
         # Not get_running_loop(): on Python 3.11 it asks the system for the process id, every time.
         self._accept_while(loop.is_running)
 
     def _accept_while(self, is_running: Callable[[], bool]) -> None:
-        wheel, most = self._wheel, self._max_pending
-        self._accepts = is_running if most <= 0 else lambda: wheel.pending < most and is_running()
+        wheel, limit = self._wheel, self._max_pending
+        self._accepts = is_running if limit <= 0 else lambda: wheel.pending < limit and is_running()
 
 
 def _never() -> bool:

@@ -1,6 +1,6 @@
 """A hashed timer wheel, for very many timers most of which are cancelled.
 
-Pure: it takes ``now``, and returns what expired and when to look again.
+Pure: it takes ``now``, and returns what has expired and the tick at which there is more to do.
 :class:`~delayq._timer.timer.HashedWheelTimer` drives one from an event loop.
 
 Time is divided into ticks, counted from the clock's zero. A timer fires when the tick of its
@@ -113,9 +113,8 @@ class Level:
         self.shift = shift  # A bucket holds 2**shift ticks.
         # Buckets per second. Exact, so that the levels agree on where a tick begins.
         self.scale = per_tick / 2**shift
-        self.lead = (
-            lead  # A bucket is due this many lengths before it begins; -1 means when it is over.
-        )
+        # A bucket is due this many lengths before it begins; -1 means when it is over.
+        self.lead = lead
         self.buckets: dict[int, Timeout] = {}
         self.keys: list[int] = []
         self.sweep_at = _SWEEP_FLOOR
@@ -130,20 +129,22 @@ class Level:
         heappush(self.keys, key)
         return bucket
 
-    def wake(self, key: int) -> int:
+    def due_tick(self, key: int) -> int:
         """Return the tick at which the bucket is due."""
         return (key - self.lead) << self.shift
 
     def drop_first(self) -> None:
         del self.buckets[heappop(self.keys)]
 
-    def first(self) -> int | None:
-        """Return the number of the first bucket that is not empty, and drop those before it."""
+    def next_tick(self) -> int | None:
+        """Return the tick at which the first bucket is due that is not empty, and drop those before
+        it.
+        """
         keys, buckets = self.keys, self.buckets
         while keys:
             bucket = buckets[keys[0]]
             if bucket._next is not bucket:
-                return keys[0]
+                return self.due_tick(keys[0])
             self.drop_first()
         return None
 
@@ -226,20 +227,15 @@ class Wheel:
 
     def time_of(self, tick: int) -> float:
         """Return the first moment within the tick, in seconds."""
-        when = tick * self.tick_duration
+        moment = tick * self.tick_duration
         # Rounding: a wake-up at this moment would find nothing due.
-        while self.tick_of(when) < tick:
-            when = math.nextafter(when, math.inf)
-        return when
+        while self.tick_of(moment) < tick:
+            moment = math.nextafter(moment, math.inf)
+        return moment
 
     def add(self, callback: Callable[[Timeout], object], deadline: float, now: float) -> Timeout:
         """Add a timer, which expires with the next tick at the earliest. BadDelay if it is NaN."""
-        if not now <= deadline < self.latest:
-            deadline = self.clamp(deadline, now)
-        level, key = self.place(deadline, now)
-        bucket = level.buckets.get(key)
-        if bucket is None:
-            bucket = level.open(key)
+        deadline, bucket, _ = self.bucket_of(deadline, now)
         node = Timeout()
         node._callback = callback
         node._deadline = deadline
@@ -250,14 +246,14 @@ class Wheel:
         self.pending += 1
         return node
 
-    def clamp(self, deadline: float, now: float) -> float:
-        """Bring a deadline into ``now <= deadline <= latest``; raise BadDelay if it is NaN."""
-        if math.isnan(deadline):
-            raise BadDelay("the delay must not be NaN")
-        return now if deadline < now else self.latest
-
-    def place(self, deadline: float, now: float) -> tuple[Level, int]:
-        """Return the level of a deadline, and the number of its bucket there."""
+    def bucket_of(self, deadline: float, now: float) -> tuple[float, Timeout, int | None]:
+        """Return a deadline, brought into ``now <= deadline <= latest``, its bucket, and, if that
+        was opened for it, the tick at which the bucket is due. BadDelay if the deadline is NaN.
+        """
+        if not now <= deadline < self.latest:
+            if math.isnan(deadline):
+                raise BadDelay("the delay must not be NaN")
+            deadline = now if deadline < now else self.latest
         if deadline >= self.near_until:
             self._slide(self.tick_of(now))  # The windows did not move while the wheel slept.
         level = (
@@ -267,7 +263,11 @@ class Wheel:
             if deadline < self.far_until
             else self.very_far
         )
-        return level, floor(deadline * level.scale)
+        key = floor(deadline * level.scale)
+        bucket = level.buckets.get(key)
+        if bucket is not None:
+            return deadline, bucket, None
+        return deadline, level.open(key), level.due_tick(key)
 
     def expire(self, now: float, budget: int = _BUDGET) -> Iterator[Timeout]:
         """Yield the due timers, in order, each one already off the wheel.
@@ -301,11 +301,11 @@ class Wheel:
                     node = bucket._next
             if (
                 far.keys
-                and far.wake(far.keys[0]) <= present
+                and far.due_tick(far.keys[0]) <= present
                 and far.keys[0] << far.shift < self.far_end
             ):
                 budget = self._spread(far, near, budget)
-            elif very_far.keys and very_far.wake(very_far.keys[0]) <= present:
+            elif very_far.keys and very_far.due_tick(very_far.keys[0]) <= present:
                 budget = self._spread(very_far, far, budget)
             elif not self._slide(present):
                 return
@@ -315,8 +315,8 @@ class Wheel:
         if not self.pending:
             self.clear()
             return None
-        levels = ((level, level.first()) for level in (self.near, self.far, self.very_far))
-        return min(level.wake(key) for level, key in levels if key is not None)
+        ticks = (self.near.next_tick(), self.far.next_tick(), self.very_far.next_tick())
+        return min(tick for tick in ticks if tick is not None)
 
     def clear(self) -> list[Timeout]:
         """Cancel everything, and return the pending timers in the order of their expiry."""
@@ -361,11 +361,11 @@ class Wheel:
 
     def _start_of(self, tick: int) -> float:
         """Return the least float within a tick, which :meth:`time_of` may miss by its rounding."""
-        when = self.time_of(tick)
+        moment = self.time_of(tick)
         # Towards zero, floats get too small to be told apart.
-        while tick and self.tick_of(before := math.nextafter(when, -math.inf)) >= tick:
-            when = before
-        return when
+        while tick and self.tick_of(before := math.nextafter(moment, -math.inf)) >= tick:
+            moment = before
+        return moment
 
     def _spread(self, source: Level, target: Level, budget: int) -> int:
         """Move the first bucket to the finer level, and return what is left of the budget."""

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from delayq import HashedWheelTimer
-from delayq._timer import wakeup as alarm
-from delayq._timer.wakeup import LoopWakeup, TimerfdWakeup, new_wakeup
+from delayq._timer import alarm as alarms
+from delayq._timer.alarm import LoopAlarm, TimerfdAlarm, new_alarm
 from delayq.testing import ManualLoop
 from tests.support.waiting import until
 
@@ -34,11 +34,11 @@ OWNER = Owner()
 
 
 @pytest.fixture(params=["loop", pytest.param("timerfd", marks=needs_timerfd)])
-async def wakeup(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
+async def alarm(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
     now = asyncio.get_running_loop(), contextvars.copy_context()
-    made: Any = TimerfdWakeup(*now, OWNER) if request.param == "timerfd" else LoopWakeup(*now)
-    yield made
-    made.close()
+    new: Any = TimerfdAlarm(*now, OWNER) if request.param == "timerfd" else LoopAlarm(*now)
+    yield new
+    new.close()
 
 
 @pytest.fixture
@@ -53,28 +53,28 @@ def descriptors() -> int:
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
 
 
-async def test_it_calls_once_and_not_before_the_moment(wakeup: Any) -> None:
+async def test_it_calls_once_and_not_before_the_moment(alarm: Any) -> None:
     rings, moments = list[float](), [time.monotonic() + 0.02, time.monotonic() - 5, 0.0, -1.0]
     for number, moment in enumerate(moments, 1):
-        wakeup.set(moment, lambda: rings.append(time.monotonic()))
+        alarm.set(moment, lambda: rings.append(time.monotonic()))
         await until(partial(lambda count: len(rings) == count, number))
     await asyncio.sleep(0.02)
     assert len(rings) == len(moments)
     assert rings[0] >= moments[0]
 
 
-async def test_only_what_was_set_last_rings(wakeup: Any) -> None:
+async def test_only_what_was_set_last_rings(alarm: Any) -> None:
     rings = list[str]()
-    wakeup.set(2.0**53, lambda: rings.append("in centuries"))
-    wakeup.set(time.monotonic() + 0.01, lambda: rings.append("first"))
-    wakeup.set(time.monotonic() + 0.02, lambda: rings.append("second"))
+    alarm.set(2.0**53, lambda: rings.append("in centuries"))
+    alarm.set(time.monotonic() + 0.01, lambda: rings.append("first"))
+    alarm.set(time.monotonic() + 0.02, lambda: rings.append("second"))
     await until(lambda: rings)
-    wakeup.set(time.monotonic(), lambda: rings.append("third"))
+    alarm.set(time.monotonic(), lambda: rings.append("third"))
     time.sleep(0.005)  # it has gone off, but the loop does not know yet
-    wakeup.set(time.monotonic() + 3600, lambda: rings.append("fourth"))
+    alarm.set(time.monotonic() + 3600, lambda: rings.append("fourth"))
     await asyncio.sleep(0.02)
-    wakeup.set(time.monotonic() + 0.01, lambda: rings.append("fifth"))
-    wakeup.close()
+    alarm.set(time.monotonic() + 0.01, lambda: rings.append("fifth"))
+    alarm.close()
     await asyncio.sleep(0.03)
     assert rings == ["second"]
 
@@ -149,10 +149,10 @@ async def test_the_loops_own_timer_is_used_if_it_watches_no_files_or_there_are_n
     before = descriptors()
     with monkeypatch.context() as patch:
         patch.setattr(loop, "add_reader", none)
-        assert {new_wakeup(each, context, OWNER).kind for each in (ManualLoop(), loop)} == {"loop"}
+        assert {new_alarm(each, context, OWNER).kind for each in (ManualLoop(), loop)} == {"loop"}
     assert descriptors() == before
     error = OSError("no more descriptors")
-    monkeypatch.setattr(alarm, "_system_calls", none)
+    monkeypatch.setattr(alarms, "_system_calls", none)
     timer, fired = HashedWheelTimer(), asyncio.Event()
     timer.new_timeout(lambda _: fired.set(), 0.01)
     assert timer.statistics().alarm == "loop"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable
 
-WakeupKind = Literal["timerfd", "loop"]
+AlarmKind = Literal["timerfd", "loop"]
 
 _CLOCK_MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = 0o4000, 0o2000000
@@ -43,17 +43,17 @@ class TimerLoop(Protocol):
         self, callback: Callable[[], object], *, context: contextvars.Context
     ) -> Cancellable: ...
     def call_at(
-        self, when: float, callback: Callable[[], object], *, context: contextvars.Context
+        self, moment: float, callback: Callable[[], object], /, *, context: contextvars.Context
     ) -> Cancellable: ...
 
 
-class Wakeup(Protocol):
+class Alarm(Protocol):
     """Calls back once, at the moment that was set last."""
 
-    kind: WakeupKind
+    kind: AlarmKind
 
-    def set(self, when: float, callback: Callable[[], object]) -> None:
-        """Call ``callback`` at ``when``, seconds on the loop's clock, instead of earlier ones."""
+    def set(self, moment: float, callback: Callable[[], object]) -> None:
+        """Call ``callback`` at ``moment``, seconds on the loop's clock, instead of earlier ones."""
         ...
 
     def close(self) -> None:
@@ -61,10 +61,10 @@ class Wakeup(Protocol):
         ...
 
 
-class LoopWakeup:
+class LoopAlarm:
     """The loop's own timer. Up to a millisecond late on asyncio; uvloop may be early as well."""
 
-    kind: WakeupKind = "loop"
+    kind: AlarmKind = "loop"
 
     def __init__(
         self, loop: TimerLoop | asyncio.AbstractEventLoop, context: contextvars.Context
@@ -73,20 +73,20 @@ class LoopWakeup:
         self._context = context
         self._handle: Cancellable | None = None
 
-    def set(self, when: float, callback: Callable[[], object]) -> None:
+    def set(self, moment: float, callback: Callable[[], object]) -> None:
         if self._handle is not None:
             self._handle.cancel()
-        self._handle = self._loop.call_at(when, callback, context=self._context)
+        self._handle = self._loop.call_at(moment, callback, context=self._context)
 
     def close(self) -> None:
         if self._handle is not None:
             self._handle.cancel()
 
 
-class TimerfdWakeup:
+class TimerfdAlarm:
     """A Linux timerfd. Raises OSError or NotImplementedError where there is none."""
 
-    kind: WakeupKind = "timerfd"
+    kind: AlarmKind = "timerfd"
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, owner: object
@@ -104,10 +104,10 @@ class TimerfdWakeup:
         # A weak reference: while the alarm is set, it refers to its owner.
         weakref.finalize(owner, _close_soon, weakref.ref(self), loop).atexit = False
 
-    def set(self, when: float, callback: Callable[[], object]) -> None:
+    def set(self, moment: float, callback: Callable[[], object]) -> None:
         self._callback = callback
         # Zero would stop the timer, and rounding down on the way must not make it early.
-        self._settime(self._fd, min(max(when, 0.0) + 2 / _NANO, _FARTHEST))
+        self._settime(self._fd, min(max(moment, 0.0) + 2 / _NANO, _FARTHEST))
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -134,7 +134,7 @@ class TimerfdWakeup:
             callback()
 
 
-def _close_soon(weak: weakref.ref[TimerfdWakeup], loop: asyncio.AbstractEventLoop) -> None:
+def _close_soon(weak: weakref.ref[TimerfdAlarm], loop: asyncio.AbstractEventLoop) -> None:
     alarm = weak()
     if alarm is not None:
         # The owner may have gone in any thread; a loop that is closed needs nothing.
@@ -142,12 +142,12 @@ def _close_soon(weak: weakref.ref[TimerfdWakeup], loop: asyncio.AbstractEventLoo
             loop.call_soon_threadsafe(alarm.close)
 
 
-def new_wakeup(loop: Any, context: contextvars.Context, owner: object) -> Wakeup:
+def new_alarm(loop: Any, context: contextvars.Context, owner: object) -> Alarm:
     """Return a timerfd if there is one, or the loop's timer, to live as long as its ``owner``."""
     if isinstance(loop, asyncio.AbstractEventLoop) and sys.platform == "linux":
         with suppress(OSError, AttributeError, ImportError, NotImplementedError):
-            return TimerfdWakeup(loop, context, owner)
-    return LoopWakeup(loop, context)
+            return TimerfdAlarm(loop, context, owner)
+    return LoopAlarm(loop, context)
 
 
 @functools.cache
@@ -159,7 +159,7 @@ def _system_calls() -> tuple[Callable[[], int], Callable[[int, float], object]]:
         settime = os.timerfd_settime
         return (
             lambda: os.timerfd_create(_CLOCK_MONOTONIC, flags=flags),
-            lambda fd, when: settime(fd, flags=absolute, initial=when),
+            lambda fd, moment: settime(fd, flags=absolute, initial=moment),
         )
     return _by_ctypes()
 
@@ -181,9 +181,9 @@ def _by_ctypes() -> tuple[Callable[[], int], Callable[[int, float], object]]:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         return fd
 
-    def settime(fd: int, when: float) -> None:
-        seconds = int(when)
-        value = itimerspec(0, 0, seconds, int((when - seconds) * _NANO))
+    def settime(fd: int, moment: float) -> None:
+        seconds = int(moment)
+        value = itimerspec(0, 0, seconds, int((moment - seconds) * _NANO))
         if timerfd_settime(fd, _ABSOLUTE, value, None) < 0:
             raise OSError(ctypes.get_errno(), "timerfd_settime")
 
