@@ -11,7 +11,8 @@ from delayq._dashboard.rows import Listing, Place, Row, of_record
 from delayq._dashboard.steps import in_steps
 from delayq._dashboard.undo import PerhapsUndone
 from delayq._redisson.keys import DelayedKeys
-from delayq._redisson.store import DelayedStore, due_us_of_stored, id_of_stored, score_of
+from delayq._redisson.records import due_us_of_stored, id_of_stored, score_of
+from delayq._redisson.store import DelayedStore
 from delayq.admin.search import Shelf
 from delayq.errors import OutcomeUnknown
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from delayq._engine.session import Session
-    from delayq._redisson.store import Offer, PendingRecord
+    from delayq._redisson.records import Offer, PendingRecord
     from delayq.admin.catalog import QueueKind
     from delayq.admin.inspect import PurgeState
     from delayq.stats import QueueDepth

@@ -10,7 +10,7 @@ from delayq._reliable.bodies import Body, parse, parse_letter
 from delayq._reliable.error_text import unpack_error
 
 if TYPE_CHECKING:
-    from delayq._redisson.store import PendingRecord
+    from delayq._redisson.records import PendingRecord
     from delayq._reliable.replies import MessageTimes, StoredLetter, StoredMessage
 
 

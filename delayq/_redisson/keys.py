@@ -87,13 +87,15 @@ class DelayedKeys:
 
     def of_script(self, script: Script, **of_call: str) -> Sequence[str]:
         """Return the keys of a script in its order, with those of this one call."""
-        known = self._of_scripts.get(script.name)
-        if known is None:
-            known = tuple("" if name in of_call else getattr(self, name) for name in script.keys)
-            self._of_scripts[script.name] = known
+        script_keys = self._of_scripts.get(script.name)
+        if script_keys is None:
+            script_keys = tuple(
+                "" if name in of_call else getattr(self, name) for name in script.keys
+            )
+            self._of_scripts[script.name] = script_keys
         if not of_call:
-            return known
-        keys = [*known]
+            return script_keys
+        keys = [*script_keys]
         for name, key in of_call.items():
             keys[script.keys.index(name)] = key
         return keys
@@ -105,10 +107,10 @@ class DelayedKeys:
 
 def name_in(key: str) -> str | None:
     """Return the queue that has a key other than a ready list; ``a`` for both ``a`` and ``{a}``."""
-    found = _NAMED.match(key)
-    if found is None:
+    match = _NAMED.match(key)
+    if match is None:
         return None
-    name: str = found[1]
+    name: str = match[1]
     inner = name[1:-1]
     return inner if name == f"{{{inner}}}" and not {"{", "}"} & {*inner} else name
 

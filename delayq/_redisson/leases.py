@@ -87,18 +87,18 @@ class Leases:
 
     async def extend(self, leases: Sequence[Lease], lease_us: int) -> list[bool]:
         """Extend leases to end ``lease_us`` microseconds from now. Return which are still ours."""
-        held: list[bool] = []
+        ours_so_far: list[bool] = []
         for at in range(0, len(leases), _ACKS_AT_A_TIME):
-            some = leases[at : at + _ACKS_AT_A_TIME]
-            ends_us, ours = await self._store.extend([lease.token for lease in some], lease_us)
-            for lease, mine in zip(some, ours, strict=True):
+            page = leases[at : at + _ACKS_AT_A_TIME]
+            ends_us, ours = await self._store.extend([lease.token for lease in page], lease_us)
+            for lease, mine in zip(page, ours, strict=True):
                 if mine:
                     lease.ends_us = ends_us
                     lease.fresh_until = fresh_until(self._clock, ends_us, lease_us)
-            held += ours
-        return held
+            ours_so_far += ours
+        return ours_so_far
 
-    def made(self, call: str, reply: Transferred, lease_us: int) -> list[Lease]:
+    def create(self, call: str, reply: Transferred, lease_us: int) -> list[Lease]:
         """Create the leases of one call's payloads, with the tokens that ``transfer.lua`` makes."""
         ends_us = reply.lease_ends_us(lease_us)
         fresh = fresh_until(self._clock, ends_us, lease_us)

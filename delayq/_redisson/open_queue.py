@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from delayq._redisson.offers import delayed_offers
-from delayq._redisson.store import UNIT_US, DelayedStore
+from delayq._engine.batcher import Batcher
+from delayq._engine.durability import DurableBatchers
+from delayq._redisson.records import UNIT_US
+from delayq._redisson.store import DelayedStore
 from delayq._redisson.transfer import TransferTask
 from delayq.stats import QueueDepth, QueueStats
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from delayq._engine.context import EngineContext
     from delayq._engine.counters import Counters
-    from delayq._engine.durability import DurableBatchers
+    from delayq._engine.durability import Results
     from delayq._engine.stagger import TransferNotice
     from delayq._engine.store import NextDue
     from delayq._engine.wakeup import WakeupLoop
+    from delayq._redis.client import RedisClient
+    from delayq._redis.durability import WaitingServer
     from delayq._redis.hand_back import LastCalls
+    from delayq._redis.scripts import Request
     from delayq._redisson.keys import DelayedKeys
-    from delayq._redisson.store import Offer, Stored
+    from delayq._redisson.records import Offer, Stored
+    from delayq.errors import OutcomeUnknown
     from delayq.instrumentation import Hooks
+
+# Most messages, and bytes, in one script call, which blocks the whole server while it runs.
+MESSAGES_AT_A_TIME = 200
+_BYTES_AT_A_TIME = 256 * 1024
 
 
 class OpenDelayedQueue:
@@ -39,7 +51,7 @@ class OpenDelayedQueue:
         self.transfer: TransferTask = TransferTask(self.store, services)
         self.wakeups: WakeupLoop = self.transfer.wakeups
         self.counts: Counters = self.transfer.counts
-        self.offers: DurableBatchers[Offer, Stored] = delayed_offers(
+        self.offers: DurableBatchers[Offer, Stored] = _batched_offers(
             self.store, services, self.wakeups.on_due, self.counts
         )
         self.hooks: Hooks = services.hooks
@@ -60,8 +72,8 @@ class OpenDelayedQueue:
         self.wakeups.rest()
         return ()
 
-    def resynced(self, due_us: int, found: NextDue) -> None:
-        self.transfer.resynced(due_us, found)
+    def resynced(self, due_us: int, next_due: NextDue) -> None:
+        self.transfer.resynced(due_us, next_due)
 
     def on_due(self, due_us: int) -> None:
         self.wakeups.on_due(due_us)
@@ -97,7 +109,7 @@ class OpenDelayedQueue:
             quarantined=counts.quarantined,
             errors=self.wakeups.errors,
             waiting=transfer.waiting,
-            in_flight=transfer.held,
+            in_flight=transfer.lease_count,
         )
 
     async def count_due(self) -> int:
@@ -113,3 +125,43 @@ class OpenDelayedQueue:
 
     async def aclose(self, grace: float) -> None:
         await asyncio.gather(self.offers.aclose(grace), self.transfer.aclose(grace))
+
+
+def _batched_offers(
+    store: DelayedStore, services: EngineContext, on_due: Callable[[int], None], counts: Counters
+) -> DurableBatchers[Offer, Stored]:
+    """Return what stores the messages of one queue; an item is as large as its payload.
+
+    ``on_due`` is called with the earliest due time of stored messages, in microseconds.
+    """
+
+    def results(offers: Sequence[Offer], reply: list[Any]) -> list[Stored]:
+        first_us, stored = store.parse_offered(offers, reply)
+        counts.offered += len(stored)
+        # Our own subscription reports this as well, unless it is interrupted at the moment.
+        on_due(first_us)
+        return stored
+
+    def new(
+        server: RedisClient | WaitingServer, reading: Callable[[Results], Results]
+    ) -> Batcher[Offer, Any]:
+        async def repeat(
+            request: Request, _offers: Sequence[Offer], error: OutcomeUnknown | None
+        ) -> Any:
+            if error is not None:
+                # If the first try was carried out, a repetition stores everything twice.
+                raise error
+            return await server.run(*request)
+
+        return Batcher(
+            server,
+            services.background,
+            request=lambda offers, _: store.offer_request(offers),
+            repeat=repeat,
+            results=reading(results),
+            max_items=MESSAGES_AT_A_TIME,
+            max_bytes=_BYTES_AT_A_TIME,
+            expires=True,
+        )
+
+    return DurableBatchers(services.server, store.keys.timeout, new)

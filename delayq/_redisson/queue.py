@@ -28,10 +28,8 @@ from delayq._engine.reader import Reader, ReturningIterator
 from delayq._generics import T
 from delayq._redisson.delivery import Delivery
 from delayq._redisson.open_queue import OpenDelayedQueue
-from delayq._redisson.pending import Pending
-from delayq._redisson.ready import Ready
-from delayq._redisson.records import pack
-from delayq._redisson.store import due_us_of_stored, id_of_stored
+from delayq._redisson.records import due_us_of_stored, id_of_stored, pack
+from delayq._redisson.views import Pending, Ready
 from delayq._wording import given
 from delayq.codecs.protocol import decode
 from delayq.errors import (
@@ -57,7 +55,7 @@ if TYPE_CHECKING:
     from delayq._engine.session import Session
     from delayq._redisson.keys import DelayedKeys
     from delayq._redisson.leases import Lease
-    from delayq._redisson.store import Offer, Stored
+    from delayq._redisson.records import Offer, Stored
     from delayq.codecs import Codec
 
 
@@ -148,8 +146,8 @@ class DelayedQueue(Generic[T]):
     Attributes:
         name: The queue's name. It is also the ready list's key, unless the client has a
             ``name_mapper``.
-        ready: The messages that are due: :class:`~delayq._redisson.ready.Ready`.
-        pending: The messages that are not due yet: :class:`~delayq._redisson.pending.Pending`.
+        ready: The messages that are due: :class:`~delayq._redisson.views.Ready`.
+        pending: The messages that are not due yet: :class:`~delayq._redisson.views.Pending`.
     """
 
     def __init__(
@@ -164,7 +162,7 @@ class DelayedQueue(Generic[T]):
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
         self._keys = keys_of(name)
-        self._promise = durabilities.parse(durability)
+        self._durability = durabilities.parse(durability)
         self._codec = codec
         check_max_payload(max_payload)
         self._max_payload = max_payload
@@ -186,7 +184,7 @@ class DelayedQueue(Generic[T]):
         self._dispatcher = self._open.transfer.dispatcher
         self.ready: Ready[T] = Ready(self._open.store, codec)
         self.pending: Pending[T] = Pending(
-            self._open.store, self._open.transfer.hand_outs, codec, self._encode, keys_of
+            self._open.store, self._open.transfer.take_calls, codec, self._encode, keys_of
         )
 
     @property
@@ -229,10 +227,10 @@ class DelayedQueue(Generic[T]):
         """
         self._check_open()
         queue = self._open
-        if durability is None and self._promise is None and not queue.hooks.sending:
+        if durability is None and self._durability is None and not queue.hooks.sending:
             payload = self._encode(value)
-            when = microseconds(delay) if at is None and delay is not None else when_due(delay, at)
-            item = when, payload
+            due = microseconds(delay) if at is None and delay is not None else when_due(delay, at)
+            item = due, payload
             # Awaited here, because each coroutine in between takes its time.
             if (stored := queue.offers.plain.submit_now(item, len(payload))) is not None:
                 return Receipt(self, payload, await stored)
@@ -254,9 +252,9 @@ class DelayedQueue(Generic[T]):
         self, value: T, delay: Duration | None, at: datetime | None, durability: str | None
     ) -> Receipt[T]:
         commits = await self._commits(durability)
-        since = await commits.wait_for_capacity() if commits.is_full else None
+        waiting_since = await commits.wait_for_capacity() if commits.is_full else None
         payload = self._encode(value)
-        stored = await commits.submit((when_due(delay, at), payload), len(payload), since)
+        stored = await commits.submit((when_due(delay, at), payload), len(payload), waiting_since)
         if isinstance(stored, Unconfirmed):
             raise NotDurable(
                 f"the message is stored, but {stored.reason}",
@@ -344,8 +342,8 @@ class DelayedQueue(Generic[T]):
             Closed: The queue or client is closed, or is closed while the call waits.
         """
         self._check_open()
-        taken = await self._dispatcher.take(1, None)
-        value = self._decode(taken[0][1])
+        items = await self._dispatcher.take(1, None)
+        value = self._decode(items[0][1])
         self._open.counts.delivered += 1
         return value
 
@@ -360,9 +358,9 @@ class DelayedQueue(Generic[T]):
                 longer poll waits for it as for messages. Otherwise as :meth:`take`.
         """
         self._check_open()
-        taken = await self._dispatcher.take(1, seconds(timeout, "timeout"))
-        value = self._decode(taken[0][1]) if taken else None
-        self._open.counts.delivered += len(taken)
+        items = await self._dispatcher.take(1, seconds(timeout, "timeout"))
+        value = self._decode(items[0][1]) if items else None
+        self._open.counts.delivered += len(items)
         return value
 
     async def drain(self, max_items: int | None = None) -> list[T]:
@@ -377,25 +375,25 @@ class DelayedQueue(Generic[T]):
         values: list[T] = []
         # These messages go back if the block ends with an error or the queue closes.
         reader: Reader[bytes] = Reader()
-        with reader.holding(self._dispatcher) as taken:
-            most = max_items
-            while most is None or len(taken) < most:
-                some = await self._dispatcher.take(
-                    _AT_A_TIME if most is None else min(_AT_A_TIME, most - len(taken)), 0
+        with reader.holding(self._dispatcher) as items:
+            limit = max_items
+            while limit is None or len(items) < limit:
+                page = await self._dispatcher.take(
+                    _AT_A_TIME if limit is None else min(_AT_A_TIME, limit - len(items)), 0
                 )
-                taken.extend(some)
-                if not some:
+                items.extend(page)
+                if not page:
                     break
-                if most is None and len(taken) >= _AT_A_TIME:
+                if limit is None and len(items) >= _AT_A_TIME:
                     due = await self._open.count_due()
-                    most = len(taken) + due
-            for at, (_, payload) in enumerate(taken):
+                    limit = len(items) + due
+            for at, (_, payload) in enumerate(items):
                 try:
                     values.append(self._decode(payload))
                 except DecodeError:
-                    del taken[at]
+                    del items[at]
                     raise
-            taken.clear()
+            items.clear()
         self._open.counts.delivered += len(values)
         return values
 
@@ -428,7 +426,7 @@ class DelayedQueue(Generic[T]):
                     try:
                         value = self._decode(batch.popleft()[1])
                     except DecodeError as error:
-                        self._open.transfer.hand_outs.report(error)
+                        self._open.transfer.take_calls.report(error)
                     else:
                         self._open.counts.delivered += 1
                         yield value
@@ -487,19 +485,18 @@ class DelayedQueue(Generic[T]):
                     late = moment + within
                     if moment > batch[0][1].fresh_until:
                         # Still in the batch: if we are cancelled now, it goes back.
-                        lost = {
-                            id(lease) for lease in await keeper.freshen([each[1] for each in batch])
-                        }
-                        for taken in [taken for taken in batch if id(taken[1]) in lost]:
-                            batch.remove(taken)
+                        lost_leases = await keeper.freshen([lease for _, lease in batch])
+                        lost_ids = {id(lease) for lease in lost_leases}
+                        for item in [item for item in batch if id(item[1]) in lost_ids]:
+                            batch.remove(item)
                         late = now() + within
                         continue
                     lease = batch.popleft()[1]
                     try:
                         value = self._codec.decode(lease.payload)
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
-                        transfer.hand_outs.set_aside(lease.payload, lease)
-                        transfer.hand_outs.report(error)
+                        transfer.take_calls.set_aside(lease.payload, lease)
+                        transfer.take_calls.report(error)
                     else:
                         counts.delivered += 1
                         yield Delivery(value, lease, leases, keeper, retry_us, batch)
@@ -510,7 +507,7 @@ class DelayedQueue(Generic[T]):
         """Close the queue on this client, for every handle; its messages stay on the server.
 
         Waiting calls raise :class:`~delayq.errors.Closed`, loops over the queue simply end, and
-        messages that were fetched but not handed to a consumer go back. Takes as long as
+        messages that were fetched but not call to a consumer go back. Takes as long as
         :meth:`delayq.Client.aclose`. Closing twice does nothing.
         """
         with anyio.CancelScope(shield=True):
@@ -528,7 +525,7 @@ class DelayedQueue(Generic[T]):
     # Internals
 
     async def _commits(self, durability: str | None) -> Batcher[Offer, Any]:
-        promise = self._promise if durability is None else durabilities.parse(durability)
+        promise = self._durability if durability is None else durabilities.parse(durability)
         return (
             self._open.offers.plain if promise is None else await self._open.offers.under(promise)
         )
@@ -552,7 +549,7 @@ class DelayedQueue(Generic[T]):
         try:
             return decode(self._codec, payload, self.name)
         except DecodeError:
-            self._open.transfer.hand_outs.set_aside(payload)
+            self._open.transfer.take_calls.set_aside(payload)
             raise
 
     async def _cancel(self, record: bytes) -> bool:

@@ -34,12 +34,12 @@ class ReadyWatch:
     """
 
     def __init__(
-        self, store: DelayedStore, services: EngineContext, found: Callable[[], None]
+        self, store: DelayedStore, services: EngineContext, on_item: Callable[[], None]
     ) -> None:
         """Call ``found`` when the list has an item; to learn of more, call :meth:`start` again."""
         self._store = store
         self._services = services
-        self._found = found
+        self._on_item = on_item
         self._task: asyncio.Task[Any] | None = None
         self._missing = asyncio.Event()
         self._link: DedicatedConnection | None = None
@@ -47,7 +47,7 @@ class ReadyWatch:
         # How many times the watch has reported an item.
         self._reports = 0
         # Until when the watch goes on although no caller waits; infinite while one does.
-        self._until = math.inf
+        self._ends_at = math.inf
         self._linger: Timeout | None = None
 
     @property
@@ -57,7 +57,7 @@ class ReadyWatch:
 
     def start(self) -> None:
         """Watch the list, because it is empty and a caller is waiting."""
-        self._until = math.inf
+        self._ends_at = math.inf
         self._missing.set()
         if self._task is None:
             self._task = self._services.background.spawn(
@@ -78,9 +78,9 @@ class ReadyWatch:
 
     def idle(self) -> None:
         """Stop in a while, because no caller is waiting any more."""
-        if self._task is None or self._until < math.inf:
+        if self._task is None or self._ends_at < math.inf:
             return
-        self._until = self._services.clock.local() + LINGER
+        self._ends_at = self._services.clock.local() + LINGER
         # It stays set when a caller comes: loops wait anew for each message.
         if self._linger is None:
             self._linger = self._services.timer.new_timeout(self._lingered, LINGER)
@@ -96,11 +96,11 @@ class ReadyWatch:
 
     def _lingered(self, _: Timeout) -> None:
         self._linger = None
-        left = self._until - self._services.clock.local()
-        if left <= 0:
+        remaining = self._ends_at - self._services.clock.local()
+        if remaining <= 0:
             self.close()
-        elif left < math.inf:
-            self._linger = self._services.timer.new_timeout(self._lingered, left)
+        elif remaining < math.inf:
+            self._linger = self._services.timer.new_timeout(self._lingered, remaining)
 
     async def _run(self) -> None:
         keys = self._store.keys
@@ -109,8 +109,8 @@ class ReadyWatch:
             text = "queue %r: watching the ready list failed: %s"
             _log.warning(text, keys.name, error, extra=about(keys.name))
 
-        nodes, most = self._services.nodes, self._services.retry_most
-        await keep_linked(nodes, keys.ready, self._watch, interrupted, most)
+        nodes, max_pause = self._services.nodes, self._services.retry_most
+        await keep_linked(nodes, keys.ready, self._watch, interrupted, max_pause)
 
     async def _watch(self, link: DedicatedConnection) -> None:
         self._link = link
@@ -119,10 +119,10 @@ class ReadyWatch:
             await link.send(*self._store.wait_for_ready)
             self._blocked = True
             try:
-                found = await link.read()
+                item = await link.read()
             finally:
                 self._blocked = False
             self._reports += 1
-            if found is not None:
+            if item is not None:
                 self._missing.clear()
-                self._found()
+                self._on_item()

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Sequence
 from functools import partial
 from itertools import chain, repeat
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, cast
 
-from delayq._durations import When, moment_in
 from delayq._engine.store import RESYNC, NextDue, Resynced, due_counts
 from delayq._redis.client import Confirmation
 from delayq._redis.scripts import Request, Script
-from delayq._redisson.listing import paged
-from delayq._redisson.records import any_id_of, id_of, payload_of
+from delayq._redisson.records import (
+    UNIT_US,
+    Offer,
+    PendingRecord,
+    Stored,
+    any_id_of,
+    due_us_of_stored,
+    id_of,
+    parse_score,
+    score_of,
+)
 from delayq.stats import QueueDepth
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 
+    from delayq._durations import When
     from delayq._redis.client import RedisClient
     from delayq._redisson.keys import DelayedKeys
 
@@ -40,65 +47,20 @@ EXTEND = Script("redisson/extend")
 RELEASE = Script("redisson/release")
 MIGRATE = Script("redisson/migrate")
 
-Offer = tuple[When, bytes]
-"""When the message is due, and the payload."""
-Stored = tuple[Sequence[Any], int, When]
-"""The reply to the call that stored a message, its place in that call, and when it is due.
-
-:func:`id_of_stored` and :func:`due_us_of_stored` work out the rest, which few programs ask for.
-"""
-
-UNIT_US = 1000
-"""One unit of the moments in Redisson's layout, in microseconds."""
-
 BATCH = 100
 """The most messages that one call moves, takes or removes: a script blocks the whole server."""
+_PAGE = 1000
+_PAGE_BYTES = 256 * 1024
+# The first page shows how long the records are.
+_FIRST_PAGE = 50
+# Pages overlap by this many records at most.
+_OVERLAP = 100
+_STEP_BACK = 200
 # Most bytes that a call hands out after the first message, for slow networks.
 _MOST_BYTES = 512 * 1024
-# Beyond 2**53 ms a score is not exact.
-_MAX_SCORE = 2.0**53
 
 
-def id_of_stored(stored: Stored) -> bytes:
-    """Return the id of a message: within one call, ids count up."""
-    (_, _, first), place, _ = stored
-    return (int.from_bytes(first, "big") + place).to_bytes(8, "big")
-
-
-def due_us_of_stored(stored: Stored) -> int:
-    """Return when a message is due, in microseconds, as ``lua/include/clock.lua`` works it out."""
-    now_us: int = stored[0][1]
-    when = stored[2]
-    this_ms = now_us // UNIT_US * UNIT_US
-    if not when:
-        return this_ms
-    moment = moment_in(when)
-    # Lua's numbers are floats, which makes a difference after the year 2255.
-    due = float(now_us) + cast("int", when) if moment is None else float(max(moment, this_ms))
-    rest = due - float(math.floor(due / UNIT_US)) * UNIT_US
-    return int((due - rest + UNIT_US if rest > 0 else due) / UNIT_US) * UNIT_US
-
-
-class PendingRecord(NamedTuple):
-    """A record that is not due yet, or not moved yet, and its due time as on the server, in ms."""
-
-    record: bytes
-    score: bytes
-
-    @property
-    def due_us(self) -> int:
-        """When the message is due, in microseconds."""
-        return parse_score(self.score)
-
-    @property
-    def payload(self) -> bytes | None:
-        """The payload; None if the record cannot be read."""
-        return payload_of(self.record)
-
-    @property
-    def start(self) -> bytes:
-        """The record up to the end of its id, for :meth:`DelayedStore.find_at`."""
-        return self.record[:9] if self.record[:1] == b"\x08" else self.record[:8]
+Item = TypeVar("Item")
 
 
 class LeasedPayload(NamedTuple):
@@ -139,20 +101,20 @@ class Transferred(NamedTuple):
     Attributes:
         now_us: The server's time, in microseconds.
         wait_us: The time until the next message is due or the next lease ends; 0: now, -1: never.
-        moved: The number of messages that were due.
+        due_count: The number of messages that were due.
         quarantined: How many of them cannot be read.
         returned: The number of messages whose lease had ended.
-        left: The number of payloads on the ready list.
+        ready_count: The number of payloads on the ready list.
         listeners: How many clients heard the notice; 0 without one, -1 if the user may not publish.
-        payloads: The payloads handed to the caller.
+        payloads: The payloads call to the caller.
     """
 
     now_us: int
     wait_us: int
-    moved: int
+    due_count: int
     quarantined: int
     returned: int
-    left: int
+    ready_count: int
     listeners: int
     payloads: list[bytes]
 
@@ -186,17 +148,6 @@ class MigrationStep(NamedTuple):
     listed: list[int]
     in_both: list[int]
     alone: list[int]
-
-
-def parse_score(score: bytes | float) -> int:
-    """Return the moment of a score, in microseconds; fractions of a millisecond are rounded up."""
-    # Another program may have left an infinity.
-    return math.ceil(min(max(float(score), 0.0), _MAX_SCORE)) * UNIT_US
-
-
-def score_of(moment_us: float) -> str:
-    """Return the score of a moment, with a fraction between two milliseconds."""
-    return f"{moment_us / UNIT_US:.16g}"
 
 
 class DelayedStore:
@@ -250,13 +201,13 @@ class DelayedStore:
         self, offers: Sequence[Offer], reply: Sequence[Any]
     ) -> tuple[int, list[Stored]]:
         """Return the earliest due time, in microseconds, and each message as it was stored."""
-        times = [when for when, _ in offers]
+        times = [due_time for due_time, _ in offers]
         stored = list(zip(repeat(reply), range(len(times)), times))
-        delays = [when for when in times if isinstance(when, int)]
-        moments = [when for when in times if not isinstance(when, int)]
+        delays = [due_time for due_time in times if isinstance(due_time, int)]
+        moments = [due_time for due_time in times if not isinstance(due_time, int)]
         soonest: list[When] = [min(delays)] if delays else []
         soonest += moments
-        return min(due_us_of_stored((reply, 0, when)) for when in soonest), stored
+        return min(due_us_of_stored((reply, 0, due_time)) for due_time in soonest), stored
 
     # Taking
 
@@ -266,7 +217,7 @@ class DelayedStore:
         *,
         take: int,
         lease_us: int,
-        each: bool,
+        lease_each: bool,
         signature: str,
         confirm: Callable[[], Confirmation | None],
     ) -> Transferred:
@@ -276,14 +227,14 @@ class DelayedStore:
             call: The name of the call.
             take: The maximum number of payloads to take.
             lease_us: How long they are leased, in microseconds.
-            each: Whether each payload has a lease of its own.
+            lease_each: Whether each payload has a lease of its own.
             signature: Published for the other clients; empty for no notice.
             confirm: Called if there are payloads. Returns the commands to send at once.
         """
         reply = await self._client.run_once(
             TRANSFER,
             self.keys.of_script(TRANSFER, fence=self.keys.fence(call)),
-            (BATCH, take, _MOST_BYTES, lease_us, int(each), call, signature),
+            (BATCH, take, _MOST_BYTES, lease_us, int(lease_each), call, signature),
             lambda reply: confirm() if reply[-1] else None,
         )
         return Transferred._make(reply)
@@ -299,16 +250,16 @@ class DelayedStore:
         self, call: str, token: str, limit: int, lease_us: int
     ) -> tuple[int, list[bytes]]:
         """Take pending messages under one lease. Return how many records left, and the payloads."""
-        left, payloads = await self._client.run_once(
+        removed, payloads = await self._client.run_once(
             POLL_PENDING,
             self.keys.of_script(POLL_PENDING, fence=self.keys.fence(call)),
             (limit, _MOST_BYTES, int(self.listed), lease_us, token),
             lambda _: None,
         )
-        return left, payloads
+        return removed, payloads
 
     def give_back_request(
-        self, fence: str, fence_us: int, token: str, places: int, payloads: Iterable[bytes]
+        self, fence: str, fence_us: int, token: str, lease_count: int, payloads: Iterable[bytes]
     ) -> Request:
         """Build the call that puts a call's messages, then ``payloads``, back at the list's head.
 
@@ -316,11 +267,11 @@ class DelayedStore:
             fence: The key that makes a repetition harmless.
             fence_us: How long that key stays, in microseconds.
             token: The call whose leases end.
-            places: As in :class:`~delayq._redisson.hand_outs.HandOut`.
+            lease_count: As in :class:`~delayq._redisson.take_calls.TakeCall`.
             payloads: Those that this client holds, in the order to take them in again.
         """
         keys = self.keys.of_script(GIVE_BACK, fence=fence)
-        return Request(GIVE_BACK, keys, (fence_us // UNIT_US, token, places, *payloads))
+        return Request(GIVE_BACK, keys, (fence_us // UNIT_US, token, lease_count, *payloads))
 
     def set_aside_request(self, fence: str, fence_us: int, token: str, payload: bytes) -> Request:
         """Build the call that quarantines a payload and ends the lease ``token``, if not empty."""
@@ -339,8 +290,8 @@ class DelayedStore:
 
     async def ack(self, token: str) -> bool:
         """Delete leased messages. Returns whether they were there."""
-        (held,) = await self._run(ACK, token)
-        return bool(held)
+        (was_there,) = await self._run(ACK, token)
+        return bool(was_there)
 
     async def nack(self, token: str, delay_us: int) -> int | None:
         """Offer a leased message again. Return when it is due, microseconds; None if it is lost."""
@@ -348,8 +299,8 @@ class DelayedStore:
 
     async def extend(self, tokens: Iterable[str], lease_us: int) -> tuple[int, list[bool]]:
         """Make leases end ``lease_us`` from now. Return the end, microseconds, and which exist."""
-        ends_ms, *held = await self._run(EXTEND, lease_us, *tokens)
-        return ends_ms * UNIT_US, [bool(one) for one in held]
+        ends_ms, *exist = await self._run(EXTEND, lease_us, *tokens)
+        return ends_ms * UNIT_US, [bool(exists) for exists in exist]
 
     # Looking
 
@@ -408,15 +359,15 @@ class DelayedStore:
 
     async def leased_page(self, offset: int, limit: int) -> list[LeasedPayload]:
         """Return what clients hold, by the end of the lease."""
-        found = await self._client.command(
+        entries = await self._client.command(
             "ZRANGE", self.keys.leases, offset, offset + limit - 1, "WITHSCORES"
         )
-        if not found:
+        if not entries:
             return []
-        payloads = await self._client.command("HMGET", self.keys.leased, *found[::2])
+        payloads = await self._client.command("HMGET", self.keys.leased, *entries[::2])
         return [
             LeasedPayload(payload, parse_score(score))
-            for payload, score in zip(payloads, found[1::2], strict=True)
+            for payload, score in zip(payloads, entries[1::2], strict=True)
             if payload is not None  # acknowledged or retried meanwhile
         ]
 
@@ -432,21 +383,21 @@ class DelayedStore:
         """Yield the records that are pending throughout, in overlapping pages."""
         if not self.listed:
             async for scored in self.scored_pages():
-                yield [found.record for found in scored]
+                yield [record.record for record in scored]
             return
 
         async def read(start: int, count: int) -> list[bytes]:
             # Counted from the tail: due messages leave at the head, which moves no page.
             return (await self._list(self.keys.ordered, -(start + count), count))[::-1]
 
-        async for page in paged(read, lambda record: record):
+        async for page in _paged(read, lambda record: record):
             yield page
 
     async def scored_pages(self) -> AsyncIterator[list[PendingRecord]]:
         """Yield the records of :meth:`pages` with due times, beginning with the last one due."""
         # From the far end: due messages leave at the other one, which moves no page.
         read = partial(self._scored, "ZREVRANGE")
-        async for page in paged(read, lambda found: found.record):
+        async for page in _paged(read, lambda item: item.record):
             yield page
 
     def offer_order(self, records: Iterable[bytes]) -> list[bytes]:
@@ -457,9 +408,9 @@ class DelayedStore:
     async def find(self, record_id: bytes) -> PendingRecord | None:
         """Return the pending record with an id, or None. Reads all: :meth:`find_at` is quick."""
         async for page in self.scored_pages():
-            for found in page:
-                if any_id_of(found.record) == record_id:
-                    return found
+            for record in page:
+                if any_id_of(record.record) == record_id:
+                    return record
         return None
 
     async def find_at(self, score: str, start: bytes) -> PendingRecord | None:
@@ -467,15 +418,15 @@ class DelayedStore:
         low, high = 0, await self._count("ZCOUNT", self.keys.timeout, score, score)
         while low < high:
             middle = (low + high) // 2
-            found = await self._client.command(
+            records = await self._client.command(
                 "ZRANGE", self.keys.timeout, score, score, "BYSCORE", "LIMIT", middle, 1
             )
-            if not found:
+            if not records:
                 return None
-            here = found[0][: len(start)]
-            if here == start:
-                return PendingRecord(found[0], score.encode())
-            low, high = (middle + 1, high) if here < start else (low, middle)
+            start_there = records[0][: len(start)]
+            if start_there == start:
+                return PendingRecord(records[0], score.encode())
+            low, high = (middle + 1, high) if start_there < start else (low, middle)
         return None
 
     # Changing
@@ -485,15 +436,15 @@ class DelayedStore:
         count: int = await self._run(CANCEL, int(stale), *records)
         return count
 
-    async def reschedule(self, record: bytes, when: When) -> int | None:
+    async def reschedule(self, record: bytes, due_time: When) -> int | None:
         """Make a message due then. Return its due time, microseconds, or None if it is gone."""
-        return _moment_or_none(await self._run(RESCHEDULE, record, when))
+        return _moment_or_none(await self._run(RESCHEDULE, record, due_time))
 
     async def poll_last(self, destination: str) -> tuple[int, bytes | None]:
         """Move the message offered last to a list's head. Return how many left, and the payload."""
         keys = self.keys.of_script(POLL_LAST, destination=destination)
-        left, *payloads = await self._client.run(POLL_LAST, keys, (int(self.listed), BATCH))
-        return left, payloads[0] if payloads else None
+        removed, *payloads = await self._client.run(POLL_LAST, keys, (int(self.listed), BATCH))
+        return removed, payloads[0] if payloads else None
 
     async def expire(self, ttl_us: int) -> bool:
         """Make all pending messages disappear after a while, and return whether there were any."""
@@ -547,12 +498,12 @@ class DelayedStore:
         reply = await self._client.run(RESYNC, self.resync_keys, ("delayed",))
         return Resynced.of(reply).queues[0]
 
-    async def summon(self, share: int, left: int) -> None:
+    async def summon(self, share: int, ready_count: int) -> None:
         """Call as many clients that rest as the ready payloads need if each takes ``share``.
 
-        For ``left`` of them, those that listen suffice.
+        For ``ready_count`` of them, those that listen suffice.
         """
-        await self._run(SUMMON, share, left)
+        await self._run(SUMMON, share, ready_count)
 
     @property
     def wait_for_ready(self) -> tuple[str | int, ...]:
@@ -562,3 +513,29 @@ class DelayedStore:
 
 def _moment_or_none(due_ms: int) -> int | None:
     return None if due_ms < 0 else due_ms * UNIT_US
+
+
+async def _paged(
+    read: Callable[[int, int], Awaitable[list[Item]]], record_of: Callable[[Item], bytes]
+) -> AsyncIterator[list[Item]]:
+    """Read everything in pages with a limited number of records and of bytes.
+
+    Each page begins with the last records of the one before. If none of them is there any more, it
+    is read again from further back, so that no record that is there throughout is missed.
+    """
+    start, count, tail = 0, _FIRST_PAGE, frozenset[bytes]()
+    while True:
+        page = await read(start, count)
+        records = [record_of(item) for item in page]
+        if tail and tail.isdisjoint(records):
+            start, tail = max(0, start - _STEP_BACK), frozenset()
+            continue
+        yield page
+        if len(page) < count:
+            return
+        overlap = min(_OVERLAP, -(-count // 4))
+        start, tail = start + count - overlap, frozenset(records[-overlap:])
+        count = max(
+            2,
+            min(_PAGE + _OVERLAP, count * 4, count * _PAGE_BYTES // (sum(map(len, records)) or 1)),
+        )

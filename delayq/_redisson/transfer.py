@@ -15,10 +15,10 @@ from delayq._engine.wakeup import WakeupLoop
 from delayq._engine.wakeup_plan import NOT_ASKED, due_us
 from delayq._logging import about
 from delayq._redis.hand_back import HandBack
-from delayq._redisson.hand_outs import HandOuts
 from delayq._redisson.leases import Lease, Leases
 from delayq._redisson.ready_watch import ReadyWatch
 from delayq._redisson.store import BATCH
+from delayq._redisson.take_calls import TakeCalls
 from delayq.errors import DelayqError, ServerRefused
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class TransferTask:
         self.counts: Counters = Counters()
         self._store = store
         self._services = services
-        self.hand_outs: HandOuts = HandOuts(store, services)
+        self.take_calls: TakeCalls = TakeCalls(store, services)
         self.wakeups: WakeupLoop = WakeupLoop(
             store.keys.name,
             self.run_once,
@@ -64,7 +64,7 @@ class TransferTask:
         )
         self._watch = ReadyWatch(store, services, self.wakeups.wake)
         self.leases: Leases = Leases(store, services, self.wakeups.on_due, self.counts)
-        source: ClaimSource[bytes] = self._new_source(self.hand_outs.back_by_value, len)
+        source: ClaimSource[bytes] = self._new_source(self.take_calls.return_payloads, len)
         self.dispatcher: Dispatcher[bytes] = source.dispatcher
         # By the length of their leases (0: for good), those that have waited longest first.
         self._sources: dict[int, ClaimSource[Any]] = {0: source}
@@ -80,14 +80,14 @@ class TransferTask:
         return any(source.dispatcher.callers.are_waiting for source in self._sources.values())
 
     @property
-    def held(self) -> int:
+    def lease_count(self) -> int:
         """Number of messages whose leases are being renewed."""
-        return sum(each.keeper.held for each in self._leased.values())
+        return sum(callers.keeper.held for callers in self._leased.values())
 
     def leased_callers(self, lease_us: int) -> LeasedCallers:
         """Return the callers that take under a lease of ``lease_us`` microseconds."""
         if lease_us not in self._leased:
-            for unused in [each for each, callers in self._leased.items() if callers.is_idle]:
+            for unused in [length for length, callers in self._leased.items() if callers.is_idle]:
                 self._leased.pop(unused).keeper.close()
                 del self._sources[unused]
             source: ClaimSource[Lease] = self._new_source(self._release, lambda _: 0)
@@ -98,14 +98,14 @@ class TransferTask:
             self._sources = {lease_us: source, **self._sources}
         return self._leased[lease_us]
 
-    def resynced(self, due_us: int, found: NextDue) -> None:
+    def resynced(self, due_us: int, next_due: NextDue) -> None:
         """Act on the re-check, which found the next due time and the number of ready payloads."""
-        self.hand_outs.confirm_in_doubt()
-        if found.extra:
+        self.take_calls.confirm_in_doubt()
+        if next_due.extra:
             self._watch.overlooked()
-        if found.extra and self.waiting:
+        if next_due.extra and self.waiting:
             self.wakeups.wake()
-        self.wakeups.on_recheck(due_us, found)
+        self.wakeups.on_recheck(due_us, next_due)
 
     @property
     def watches(self) -> bool:
@@ -118,17 +118,17 @@ class TransferTask:
         For a user who may only offer, or only look, this moves nothing, and says so once. Callers
         that cannot wait receive the errors of :meth:`RedisClient.run_once`.
         """
-        wanted = any(
+        has_callers = any(
             source.dispatcher.callers.are_waiting or source.dispatcher.callers.capacity
             for source in self._sources.values()
         )
-        if self._forbidden and not wanted:
+        if self._forbidden and not has_callers:
             return NOT_ASKED
         try:
             due = await self._run_once()
         except ServerRefused as error:
             # NOPERM: nothing was carried out. A caller that waits must learn of it all the same.
-            if not str(error).startswith("NOPERM") or wanted:
+            if not str(error).startswith("NOPERM") or has_callers:
                 raise
             self._forbidden = True
             self._warn("no permission to move due messages, so other processes have to: %s", error)
@@ -139,15 +139,13 @@ class TransferTask:
     async def _run_once(self) -> int:
         sources = [*self._sources.items()]
         try:
-            await self.hand_outs.recover()
+            await self.take_calls.recover()
             # Messages on their way back come first.
             for _, source in sources:
                 await source.return_queue.drain(RETURN_WITHIN)
             # The callers that have had nothing for longest come first.
-            wanted = [each for each in sources if each[1].dispatcher.callers.capacity] or [
-                (0, self._sources[0])
-            ]
-            dues = [await self._call(*each) for each in wanted]
+            asking = [item for item in sources if item[1].dispatcher.callers.capacity]
+            dues = [await self._call(*item) for item in asking or [(0, self._sources[0])]]
         except DelayqError as error:
             for _, source in sources:
                 source.fail(error)
@@ -163,26 +161,26 @@ class TransferTask:
     async def _call(self, lease_us: int, source: ClaimSource[Any]) -> int:
         take = source.begin(BATCH).size
         wakeups = self.wakeups
-        call, reply = await self.hand_outs.transfer(
+        call, reply = await self.take_calls.transfer(
             take, lease_us, wakeups.signature(), wakeups.timer_at
         )
-        if reply.moved < BATCH:
+        if reply.due_count < BATCH:
             self.wakeups.handed_out(reply.settled_us)
         self._count(reply)
         if reply.payloads and lease_us in self._sources:
             self._sources[lease_us] = self._sources.pop(lease_us)
         source.end(
-            self.leases.made(call, reply, lease_us) if lease_us else reply.payloads,
-            more=reply.left > 0 or reply.wait_us == 0,
+            self.leases.create(call, reply, lease_us) if lease_us else reply.payloads,
+            more=reply.ready_count > 0 or reply.wait_us == 0,
         )
-        self._emptied = not reply.left
-        if reply.moved:
+        self._emptied = not reply.ready_count
+        if reply.due_count:
             self.wakeups.transferred(reply.listeners)
-        if reply.left:
+        if reply.ready_count:
             self.wakeups.more_is_due(partial(self._store.summon, max(1, take)))
         return (
             0
-            if reply.left and source.dispatcher.callers.capacity
+            if reply.ready_count and source.dispatcher.callers.capacity
             else due_us(reply.now_us, reply.wait_us)
         )
 
@@ -208,7 +206,7 @@ class TransferTask:
         """Make no more calls, and write those that give back all undelivered messages."""
         self.wakeups.close()
         self._watch.close()
-        self.hand_outs.close(last)
+        self.take_calls.close(last)
         for callers in self._leased.values():
             callers.keeper.close()
         for source in self._sources.values():

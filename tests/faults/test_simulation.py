@@ -12,7 +12,7 @@ from delayq._engine import wakeup_plan
 from delayq._engine.return_queue import ReturnQueue
 from delayq._engine.scheduler import Scheduler
 from delayq._redisson import store as delayed_store
-from delayq._redisson.hand_outs import HandOuts
+from delayq._redisson.take_calls import TakeCalls
 from delayq._reliable import store as reliable_store
 from delayq._reliable.claims import Claims
 from tests.faults import consumers
@@ -51,7 +51,7 @@ def recovers_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     async def forget(calls: Any) -> None:
         calls._lost.clear()
 
-    monkeypatch.setattr(HandOuts, "recover", forget)
+    monkeypatch.setattr(TakeCalls, "recover", forget)
 
 
 def gives_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redisson.keys import DelayedKeys
-from delayq._redisson.records import pack
-from delayq._redisson.store import due_us_of_stored
+from delayq._redisson.records import due_us_of_stored, pack
 from tests.support.foreign import store
 from tests.support.waiting import until
 

@@ -14,10 +14,10 @@ from delayq._redis import hand_back
 from delayq._redis.client import RedisClient
 from delayq._redis.hand_back import HandBack
 from delayq._redis.rights import Rights
-from delayq._redisson.hand_outs import HandOut
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack
 from delayq._redisson.store import GIVE_BACK, OFFER, POLL_PENDING, SET_ASIDE, TRANSFER
+from delayq._redisson.take_calls import TakeCall
 from delayq.errors import OutcomeUnknown, ServerRefused, ServerUnavailable
 from tests.support.foreign import store
 from tests.support.waiting import until
@@ -149,11 +149,11 @@ async def test_what_a_lost_answer_had_goes_back(queue: Orders, faults: Faults) -
 
 async def test_a_late_call_hands_nothing_out(client: Client, queue: Orders, raw: Any) -> None:
     ours = queue._open.store
-    give_up = queue._open.transfer.hand_outs.back_by_name(HandOut("late")).request
+    give_up = queue._open.transfer.take_calls.return_by_name(TakeCall("late")).request
     await raw.rpush("orders", 1, 2)
     assert await ours.send(give_up) == 0
     reply = await ours.transfer(
-        "late", take=5, lease_us=60_000_000, each=False, signature="", confirm=lambda: None
+        "late", take=5, lease_us=60_000_000, lease_each=False, signature="", confirm=lambda: None
     )
     assert not reply.payloads
     assert await queue.drain() == [1, 2]
@@ -301,7 +301,7 @@ async def test_a_failed_poll_quarantines_nothing(queue: Orders, faults: Faults, 
     faults.fail(POLL_PENDING, "lost", after=1, times=1)
     with pytest.raises(delayq.OutcomeUnknown):
         await queue.pending.poll_many(150)
-    await until(lambda: not queue._open.transfer.hand_outs._lost)
+    await until(lambda: not queue._open.transfer.take_calls._lost_calls)
     assert await queue.pending.size() == 151
     assert await raw.keys("delayq_quarantine*") == []
     assert await queue.pending.poll_many(150) == list(range(150))

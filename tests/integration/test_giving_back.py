@@ -207,12 +207,12 @@ async def test_closing_tries_now_and_then_while_the_server_cannot_serve_and_give
 async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
     own_server: PrivateServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayq._redisson.hand_outs._LATE", 0.0)
+    monkeypatch.setattr("delayq._redisson.take_calls._SAFE_WITHIN", 0.0)
     async with delayq.connect(own_server.unix_url) as client:
         queue = client.delayed_queue("orders")
         await queue.offer_many([(n, 60) for n in range(150)])
-        hand_outs = queue._open.transfer.hand_outs
-        poll_pending, calls = hand_outs.poll_pending, 0
+        take_calls = queue._open.transfer.take_calls
+        poll_pending, calls = take_calls.poll_pending, 0
 
         async def poll(limit: int) -> Any:
             nonlocal calls
@@ -220,12 +220,12 @@ async def test_polled_messages_that_took_too_long_go_back_as_a_whole(
             polled = await poll_pending(limit)
             if calls == 1:
                 # The first part goes back before the second one has come.
-                await queue._open.store.send(hand_outs.back_by_name(polled[0]).request)
+                await queue._open.store.send(take_calls.return_by_name(polled[0]).request)
             return polled
 
-        monkeypatch.setattr(hand_outs, "poll_pending", poll)
+        monkeypatch.setattr(take_calls, "poll_pending", poll)
         with pytest.raises(delayq.ServerUnavailable, match="poll fewer"):
             await queue.pending.poll_many(150)
-        await until(lambda: not hand_outs._lost)
+        await until(lambda: not take_calls._lost_calls)
         assert await queue.pending.read_all() == [*range(150)]
         assert await queue.pending.poll_many(150) == [*range(150)]

@@ -14,11 +14,10 @@ from redis.asyncio import Redis
 import delayq
 from delayq._redis import hand_back
 from delayq._redis.rights import Rights
-from delayq._redisson import hand_outs
-from delayq._redisson.confirmed import Confirmed
-from delayq._redisson.hand_outs import HandOut
+from delayq._redisson import take_calls
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.store import TRANSFER
+from delayq._redisson.take_calls import TakeCall
 from tests.support.depth import in_gate
 from tests.support.links import Links
 from tests.support.tasks import end, running
@@ -107,7 +106,7 @@ async def test_two_cancels_lose_nothing(own_server: PrivateServer, raw: Any) -> 
 
         task = asyncio.create_task(work())
         queue = await opened
-        await until(lambda: queue._open.transfer.hand_outs._under_way)
+        await until(lambda: queue._open.transfer.take_calls._in_flight)
         for _ in range(2):
             task.cancel()
             await asyncio.sleep(0.001)
@@ -181,7 +180,7 @@ async def test_what_a_client_that_died_had_not_confirmed_goes_back_by_itself(
         await filled(raw, "orders", 1)
         assert await queue.take() == 0
     await confirmed(raw)
-    monkeypatch.setattr(hand_outs, "CONFIRM_US", 500_000)
+    monkeypatch.setattr(take_calls, "CONFIRM_US", 500_000)
     # The call is carried out, but from then on nothing reaches the client, nor the server.
     links.lose_replies(b"orders", then="silence", times=None)
     await filled(raw, "orders", 2)
@@ -234,7 +233,7 @@ async def test_a_confirmation_that_a_new_master_lacks_is_repeated(raw: Any, link
     *_, queue = linked
     await filled(raw, "orders", 1)
     assert await queue.poll(60) == 0
-    kept = queue._open.transfer.hand_outs._confirmed
+    kept = queue._open.transfer.take_calls._confirmations
     await until(lambda: kept._tokens and kept._path)
     (_, token), *_ = kept._tokens
     await new_master_without_confirmation(raw, token)
@@ -254,19 +253,19 @@ async def test_what_went_back_is_not_confirmed_once_more(
 ) -> None:
     """The new master may have the only copy."""
     tokens: list[str] = []
-    add = Confirmed.add
+    add = take_calls._Confirmations.add
 
-    def noted(self: Confirmed, token: str) -> None:
+    def noted(self: take_calls._Confirmations, token: str) -> None:
         tokens.append(token)
         add(self, token)
 
-    monkeypatch.setattr(Confirmed, "add", noted)
+    monkeypatch.setattr(take_calls._Confirmations, "add", noted)
     _, client, queue = linked
     await filled(raw, "orders", 300)
     await fetch_ahead(queue)
     await until(lambda: queue._dispatcher.is_idle)
     await confirmed(raw)
-    kept = queue._open.transfer.hand_outs._confirmed
+    kept = queue._open.transfer.take_calls._confirmations
     before = kept._path
     await new_master_without_confirmation(raw, tokens[-1])
     # The re-check has noticed that the connection broke.
@@ -280,8 +279,8 @@ async def test_a_fence_outlasts_a_call(own_server: PrivateServer, raw: Any, answ
     async with delayq.connect(own_server.url) as client:
         queue: Orders = client.delayed_queue("orders")
         await queue.drain()
-        calls = queue._open.transfer.hand_outs
-        handed = HandOut(calls.new_call())
+        calls = queue._open.transfer.take_calls
+        handed = TakeCall(calls.new_call())
         over = asyncio.Event()
 
         async def call() -> None:
@@ -294,7 +293,7 @@ async def test_a_fence_outlasts_a_call(own_server: PrivateServer, raw: Any, answ
         await asyncio.sleep(0)
         # Meanwhile the call is given back by its name.
         await queue.aclose()
-        fence = queue._open.keys.fence(handed.call)
+        fence = queue._open.keys.fence(handed.name)
         assert await raw.exists(fence)
         over.set()
         await asyncio.wait({calling})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from delayq._redisson.confirmed import _LAG, _MOST, Confirmed
+from delayq._redisson.take_calls import _MAX_CONFIRMATIONS, _REPLICA_LAG, _Confirmations
 from delayq.errors import ServerUnavailable
 
 
@@ -12,7 +12,7 @@ class Case:
     def __init__(self) -> None:
         self.now = 100.0
         self.path: object = "the old master"
-        self.confirmed = Confirmed(self._find, lambda: self.now)
+        self.confirmed = _Confirmations(self._find, lambda: self.now)
 
     def _find(self) -> object:
         if self.path is None:
@@ -26,7 +26,7 @@ class Case:
 def test_what_the_replicas_have_by_now_is_forgotten() -> None:
     case = Case()
     case.confirmed.add("a")
-    case.now += _LAG
+    case.now += _REPLICA_LAG
     case.confirmed.add("b")
     case.now += 0.1
     assert case.in_doubt() == []
@@ -38,7 +38,7 @@ def test_while_there_is_no_master_nothing_is_forgotten() -> None:
     case = Case()
     case.confirmed.add("a")
     case.path = None
-    case.now += 100 * _LAG
+    case.now += 100 * _REPLICA_LAG
     assert case.in_doubt() == []
     case.path = "another"
     assert case.in_doubt() == ["a"]
@@ -46,7 +46,7 @@ def test_while_there_is_no_master_nothing_is_forgotten() -> None:
 
 def test_memory_is_bounded() -> None:
     case = Case()
-    for number in range(_MOST + 1):
+    for number in range(_MAX_CONFIRMATIONS + 1):
         case.confirmed.add(str(number))
     case.path = "another"
-    assert case.in_doubt() == [str(number) for number in range(1, _MOST + 1)]
+    assert case.in_doubt() == [str(number) for number in range(1, _MAX_CONFIRMATIONS + 1)]

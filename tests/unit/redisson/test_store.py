@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from delayq._redisson.store import DelayedDepth, PendingRecord, parse_score, score_of
+from delayq._redisson.records import PendingRecord, parse_score, score_of
+from delayq._redisson.store import DelayedDepth
 from tests.support.cases import naming
 
 

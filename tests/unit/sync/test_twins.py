@@ -10,8 +10,7 @@ import pytest
 
 import delayq
 from delayq import sync
-from delayq._redisson.pending import Pending
-from delayq._redisson.ready import Ready
+from delayq._redisson.views import Pending, Ready
 from delayq.codecs import StringCodec
 from delayq.sync._bridge import SyncBridge
 from tests.support.cases import naming

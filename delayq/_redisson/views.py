@@ -1,6 +1,5 @@
-"""The pending side of a delayed queue: messages that are not due yet.
-
-Names and results match Redisson's; its defects do not.
+"""The messages of a delayed queue: those that are not due yet, and those that are due and not
+taken.
 """
 
 from __future__ import annotations
@@ -18,10 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
     from datetime import datetime
 
-    from delayq._redisson.hand_outs import HandOut, HandOuts
     from delayq._redisson.keys import DelayedKeys
-    from delayq._redisson.store import DelayedStore, PendingRecord
+    from delayq._redisson.records import PendingRecord
+    from delayq._redisson.store import DelayedStore
+    from delayq._redisson.take_calls import TakeCall, TakeCalls
     from delayq.codecs import Codec
+
+_READY_PAGE = 1000
 
 
 class Pending(Generic[T]):
@@ -42,13 +44,13 @@ class Pending(Generic[T]):
     def __init__(
         self,
         store: DelayedStore,
-        hand_outs: HandOuts,
+        take_calls: TakeCalls,
         codec: Codec[T],
         encode: Callable[[T], bytes],
         keys_of: Callable[[str], DelayedKeys],
     ) -> None:
         self._store = store
-        self._hand_outs = hand_outs
+        self._take_calls = take_calls
         self._codec = codec
         self._encode = encode
         self._keys_of = keys_of
@@ -87,15 +89,15 @@ class Pending(Generic[T]):
         check_count(n, "n")
         values: list[T] = []
         unreadable: list[tuple[bytes, Exception]] = []
-        taken: list[HandOut] = []
+        calls: list[TakeCall] = []
         started = asyncio.get_running_loop().time()
         try:
             while len(values) < n:
-                handed, left, payloads = await self._hand_outs.poll_pending(
+                call, removed, payloads = await self._take_calls.poll_pending(
                     min(BATCH, n - len(values))
                 )
-                taken.append(handed)
-                if not left:
+                calls.append(call)
+                if not removed:
                     break
                 for payload in payloads:
                     try:
@@ -103,13 +105,13 @@ class Pending(Generic[T]):
                     except Exception as error:  # noqa: BLE001 - a codec of the user's may raise anything
                         unreadable.append((payload, error))
         except BaseException:
-            self._hand_outs.lose(taken)
+            self._take_calls.lose(calls)
             raise
-        await self._hand_outs.confirm_all(taken, started)
+        await self._take_calls.confirm_all(calls, started)
         # Only now: a call that fails gives the unreadable ones back with the rest.
         for payload, reason in unreadable:
-            self._hand_outs.set_aside(payload)
-            self._hand_outs.report(reason)
+            self._take_calls.set_aside(payload)
+            self._take_calls.report(reason)
         return values
 
     async def read_all(self) -> list[T]:
@@ -124,12 +126,12 @@ class Pending(Generic[T]):
         """Return every pending message with its due time (UTC), in due order; none is removed."""
         records: dict[bytes, PendingRecord] = {}
         async for page in self._store.scored_pages():
-            records |= {found.record: found for found in page}
-        due_order = sorted(records.values(), key=lambda found: (found.due_us, found.record))
+            records |= {item.record: item for item in page}
+        due_order = sorted(records.values(), key=lambda item: (item.due_us, item.record))
         return [
-            (self._codec.decode(payload), moment_us(found.due_us))
-            for found in due_order
-            if (payload := found.payload) is not None
+            (self._codec.decode(payload), moment_us(item.due_us))
+            for item in due_order
+            if (payload := item.payload) is not None
         ]
 
     async def contains(self, value: T) -> bool:
@@ -151,9 +153,9 @@ class Pending(Generic[T]):
 
         This searches all pending messages, unlike :meth:`Receipt.cancel`.
         """
-        wanted = self._encode(value)
-        while found := await self._find(lambda payload: payload == wanted):
-            for record in found:
+        payload_to_remove = self._encode(value)
+        while records := await self._find(lambda payload: payload == payload_to_remove):
+            for record in records:
                 if await self._store.cancel([record], stale=True):
                     return True
             # All of them came due during the search. There may be others.
@@ -166,8 +168,8 @@ class Pending(Generic[T]):
 
     async def retain_all(self, values: Collection[T]) -> bool:
         """Remove every message that equals none of ``values``. Return whether there were any."""
-        wanted = {self._encode(value) for value in values}
-        return await self._remove_if(lambda payload: payload not in wanted)
+        retained_payloads = {self._encode(value) for value in values}
+        return await self._remove_if(lambda payload: payload not in retained_payloads)
 
     async def poll_last_and_offer_first_to(self, name: str) -> T | None:
         """Move the message that was offered last to the head of the ready list of queue ``name``,
@@ -182,10 +184,10 @@ class Pending(Generic[T]):
         """
         destination = self._keys_of(name).ready
         while True:
-            left, payload = await self._store.poll_last(destination)
+            remaining, payload = await self._store.poll_last(destination)
             if payload is not None:
                 return self._codec.decode(payload)
-            if not left:
+            if not remaining:
                 return None
 
     async def clear(self) -> bool:
@@ -198,10 +200,10 @@ class Pending(Generic[T]):
 
     async def _find(self, condition: Callable[[bytes | None], bool]) -> list[bytes]:
         """Return the records whose payloads satisfy the condition, in offer order."""
-        found: dict[bytes, None] = {}
+        records: dict[bytes, None] = {}
         async for page in self._store.pages():
-            found |= dict.fromkeys(record for record in page if condition(payload_of(record)))
-        return self._store.offer_order(found)
+            records |= dict.fromkeys(record for record in page if condition(payload_of(record)))
+        return self._store.offer_order(records)
 
     async def _remove_if(self, unwanted: Callable[[bytes | None], bool]) -> bool:
         # Find first, remove afterwards: removing while reading would shift the pages.
@@ -210,3 +212,42 @@ class Pending(Generic[T]):
         for at in range(0, len(records), BATCH):
             removed += await self._store.cancel(records[at : at + BATCH], stale=True)
         return removed > 0
+
+
+class Ready(Generic[T]):
+    """The list of messages that are due.
+
+    Every method may raise the errors of :class:`~delayq.errors.ServerError`.
+    """
+
+    def __init__(self, store: DelayedStore, codec: Codec[T]) -> None:
+        self._store = store
+        self._codec = codec
+
+    async def size(self) -> int:
+        """Return the number of ready messages."""
+        return await self._store.count_ready()
+
+    async def leased(self) -> int:
+        """Return how many messages are leased by :meth:`DelayedQueue.deliveries`, besides these."""
+        return await self._store.count_leased()
+
+    async def read_all(self) -> list[T]:
+        """Return every ready message, beginning with the next one to be taken; none is removed.
+
+        The list is read in pages of 1,000, so that the server is not held up: while consumers take
+        messages, the result of a longer list may have gaps.
+
+        Raises:
+            DecodeError: The codec cannot decode one of them.
+        """
+        values: list[T] = []
+        while True:
+            page = await self._store.ready_page(len(values), _READY_PAGE)
+            values += map(self._codec.decode, page)
+            if len(page) < _READY_PAGE:
+                return values
+
+    async def clear(self) -> bool:
+        """Drop every ready message, and return whether there were any. Pending messages stay."""
+        return await self._store.purge("ready") > 0
