@@ -1,14 +1,16 @@
-"""The tasks that a client owns."""
+"""The tasks that a client owns, and calls that are made at once."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine, Iterable
+
+R = TypeVar("R")
 
 _log = logging.getLogger("delayq")
 
@@ -50,3 +52,12 @@ class Background:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+
+async def gather_all(calls: Iterable[Awaitable[R]]) -> list[R]:
+    """Wait for all calls, so that none continues behind the others, then raise the first error."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

@@ -24,9 +24,9 @@ _OVERHEAD = 1000
 async def places_in(source: AnySource, state: str) -> list[Place]:
     """Return the places of the first messages in one state."""
     places: list[Place] = []
-    for shelf in await source.shelves([state]):
+    for pages in await source.search_pages([state]):
         at = 0
-        while at < shelf.count and len(places) < MOST and (rows := await shelf.page(at, 100)):
+        while at < pages.count and len(places) < MOST and (rows := await pages.page(at, 100)):
             places += [row.place for row in rows if row is not None and row.place is not None]
             at += len(rows)
     # A message that moves during the reading is listed twice.

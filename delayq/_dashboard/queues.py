@@ -10,34 +10,32 @@ from delayq._dashboard.delayed_source import DelayedSource
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from delayq._reliable.store import ReliableStore
-from delayq.admin.catalog import find_queues
-from delayq.errors import BadInput, ServerRefused
+from delayq.admin.catalog import count_partitions, find_queues
+from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
 
     from delayq._engine.session import Session
-    from delayq._redis.client import RedisClient
     from delayq.admin.catalog import QueueKind
 
-    # The number of partitions of each queue.
-    Known = dict[tuple[QueueKind, str], int]
+    # The number of partitions of each queue, by its kind and name.
+    PartitionCounts = dict[tuple[QueueKind, str], int]
 
 T = TypeVar("T")
 
 AnySource = DelayedSource | ReliableSource
 
 # How long a search counts, in seconds.
-_FRESH = 2.0
+_MAX_AGE = 2.0
 # The same when the queue asked for was not found, since it may be new.
-_FRESH_FOR_NEW = 0.1
+_MAX_AGE_FOR_NEW = 0.1
 _WAIT_FOR_NEW = 2.0
 # Expensive questions may take a twentieth of the time: an answer is kept for this many times as
 # long as it took.
 _SHARE = 20
 # Queues that have become empty stay in view, up to this number.
-_REMEMBERED = 5000
+_MAX_REMEMBERED = 5000
 
 
 class Cached(Generic[T]):
@@ -92,16 +90,16 @@ class Cached(Generic[T]):
 class Queues:
     """The queues that were named, or those that are found on the server."""
 
-    def __init__(self, session: Callable[[], Session], named: Iterable[str] | None) -> None:
+    def __init__(self, session: Callable[[], Session], names: Iterable[str] | None) -> None:
         self._session = session
-        self._named = None if named is None else _named(named)
-        self._known: Known = {}
+        self._chosen = None if names is None else _parse(names)
+        self._partitions: PartitionCounts = {}
         self._search = Cached(self._find)
 
     async def known(self) -> list[tuple[QueueKind, str, int]]:
         """Return kind, name and partitions of all queues. Raises as :func:`find_queues`."""
-        found = [(*key, partitions) for key, partitions in (await self._all()).items()]
-        return sorted(found, key=lambda each: (each[1].casefold(), each[1], each[0]))
+        queues = [(*key, partitions) for key, partitions in (await self._all()).items()]
+        return sorted(queues, key=lambda queue: (queue[1].casefold(), queue[1], queue[0]))
 
     async def source(self, kind: str, name: str) -> AnySource | None:
         """Return one queue, or None if there is none of that name.
@@ -111,13 +109,13 @@ class Queues:
         if kind not in ("delayed", "reliable"):
             return None
         key: tuple[QueueKind, str] = ("delayed" if kind == "delayed" else "reliable", name)
-        known = await self._all()
-        if key not in known and self._named is None:
-            until = self._search.answered_at + self._search.counts_for(_FRESH_FOR_NEW)
+        queues = await self._all()
+        if key not in queues and self._chosen is None:
+            expires_at = self._search.answered_at + self._search.counts_for(_MAX_AGE_FOR_NEW)
             # A moment longer, since a sleep may end a moment early.
-            await asyncio.sleep(min(until - time.monotonic() + 0.001, _WAIT_FOR_NEW))
-            known = await self._all(_FRESH_FOR_NEW)
-        return self.of(*key, known[key]) if key in known else None
+            await asyncio.sleep(min(expires_at - time.monotonic() + 0.001, _WAIT_FOR_NEW))
+            queues = await self._all(_MAX_AGE_FOR_NEW)
+        return self.of(*key, queues[key]) if key in queues else None
 
     def of(self, kind: QueueKind, name: str, partitions: int) -> AnySource:
         if kind == "delayed":
@@ -128,49 +126,38 @@ class Queues:
         """Search at the next call, because a queue has another number of partitions."""
         self._search.forget()
 
-    async def _all(self, fresh: float = _FRESH) -> Known:
-        return await self._search.sparingly(fresh)
+    async def _all(self, max_age: float = _MAX_AGE) -> PartitionCounts:
+        return await self._search.sparingly(max_age)
 
-    async def _find(self) -> Known:
+    async def _find(self) -> PartitionCounts:
+        if self._chosen is not None:
+            return await self._count(dict.fromkeys(self._chosen, 1))
+        queues = await find_queues(self._session().server)
+        if len(self._partitions) > _MAX_REMEMBERED:
+            self._partitions = {}
+        self._partitions |= await self._count(
+            {queue: max(partitions) + 1 for queue, partitions in queues.items()}
+        )
+        return self._partitions
+
+    async def _count(self, queues: PartitionCounts) -> PartitionCounts:
         server = self._session().server
-        if self._named is not None:
-            return await _known(server, dict.fromkeys(self._named, 1))
-        found = await find_queues(server)
-        if len(self._known) > _REMEMBERED:
-            self._known = {}
-        self._known |= await _known(server, {key: max(seen) + 1 for key, seen in found.items()})
-        return self._known
+        calls = (count_partitions(server, *queue, number) for queue, number in queues.items())
+        return dict(zip(queues, await asyncio.gather(*calls), strict=True))
 
 
-async def _known(server: RedisClient, seen: Known) -> Known:
-    calls = (_partitions(server, *key, least) for key, least in seen.items())
-    numbers = await asyncio.gather(*calls)
-    return dict(zip(seen, numbers, strict=True))
-
-
-async def _partitions(server: RedisClient, kind: QueueKind, name: str, seen: int) -> int:
-    """Return the number of a queue's partitions, of which ``seen`` are known."""
-    if kind == "delayed":
-        return 1
-    try:
-        stored = await ReliableStore(server, ReliableKeys.of(name)).settings()
-    except ServerRefused:
-        return seen
-    return max(seen, stored.partitions)
-
-
-def _named(names: Iterable[str]) -> list[tuple[QueueKind, str]]:
+def _parse(names: Iterable[str]) -> list[tuple[QueueKind, str]]:
     if isinstance(names, str):
         raise BadInput("queues must be a list of names, not a str")
-    known: list[tuple[QueueKind, str]] = []
-    for each in names:
-        kind, colon, name = each.partition(":")
+    queues: list[tuple[QueueKind, str]] = []
+    for argument in names:
+        kind, colon, name = argument.partition(":")
         if colon and kind == "delayed":
             DelayedKeys.of(name)
-            known.append(("delayed", name))
+            queues.append(("delayed", name))
         elif colon and kind == "reliable":
             ReliableKeys.of(name)
-            known.append(("reliable", name))
+            queues.append(("reliable", name))
         else:
-            raise BadInput(f'a queue must be "reliable:NAME" or "delayed:NAME", not {each!r}')
-    return known
+            raise BadInput(f'a queue must be "reliable:NAME" or "delayed:NAME", not {argument!r}')
+    return queues

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, TypeVar
+
+from delayq._background import gather_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -21,11 +22,6 @@ async def in_steps(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list
     """Act on all items, one batch at a time."""
     results: list[R] = []
     for at in range(0, len(items), _AT_ONCE):
-        some = [act(item) for item in items[at : at + _AT_ONCE]]
-        # Wait for all calls, so that none continues behind the page.
-        outcomes = await asyncio.gather(*some, return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
-            results.append(outcome)
+        # Waits for all calls, so that none continues behind the page.
+        results += await gather_all(map(act, items[at : at + _AT_ONCE]))
     return results

@@ -8,11 +8,11 @@ neither skip nor repeat a message, unless it moves in between. No script looks a
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import deque
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple
 
+from delayq._background import gather_all
 from delayq._generics import T
 from delayq._reliable.store import PAGE
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from delayq._reliable.store import ReliableStore
 
     Order = tuple[int, ...]
-
-R = TypeVar("R")
 
 # The names of letters are short, so a command may return more of them.
 _DEATHS = 1000
@@ -104,7 +102,7 @@ async def letters_page(
     named: dict[int, list[Death]] = {}
     for number, death in deaths:
         named.setdefault(number, []).append(death)
-    parts = await _all([stores[number].letters_of(some) for number, some in named.items()])
+    parts = await gather_all([stores[number].letters_of(some) for number, some in named.items()])
     read = {number: iter(letters) for number, letters in zip(named, parts, strict=True)}
     found = [(number, next(read[number])) for number, _ in deaths]
     return [(number, letter) for number, letter in found if letter is not None]
@@ -223,7 +221,7 @@ class _Merged(Generic[T]):
         if not self._unknown:
             return
         numbers, self._unknown = self._unknown, []
-        pages = await _all([self._reads[number]() for number in numbers])
+        pages = await gather_all([self._reads[number]() for number in numbers])
         for number, page in zip(numbers, pages, strict=True):
             if page:
                 self._parts[number].extend(page)
@@ -234,12 +232,3 @@ class _Merged(Generic[T]):
             heapq.heappush(self._firsts, (self._order(part[0]), number))
         else:
             self._unknown.append(number)
-
-
-async def _all(calls: Sequence[Awaitable[R]]) -> list[R]:
-    """Wait for all calls, so that none continues behind the others, then raise the first error."""
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    for outcome in outcomes:
-        if isinstance(outcome, BaseException):
-            raise outcome
-    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]

@@ -51,13 +51,16 @@ _SCRIPTS = "eval evalsha"
 
 # Placeholders, until the pattern is written, for the rest of a name, one character of a token, a
 # priority and a digit: these code points are noncharacters.
-_REST, _ONE, _PRIORITY, _DIGIT = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3"
-_CLIENT = 12 * _ONE
+_ANY_SUFFIX, _ANY_CHARACTER = "\ufdd0", "\ufdd1"
+_ANY_PRIORITY, _ANY_DIGIT = "\ufdd2", "\ufdd3"
+_ANY_CLIENT = 12 * _ANY_CHARACTER
 # Commands of scripts that need only one subcommand.
-_NARROWER = {"pubsub": "pubsub|numsub"}
+_SUBCOMMANDS = {"pubsub": "pubsub|numsub"}
 _SPECIAL = re.compile(r"[*?\[\\]")
 # Characters that a rule cannot contain, because it would end there.
-_NOT_IN_RULES = re.compile(f"[\0\t\n\v\f\r {_REST}{_ONE}{_PRIORITY}{_DIGIT}]")
+_NOT_IN_RULES = re.compile(
+    f"[\0\t\n\v\f\r {_ANY_SUFFIX}{_ANY_CHARACTER}{_ANY_PRIORITY}{_ANY_DIGIT}]"
+)
 # Commands that find the right server.
 _SERVERS: dict[Servers, str] = {"one": "", "cluster": "asking cluster|slots", "sentinel": ""}
 
@@ -77,27 +80,27 @@ class _Work:
     never: str = ""
 
 
-_LOOKS_AT_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
-_LOOKS_AT_RELIABLE = "zcard zrange hmget hgetall"
+_READ_DELAYED = "time llen lindex lrange hmget zcard zcount zrange zrevrange"
+_READ_RELIABLE = "zcard zrange hmget hgetall"
 
 _WORK: dict[tuple[Kind, Role], _Work] = {
     # No access to the ready list: other processes move due messages.
     ("delayed", "producer"): _Work(),
     ("delayed", "consumer"): _Work("blmove unlink rpush", "summons"),
-    ("delayed", "admin"): _Work(f"{_LOOKS_AT_DELAYED} zscan unlink"),
+    ("delayed", "admin"): _Work(f"{_READ_DELAYED} zscan unlink"),
     ("delayed", "dashboard"): _Work(
-        _LOOKS_AT_DELAYED, "ready timeout ordered quarantine leases leased"
+        _READ_DELAYED, "ready timeout ordered quarantine leases leased"
     ),
     ("reliable", "producer"): _Work("unlink"),
-    # Of the re-check, it reaches only the part for reliable queues.
+    # It runs only the reliable-queue branch of the re-check.
     ("reliable", "consumer"): _Work("hscan hmget hget time unlink", never="llen"),
     # The last commands and keys are those of a move to another number of partitions.
     ("reliable", "admin"): _Work(
-        f"{_LOOKS_AT_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
+        f"{_READ_RELIABLE} hscan set zmscore hset hdel hlen pttl pexpire unlink zrem"
         " time zcount zrangebylex zremrangebylex",
         "done shared_moments awaited recorded records starts aside",
     ),
-    ("reliable", "dashboard"): _Work(_LOOKS_AT_RELIABLE, "dead_messages schedules settings"),
+    ("reliable", "dashboard"): _Work(_READ_RELIABLE, "dead_messages schedules settings"),
 }
 
 _KEYS_OF_DELAYED = "ready timeout ordered channel quarantine leases leased turns summons"
@@ -165,32 +168,33 @@ def acl_rules(
         raise BadInput(f"role must be one of {', '.join(ROLES)}, not {role!r}")
     if servers not in _SERVERS:
         raise BadInput(f"servers must be one of {', '.join(_SERVERS)}, not {servers!r}")
-    wanted: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
+    commands: set[str] = set(f"{_EVERYBODY} {_SERVERS[servers]}".split())
     if (promise := parse(durability)) is not None and role == "producer":
-        wanted.add(str(promise.command[0]).lower())
+        commands.add(str(promise.command[0]).lower())
     keys: list[str] = []
     channels: list[str] = []
     for name in delayed:
-        commands, names = _work_of("delayed", role)
-        one = DelayedKeys.of(_whole(name, prefix=prefix, ready=True))
-        wanted |= commands
-        keys += _delayed_keys(one, names)
-        channels += (one.channel, one.turns, *([one.summons] if role == "consumer" else ()))
+        role_commands, key_names = _work_of("delayed", role)
+        queue = DelayedKeys.of(_with_any_suffix(name, prefix=prefix, ready=True))
+        commands |= role_commands
+        keys += _delayed_keys(queue, key_names)
+        channels += (queue.channel, queue.turns)
+        channels += [queue.summons] if role == "consumer" else []
     for name in reliable:
-        commands, names = _work_of("reliable", role)
-        wanted |= commands
-        for other in _of_partitions(_whole(name, prefix=prefix, ready=False), partitions):
-            keys += _reliable_keys(other, names)
-            channels += _reliable_channels(other, role)
+        role_commands, key_names = _work_of("reliable", role)
+        commands |= role_commands
+        for part in _of_partitions(_with_any_suffix(name, prefix=prefix, ready=False), partitions):
+            keys += _reliable_keys(part, key_names)
+            channels += _reliable_channels(part, role)
     if not channels:
         raise BadInput("name at least one queue")
     if database:
-        wanted.add("select")
+        commands.add("select")
     return [
         "resetkeys",
         "resetchannels",
         "-@all",
-        *(f"+{command}" for command in sorted(wanted)),
+        *(f"+{command}" for command in sorted(commands)),
         *(f"~{_pattern(key)}" for key in dict.fromkeys(keys)),
         *(f"&{_pattern(channel)}" for channel in dict.fromkeys(channels)),
     ]
@@ -201,12 +205,14 @@ def _of_partitions(name: str, partitions: int) -> list[ReliableKeys]:
     that their numbers have.
     """
     check_partitions(partitions)
-    others = range(1, len(str(partitions - 1)) + 1) if partitions > 1 else ()
+    lengths = range(1, len(str(partitions - 1)) + 1) if partitions > 1 else ()
     return [
         ReliableKeys.of(name),
         *(
-            ReliableKeys.below(name, partition_prefix(name, digits * _DIGIT, SALT_LENGTH * _ONE))
-            for digits in others
+            ReliableKeys.below(
+                name, partition_prefix(name, length * _ANY_DIGIT, SALT_LENGTH * _ANY_CHARACTER)
+            )
+            for length in lengths
         ),
     ]
 
@@ -215,7 +221,7 @@ def _work_of(kind: Kind, role: Role) -> tuple[set[str], set[str]]:
     """Return the commands that a role needs for queues of one kind, and the names of its keys."""
     work, scripts = _WORK[kind, role], scripts_of(kind, role)
     of_scripts = {command.lower() for script in scripts for command in commands_of(script)}
-    of_scripts = {_NARROWER.get(each, each) for each in of_scripts - {*work.never.split()}}
+    of_scripts = {_SUBCOMMANDS.get(name, name) for name in of_scripts - {*work.never.split()}}
     calls = {*_SCRIPTS.split()} if scripts else set()
     names = {name for script in scripts for name in script.keys}
     return calls | of_scripts | {*work.commands.split()}, names | {*work.keys.split()}
@@ -223,17 +229,17 @@ def _work_of(kind: Kind, role: Role) -> tuple[set[str], set[str]]:
 
 def _delayed_keys(keys: DelayedKeys, names: Container[str]) -> list[str]:
     every: dict[str, str] = {name: getattr(keys, name) for name in _KEYS_OF_DELAYED.split()}
-    every["fence"] = keys.fence(f"{_CLIENT}-{8 * _ONE}")
+    every["fence"] = keys.fence(f"{_ANY_CLIENT}-{8 * _ANY_CHARACTER}")
     return [key for name, key in every.items() if name in names]
 
 
 def _reliable_keys(keys: ReliableKeys, names: Container[str]) -> list[str]:
     first, second = keys.waiting[:2]
-    every = {"waiting_0": first, "waiting_1": second[:-1] + _PRIORITY}
+    every = {"waiting_0": first, "waiting_1": second[:-1] + _ANY_PRIORITY}
     for name in (*MESSAGES[PRIORITIES:], *_KEYS_OF_RELIABLE.split()):
         every[name] = keys.named(name)
-    every["call"] = keys.call(f"{_CLIENT}-{_ONE}")
-    every["aside"] = keys.wake.removesuffix("wake") + f"aside:{_REST}"
+    every["call"] = keys.call(f"{_ANY_CLIENT}-{_ANY_CHARACTER}")
+    every["aside"] = keys.wake.removesuffix("wake") + f"aside:{_ANY_SUFFIX}"
     return [key for name, key in every.items() if name in names]
 
 
@@ -246,7 +252,7 @@ def _reliable_channels(keys: ReliableKeys, role: Role) -> list[str]:
     return channels
 
 
-def _whole(name: str, *, prefix: bool, ready: bool) -> str:
+def _with_any_suffix(name: str, *, prefix: bool, ready: bool) -> str:
     """Return a name, with a placeholder for its end if it is only a prefix."""
     if not isinstance(name, str) or not name:
         raise BadName(f"a queue's name must be a non-empty str, not {given(name)}")
@@ -256,11 +262,16 @@ def _whole(name: str, *, prefix: bool, ready: bool) -> str:
         return name
     if ready and any(reserved.startswith(name) for reserved in RESERVED):
         raise BadName(f"keys of other queues also begin with {name!r}: use a longer prefix")
-    return name + _REST
+    return name + _ANY_SUFFIX
 
 
 def _pattern(key: str) -> str:
     pattern = _SPECIAL.sub(r"\\\g<0>", key)
     return pattern.translate(
-        {ord(_REST): "*", ord(_ONE): "?", ord(_PRIORITY): "[1-9]", ord(_DIGIT): "[0-9]"}
+        {
+            ord(_ANY_SUFFIX): "*",
+            ord(_ANY_CHARACTER): "?",
+            ord(_ANY_PRIORITY): "[1-9]",
+            ord(_ANY_DIGIT): "[0-9]",
+        }
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -12,9 +13,10 @@ from delayq._redis.slots import SLOTS
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.groups import to_group
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules
-from delayq.admin.inspect import FoundQueue
+from delayq.admin.catalog import FoundQueue, list_queues
+from delayq.admin.delayed import DelayedInspector
+from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_group_state
 from delayq.errors import BadName, DelayqError, ServerRefused
 
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "note", "wrong"]
 
-_OLDEST = (6, 2)
+_OLDEST_VERSION = (6, 2)
 # Seconds. Deliveries do not depend on this clock; offers with a moment do only for a trip's time.
-_CLOCK_OFF = 5.0
+_MAX_CLOCK_ERROR = 5.0
 _MEMORY_SHORT = 0.9
 # The queue name for checking the user's rights if there is no queue: any name will do.
-_NOBODYS = "delayq-doctor"
-_EVICTED = (
+_ABSENT_QUEUE = "delayq-doctor"
+_AFTER_EVICTION = (
     "CONFIG SET maxmemory-policy noeviction, and start a worker, which puts back what waits; offer"
     " again what has lost its content"
 )
-# The number of groups of a partition that are looked at, and of those that are named.
-_MOST_GROUPS = 100
+# The number of groups of a partition that are read, and of those that are named.
+_MAX_GROUPS = 100
 _NAMED = 3
 
 
@@ -79,6 +81,30 @@ async def diagnose(
     Raises:
         ServerUnavailable: The server does not answer.
     """
+    async for finding in _servers(client):
+        yield finding
+    if cluster := await _cluster(client):
+        yield cluster
+    yield await _clock(client)
+    if queues is None:
+        queues = ()
+        try:
+            queues = await list_queues(client)
+        except ServerRefused as error:
+            text = f"this user may not list them: {error}"
+            advice = "name the queues: delayq doctor NAME delayed:NAME"
+            yield Finding("note", "queues", text, advice)
+        else:
+            yield Finding("ok", "queues", f"{len(queues)} found")
+    async for finding in _rights(client, queues, role):
+        yield finding
+    for queue in queues:
+        yield await _queue(client, queue, overdue)
+        async for finding in _differences(client, queue):
+            yield finding
+
+
+async def _servers(client: Client) -> AsyncIterator[Finding]:
     try:
         infos = await server_info.servers(client.session.server)
     except ServerRefused:
@@ -86,23 +112,6 @@ async def diagnose(
     for info in infos:
         for finding in _of_server(info):
             yield finding
-    if cluster := await _cluster(client):
-        yield cluster
-    yield await _clock(client)
-    found: Sequence[FoundQueue] = queues or ()
-    if queues is None:
-        try:
-            found = await inspection.queues(client)
-        except ServerRefused as error:
-            text = f"this user may not list them: {error}"
-            advice = "name the queues: delayq doctor NAME delayed:NAME"
-            yield Finding("note", "queues", text, advice)
-        else:
-            yield Finding("ok", "queues", f"{len(found)} found")
-    async for finding in _rights(client, found, role):
-        yield finding
-    async for finding in _queues(client, found, overdue):
-        yield finding
 
 
 def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
@@ -110,8 +119,8 @@ def _of_server(info: Mapping[str, str]) -> Iterator[Finding]:
         advice = "to have the server checked: ACL SETUSER name +info"
         yield Finding("note", "server", "this user may not run INFO", advice)
         return
-    for look in (_version, _role, _persistence, _memory):
-        yield look(info)
+    for check in (_version, _role, _persistence, _memory):
+        yield check(info)
 
 
 def _version(info: Mapping[str, str]) -> Finding:
@@ -119,7 +128,7 @@ def _version(info: Mapping[str, str]) -> Finding:
     if not version:
         name, version = "Redis", info.get("redis_version", "?")
     numbers = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
-    if numbers < _OLDEST:
+    if numbers < _OLDEST_VERSION:
         advice = "upgrade: delayq needs Redis 6.2 or newer, or Valkey"
         return Finding("wrong", "version", f"{name} {version}", advice)
     up = _ago(int(info.get("uptime_in_seconds", 0)))
@@ -129,8 +138,8 @@ def _version(info: Mapping[str, str]) -> Finding:
 def _role(info: Mapping[str, str]) -> Finding:
     replicas = info.get("connected_slaves", "0")
     if info.get("role", "master") != "master":
-        place = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
-        advice = f"use the address of its master, {place}, or redis+sentinel://"
+        master = f"{info.get('master_host', '?')}:{info.get('master_port', '?')}"
+        advice = f"use the address of its master, {master}, or redis+sentinel://"
         return Finding("wrong", "role", "a replica, which accepts no writes", advice)
     return Finding("ok", "role", f"a master, with {_count(int(replicas), 'replica')}")
 
@@ -158,10 +167,12 @@ def _persistence(info: Mapping[str, str]) -> Finding:
 
 
 def _memory(info: Mapping[str, str]) -> Finding:
-    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    in_use, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     policy = info.get("maxmemory_policy", "noeviction")
     text = (
-        f"{_bytes(used)} used" + (f" of {_bytes(limit)}" if limit else ", no limit") + f", {policy}"
+        f"{_bytes(in_use)} used"
+        + (f" of {_bytes(limit)}" if limit else ", no limit")
+        + f", {policy}"
     )
     if policy != "noeviction":
         advice = (
@@ -173,7 +184,7 @@ def _memory(info: Mapping[str, str]) -> Finding:
             return Finding("wrong", "memory", text, advice)
         text += ": if a limit is set, the server will drop messages"
         return Finding("note", "memory", text, advice)
-    if limit and used > limit * _MEMORY_SHORT:
+    if limit and in_use > limit * _MEMORY_SHORT:
         text += ": offers will be refused when memory is full"
         return Finding("wrong", "memory", text, "raise maxmemory or purge queues")
     return Finding("ok", "memory", text)
@@ -203,18 +214,32 @@ async def _cluster(client: Client) -> Finding | None:
 
 async def _clock(client: Client) -> Finding:
     try:
-        off, way = await inspection.clock_ahead(client)
+        ahead, round_trip = await clock_ahead(client)
     except ServerRefused as error:
         return Finding("note", "clock", f"this user may not read the server's time: {error}")
-    side = "ahead of" if off > 0 else "behind"
+    side = "ahead of" if ahead > 0 else "behind"
     text = (
-        f"the server's clock is {abs(off) * 1000:,.1f} ms {side} this machine's; a round trip takes"
-        f" {way * 1000:.1f} ms"
+        f"the server's clock is {abs(ahead) * 1000:,.1f} ms {side} this machine's; a round trip"
+        f" takes {round_trip * 1000:.1f} ms"
     )
-    if abs(off) > _CLOCK_OFF:
+    if abs(ahead) > _MAX_CLOCK_ERROR:
         advice = "delays are still correct, because the server's clock decides; synchronise both"
         return Finding("note", "clock", text, f"{advice} with NTP")
     return Finding("ok", "clock", text)
+
+
+async def clock_ahead(client: Client, questions: int = 10) -> tuple[float, float]:
+    """Return how far the server's clock is ahead of ours, by the quickest answer, and how long that
+    took, in seconds.
+    """
+    answers: list[tuple[float, float]] = []
+    for _ in range(questions):
+        asked_at = time.time()
+        server_time = (await client.server_time()).timestamp()
+        answered_at = time.time()
+        answers.append((answered_at - asked_at, server_time - (asked_at + answered_at) / 2))
+    took, ahead = min(answers)
+    return ahead, took
 
 
 async def _rights(
@@ -225,21 +250,21 @@ async def _rights(
         user = await server_info.user(server)
     except ServerRefused:
         user = "?"
-    able: list[str] = []
+    fulfilled: list[str] = []
     lacks: dict[str, str] = {}
     # One queue of each kind represents all. No user has rules for names that rules cannot have.
-    names = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
-    names = names or {"reliable": FoundQueue("reliable", _NOBODYS)}
+    samples = {queue.kind: queue for queue in reversed(queues) if _can_be_granted(queue)}
+    samples = samples or {"reliable": FoundQueue("reliable", _ABSENT_QUEUE)}
     try:
-        for each in ROLES if role is None else (role,):
+        for candidate in ROLES if role is None else (role,):
             if missing := [
                 right
-                for queue in names.values()
-                async for right in _missing(client, user, each, queue)
+                for queue in samples.values()
+                async for right in _missing(client, user, candidate, queue)
             ]:
-                lacks[each] = ", ".join(dict.fromkeys(missing))
+                lacks[candidate] = ", ".join(dict.fromkeys(missing))
             else:
-                able.append(each)
+                fulfilled.append(candidate)
     except ServerRefused:
         # ACL DRYRUN needs Redis 7, and the right to call it.
         yield Finding(
@@ -249,14 +274,14 @@ async def _rights(
             " are missing",
         )
         return
-    for lacking, missing_text in lacks.items():
-        kinds = " ".join(queue.argument for queue in names.values())
+    arguments = " ".join(queue.argument for queue in samples.values())
+    for lacking, rights in lacks.items():
         level: Level = "wrong" if lacking == role else "note"
-        shown = missing_text if len(missing_text) <= 60 else f"{missing_text[:57]}..."
-        text = f"user {user!r} cannot act as {lacking}: lacks {shown}"
-        yield Finding(level, "rights", text, f"see: delayq acl {lacking} {kinds}")
-    if able:
-        yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(able)}")
+        excerpt = rights if len(rights) <= 60 else f"{rights[:57]}..."
+        text = f"user {user!r} cannot act as {lacking}: lacks {excerpt}"
+        yield Finding(level, "rights", text, f"see: delayq acl {lacking} {arguments}")
+    if fulfilled:
+        yield Finding("ok", "rights", f"user {user!r} can act as: {', '.join(fulfilled)}")
 
 
 def _can_be_granted(queue: FoundQueue) -> bool:
@@ -289,22 +314,15 @@ async def _missing(client: Client, user: str, role: Role, queue: FoundQueue) -> 
         yield right
 
 
-async def _queues(
-    client: Client, queues: Sequence[FoundQueue], overdue: float
-) -> AsyncIterator[Finding]:
-    for queue in queues:
-        yield await _queue(client, queue, overdue)
-        async for finding in _differences(client, queue):
-            yield finding
-
-
 async def _queue(client: Client, queue: FoundQueue, overdue: float) -> Finding:
     check = f"{queue.kind} {queue.name}"
-    look = _reliable if queue.kind == "reliable" else _delayed
     try:
-        if queue.kind == "reliable" and (missing := await _missing_keys(client, queue)):
-            return Finding("wrong", check, missing, _EVICTED)
-        level, text, advice = await look(client, queue, overdue)
+        inspector = queue.inspector(client)
+        level, text, advice = await (
+            _delayed(inspector, queue, overdue)
+            if isinstance(inspector, DelayedInspector)
+            else _reliable(inspector, queue, overdue)
+        )
     except ServerRefused as error:
         advice = f"see the rights that it needs: delayq acl dashboard {queue.argument}"
         return Finding("wrong", check, str(error), advice)
@@ -319,36 +337,45 @@ async def _differences(client: Client, queue: FoundQueue) -> AsyncIterator[Findi
         return
     # Other findings tell which rights are missing.
     with suppress(DelayqError):
-        store = (await inspection.stores_of_found(client, queue))[0]
-        for difference, workers in await inspection.differences(store):
-            names = ", ".join(f"{worker.host}:{worker.pid}" for worker in workers[:_NAMED])
-            more = f" and {len(workers) - _NAMED:,} more" if len(workers) > _NAMED else ""
+        inspector = ReliableInspector(client.session, queue.name)
+        for difference, workers in await inspector.differences():
+            names = _listing([f"{worker.host}:{worker.pid}" for worker in workers])
             yield Finding(
                 "note",
                 f"reliable {queue.name}",
-                f"{difference.text} of {names}{more}: the value on the server counts",
+                f"{difference.text} of {names}: the value on the server counts",
                 f"{difference.command(queue.argument)}, or change the code",
             )
 
 
-async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
-    stats = await inspection.found_stats(client, queue)
+async def _reliable(
+    inspector: ReliableInspector, queue: FoundQueue, overdue: float
+) -> tuple[Level, str, str]:
+    stores = await inspector.all_stores()
+    if missing := await _missing_keys(stores):
+        return "wrong", f"{missing}: the server has evicted keys of this queue", _AFTER_EVICTION
+    stats = await inspector.depth()
+    if not (stats.ready or stats.delayed or stats.leased or stats.dead or stats.paused) and (
+        not await inspector.exists()
+    ):
+        return "note", "there is no such queue", "delayq queues lists those that there are"
+    return await _state(inspector, queue, stats, overdue)
+
+
+async def _state(
+    inspector: ReliableInspector, queue: FoundQueue, stats: QueueDepth, overdue: float
+) -> tuple[Level, str, str]:
     text = (
         f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased, {stats.dead:,}"
         " dead"
     )
-    stores = await inspection.stores_of_found(client, queue)
-    if not (stats.ready or stats.delayed or stats.leased or stats.dead or stats.paused) and (
-        not await inspection.was_used(stores[0])
-    ):
-        return "note", "there is no such queue", "delayq queues lists those that there are"
-    late = stats.ready and stats.oldest_due_age > overdue
+    is_late = stats.ready and stats.oldest_due_age > overdue
     if stats.paused:
-        return "wrong" if late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
-    if late:
-        level, why, advice = await _why_late(stores, queue, stats)
-        return level, f"{text}: {why}", advice
-    if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(stores[0]):
+        return "wrong" if is_late else "note", f"{text}: paused", f"delayq resume {queue.argument}"
+    if is_late:
+        level, cause, advice = await _why_late(inspector, queue, stats)
+        return level, f"{text}: {cause}", advice
+    if (stats.ready or stats.delayed) and not stats.leased and not await _has_workers(inspector):
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "note", f"{text}: no process works on it", advice
     if stats.dead:
@@ -357,67 +384,70 @@ async def _reliable(client: Client, queue: FoundQueue, overdue: float) -> tuple[
 
 
 async def _why_late(
-    stores: Sequence[ReliableStore], queue: FoundQueue, stats: QueueDepth
+    inspector: ReliableInspector, queue: FoundQueue, stats: QueueDepth
 ) -> tuple[Level, str, str]:
     age = _ago(int(stats.oldest_due_age))
-    if limit := await _limit_of(stores, queue, stats):
-        why, advice = limit
-        return "note", f"behind by {age}, {why}", advice
+    if limit := await _limit_of(inspector, queue, stats):
+        cause, advice = limit
+        return "note", f"behind by {age}, {cause}", advice
     if not stats.leased:
         advice = "start a worker: delayq worker MODULE:ATTRIBUTE"
         return "wrong", f"due for {age}, but not taken", advice
     return "note", f"behind by {age}", "start more workers, or raise their concurrency"
 
 
-async def _missing_keys(client: Client, queue: FoundQueue) -> str:
-    """Return what the server seems to have evicted of a queue; empty if that is nothing."""
-    for store in await inspection.stores_of_found(client, queue):
+async def _missing_keys(stores: Sequence[ReliableStore]) -> str:
+    """Return the keys that the server seems to have evicted; empty if there are none."""
+    for store in stores:
         # Other findings say which rights are missing.
         with suppress(ServerRefused):
             if missing := await store.missing_keys():
-                return f"{missing}: the server has evicted keys of this queue"
+                return missing
     return ""
 
 
-async def _has_workers(store: ReliableStore) -> bool:
+async def _has_workers(inspector: ReliableInspector) -> bool:
     """Return whether a process works on a queue; also True if the user may not know."""
     try:
-        return bool(await store.workers())
+        return bool(await inspector.workers())
     except ServerRefused:
         return True
 
 
 async def _limit_of(
-    stores: Sequence[ReliableStore], queue: FoundQueue, stats: QueueDepth
+    inspector: ReliableInspector, queue: FoundQueue, stats: QueueDepth
 ) -> tuple[str, str] | None:
     """Return what keeps due messages back if more workers would not help, and how to change it."""
     try:
-        settings = (await stores[0].settings()).public()
+        settings = await inspector.settings()
         groups = [
-            to_group(group) for store in stores for group in await store.groups("", _MOST_GROUPS)
+            to_group(group)
+            for store in inspector.stores
+            for group in await store.groups("", _MAX_GROUPS)
         ]
     except ServerRefused:
         return None
     limit = settings.limit
     if limit is not None and limit.concurrency is not None and stats.leased >= limit.concurrency:
-        raising = f"delayq configure {queue.argument} --limit N"
-        return f"at its limit of {limit.concurrency:,} at a time", f"to raise it: {raising}"
+        command = f"delayq configure {queue.argument} --limit N"
+        return f"at its limit of {limit.concurrency:,} at a time", f"to raise it: {command}"
     now = datetime.now(UTC)
-    held = [
+    held_back = [
         group
         for group in groups
         if group.ready and describe_group_state(group, now) not in ("ok", "due")
     ]
-    if held and sum(group.ready for group in held) >= stats.ready:
-        names = ", ".join(f"{group.name!r}" for group in held[:_NAMED])
-        more = f" and {len(held) - _NAMED:,} more" if len(held) > _NAMED else ""
-        kept = f"all in groups that are paused, held up, or at their limits: {names}{more}"
-        return kept, f"see: delayq groups list {queue.argument}"
+    if held_back and sum(group.ready for group in held_back) >= stats.ready:
+        names = _listing([f"{group.name!r}" for group in held_back])
+        cause = f"all in groups that are paused, held up, or at their limits: {names}"
+        return cause, f"see: delayq groups list {queue.argument}"
     return None
 
 
-async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[Level, str, str]:
-    stats = await inspection.found_stats(client, queue)
+async def _delayed(
+    inspector: DelayedInspector, queue: FoundQueue, overdue: float
+) -> tuple[Level, str, str]:
+    stats = await inspector.depth()
     text = f"{stats.ready:,} ready, {stats.delayed:,} delayed, {stats.leased:,} leased"
     if stats.quarantined is not None:
         text += f", {stats.quarantined:,} unreadable"
@@ -429,8 +459,14 @@ async def _delayed(client: Client, queue: FoundQueue, overdue: float) -> tuple[L
     return "ok", text, ""
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" + ("" if number == 1 else "s")
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def _listing(names: Sequence[str]) -> str:
+    """Return the first names, and how many more there are."""
+    suffix = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + suffix
 
 
 def _bytes(size: float) -> str:

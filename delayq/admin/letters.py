@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
     from delayq._reliable.store import ReliableStore
 
+    # Letters of one partition, by their names on the server.
+    Letters = dict[bytes, DeadLetter[bytes]]
+
 GroupBy = Literal["error", "type", "reason"]
 
 OTHERS = "(others)"
 """The name of the group for letters that came after the first 1,000 groups."""
 
-_AT_A_TIME = 100
-_MOST_GROUPS = 1000
+_STEP = 100
+_MAX_GROUPS = 1000
 
 
 @dataclass(frozen=True)
@@ -59,14 +62,11 @@ class LetterQuery:
             (self.cause is None or _cause(letter, self.cause[0]) == self.cause[1])
             and self.error.lower() in letter.error.lower()
             and self.reason.lower() in letter.reason.lower()
-            and not self._is_too_young(letter)
+            and not self.ends_at(letter)
         )
 
     def ends_at(self, letter: DeadLetter[bytes]) -> bool:
-        """Return whether no letter after this one can match, because letters come by age."""
-        return self._is_too_young(letter)
-
-    def _is_too_young(self, letter: DeadLetter[bytes]) -> bool:
+        """Return whether this letter, and so each after it, is too young: letters come by age."""
         return self.died_before is not None and letter.died_at > self.died_before
 
 
@@ -91,14 +91,14 @@ async def find(
     stores: Sequence[ReliableStore], query: LetterQuery, *, offset: int = 0, limit: int = 100
 ) -> list[DeadLetter[bytes]]:
     """Return the dead letters that match, oldest first."""
-    found = []
+    partitions = []
     for reader in await _readers(stores, query):
-        here: list[DeadLetter[bytes]] = []
+        matches: list[DeadLetter[bytes]] = []
         # Each partition may have all the letters that come first.
-        while len(here) < offset + limit and (some := await reader.step()) is not None:
-            here += some.values()
-        found.append(here)
-    oldest = heapq.merge(*found, key=lambda letter: letter.died_at)
+        while len(matches) < offset + limit and (letters := await reader.step()) is not None:
+            matches += letters.values()
+        partitions.append(matches)
+    oldest = heapq.merge(*partitions, key=lambda letter: letter.died_at)
     return [*islice(oldest, offset, offset + limit)]
 
 
@@ -108,29 +108,30 @@ async def groups(
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
-    most: int | None = None,
-    until: float = float("inf"),
+    max_examined: int | None = None,
+    deadline: float = float("inf"),
 ) -> list[LetterGroup]:
     """Count the dead letters that match by their cause, the most frequent first.
 
     Letters without an error are counted by their reason. ``progress`` is called after each step
-    with the number of letters examined so far, and the total. All are examined, or about ``most``,
-    or those for which there is time before ``until``, a moment of the monotonic clock.
+    with the number of letters examined so far, and the total. All are examined, or about
+    ``max_examined``, or those for which there is time before ``deadline``, a moment of the
+    monotonic clock.
     """
     counts: Counter[str] = Counter()
     moments: dict[str, tuple[datetime, datetime]] = {}
 
-    async def count(_: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
-        for letter in some.values():
+    async def count_causes(_: ReliableStore, letters: Letters) -> int:
+        for letter in letters.values():
             cause = _cause(letter, by)
-            if cause not in counts and len(counts) >= _MOST_GROUPS:
+            if cause not in counts and len(counts) >= _MAX_GROUPS:
                 cause = OTHERS
             counts[cause] += 1
             first, last = moments.get(cause, (letter.died_at, letter.died_at))
             moments[cause] = min(first, letter.died_at), max(last, letter.died_at)
         return 0
 
-    await _each(stores, query, count, progress, most, until)
+    await _apply(stores, query, count_causes, progress, max_examined, deadline)
     return [LetterGroup(cause, number, *moments[cause]) for cause, number in counts.most_common()]
 
 
@@ -139,22 +140,22 @@ async def count(
     query: LetterQuery,
     *,
     progress: Callable[[int, int], None] | None = None,
-    most: int | None = None,
-    until: float = float("inf"),
+    max_examined: int | None = None,
+    deadline: float = float("inf"),
 ) -> int:
     """Return the number of dead letters that match.
 
-    ``progress``, ``most`` and ``until`` are as for :func:`groups`.
+    ``progress``, ``max_examined`` and ``deadline`` are as for :func:`groups`.
     """
-    matched = 0
+    matching = 0
 
-    async def add(_: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
-        nonlocal matched
-        matched += len(some)
+    async def add(_: ReliableStore, letters: Letters) -> int:
+        nonlocal matching
+        matching += len(letters)
         return 0
 
-    await _each(stores, query, add, progress, most, until)
-    return matched
+    await _apply(stores, query, add, progress, max_examined, deadline)
+    return matching
 
 
 async def redrive(
@@ -171,11 +172,9 @@ async def redrive(
     Raises:
         OutcomeUnknown: Some were requeued, or may have been. With any other error, none was.
     """
-
-    async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
-        return await redrive_letters(store, [*some])
-
-    return await _each(stores, query, act, progress)
+    return await _apply(
+        stores, query, lambda store, letters: redrive_letters(store, [*letters]), progress
+    )
 
 
 async def purge(
@@ -188,37 +187,41 @@ async def purge(
 
     ``progress`` and errors are as for :func:`redrive`.
     """
-
-    async def act(store: ReliableStore, some: dict[bytes, DeadLetter[bytes]]) -> int:
-        return await purge_letters(store, [*some])
-
-    return await _each(stores, query, act, progress)
+    return await _apply(
+        stores, query, lambda store, letters: purge_letters(store, [*letters]), progress
+    )
 
 
 class _Reader:
-    """Reads the letters of one partition that there are now, oldest first."""
+    """Reads the letters of one partition that there are now, oldest first.
+
+    Attributes:
+        total: The number of letters.
+        examined: How many of them are read, or too young to match.
+        read: How many of them are read.
+    """
 
     def __init__(self, store: ReliableStore, query: LetterQuery, total: int) -> None:
         self.store = store
         self.total = total
-        # Those after which none can match count as examined.
-        self.looked_at = 0
+        self.examined = 0
         self.read = 0
         self._query = query
         self._offset = 0
 
-    async def step(self) -> dict[bytes, DeadLetter[bytes]] | None:
-        """Return the next letters that match by name; None after the last step."""
-        left = self.total - self.looked_at
-        page = await self.store.dead_page(self._offset, min(left, _AT_A_TIME)) if left > 0 else []
+    async def step(self) -> Letters | None:
+        """Return the next letters that match; None after the last step."""
+        page = []
+        if (remaining := self.total - self.examined) > 0:
+            page = await self.store.dead_page(self._offset, min(remaining, _STEP))
         if not page:
             return None
         letters = {stored.name: read_dead_letter(stored, BytesCodec()) for stored in page}
-        self.looked_at += len(page)
+        self.examined += len(page)
         self.read += len(page)
         self._offset += len(page)
         if self._query.ends_at(letters[page[-1].name]):
-            self.looked_at = self.total
+            self.examined = self.total
         return {name: letter for name, letter in letters.items() if self._query.matches(letter)}
 
     def removed(self, number: int) -> None:
@@ -230,41 +233,42 @@ async def _readers(stores: Sequence[ReliableStore], query: LetterQuery) -> list[
     return [_Reader(store, query, await store.count_dead()) for store in stores]
 
 
-async def _each(
+async def _apply(
     stores: Sequence[ReliableStore],
     query: LetterQuery,
-    act: Callable[[ReliableStore, dict[bytes, DeadLetter[bytes]]], Awaitable[int]],
+    act: Callable[[ReliableStore, Letters], Awaitable[int]],
     progress: Callable[[int, int], None] | None,
-    most: int | None = None,
-    until: float = float("inf"),
+    max_examined: int | None = None,
+    deadline: float = float("inf"),
 ) -> int:
     """Apply ``act``, which returns how many letters it removed, to the letters that match among the
-    first ``most``, or all; begin no step but the first after ``until``, a moment of the monotonic
-    clock. Return the sum of its results.
+    first ``max_examined``, or all; begin no step but the first after ``deadline``, a moment of the
+    monotonic clock. Return the sum of its results.
     """
     readers = await _readers(stores, query)
     total = sum(reader.total for reader in readers)
-    done = 0
-    # In turn, so that the first ``most`` are about the oldest of all partitions.
+    removed = read = 0
+    # In turn, so that the first ``max_examined`` are about the oldest of all partitions.
     turns = deque(readers)
     while (
         turns
-        and (most is None or sum(each.read for each in readers) < most)
-        and (not any(each.read for each in readers) or time.monotonic() < until)
+        and (max_examined is None or read < max_examined)
+        and (not read or time.monotonic() < deadline)
     ):
         reader = turns.popleft()
         try:
-            if (some := await reader.step()) is None:
+            if (letters := await reader.step()) is None:
                 continue
-            gone = await act(reader.store, some) if some else 0
+            count = await act(reader.store, letters) if letters else 0
         except ServerError as error:
-            raise half_way(error, done) from error.__cause__
+            raise half_way(error, removed) from error.__cause__
         turns.append(reader)
-        reader.removed(gone)
-        done += gone
+        reader.removed(count)
+        removed += count
+        read = sum(reader.read for reader in readers)
         if progress is not None:
-            progress(sum(each.looked_at for each in readers), total)
-    return done
+            progress(sum(reader.examined for reader in readers), total)
+    return removed
 
 
 def _cause(letter: DeadLetter[bytes], by: GroupBy) -> str:

@@ -12,15 +12,14 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, TypeVar
 
-from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import payload_of
-from delayq._redisson.store import DelayedStore
+from delayq.admin.delayed import DelayedInspector
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 
-    from delayq._redisson.store import MigrationStep
+    from delayq._redisson.store import DelayedStore, MigrationStep
     from delayq.client import Client
 
 T = TypeVar("T")
@@ -52,8 +51,8 @@ _FIRST_BATCH = 10
 _PAGE = 500
 # Past the end of any list.
 _END = 2**53
-# The most outdated records from the sorted set to hold before rewriting them, bytes.
-_HELD = 32 * 1024 * 1024
+# Outdated records from the sorted set are rewritten when they take more memory than this, bytes.
+_MAX_BUFFER = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class Migration:
         queue: The queue's name.
         dry_run: Whether nothing is changed.
         length_bytes: The width of lengths on this server, bytes. Other widths are outdated.
-        found: The number of records found in each of :data:`FORMS`. A record that is in both of the
+        records: The number of records in each of :data:`FORMS`. A record that is in both of the
             queue's structures counts once.
         rewritten: The number of records brought up to date.
         merged: The number of outdated records removed because their current form was already there.
@@ -82,7 +81,7 @@ class Migration:
     queue: str
     dry_run: bool
     length_bytes: int
-    found: Mapping[str, int]
+    records: Mapping[str, int]
     rewritten: int = 0
     merged: int = 0
     phase: str = ""
@@ -94,25 +93,27 @@ class Migration:
     finished: bool = False
 
     @property
-    def looked_at(self) -> int:
+    def examined(self) -> int:
         """The number of records found."""
-        return sum(self.found.values())
+        return sum(self.records.values())
 
     @property
     def current(self) -> int:
         """The number of records that were already up to date."""
-        return self.found.get(_up_to_date(self.length_bytes), 0)
+        return self.records.get(_up_to_date(self.length_bytes), 0)
 
     @property
     def malformed(self) -> int:
         """The number of records in no known form. They are left as they are."""
-        return self.found.get(_MALFORMED, 0)
+        return self.records.get(_MALFORMED, 0)
 
     @property
     def outdated(self) -> Mapping[str, int]:
         """The number of records found in each other form."""
-        kept = (_up_to_date(self.length_bytes), _MALFORMED)
-        return {form: count for form, count in self.found.items() if form not in kept and count}
+        unchanged = (_up_to_date(self.length_bytes), _MALFORMED)
+        return {
+            form: count for form, count in self.records.items() if form not in unchanged and count
+        }
 
 
 async def migrate(
@@ -146,10 +147,8 @@ async def migrate(
     """
     if not 1 <= batch <= MAX_BATCH:
         raise BadInput(f"batch must be from 1 to {MAX_BATCH}")
-    session = client.session
-    session.check_loop()
-    keys = DelayedKeys.of(name, client.name_mapper)
-    async for progress in _Run(DelayedStore(session.server, keys), batch, dry_run=dry_run).run():
+    store = DelayedInspector.of(client, name).store
+    async for progress in _Run(store, batch, dry_run=dry_run).run():
         yield progress
 
 
@@ -168,8 +167,8 @@ class _Run:
         self._store = store
         self._pace = _Pace(batch)
         self._rewrite = not dry_run
-        self._found: Counter[str] = Counter()
-        self._now = Migration(store.keys.name, dry_run, 8, self._found)
+        self._records: Counter[str] = Counter()
+        self._now = Migration(store.keys.name, dry_run, 8, self._records)
         # Results of the first pass: the forms in both list and set, and in the set.
         self._in_both: Counter[str] = Counter()
         self._in_set: Counter[str] = Counter()
@@ -197,7 +196,7 @@ class _Run:
             yield progress
         await self._begin_scan()
         outdated: list[bytes] = []
-        held = 0
+        buffer_size = 0
         cursor = b"0"
         while True:
             cursor, page = await self._pace.timed(self._store.scan_pending(cursor, _PAGE))
@@ -207,14 +206,14 @@ class _Run:
                     self._in_set[form] += 1
                 if self._rewrite and self._is_outdated(form):
                     outdated.append(record)
-                    held += len(record)
+                    buffer_size += len(record)
             self._advance(len(page))
             yield self._progress()
             last = cursor == b"0"
-            if outdated and (last or held > _HELD):
+            if outdated and (last or buffer_size > _MAX_BUFFER):
                 async for progress in self._rewrite_alone(outdated):
                     yield progress
-                outdated, held = [], 0
+                outdated, buffer_size = [], 0
                 await self._begin_scan()
             if last:
                 break
@@ -233,7 +232,7 @@ class _Run:
             for form, count in _by_form(step.listed).items():
                 # Later passes see the records that the first one has counted again.
                 if first or self._is_outdated(form):
-                    self._found[form] += count
+                    self._records[form] += count
             if first:
                 self._in_both += _by_form(step.in_both)
             yield self._progress()
@@ -245,12 +244,12 @@ class _Run:
         self._begin("sorted set", len(records))
         at = 0
         while at < len(records):
-            some = records[at : at + self._pace.size]
-            alone = _by_form((await self._step(0, 0, some)).alone)
-            self._found += alone
+            batch = records[at : at + self._pace.size]
+            alone = _by_form((await self._step(0, 0, batch)).alone)
+            self._records += alone
             self._alone += alone.total()
-            at += len(some)
-            self._advance(len(some))
+            at += len(batch)
+            self._advance(len(batch))
             yield self._progress()
 
     async def _step(self, before: int, limit: int, records: Sequence[bytes] = ()) -> MigrationStep:
@@ -267,7 +266,7 @@ class _Run:
         return form not in (_up_to_date(self._now.length_bytes), _MALFORMED)
 
     def _count_outdated(self) -> int:
-        return sum(count for form, count in self._found.items() if self._is_outdated(form))
+        return sum(count for form, count in self._records.items() if self._is_outdated(form))
 
     async def _count_what_stands_alone(self) -> None:
         """Count the up-to-date or malformed records that are in the sorted set only."""
@@ -276,11 +275,14 @@ class _Run:
             # Rewritten records may have been seen twice in the set, so count by its size.
             size = await self._store.count_scored()
             listed = self._in_both.total() - self._in_both[_MALFORMED]
-            known = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
+            accounted = listed + self._alone - self._now.merged + self._in_set[_MALFORMED]
             alone = +Counter(
-                {_up_to_date(self._now.length_bytes): size - known, _MALFORMED: alone[_MALFORMED]}
+                {
+                    _up_to_date(self._now.length_bytes): size - accounted,
+                    _MALFORMED: alone[_MALFORMED],
+                }
             )
-        self._found += alone
+        self._records += alone
 
     def _begin(self, phase: str, total: int) -> None:
         again = ", again" if self._now.passes > 1 else ""
@@ -298,7 +300,7 @@ class _Run:
         rewritten = self._count_outdated() if self._rewrite else 0
         return replace(
             self._now,
-            found=dict(+self._found),
+            records=dict(+self._records),
             rewritten=rewritten,
             longest_step=self._pace.longest,
         )
@@ -310,17 +312,17 @@ class _Pace:
     The farther an entry is from both ends, the longer it takes: 0.5 to 200 microseconds.
     """
 
-    def __init__(self, most: int) -> None:
-        self.size: int = min(most, _FIRST_BATCH)
+    def __init__(self, max_size: int) -> None:
+        self.size: int = min(max_size, _FIRST_BATCH)
         self.longest: float = 0.0
-        self._most = most
-        self._way = float("inf")
+        self._max_size = max_size
+        self._round_trip = float("inf")
 
     async def empty(self, call: Awaitable[T]) -> T:
         """Wait for a call that does nothing: it takes as long as a round trip."""
         started = perf_counter()
         reply = await call
-        self._way = min(self._way, perf_counter() - started)
+        self._round_trip = min(self._round_trip, perf_counter() - started)
         return reply
 
     async def timed(self, call: Awaitable[T], *, adapt: bool = False) -> T:
@@ -329,10 +331,10 @@ class _Pace:
         reply = await call
         took = perf_counter() - started
         self.longest = max(self.longest, took)
-        if adapt and took - self._way > _SLOW:
+        if adapt and took - self._round_trip > _SLOW:
             self.size = max(1, self.size // 2)
-        elif adapt and took - self._way < _QUICK:
-            self.size = min(self._most, self.size + self.size // 4 + 1)
+        elif adapt and took - self._round_trip < _QUICK:
+            self.size = min(self._max_size, self.size + self.size // 4 + 1)
         return reply
 
 

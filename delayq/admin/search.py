@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 M = TypeVar("M")
 
 # The number of messages read in a step.
-_AT_A_TIME = 100
+_STEP = 100
 
 
 @dataclass(frozen=True)
-class Searched:
+class SearchFields:
     """The parts of a message that a search looks at.
 
     Attributes:
@@ -63,21 +63,21 @@ class SearchQuery:
         """Whether only a message of a reliable queue can match."""
         return bool(self.error or self.group or self.headers)
 
-    def matches(self, found: Searched) -> bool:
+    def matches(self, fields: SearchFields) -> bool:
         return (
-            self.id.lower() in found.id.lower()
-            and self.error.lower() in found.error.lower()
-            and self.group.lower() in found.group.lower()
+            self.id.lower() in fields.id.lower()
+            and self.error.lower() in fields.error.lower()
+            and self.group.lower() in fields.group.lower()
             and all(
-                name in found.headers and text.lower() in found.headers[name].lower()
+                name in fields.headers and text.lower() in fields.headers[name].lower()
                 for name, text in self.headers.items()
             )
-            and any(self.payload.lower() in text.lower() for text in found.payloads)
+            and any(self.payload.lower() in text.lower() for text in fields.payloads)
         )
 
 
 @dataclass(frozen=True)
-class Shelf(Generic[M]):
+class SearchPages(Generic[M]):
     """Messages that are read page by page, such as those in one state.
 
     Attributes:
@@ -94,22 +94,22 @@ class Search(Generic[M]):
     """A search, and how far it has come.
 
     Attributes:
-        total: The number of messages on all shelves, with those that have expired.
-        searched: How many of them were looked at.
+        total: The number of messages in all sources, with those that have expired.
+        searched: How many of them were examined.
     """
 
     def __init__(
-        self, shelves: Sequence[Shelf[M]], matches: Callable[[M], bool], offset: int = 0
+        self, sources: Sequence[SearchPages[M]], matches: Callable[[M], bool], offset: int = 0
     ) -> None:
         """Args:
-        shelves: The messages, in the order in which to look at them.
-        matches: Returns whether a message is wanted. Called in a thread: payloads may be large.
+        sources: The messages, in the order in which to examine them.
+        matches: Returns whether a message matches. Called in a thread: payloads may be large.
         offset: The number of messages to skip.
         """
-        self._shelves = shelves
+        self._sources = sources
         self._matches = matches
         self._offset = offset
-        self.total: int = sum(shelf.count for shelf in shelves)
+        self.total: int = sum(source.count for source in sources)
         self.searched: int = 0
         # Messages that were counted, and gone when they were to be read.
         self._missing = 0
@@ -117,51 +117,50 @@ class Search(Generic[M]):
     @property
     def next_offset(self) -> int | None:
         """Where to search on; None at the end."""
-        until = self._offset + self.searched + self._missing
-        return until if until < self.total else None
+        end = self._offset + self.searched + self._missing
+        return end if end < self.total else None
 
     async def run(
         self,
         *,
-        most: int,
+        max_examined: int,
         limit: int,
-        until: float = float("inf"),
+        deadline: float = float("inf"),
         progress: Callable[[int, int], None] | None = None,
     ) -> list[M]:
         """Return the first messages that match.
 
         Args:
-            most: Look at this many messages at most.
-            limit: Stop once this many were found.
-            until: Begin no step but the first after this moment of the monotonic clock.
+            max_examined: Examine this many messages at most.
+            limit: Stop once this many match.
+            deadline: Begin no step but the first after this moment of the monotonic clock.
             progress: Called after each step with the number of messages examined so far, and the
                 number to examine.
         """
-        found: list[M] = []
+        matches: list[M] = []
         skip = self._offset
-        for shelf in self._shelves:
-            at, skip = min(skip, shelf.count), max(0, skip - shelf.count)
-            while at < shelf.count and (left := most - self.searched) > 0:
-                if self.searched and time.monotonic() >= until:
-                    return found
-                page = await shelf.page(at, min(_AT_A_TIME, left, shelf.count - at))
+        for source in self._sources:
+            at, skip = min(skip, source.count), max(0, skip - source.count)
+            while at < source.count and (budget := max_examined - self.searched) > 0:
+                if self.searched and time.monotonic() >= deadline:
+                    return matches
+                page = await source.page(at, min(_STEP, budget, source.count - at))
                 if not page:
                     # They are gone meanwhile. To search on from here would find none again.
-                    self._missing += shelf.count - at
+                    self._missing += source.count - at
                     break
-                wanted = await asyncio.to_thread(self._wanted, page)
-                for message in wanted:
+                for message in await asyncio.to_thread(self._matches_in, page):
                     self.searched += 1
                     if message is not None:
-                        found.append(message)
-                        if len(found) == limit:
-                            return found
+                        matches.append(message)
+                        if len(matches) == limit:
+                            return matches
                 at += len(page)
                 if progress is not None:
-                    progress(self.searched, min(most, self.total - self._offset))
-        return found
+                    progress(self.searched, min(max_examined, self.total - self._offset))
+        return matches
 
-    def _wanted(self, page: Sequence[M | None]) -> list[M | None]:
+    def _matches_in(self, page: Sequence[M | None]) -> list[M | None]:
         """Return the messages of a page that match, with None in the place of all others."""
         return [
             message if message is not None and self._matches(message) else None for message in page

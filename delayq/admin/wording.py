@@ -36,9 +36,9 @@ def read_duration(text: str, name: str) -> float:
         with suppress(ValueError):
             if not math.isnan(seconds := float(text)):
                 return seconds
-    written = text.replace(" ", "")
-    parts = _PART.findall(written)
-    if not parts or "".join(map("".join, parts)) != written:
+    compact = text.replace(" ", "")
+    parts = _PART.findall(compact)
+    if not parts or "".join(map("".join, parts)) != compact:
         raise BadInput(
             f"{name} must be a duration such as 90, 1.5s, 30m, 2h or 1d12h, not {text!r}"
         )

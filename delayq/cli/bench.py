@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq import Offer
-from delayq.admin import inspect as inspection
-from delayq.admin.catalog import QueueKind  # noqa: TC001 - typer reads it
+from delayq.admin.catalog import FoundQueue, QueueKind
+from delayq.admin.doctor import clock_ahead
 from delayq.cli.demo.figures import percentile
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, Url, duration
@@ -94,7 +94,7 @@ class _Bench:
     async def lateness(self, show: Show) -> None:
         """Measure how long after their due times, by the server's clock, messages arrive."""
         queue = self.open()
-        ahead, _ = await inspection.clock_ahead(self.client)
+        ahead, _ = await clock_ahead(self.client)
         first, last = _SPREAD
         delays = [first + (last - first) * place / self.punctual for place in range(self.punctual)]
         due: dict[str, datetime] = {}
@@ -219,4 +219,4 @@ async def _shielded_removal(client: Client, run: _Bench) -> None:
 
 async def _remove(client: Client, run: _Bench) -> None:
     await run.open().aclose()
-    await inspection.remove(client, run.kind, run.name)
+    await FoundQueue(run.kind, run.name).inspector(client).remove()

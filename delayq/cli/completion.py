@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 import typer  # noqa: TC002 - typer itself reads it
 
 import delayq
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import collect_queues
 from delayq.client import URL_VARIABLE
 from delayq.errors import DelayqError
 
 if TYPE_CHECKING:
-    from delayq.admin.catalog import QueueKind
-    from delayq.admin.inspect import FoundQueue
+    from delayq.admin.catalog import FoundQueue, QueueKind
 
 # How long a shell waits for names, seconds.
 _PATIENCE = 1.0
@@ -90,4 +89,4 @@ def join_words() -> None:
 
 async def _look(url: str, found: set[FoundQueue]) -> None:
     async with asyncio.timeout(_PATIENCE), delayq.connect(url) as client:
-        await inspection.collect(client, found)
+        await collect_queues(client, found)

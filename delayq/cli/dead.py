@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq.admin import letters as admin
-from delayq.admin.inspect import stores_of
 from delayq.admin.letters import GroupBy, LetterQuery
 from delayq.cli._help import Group
 from delayq.cli.errors import CommandFailed
@@ -158,7 +157,7 @@ def list_dead(
             return await letters.list(offset=offset, limit=limit), await letters.size()
         query = await choice.query(client)
         # One more, to know whether there are more.
-        stores = await stores_of(client, queue.name)
+        stores = await queue.stores(client)
         return await admin.find(stores, query, offset=offset, limit=limit + 1), None
 
     (letters, size), now = at_server_time(url, look)
@@ -209,7 +208,7 @@ def _show_groups(
     async def look(client: Client) -> list[LetterGroup]:
         queue.check_reliable(_DOING)
         await queue.check_existence(client)
-        stores = await stores_of(client, queue.name)
+        stores = await queue.stores(client)
         with progress("counted", shown=not as_json) as show:
             return await admin.groups(stores, by, await choice.query(client), progress=show)
 
@@ -337,7 +336,7 @@ class _Work:
     async def _act(self, client: Client, tell: Callable[[int, int], None]) -> int:
         if not self.choice.is_all:
             act = admin.redrive if self.name == "redriven" else admin.purge
-            stores = await stores_of(client, self.queue.name)
+            stores = await self.queue.stores(client)
             return await act(stores, await self.choice.query(client), progress=tell)
         dead = self.queue.reliable(client).dead
         return await (dead.redrive if self.name == "redriven" else dead.purge)(
@@ -345,7 +344,7 @@ class _Work:
         )
 
     async def _count(self, client: Client, tell: Callable[[int, int], None]) -> int:
-        stores = await stores_of(client, self.queue.name)
+        stores = await self.queue.stores(client)
         return await admin.count(stores, await self.choice.query(client), progress=tell)
 
 

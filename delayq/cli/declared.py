@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from delayq._reliable.settings import Difference, option_text
-from delayq.admin import inspect as inspection
+from delayq.admin.reliable import ReliableInspector
 from delayq.cli.errors import CommandFailed
 from delayq.cli.output import print_json, say, tell
 from delayq.cli.running import server_of, with_client
@@ -51,9 +51,10 @@ def configure_from(
         tell(f"the server is {client.label}")
         count, complete = 0, True
         for name, settings in declared.items():
-            for difference in await inspection.undeclared(client, name, settings):
+            inspector = ReliableInspector.of(client, name)
+            for difference in await inspector.undeclared(settings):
                 changes = {difference.name: difference.declared}
-                error = "" if dry_run else await _change(client, name, changes)
+                error = "" if dry_run else await _change(inspector, changes)
                 _show(name, difference, error, changed=not (dry_run or error), as_json=as_json)
                 count, complete = count + 1, complete and not error
         if not (count or as_json):
@@ -64,10 +65,10 @@ def configure_from(
         raise typer.Exit(1)
 
 
-async def _change(client: Client, queue: str, changes: dict[str, str]) -> str:
+async def _change(inspector: ReliableInspector, changes: dict[str, str]) -> str:
     """Change one setting, and return why that cannot be; empty if it was changed."""
     try:
-        await inspection.configure(client, queue, changes)
+        await inspector.configure(changes)
     except ConfigurationError as error:
         return str(error)
     return ""

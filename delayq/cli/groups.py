@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq._reliable.limits import Limit
-from delayq.admin import inspect as inspection
+from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import describe_group_limit, describe_group_state
 from delayq.cli._help import Group as HelpfulGroup
 from delayq.cli.errors import CommandFailed
@@ -116,9 +116,10 @@ def set_limit(
     chosen = None if limit is None else limit_of(limit, "LIMIT") or Limit()
 
     async def act(client: Client) -> tuple[Group, QueueSettings | None]:
-        found = (await queue.existing(client, _DOING)).groups
-        await found.set_limit(group, chosen)
-        return await found.get(group), await inspection.settings(client, queue.name)
+        groups = (await queue.existing(client, _DOING)).groups
+        await groups.set_limit(group, chosen)
+        settings = await ReliableInspector.of(client, queue.name).visible_settings()
+        return await groups.get(group), settings
 
     (changed, settings), now = at_server_time(url, act)
     usual = None if settings is None else settings.group_limit

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from delayq.admin import inspect as inspection
-from delayq.admin.inspect import RecordState  # noqa: TC001 - typer reads it
+from delayq.admin.delayed import DelayedInspector, RecordState
 from delayq.admin.migrate import form_of
 from delayq.cli.options import AsJson, CodecName, DelayedOnly, Limit, Offset, Url, codec_of
 from delayq.cli.output import moment_text, payload_json, print_json, say, show_fields, text_of
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client
-    from delayq.admin.inspect import Record
+    from delayq.admin.delayed import Record
     from delayq.codecs import Codec
 
 # The bytes in a line, and those shown of one message without --all.
@@ -52,7 +51,7 @@ def inspect(
     how = codec_of(codec)
 
     def look(client: Client) -> Awaitable[list[Record]]:
-        return inspection.records(client, queue.name, state, offset=offset, limit=limit)
+        return DelayedInspector.of(client, queue.name).records(state, offset=offset, limit=limit)
 
     records, now = at_server_time(url, look)
     for place, record in enumerate(records):

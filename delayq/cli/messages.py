@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from delayq._reliable.offering import OnDuplicate  # noqa: TC001 - typer reads it
-from delayq.admin import inspect as inspection
-from delayq.admin.inspect import PendingState  # noqa: TC001 - typer reads it
+from delayq._reliable.replies import State  # noqa: TC001 - typer reads it
+from delayq.admin.delayed import DelayedInspector
+from delayq.admin.reliable import ReliableInspector
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -185,9 +186,7 @@ def peek(
     how = codec_of(codec)
 
     async def look(client: Client) -> list[MessageView]:
-        if queue.is_reliable:
-            messages = await (await queue.existing(client)).peek(limit)
-            return [MessageView.of_message(one, how) for one in messages]
+        await queue.check_existence(client)
         ready = await _page(client, queue, "ready", how, 0, limit)
         return ready + await _page(client, queue, "delayed", how, 0, limit - len(ready))
 
@@ -198,7 +197,7 @@ def peek(
 
 def list_messages(
     queue: Queue,
-    state: Annotated[PendingState, typer.Option(help="The state of the messages.")] = "delayed",
+    state: Annotated[State, typer.Option(help="The state of the messages.")] = "delayed",
     limit: Limit = 100,
     offset: Offset = 0,
     codec: CodecName = "json",
@@ -214,6 +213,7 @@ def list_messages(
     how = codec_of(codec)
 
     async def look(client: Client) -> tuple[list[MessageView], str]:
+        await queue.check_existence(client)
         page = await _page(client, queue, state, how, offset, limit)
         return page, "" if page else await _elsewhere(client, queue, state, offset)
 
@@ -241,9 +241,10 @@ def get(
 
     async def look(client: Client) -> MessageView | None:
         if queue.is_reliable:
-            message = await (await queue.existing(client)).get(id)
+            await queue.check_existence(client)
+            message = await ReliableInspector.of(client, queue.name).get(id)
             return None if message is None else MessageView.of_message(message, how)
-        record = await inspection.find(client, queue.name, id)
+        record = await DelayedInspector.of(client, queue.name).find_record(id)
         return None if record is None else MessageView.of_record(record, "delayed", how)
 
     found, now = at_server_time(url, look)
@@ -310,7 +311,7 @@ def cancel(
     async def act(client: Client) -> bool:
         if queue.is_reliable:
             return await (await queue.existing(client)).cancel(id, running=running)
-        return await inspection.cancel(client, queue.name, id)
+        return await DelayedInspector.of(client, queue.name).cancel_record(id)
 
     if not with_client(url, act):
         raise _none_of(id)
@@ -339,7 +340,8 @@ def reschedule(
 
     async def act(client: Client) -> tuple[bool, datetime | None]:
         if not queue.is_reliable:
-            due_at = await inspection.reschedule(client, queue.name, id, wait, at=moment)
+            inspector = DelayedInspector.of(client, queue.name)
+            due_at = await inspector.reschedule_record(id, wait, at=moment)
             return due_at is not None, due_at
         handle = await queue.existing(client)
         moved = await handle.reschedule(id, wait, at=moment)
@@ -387,7 +389,19 @@ def take(
             # A message that cannot be read or printed goes back.
             async with message:
                 value = payload_json(how, message.value)
-                facts = MessageView.of_message(message, how).facts | value
+                facts = {
+                    "id": message.id,
+                    "state": message.state,
+                    "due_at": None,
+                    "lease_ends_at": moment_json(message.lease_ends_at),
+                    "attempt": message.attempt,
+                    "priority": message.priority,
+                    "group": message.group,
+                    "enqueued_at": moment_json(message.enqueued_at),
+                    "headers": message.headers,
+                    **value,
+                    "last_error": None,
+                }
                 _print_taken(queue, facts, as_json=as_json)
             return True
         return False
@@ -398,18 +412,24 @@ def take(
 
 
 async def _page(
-    client: Client, queue: Target, state: PendingState, codec: Codec[Any], offset: int, limit: int
+    client: Client, queue: Target, state: State, codec: Codec[Any], offset: int, limit: int
 ) -> list[MessageView]:
     if queue.is_reliable:
-        messages = await (await queue.existing(client)).list(state, offset=offset, limit=limit)
-        return [MessageView.of_message(one, codec) for one in messages]
-    records = await inspection.records(client, queue.name, state, offset=offset, limit=limit)
-    return [MessageView.of_record(one, state, codec) for one in records]
+        inspector = ReliableInspector.of(client, queue.name)
+        messages = await inspector.live_messages(state, offset, limit)
+        return [MessageView.of_message(message, codec) for message in messages]
+    records = await DelayedInspector.of(client, queue.name).records(
+        state, offset=offset, limit=limit
+    )
+    return [MessageView.of_record(record, state, codec) for record in records]
 
 
-async def _elsewhere(client: Client, queue: Target, state: PendingState, offset: int) -> str:
+async def _elsewhere(client: Client, queue: Target, state: State, offset: int) -> str:
     """Say where the messages of a queue are if none of one state is listed."""
-    depth = await inspection.found_stats(client, queue)
+    inspector = queue.inspector(client)
+    if isinstance(inspector, ReliableInspector):
+        await inspector.all_stores()
+    depth = await inspector.depth()
     counts = {"delayed": depth.delayed, "ready": depth.ready, "leased": depth.leased}
     if offset and counts[state]:
         return f"no messages: --offset is {offset:,}, and {counts[state]:,} are {state}"

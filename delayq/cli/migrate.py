@@ -159,11 +159,11 @@ def _lines() -> Callable[[Migration], None]:
 def summary(result: Migration, seconds: float) -> list[str]:
     """Return what was done, or in a dry run would be, as lines with one figure each."""
     outdated = sum(result.outdated.values())
-    if not result.looked_at:
+    if not result.examined:
         what = f"queue {result.queue!r} has no pending messages, so nothing was rewritten"
         return [f"{what}; check that this is its name on the server"]
     lines = [
-        f"checked: {result.looked_at:,}",
+        f"checked: {result.examined:,}",
         f"would be rewritten: {outdated:,}"
         if result.dry_run
         else f"rewritten: {result.rewritten:,}",
@@ -186,11 +186,12 @@ def summary(result: Migration, seconds: float) -> list[str]:
 
 def figures(result: Migration, server: str, seconds: float) -> dict[str, Any]:
     """Return the same figures for programs."""
-    counts = ("looked_at", "rewritten", "current", "malformed", "merged", "passes")
+    counts = ("rewritten", "current", "malformed", "merged", "passes")
     return {
         "queue": result.queue,
         "server": server,
         "dry_run": result.dry_run,
+        "looked_at": result.examined,
         **{name: getattr(result, name) for name in counts},
         "outdated": dict(result.outdated),
         "complete": result.complete,

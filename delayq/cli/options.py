@@ -13,8 +13,9 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import typer
 
 from delayq import codecs
-from delayq.admin import inspect as inspection
-from delayq.admin.inspect import KINDS, FoundQueue
+from delayq.admin.catalog import KINDS, FoundQueue
+from delayq.admin.delayed import DelayedInspector
+from delayq.admin.reliable import ReliableInspector
 from delayq.admin.wording import read_duration
 from delayq.cli.completion import delayed_names, queue_names, reliable_names
 from delayq.cli.errors import CommandFailed, NoQueue
@@ -23,7 +24,10 @@ from delayq.codecs import BytesCodec
 from delayq.errors import BadInput
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from delayq import Client, DelayedQueue, ReliableQueue
+    from delayq._reliable.store import ReliableStore
     from delayq.codecs import Codec
 
 
@@ -154,13 +158,21 @@ class Target(FoundQueue):
 
     async def check_existence(self, client: Client) -> None:
         """Raise NoQueue for a reliable queue that has never been used, if the user may know."""
-        if not self.is_reliable or await inspection.exists(client, self.name):
+        if not self.is_reliable or await ReliableInspector.of(client, self.name).exists():
             return
         hint = "delayq queues lists those that there are"
-        if await inspection.next_due_at(client, self.name) is not None:
+        if await DelayedInspector.of(client, self.name).next_due_at() is not None:
             delayed = FoundQueue("delayed", self.name).argument
             hint = f"to name the delayed queue of that name, write {delayed}"
         raise NoQueue(f"there is no reliable queue {self.name!r}: {hint}")
+
+    async def stores(self, client: Client) -> Sequence[ReliableStore]:
+        """Return the data of the partitions of the reliable queue.
+
+        Raises:
+            ServerUnavailable: The queue is being moved to another number of partitions.
+        """
+        return await ReliableInspector.of(client, self.name).all_stores(at_rest=True)
 
     def check_reliable(self, doing: str) -> None:
         """Raise CommandFailed for a delayed queue."""

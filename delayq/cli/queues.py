@@ -12,8 +12,9 @@ import typer
 from rich.live import Live
 
 from delayq._reliable.settings import Expired  # noqa: TC001 - typer reads it
-from delayq.admin import inspect as inspection
-from delayq.admin.inspect import PurgeState  # noqa: TC001 - typer reads it
+from delayq.admin.catalog import list_queues
+from delayq.admin.delayed import DelayedInspector, PurgeState
+from delayq.admin.reliable import ReliableInspector
 from delayq.cli.declared import configure_from
 from delayq.cli.errors import CommandFailed, NoQueue
 from delayq.cli.limits import GroupLimit, QueueLimit, limit_of, limit_shown
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from delayq import Client, QueueDepth, QueueSettings
-    from delayq.admin.inspect import FoundQueue
+    from delayq.admin.catalog import FoundQueue
 
     # The depth of a queue; and, for a delayed queue, when the next message is due.
     _Stats = tuple[QueueDepth, datetime | None]
@@ -223,7 +224,7 @@ def _configure(
 ) -> None:
     async def act(client: Client) -> QueueSettings:
         handle = queue.reliable(client, "be configured")
-        if not await inspection.exists(client, queue.name):
+        if not await ReliableInspector.of(client, queue.name).exists():
             if not create:
                 raise NoQueue(
                     f"there is no reliable queue {queue.name!r}: to give a new queue its settings"
@@ -327,7 +328,7 @@ def purge(
 
     async def act(client: Client) -> int:
         if not queue.is_reliable:
-            return await inspection.purge(client, queue.name, state)
+            return await DelayedInspector.of(client, queue.name).purge(state)
         with progress("dropped", shown=not as_json) as show:
             return await (await queue.existing(client)).purge(state, progress=show)
 
@@ -359,9 +360,7 @@ def confirm(question: str, *, yes: bool) -> None:
 
 
 async def _all(client: Client) -> list[tuple[FoundQueue, _Stats | str]]:
-    return [
-        (queue, await stats_or_error(client, queue)) for queue in await inspection.queues(client)
-    ]
+    return [(queue, await stats_or_error(client, queue)) for queue in await list_queues(client)]
 
 
 async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
@@ -373,11 +372,10 @@ async def stats_or_error(client: Client, queue: FoundQueue) -> _Stats | str:
 
 
 async def _stats(client: Client, queue: FoundQueue) -> _Stats:
-    if queue.kind == "reliable":
-        return await inspection.reliable_stats(client, queue.name), None
-    return await inspection.delayed_stats(client, queue.name), await inspection.next_due_at(
-        client, queue.name
-    )
+    inspector = queue.inspector(client)
+    if isinstance(inspector, ReliableInspector):
+        return await inspector.stats(), None
+    return await inspector.depth(), await inspector.next_due_at()
 
 
 def _limit(text: str, option: str) -> int | None:
@@ -435,7 +433,10 @@ async def _watch(client: Client, queue: FoundQueue, interval: float, *, as_json:
 
 
 async def _settings(client: Client, queue: FoundQueue) -> QueueSettings | None:
-    return None if queue.kind == "delayed" else await inspection.settings(client, queue.name)
+    inspector = queue.inspector(client)
+    if isinstance(inspector, ReliableInspector):
+        return await inspector.visible_settings()
+    return None
 
 
 def _figures(queue: FoundQueue, depth: QueueDepth, next_due_at: datetime | None) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayq.admin.repartition import Repartition
-from delayq.admin.repartition import repartition as move
+from delayq.admin.reliable import ReliableInspector
 from delayq.cli.options import AsJson, ReliableOnly, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import print_json, progress, say, tell
 from delayq.cli.running import with_client
 
 if TYPE_CHECKING:
     from delayq import Client
+    from delayq._reliable.mover import Repartition
 
 # How often a run reports that it still waits for workers, seconds.
 _SAY_EVERY = 5.0
@@ -52,7 +52,8 @@ def repartition(
                     tell(f"waiting for workers to finish {state.running:,} messages")
                     sys.stderr.flush()
 
-            return await move(client, queue.name, to, progress=report)
+            inspector = ReliableInspector.of(client, queue.name)
+            return await inspector.repartition(to, progress=report)
 
     result = with_client(url, act)
     if as_json:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from delayq.admin import inspect as inspection
-from delayq.admin.schedules import list_schedules
+from delayq.admin.catalog import list_queues
+from delayq.admin.reliable import ReliableInspector
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (  # noqa: TC001 - typer reads them
     AsJson,
@@ -57,13 +57,17 @@ def schedules(
             await queue.check_existence(client)
             names = [queue.name]
         else:
-            names = [one.name for one in await inspection.queues(client) if one.kind == "reliable"]
-        return [
-            (name, listed.schedule)
-            for name in names
-            for listed in await list_schedules(await inspection.stores_of(client, name))
-            if listed.schedule is not None
-        ]
+            names = [entry.name for entry in await list_queues(client) if entry.kind == "reliable"]
+        rows = []
+        for name in names:
+            inspector = ReliableInspector.of(client, name)
+            await inspector.all_stores(at_rest=True)
+            rows += [
+                (name, listed.schedule)
+                for listed in await inspector.schedules()
+                if listed.schedule is not None
+            ]
+        return rows
 
     try:
         every, now = at_server_time(url, look)

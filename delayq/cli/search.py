@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
-from delayq.admin import inspect as inspection
-from delayq.admin.search import Search, Searched, SearchQuery, Shelf
+from delayq._reliable.dead_letters import read_dead_letter
+from delayq.admin.delayed import DelayedInspector
+from delayq.admin.reliable import ReliableInspector
+from delayq.admin.search import Search, SearchFields, SearchPages, SearchQuery
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import (
     AsJson,
@@ -24,21 +26,22 @@ from delayq.cli.options import (
 from delayq.cli.output import print_json, progress, say
 from delayq.cli.running import at_server_time
 from delayq.cli.shown import MessageView, show_list
+from delayq.codecs import BytesCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from delayq import Client, DeadLetter, Message
+    from delayq import Client
     from delayq._reliable.replies import State
     from delayq.codecs import Codec
 
 SearchState = Literal["ready", "delayed", "leased", "dead", "all"]
 
 
-def _facts_of(view: MessageView) -> Searched:
+def _fields(view: MessageView) -> SearchFields:
     value = view.facts["value"]
     texts = [view.text, value] if isinstance(value, str) else [view.text]
-    return Searched(
+    return SearchFields(
         texts,
         view.facts["id"] or "",
         view.error,
@@ -47,40 +50,35 @@ def _facts_of(view: MessageView) -> Searched:
     )
 
 
-async def _shelves(
+async def _sources(
     client: Client, queue: Target, states: Sequence[str], codec: Codec[Any]
-) -> list[Shelf[MessageView]]:
+) -> list[SearchPages[MessageView]]:
     if not queue.is_reliable:
-        depth = await inspection.delayed_stats(client, queue.name)
+        delayed = DelayedInspector.of(client, queue.name)
+        depth = await delayed.depth()
 
         async def records(state: Any, offset: int, limit: int) -> list[MessageView]:
-            found = await inspection.records(client, queue.name, state, offset=offset, limit=limit)
-            return [MessageView.of_record(one, state, codec) for one in found]
+            page = await delayed.records(state, offset=offset, limit=limit)
+            return [MessageView.of_record(record, state, codec) for record in page]
 
-        return [Shelf(getattr(depth, state), partial(records, state)) for state in states]
-    handle = await queue.existing(client)
-
-    async def letters(
-        some: Shelf[DeadLetter[bytes]], offset: int, limit: int
-    ) -> list[MessageView | None]:
-        found = await some.page(offset, limit)
-        return [None if one is None else MessageView.of_letter(one, codec) for one in found]
-
-    async def views(
-        messages: Shelf[Message[bytes]], offset: int, limit: int
-    ) -> list[MessageView | None]:
-        found = await messages.page(offset, limit)
-        return [None if one is None else MessageView.of_message(one, codec) for one in found]
-
-    shelves: list[Shelf[MessageView]] = []
+        return [SearchPages(getattr(depth, state), partial(records, state)) for state in states]
+    await queue.check_existence(client)
+    inspector = ReliableInspector.of(client, queue.name)
+    await inspector.all_stores(at_rest=True)
+    sources: list[SearchPages[MessageView]] = []
     for state in states:
         if state == "dead":
-            dead = await inspection.letter_shelves(handle)
-            shelves += [Shelf(part.count, partial(letters, part)) for part in dead]
+            await inspector.trim_letters()
+            sources += await inspector.letter_pages(
+                lambda _, letter: MessageView.of_letter(
+                    read_dead_letter(letter, BytesCodec()), codec
+                )
+            )
         else:
-            parts = await inspection.shelves(handle, cast("State", state))
-            shelves += [Shelf(part.count, partial(views, part)) for part in parts]
-    return shelves
+            sources += await inspector.message_pages(
+                cast("State", state), lambda _, message: MessageView.of_message(message, codec)
+            )
+    return sources
 
 
 def search(
@@ -138,10 +136,10 @@ def search(
     chosen = states if state == "all" else (state,)
 
     async def look(client: Client) -> tuple[Search[MessageView], list[MessageView]]:
-        shelves = await _shelves(client, queue, chosen, how)
-        work = Search(shelves, lambda view: query.matches(_facts_of(view)), offset)
+        sources = await _sources(client, queue, chosen, how)
+        work = Search(sources, lambda view: query.matches(_fields(view)), offset)
         with progress("searched", shown=not as_json) as show:
-            return work, await work.run(most=scan, limit=limit, progress=show)
+            return work, await work.run(max_examined=scan, limit=limit, progress=show)
 
     (work, found), now = at_server_time(url, look)
     more = work.next_offset

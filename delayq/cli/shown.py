@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from delayq._durations import moment_us
+from delayq._reliable.bodies import parse
 from delayq._reliable.error_text import unpack_error
 from delayq.cli.output import (
     moment_cell,
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from delayq import DeadLetter, Message
-    from delayq.admin.inspect import Record
+    from delayq import DeadLetter
+    from delayq._reliable.replies import StoredMessage
+    from delayq.admin.delayed import Record
     from delayq.codecs import Codec
 
 
@@ -48,35 +51,40 @@ class MessageView:
         return text_of(self.facts)
 
     @classmethod
-    def of_message(cls, message: Message[bytes], codec: Codec[Any]) -> MessageView:
-        """Return a message of a reliable queue."""
-        leased = message.state == "leased"
-        moment = message.lease_ends_at if leased else message.due_at
+    def of_message(cls, message: StoredMessage, codec: Codec[Any]) -> MessageView:
+        """Return a live message of a reliable queue."""
+        is_leased = message.state == "leased"
+        moment = moment_us(message.moment_us)
         facts: dict[str, Any] = {
-            "id": message.id,
+            "id": message.id.decode(errors="replace"),
             "state": message.state,
-            "due_at": None if leased else moment_json(moment),
-            "lease_ends_at": moment_json(moment) if leased else None,
+            "due_at": None if is_leased else moment_json(moment),
+            "lease_ends_at": moment_json(moment) if is_leased else None,
             "attempt": message.attempt,
             "priority": message.priority,
         }
         try:
-            facts |= {"group": message.group, "enqueued_at": moment_json(message.enqueued_at)}
-            facts |= {"headers": message.headers}
-            facts |= payload_json(codec, message.value)
-        except DecodeError as error:
+            body = parse(message.body)
+        except ValueError as error:
             # Not even the queue's own part of it can be decoded.
             facts |= {
                 "group": None,
                 "enqueued_at": None,
                 "headers": {},
                 "value": None,
-                "hex": error.payload.hex(),
-                "error": str(error),
+                "hex": message.body.hex(),
+                "error": str(DecodeError("ReliableQueue", message.body, str(error))),
             }
-        facts["last_error"] = message.last_error
-        stored = message._error or ""  # noqa: SLF001 - one library
-        return cls(facts, moment, unpack_error(stored)[0])
+        else:
+            facts |= {
+                "group": body.group,
+                "enqueued_at": moment_json(moment_us(body.enqueued_us)),
+                "headers": body.headers,
+                **payload_json(codec, body.payload),
+            }
+        line, text = unpack_error(message.error or "")
+        facts["last_error"] = None if message.error is None else text
+        return cls(facts, moment, line)
 
     @classmethod
     def of_letter(cls, letter: DeadLetter[bytes], codec: Codec[Any]) -> MessageView:

@@ -18,7 +18,7 @@ from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_queues
 from delayq.cli.options import AsJson, Queues, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import console, cut, moment_json, print_json, words, write
 from delayq.cli.queues import state_of, stats_or_error
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from delayq import Client, QueueDepth
-    from delayq.admin.inspect import FoundQueue
+    from delayq.admin.catalog import FoundQueue
 
 # Listing queues reads the names of all keys, so it gets at most a twentieth of the time.
 _SHARE = 20
@@ -194,7 +194,7 @@ class Monitor:
         """Return every queue with its figures."""
         if not self.named and time.monotonic() >= self._search_at:
             began = time.monotonic()
-            self._found = await inspection.queues(self.client)
+            self._found = await list_queues(self.client)
             took = time.monotonic() - began
             self._search_at = began + took + max(1.0, took * _SHARE)
         queues = self.named or self._found

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_workers
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import AsJson, ReliableOrAll, Url  # noqa: TC001 - typer reads them
 from delayq.cli.output import moment_json, print_json, say, show_table, span
@@ -44,7 +44,7 @@ def workers(
     async def look(client: Client) -> list[WorkerInfo]:
         if queue is not None:
             await queue.check_existence(client)
-        return await inspection.workers(client, name)
+        return await list_workers(client, name)
 
     try:
         found, now = at_server_time(url, look)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import delayq
 from delayq import Limit
-from delayq.admin.repartition import repartition
+from delayq.admin.reliable import ReliableInspector
 from tests.faults import consumers
 from tests.faults.checker import Rules, Violation, summary
 from tests.faults.consumers import KINDS, QUEUE, Consumer, Habits, Kind, open_reliable
@@ -347,7 +347,9 @@ class Simulation:
     async def _repartition(self) -> None:
         partitions = self._chance.choice((2, 3, 4))
         for seconds in (self._chance.choice((0.1, 8)) * self._chance.random(), math.inf):
-            await self._operate(lambda client: repartition(client, QUEUE, partitions), seconds)
+            await self._operate(
+                lambda client: ReliableInspector.of(client, QUEUE).repartition(partitions), seconds
+            )
 
     async def _kill_producer(self) -> None:
         if alive := [producer for producer in self._producers if not producer.done.done()]:

@@ -37,7 +37,7 @@ from redis.asyncio import Redis
 import delayq
 from delayq import Limit, Offer
 from delayq._redis.client import RETRY_FOR
-from delayq.admin.repartition import repartition
+from delayq.admin.reliable import ReliableInspector
 from tests.faults import consumers
 from tests.faults.checker import Rules, Violation, summary
 from tests.faults.consumers import (
@@ -357,8 +357,8 @@ class Storm:
         client, partitions = await self._client(), chance.choice((2, 3, 4, 8))
         with suppress(TimeoutError):
             async with asyncio.timeout(chance.uniform(0, 4)):
-                await repartition(client, QUEUE, partitions)
-        await repartition(client, QUEUE, partitions)
+                await ReliableInspector.of(client, QUEUE).repartition(partitions)
+        await ReliableInspector.of(client, QUEUE).repartition(partitions)
 
     async def close_one(self, _: random.Random) -> None:
         """Close the client that has consumed longest, and start another."""

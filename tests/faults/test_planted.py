@@ -16,7 +16,6 @@ from delayq._engine.wakeup_plan import WakeupPlan
 from delayq._redis import rights
 from delayq._redisson import store as delayed_store
 from delayq._reliable import store as reliable_store
-from delayq.admin import repartition as moving
 from tests.faults import limits_storm, poison, victims
 from tests.faults.checker import Violation, summary
 from tests.faults.consumers import KINDS, Habits, Kind, shorten_deadlines
@@ -81,7 +80,7 @@ PLANTS: dict[str, tuple[str, str, Plant]] = {
     "whoever waits wakes late": ("reliable", "stuck", wakes_late),
     "a move leaves out what waits": (
         *("reliable", "lost"),
-        lambda monkeypatch: monkeypatch.setattr(moving, "PRIORITIES", 0),
+        lambda monkeypatch: monkeypatch.setattr("delayq._reliable.mover.PRIORITIES", 0),
     ),
     "a client takes others beside a suspect": (
         *("poison", "company"),

@@ -17,8 +17,8 @@ from delayq import Offer
 from delayq._engine.scheduler import Scheduler
 from delayq._redisson.keys import DelayedKeys
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin import inspect as inspection
 from delayq.admin.acl import ROLES, acl_rules
+from delayq.admin.reliable import ReliableInspector
 from tests.integration.test_faults import Faults
 from tests.support.acl_jobs import JOBS, NAME, NOT_PERMITTED, Place
 from tests.support.lua import SCRIPTS
@@ -125,8 +125,8 @@ async def test_settings_that_may_not_be_read_are_unknown(server: PrivateServer) 
     async with delayq.connect(server.url) as other:
         await other.reliable_queue(NAME).offer(1)
     async with granted(server, rules) as url, delayq.connect(url) as client:
-        assert await inspection.settings(client, NAME) is None
-        assert (await inspection.reliable_stats(client, NAME)).ready == 1
+        assert await ReliableInspector.of(client, NAME).visible_settings() is None
+        assert (await ReliableInspector.of(client, NAME).stats()).ready == 1
 
 
 REFUSED: dict[tuple[str, Role], str] = {

@@ -24,9 +24,9 @@ import delayq
 from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.records import pack
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin import inspect as inspection
 from delayq.admin.acl import acl_rules
-from delayq.admin.inspect import FoundQueue
+from delayq.admin.catalog import FoundQueue
+from delayq.admin.delayed import DelayedInspector
 from delayq.cli.app import run
 from delayq.cli.errors import CommandFailed
 from delayq.cli.options import Target
@@ -367,8 +367,8 @@ async def test_a_purge_counts_what_is_offered_meanwhile(client: Client) -> None:
     offering = asyncio.create_task(offer())
     dropped = 0
     while not offering.done():
-        dropped += await inspection.purge(client, "closing")
-    assert dropped + await inspection.purge(client, "closing", "delayed") == 301
+        dropped += await DelayedInspector.of(client, "closing").purge()
+    assert dropped + await DelayedInspector.of(client, "closing").purge("delayed") == 301
 
 
 # Messages

@@ -19,7 +19,7 @@ import delayq
 from delayq import Offer
 from delayq._redis.cluster import Cluster, read_place, read_slots
 from delayq._reliable.keys import ReliableKeys
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_queues
 from tests.conftest import FOUND
 from tests.support.clusters import TestCluster, admin, is_replicated, wait_for
 from tests.support.depth import in_gate
@@ -398,7 +398,7 @@ async def test_what_can_be_seen_is_listed_and_what_cannot_is_named(
             # Its connections are unusable, and new ones cannot be established.
             for wire in list(client.session.nodes.all()[2]._free):
                 wire.close()
-            found = {queue.name for queue in await inspection.queues(client)}
+            found = {queue.name for queue in await list_queues(client)}
         assert set(seen) <= found
         assert hidden not in found
         assert f"127.0.0.1:{cluster.nodes[2].port} is left out of the result" in caplog.text

@@ -11,7 +11,7 @@ import redis.exceptions
 
 import delayq
 from delayq import Offer
-from delayq.admin import inspect as inspection
+from delayq.admin.reliable import ReliableInspector
 from tests.support.reliable import claim_one, leased
 from tests.support.tasks import running
 from tests.support.waiting import until
@@ -210,7 +210,7 @@ async def test_nothing_is_missing_of_a_cancelled_message_and_of_a_queue_that_is_
     await raw.delete("delayq:{jobs}:lines")
     await raw.hset("delayq:{jobs}:settings", "partitions", "1?")
     assert not await missing_keys(client, "jobs")
-    (store,) = await inspection.stores_of(client, "jobs")
+    (store,) = await ReliableInspector.of(client, "jobs").all_stores()
     await store.mend()
     assert not await raw.exists("delayq:{jobs}:lines")
     await raw.hset("delayq:{jobs}:settings", "partitions", "1")
@@ -238,7 +238,7 @@ async def test_settings_that_the_server_has_evicted_come_back_from_a_copy(
 
 
 async def missing_keys(client: Client, name: str) -> str:
-    (store,) = await inspection.stores_of(client, name)
+    (store,) = await ReliableInspector.of(client, name).all_stores()
     return await store.missing_keys()
 
 

@@ -140,7 +140,7 @@ async def test_each_form_is_updated(client: delayq.Client, raw: Raw, form: str) 
         assert raw.ordered() == ([wanted] if where != "set" else []), where
         assert raw.dues() == ({wanted: 1.9e12} if where != "list" else {}), where
         assert result.complete
-        assert result.found == {form: 1}
+        assert result.records == {form: 1}
         assert result.rewritten == (form != CURRENT)
 
 
@@ -153,7 +153,7 @@ async def test_what_is_malformed_stays(client: delayq.Client, raw: Raw) -> None:
     result = await done(client)
     assert raw.ordered() == [in_both, current(good[0]), listed, *map(current, good[1:])]
     assert set(raw.dues()) == {in_both, in_set, b"", *map(current, good)}
-    assert (result.looked_at, result.rewritten, result.malformed) == (8, 4, 4)
+    assert (result.examined, result.rewritten, result.malformed) == (8, 4, 4)
     assert result.complete
 
 
@@ -172,7 +172,7 @@ async def test_both_forms_make_one_message(client: delayq.Client, raw: Raw, list
     assert raw.dues()[new] == 2000
     assert len(raw.dues()) == 4
     assert (result.merged, result.complete) == (1, True)
-    assert result.looked_at == 5
+    assert result.examined == 5
 
 
 async def test_only_this_queues_records_are_touched(server: PrivateServer, raw: Raw) -> None:

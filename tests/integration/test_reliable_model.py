@@ -31,7 +31,7 @@ from redis.asyncio import Redis
 
 import delayq
 from delayq._redis.client import RedisClient
-from delayq.admin.repartition import repartition
+from delayq.admin.reliable import ReliableInspector
 from tests.support.reliable import tries
 from tests.support.reliable_store import HOUR, Store, Stored, hours
 
@@ -952,8 +952,8 @@ class ReliableMachine(RuleBasedStateMachine):
         async def move() -> None:
             for number, most in zip((partitions, 1), calls, strict=True):
                 with suppress(asyncio.CancelledError), calls_at_most(most, self.mover):
-                    await repartition(self.mover, self.queue.name, number)
-                await repartition(self.mover, self.queue.name, number)
+                    await ReliableInspector.of(self.mover, self.queue.name).repartition(number)
+                await ReliableInspector.of(self.mover, self.queue.name).repartition(number)
 
         self.run(move())
 

@@ -21,8 +21,7 @@ from delayq._reliable.moved_partition import ASIDE, MovedPartition
 from delayq._reliable.placement import home_of
 from delayq._reliable.store import ReliableStore
 from delayq.admin.acl import acl_rules
-from delayq.admin.inspect import remove
-from delayq.admin.repartition import Repartition, repartition
+from delayq.admin.reliable import ReliableInspector
 from delayq.errors import ConfigurationError, ServerRefused, ServerUnavailable
 from tests.integration.test_acl import granted
 from tests.support.depth import nightly
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
     from delayq import Client, Message
+    from delayq._reliable.mover import Repartition
     from delayq._reliable.settings import StoredSettings
     from tests.integration.test_faults import Faults
     from tests.support.servers import PrivateServer
@@ -159,7 +159,7 @@ async def test_an_admin_moves_a_queue_and_it_has_what_it_had_before(
     assert keys - {*ASIDE} == stay
     for partitions in (4, 7, 2, 1):
         async with granted(server, rules) as url, delayq.connect(url) as admin:
-            result = await repartition(admin, "jobs", partitions)
+            result = await ReliableInspector.of(admin, "jobs").repartition(partitions)
         aside = [name for name in ASIDE if await raw.exists(ReliableKeys.of("jobs").aside(name))]
         assert aside == []
         assert result.moved == sum(before["counts"][:3])
@@ -200,9 +200,9 @@ async def test_a_move_that_is_interrupted_anywhere_is_continued(
     async with delayq.connect(server.url) as other:
         faults.plan = fail
         with contextlib.suppress(asyncio.CancelledError):
-            await repartition(other, "jobs", 3)
+            await ReliableInspector.of(other, "jobs").repartition(3)
         faults.plan = lambda *_: None
-    await repartition(client, "jobs", 3)
+    await ReliableInspector.of(client, "jobs").repartition(3)
     assert await view(jobs) == before
 
 
@@ -221,14 +221,14 @@ async def test_a_server_that_fails_over_and_has_set_nothing_aside_is_looked_afte
 
     faults.plan = fail
     with pytest.raises(asyncio.CancelledError):
-        await repartition(client, "jobs", 2)
+        await ReliableInspector.of(client, "jobs").repartition(2)
     for keys in (ReliableKeys.of("jobs", partition=place) for place in (2, 1)[: 2 - knows_of_it]):
         for name in ASIDE:
             with contextlib.suppress(Exception):
                 await raw.rename(keys.aside(name), keys.named(name))
         if not knows_of_it:
             await raw.hdel(keys.settings, "aside")
-    await repartition(client, "jobs", 2)
+    await ReliableInspector.of(client, "jobs").repartition(2)
     assert await view(jobs) == before
 
 
@@ -255,9 +255,9 @@ async def test_messages_of_the_same_id_in_several_groups_are_all_kept(
 
         faults.plan, faults.calls = fail, []
         with contextlib.suppress(asyncio.CancelledError):
-            await repartition(client, "jobs", 1)
+            await ReliableInspector.of(client, "jobs").repartition(1)
     faults.plan = lambda *_: None
-    await repartition(client, "jobs", 1)
+    await ReliableInspector.of(client, "jobs").repartition(1)
     dead = [(letter.value, letter.reason) for letter in await jobs.dead.list()]
     values = await all_values(jobs)
     buried = {value for value, reason in dead if "id was taken" in reason}
@@ -282,7 +282,7 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
 
     faults.plan = fail
     with pytest.raises(asyncio.CancelledError):
-        await repartition(client, "jobs", 4)
+        await ReliableInspector.of(client, "jobs").repartition(4)
     async with delayq.connect(server.url, retry_for=0) as other:
         hasty: Jobs = other.reliable_queue("jobs", **SETTINGS)
         for call in (
@@ -306,15 +306,15 @@ async def test_while_a_queue_is_moved_nothing_is_stored_and_nothing_seems_to_be_
             lambda: hasty.dead.purge(["one"]),
             hasty.groups.list,
             lambda: hasty.configure(max_size=9),
-            lambda: remove(client, "reliable", "jobs"),
+            lambda: ReliableInspector.of(client, "jobs").remove(),
         ):
             with pytest.raises(ServerUnavailable, match="being moved to 4 partitions"):
                 await call()
     with pytest.raises(ConfigurationError, match="delayq repartition jobs --to 4"):
-        await repartition(client, "jobs", 8)
+        await ReliableInspector.of(client, "jobs").repartition(8)
     faults.plan = lambda *_: None
     waiting = asyncio.create_task(jobs.offer(2, id="two"))
-    await repartition(client, "jobs", 4)
+    await ReliableInspector.of(client, "jobs").repartition(4)
     assert await waiting == "two"
     assert [schedule.name for schedule in await jobs.schedules()] == ["nightly"]
     assert not waits.done()
@@ -354,14 +354,14 @@ async def test_a_move_can_be_given_up_until_workers_have_finished(
 
     async with delayq.connect(server.url) as other:
         faults.plan = fail
-        move = asyncio.create_task(repartition(other, "jobs", 3))
+        move = asyncio.create_task(ReliableInspector.of(other, "jobs").repartition(3))
         with pytest.raises((asyncio.CancelledError, ServerRefused)) as error:
             await move
         faults.plan = lambda *_: None
     if failure == "errors" and step != "repartition":
         assert "stays paused; continue with: delayq repartition jobs --to 3" in str(error.value)
         assert "give it up with: delayq repartition jobs --to 2" in str(error.value)
-        await repartition(client, "jobs", 2)
+        await ReliableInspector.of(client, "jobs").repartition(2)
     # A call of the move that arrives only now pauses nothing.
     for epoch, number in taken if step != "repartition" else ():
         if epoch != min(taken)[0]:
@@ -373,7 +373,9 @@ async def test_a_move_can_be_given_up_until_workers_have_finished(
             await late.hold_back("pause")
     assert not (await jobs.stats()).paused
     states: list[Repartition] = []
-    move = asyncio.create_task(repartition(client, "jobs", 1, progress=states.append))
+    move = asyncio.create_task(
+        ReliableInspector.of(client, "jobs").repartition(1, progress=states.append)
+    )
     await until(lambda: bool(states))
     assert (states[-1].phase, states[-1].running) == ("waiting", 1)
     # An operator cannot end the pause meanwhile.
@@ -391,7 +393,9 @@ async def test_a_move_waits_for_the_handler_of_a_cancelled_message(client: Clien
     message = (await jobs.claim())[0]
     assert await jobs.cancel(message.id, running=True)
     states: list[Repartition] = []
-    move = asyncio.create_task(repartition(client, "jobs", 2, progress=states.append))
+    move = asyncio.create_task(
+        ReliableInspector.of(client, "jobs").repartition(2, progress=states.append)
+    )
     await until(lambda: bool(states))
     assert (states[-1].phase, states[-1].running) == ("waiting", 1)
     with pytest.raises(delayq.LeaseLost):
@@ -404,7 +408,7 @@ async def test_a_queue_that_was_paused_is_paused_after_the_move(client: Client) 
     jobs: Jobs = client.reliable_queue("jobs", **SETTINGS)
     await jobs.offer(1)
     await jobs.pause()
-    await repartition(client, "jobs", 2)
+    await ReliableInspector.of(client, "jobs").repartition(2)
     assert await jobs.claim() == []
     await jobs.resume()
     assert await all_values(jobs) == [1]
@@ -449,7 +453,7 @@ async def processes(
 
         async def start(partitions: int, stop: int | str) -> Process:
             client = await clients.enter_async_context(delayq.connect(server.url))
-            move = asyncio.create_task(repartition(client, "jobs", partitions))
+            move = asyncio.create_task(ReliableInspector.of(client, "jobs").repartition(partitions))
             process = Process(client, move, asyncio.Event(), asyncio.Event())
             started[client.session.server] = (process, stop, itertools.count(1))
             stops = asyncio.create_task(process.stops.wait())
@@ -480,7 +484,7 @@ async def test_a_process_that_stood_still_while_others_took_over_changes_nothing
     one = await processes(3, first)
     other = await processes(3, second)
     await one.fails()
-    await repartition(client, "jobs", 3)
+    await ReliableInspector.of(client, "jobs").repartition(3)
     # Everything was set aside again.
     back = await processes(2, "reliable/receive")
     await other.fails()
@@ -496,7 +500,7 @@ async def test_no_window_of_a_rate_has_too_many_starts_after_a_move(client: Clie
     for partitions in (4, 2, 1):
         for message in await jobs.claim(5):
             await message.ack()
-        await repartition(client, "jobs", partitions)
+        await ReliableInspector.of(client, "jobs").repartition(partitions)
     while messages := await jobs.claim(5):
         for message in messages:
             await message.ack()

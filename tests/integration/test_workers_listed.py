@@ -15,7 +15,7 @@ import pytest
 import delayq
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import REGISTER
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_workers
 from delayq.admin.doctor import diagnose
 from tests.support.reliable_fixtures import faults
 from tests.support.waiting import until
@@ -47,7 +47,7 @@ async def listed(client: Client, count: int = 1, name: str | None = "jobs") -> l
     found: list[WorkerInfo] = []
 
     async def are_there() -> bool:
-        found[:] = await inspection.workers(client, name)
+        found[:] = await list_workers(client, name)
         return len(found) == count
 
     await until(are_there)
@@ -73,11 +73,11 @@ async def test_a_worker_shows_what_it_handles(client: Client, quick: Client, raw
         await begun.wait()
 
         async def running() -> int:
-            (found,) = await inspection.workers(client, "jobs")
+            (found,) = await list_workers(client, "jobs")
             return found.running
 
         await until(running, equals=1)
-        (busy,) = await inspection.workers(client, "jobs")
+        (busy,) = await list_workers(client, "jobs")
         assert [(each.id, each.attempt) for each in busy.messages] == [("long", 1)]
         assert busy.started_at <= busy.messages[0].since <= busy.seen_at
         # Nothing of a message but its id is told.
@@ -92,7 +92,7 @@ async def test_a_client_that_closes_is_gone_at_once(server: PrivateServer, clien
     async with delayq.connect(server.url, resync_interval=3600) as theirs:
         taking = asyncio.create_task(theirs.reliable_queue("jobs").claim(wait=3600))
         await listed(client)
-    assert await inspection.workers(client, "jobs") == []
+    assert await list_workers(client, "jobs") == []
     with pytest.raises(delayq.Closed):
         await taking
 
@@ -123,7 +123,7 @@ async def test_a_producer_is_no_worker(server: PrivateServer, client: Client, ra
     async with delayq.connect(server.url, resync_interval=0.05) as producer:
         await producer.reliable_queue("jobs").offer(1)
         await until(lambda: raw.exists(KEYS.history), equals=1)
-        assert await inspection.workers(client, "jobs") == []
+        assert await list_workers(client, "jobs") == []
 
 
 @pytest.mark.gate
@@ -172,7 +172,7 @@ async def test_an_entry_that_is_unreadable_is_left_out(client: Client, raw: Any)
         await raw.zadd(KEYS.workers, {name: 9e15})
         await raw.hset(KEYS.worker_facts, name, facts)
     await raw.zadd(KEYS.workers, {"e": 9e15})
-    assert await inspection.workers(client, "jobs") == []
+    assert await list_workers(client, "jobs") == []
 
 
 @pytest.mark.parametrize("fault", ["lost", "unsent", "full"])

@@ -19,7 +19,8 @@ from delayq._redisson.keys import DelayedKeys
 from delayq._redisson.store import POLL_PENDING, TRANSFER
 from delayq._reliable.keys import ReliableKeys
 from delayq._reliable.store import CLAIM
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_workers
+from delayq.admin.delayed import DelayedInspector
 from delayq.admin.migrate import migrate
 from delayq.errors import OutcomeUnknown
 from tests.support.waiting import until
@@ -156,7 +157,8 @@ async def show(board: DelayedSource | ReliableSource) -> None:
     assert sum(await board.histogram(0)) >= 2
     assert (await board.settings() is None) == (board.kind == "delayed")
     for state in (*board.states, *(("dead",) if board.kind == "reliable" else ())):
-        searched = [row for shelf in await board.shelves([state]) for row in await shelf.page(0, 9)]
+        pages = await board.search_pages([state])
+        searched = [row for partition in pages for row in await partition.page(0, 9)]
         for row in (await board.page(state, 0, 9)).rows:
             assert row in searched
             if row.place is not None:
@@ -196,7 +198,7 @@ async def delayed_admin(place: Place) -> None:
     await raw.zadd(DELAYED.timeout, {b"00000001" + (1).to_bytes(8, "little") + b"1": 2e15})
     assert [step.rewritten async for step in migrate(place.client, NAME)][-1] == 1
     assert await queue.pending.expire(3600)
-    assert await inspection.purge(place.client, NAME) > 0
+    assert await DelayedInspector.of(place.client, NAME).purge() > 0
     await place.stops_listening(DELAYED.channel, queue)
 
 
@@ -309,7 +311,7 @@ async def reliable_dashboard(place: Place) -> None:
     assert (stats.delayed, stats.ready, stats.leased, stats.dead) == (2, 2, 1, 1)
     assert len(await queue.peek(2)) == 2
     assert len(await queue.activity(minutes=2)) == 2
-    assert isinstance(await inspection.workers(place.client, NAME), list)
+    assert isinstance(await list_workers(place.client, NAME), list)
     for state in ("delayed", "ready", "leased"):
         assert await queue.get((await queue.list(state))[0].id)
     assert await queue.dead.size() == 1

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hypothesis import settings
 
 from delayq import Offer, ReliableQueue
-from delayq.admin import inspect as inspection
+from delayq.admin.catalog import list_workers
 from tests.support.depth import examples
 
 if TYPE_CHECKING:
@@ -107,4 +107,4 @@ async def bodies(store: Store) -> int:
 
 async def lists_work(client: Client, queue: str) -> bool:
     """Return whether a worker of the queue is listed with a message that it handles."""
-    return any(worker.messages for worker in await inspection.workers(client, queue))
+    return any(worker.messages for worker in await list_workers(client, queue))

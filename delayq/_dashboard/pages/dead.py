@@ -44,7 +44,7 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 
 async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
     if (chosen := form.places()) is None:
-        count = await letters.redrive(await source.every_store(), _until(form))
+        count = await letters.redrive(await source.all_stores(), _until(form))
     elif not chosen:
         return see("dead", source, done="unchosen")
     else:
@@ -54,7 +54,7 @@ async def redrive(board: Board, source: ReliableSource, form: Form) -> Response:
 
 async def purge(board: Board, source: ReliableSource, form: Form) -> Response:
     if (chosen := form.places()) is None:
-        count = await letters.purge(await source.every_store(), _until(form))
+        count = await letters.purge(await source.all_stores(), _until(form))
     elif not chosen:
         return see("dead", source, done="unchosen")
     else:

@@ -115,9 +115,15 @@ async def _groups(source: ReliableSource, chosen: _Filter) -> dict[str, Any]:
         nonlocal examined
         examined = done
 
-    stores = await source.every_store()
-    until = time.monotonic() + _SECONDS
-    found = await letters.groups(stores, by, chosen.query, progress=tell, most=_MOST, until=until)
+    stores = await source.all_stores()
+    groups = await letters.groups(
+        stores,
+        by,
+        chosen.query,
+        progress=tell,
+        max_examined=_MOST,
+        deadline=time.monotonic() + _SECONDS,
+    )
     shown = {name: text for name, text in chosen.texts.items() if name != "cause"}
     return {
         "examined": examined,
@@ -128,7 +134,7 @@ async def _groups(source: ReliableSource, chosen: _Filter) -> dict[str, Any]:
                 if group.cause == letters.OTHERS
                 else link("letters", source, None, **shown, cause=group.cause),
             )
-            for group in found
+            for group in groups
         ],
     }
 
@@ -144,12 +150,16 @@ async def _matching(
 
     # Those that die from now on are not among those that the visitor acts on.
     query = _until(chosen.query, now)
-    stores = await source.every_store()
-    until = time.monotonic() + _SECONDS
-    matching = await letters.count(stores, query, progress=tell, most=_MOST, until=until)
-    search = Search(await source.letters(), lambda found: query.matches(found[1]), offset)
-    found = await search.run(most=_MOST, limit=PER_PAGE, until=time.monotonic() + _SECONDS)
-    rows: list[Row] = [row for row, _ in found]
+    stores = await source.all_stores()
+    deadline = time.monotonic() + _SECONDS
+    matching = await letters.count(
+        stores, query, progress=tell, max_examined=_MOST, deadline=deadline
+    )
+    search = Search(await source.letters(), lambda match: query.matches(match[1]), offset)
+    matches = await search.run(
+        max_examined=_MOST, limit=PER_PAGE, deadline=time.monotonic() + _SECONDS
+    )
+    rows: list[Row] = [row for row, _ in matches]
     assert query.died_before is not None
     following = search.next_offset
     return {
@@ -175,14 +185,14 @@ def _cause(texts: Mapping[str, str]) -> tuple[GroupBy, str] | None:
 async def redrive_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.places() is not None:
         return _unchosen(source, form)
-    count = await letters.redrive(await source.every_store(), _query_in(form))
+    count = await letters.redrive(await source.all_stores(), _query_in(form))
     return see("dead", source, done="redriven", count=str(count), undo="no")
 
 
 async def purge_matching(board: Board, source: ReliableSource, form: Form) -> Response:
     if form.places() is not None:
         return _unchosen(source, form)
-    count = await letters.purge(await source.every_store(), _query_in(form))
+    count = await letters.purge(await source.all_stores(), _query_in(form))
     return see("dead", source, done="purged", count=str(count), undo="no")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from delayq._dashboard.forms import see
 from delayq._dashboard.page import Action, Note, Page
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from delayq._dashboard.board import Board
     from delayq._dashboard.forms import Form
     from delayq._dashboard.queues import AnySource
+    from delayq.admin.delayed import PurgeState
 
 STATES = ("delayed", "ready", "all")
 
@@ -48,7 +49,8 @@ async def purge_queue(board: Board, source: AnySource, form: Form) -> Response:
     if wrong:
         values = await _values(source, state, typed, wrong)
         return await board.refused(form, PAGE, **values)
-    return see("queue", source, done="dropped", count=str(await source.purge(state)), undo="no")
+    count = await source.purge(cast("PurgeState", state))
+    return see("queue", source, done="dropped", count=str(count), undo="no")
 
 
 PAGE = Page(

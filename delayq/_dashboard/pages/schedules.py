@@ -9,7 +9,6 @@ from urllib.parse import unquote
 from delayq._dashboard.forms import see, whole
 from delayq._dashboard.page import Action, Note, Page
 from delayq._dashboard.undo import Undo, Undone
-from delayq.admin import schedules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,14 +28,13 @@ _SIZE = 2000
 async def load(board: Board, request: Request) -> Mapping[str, Any]:
     source = await board.reliable(request)
     offset = whole(request.query_params.get("offset"))
-    stores = await source.every_store()
-    found, now = await asyncio.gather(schedules.list_schedules(stores), board.now())
+    schedules, now = await asyncio.gather(source.schedules(), board.now())
     return {
         "source": source,
-        "rows": found[offset : offset + _PER_PAGE],
+        "rows": schedules[offset : offset + _PER_PAGE],
         "offset": offset,
         "limit": _PER_PAGE,
-        "total": len(found),
+        "total": len(schedules),
         "now": now,
     }
 
@@ -44,16 +42,16 @@ async def load(board: Board, request: Request) -> Mapping[str, Any]:
 async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
     """Bring the next run forward. It can be set back as long as no worker has taken it."""
     name = unquote(form.get("schedule"))
-    stores = await source.every_store()
-    due = {each.name: each.runs for each in await schedules.list_schedules(stores)}.get(name)
-    moved = await schedules.run_now(stores, name)
-    if moved is None or not due:
+    runs = {listed.name: listed.runs for listed in await source.schedules()}.get(name)
+    brought_forward = await source.run_schedule_now(name)
+    if brought_forward is None or not runs:
         return see("schedules", source, done="not_run")
-    (store, occurrence), due_us = moved, round(due[0].timestamp() * 1_000_000)
+    store, occurrence = brought_forward
+    due_us = round(runs[0].timestamp() * 1_000_000)
 
     async def undo() -> Undone:
-        left = max(0, due_us - await board.now())
-        return Undone(sum(await store.reschedule([occurrence], left)))
+        delay_us = max(0, due_us - await board.now())
+        return Undone(sum(await store.reschedule([occurrence], delay_us)))
 
     token = board.undos.keep(Undo(undo, 1, _SIZE))
     return see("schedules", source, done="run", undo=token)
@@ -61,17 +59,17 @@ async def run_schedule(board: Board, source: ReliableSource, form: Form) -> Resp
 
 async def unschedule(board: Board, source: ReliableSource, form: Form) -> Response:
     name = unquote(form.get("schedule"))
-    done = await schedules.unschedule(await source.every_store(), name)
+    done = await source.unschedule(name)
     return see("schedules", source, done="unscheduled" if done else "no_schedule")
 
 
 async def pause_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
-    done = await schedules.pause(await source.every_store(), unquote(form.get("schedule")))
+    done = await source.pause_schedule(unquote(form.get("schedule")))
     return see("schedules", source, done="schedule_paused" if done else "no_schedule")
 
 
 async def resume_schedule(board: Board, source: ReliableSource, form: Form) -> Response:
-    done = await schedules.resume(await source.every_store(), unquote(form.get("schedule")))
+    done = await source.resume_schedule(unquote(form.get("schedule")))
     return see("schedules", source, done="schedule_resumed" if done else "no_schedule")
 
 

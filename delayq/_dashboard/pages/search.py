@@ -14,7 +14,7 @@ from delayq._dashboard.forms import whole
 from delayq._dashboard.page import Page
 from delayq._dashboard.reliable_source import ReliableSource
 from delayq._dashboard.rendering import link, name_of
-from delayq.admin.search import Search, Searched, SearchQuery
+from delayq.admin.search import Search, SearchFields, SearchQuery
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:
@@ -134,28 +134,28 @@ async def _look(
         # A whole id is found at once, however long the queue is.
         known = query.id
         rows = await source.look_up(known) if not offset else []
-        wanted = [row for row in rows if row.state in states and query.matches(_searched(row))]
+        wanted = [row for row in rows if row.state in states and query.matches(_fields(row))]
         work.found += [(source, row) for row in wanted]
 
     def matches(row: Row) -> bool:
-        searched = _searched(row)
-        return query.matches(searched) and not (known and searched.id == known)
+        fields = _fields(row)
+        return query.matches(fields) and not (known and fields.id == known)
 
-    search = Search(await source.shelves(states), matches, offset)
-    found = await search.run(
-        most=max(0, _MOST - work.searched),
+    search = Search(await source.search_pages(states), matches, offset)
+    rows = await search.run(
+        max_examined=max(0, _MOST - work.searched),
         limit=max(1, _FOUND - len(work.found)),
-        until=work.until,
+        deadline=work.until,
     )
-    work.found += [(source, row) for row in found]
+    work.found += [(source, row) for row in rows]
     work.searched += search.searched
     if (next_offset := search.next_offset) is not None:
         work.next = source.kind, source.name, next_offset
 
 
-def _searched(row: Row) -> Searched:
+def _fields(row: Row) -> SearchFields:
     name = "" if row.place is None else name_of(row.place)
-    return Searched(_texts(row.payload or b""), name, row.error_line, row.group, row.headers)
+    return SearchFields(_texts(row.payload or b""), name, row.error_line, row.group, row.headers)
 
 
 def _texts(payload: bytes) -> list[str]:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from delayq._dashboard.page import Page
 from delayq._redis import server_info
+from delayq.admin.catalog import FoundQueue
 from delayq.admin.doctor import diagnose
-from delayq.admin.inspect import FoundQueue
 from delayq.errors import ServerRefused
 
 if TYPE_CHECKING:

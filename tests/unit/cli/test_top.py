@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from delayq.admin.inspect import FoundQueue
+from delayq.admin.catalog import FoundQueue
 from delayq.cli.top import ORDERS, Line, View
 from delayq.stats import QueueDepth
 
