@@ -102,7 +102,7 @@ HANDLING = Module(
     (
         (
             "a message's own timeout is ignored",
-            "return self._timeout if own is None else own",
+            "return self._timeout if timeout is None else timeout",
             "return self._timeout",
         ),
         ("middleware runs inside out", "tuple(reversed(middleware))", "tuple(middleware)"),
@@ -113,13 +113,13 @@ HANDLING = Module(
         ),
         (
             "a snooze spends an attempt",
-            "await message.snooze(what.delay.delay)",
-            "await message.nack(what.delay.delay)",
+            "await message.snooze(decision.delay.delay)",
+            "await message.nack(decision.delay.delay)",
         ),
         (
             "the reason of a retry is lost",
-            "await message.nack(what.delay.delay, error if said is None else what.delay.reason)",
-            "await message.nack(what.delay.delay)",
+            "await message.nack(retry.delay, error if is_error else retry.reason)",
+            "await message.nack(retry.delay)",
         ),
         (
             "a swallowed failure counts as a success",

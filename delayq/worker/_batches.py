@@ -27,16 +27,20 @@ from delayq.worker._handling import Handling, below_the_worker, settle
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim, Start
+    from delayq.worker._handling import Middleware
+    from delayq.worker._injection import Dependency
+    from delayq.worker._listeners import Listener
+    from delayq.worker._threads import Threads
 
 # How long the messages of a claim have to join at least, in seconds: whatever is around the handler
 # may wait for something, even if nothing is to linger.
-_JOIN_WITHIN = 0.05
+_MIN_JOIN_TIME = 0.05
 # The number of messages that came too late for their batches and are remembered.
-_MOST_LATE = 1000
+_MAX_LATE = 1000
 
 
 class BatchFailed(Exception):
@@ -63,14 +67,14 @@ class _Wave:
     """Messages that were claimed together, whose starts a rate has counted.
 
     Attributes:
-        coming: Number of those that have yet to join.
-        since: When they were claimed, in loop time.
-        until: How long the others wait for these, in loop time.
+        remaining: Number of those that have yet to join.
+        claimed_at: When they were claimed, in loop time.
+        deadline: How long the others wait for these, in loop time.
     """
 
-    coming: int
-    since: float
-    until: float
+    remaining: int
+    claimed_at: float
+    deadline: float
 
 
 @dataclass(eq=False)
@@ -79,20 +83,20 @@ class _Member:
 
     Attributes:
         message: The message.
-        until: When its batch begins at the latest, even if it is not full, in loop time.
-        over_at: When it must not be handled any more, in loop time.
+        deadline: When its batch begins at the latest, even if it is not full, in loop time.
+        expires_at: When it must not be handled any more, in loop time.
         outcome: The outcome of its batch: the result of the message.
-        begun: Called when its batch begins.
+        on_begin: Called when its batch begins.
         start: Its start, if a rate has counted it.
-        wave: What it was claimed with, in that case.
+        wave: The messages with which it was claimed, in that case.
         batch: Its batch, once that has begun.
     """
 
     message: WorkerMessage[Any]
-    until: float
-    over_at: float
+    deadline: float
+    expires_at: float
     outcome: asyncio.Future[Any]
-    begun: Callable[[], None] | None
+    on_begin: Callable[[], None] | None
     start: Start | None = None
     wave: _Wave | None = None
     batch: _Batch | None = None
@@ -111,29 +115,29 @@ class _Pace:
     Attributes:
         is_quick: Whether the last one took no longer than a moment.
         is_rated: Whether a rate has counted the start of the last message that joined.
-        ended: Number of batches that have ended.
-        watch: Probes after a moment whether messages wait for batches that take long.
-        places: The number of places when it was looked at last.
+        end_count: Number of batches that have ended.
+        check: Checks after a moment whether messages wait for batches that take long.
+        capacity: The last known capacity.
         starts: When a rate counted the starts of the last batches, by the server's clock, and when
             these began, in loop time.
     """
 
     is_quick: bool = False
     is_rated: bool = False
-    ended: int = 0
-    watch: asyncio.TimerHandle | None = None
-    places: int = 0
+    end_count: int = 0
+    check: asyncio.TimerHandle | None = None
+    capacity: int = 0
     starts: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=100))
 
-    def note(self, start: Start) -> None:
+    def record_start(self, start: Start) -> None:
         """Note that messages with this start begin now."""
         self.starts.append((start.at_us, asyncio.get_running_loop().time()))
 
     def earliest(self, start: Start) -> float:
         """Return when a message with this start may begin, in loop time."""
-        for at_us, begun_at in reversed(self.starts):
+        for at_us, began_at in reversed(self.starts):
             if at_us + start.period_us <= start.at_us:
-                return begun_at + start.period_us / 1_000_000
+                return began_at + start.period_us / 1_000_000
         return 0.0
 
 
@@ -147,14 +151,14 @@ class Batches:
         size: int,
         linger: float,
         concurrency: int,
-        changed: Callable[[], None] = lambda: None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         """Args:
         handle: Handles a batch, and returns the result of each message; nothing if there are none.
         size: The largest number of messages in one.
         linger: How long a message waits for others, in seconds.
         concurrency: Number of batches at a time.
-        changed: Called when :attr:`places` has changed.
+        on_change: Called when :attr:`capacity` has changed.
         """
         self._handle = handle
         self._size = size
@@ -162,33 +166,34 @@ class Batches:
         self._concurrency = concurrency
         self._waiting: deque[_Member] = deque()
         self._running: set[_Batch] = set()
-        # What has yet to join; and how long, by their ids, the messages took that came too late.
-        self._coming: dict[Claim, _Wave] = {}
+        # Messages that have yet to join.
+        self._expected: dict[Claim, _Wave] = {}
+        # How long messages took that came too late, by id.
         self._late: dict[bytes, float] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self._changed = changed
+        self._on_change = on_change
         self._pace = _Pace()
-        self._pace.places = self.places
+        self._pace.capacity = self.capacity
         # Each batch has a copy, so that it sees no variable that a message or a batch has set.
         self._context = copy_context()
 
     @property
-    def keeps_none(self) -> bool:
-        """Whether no message may wait for a batch that is being handled."""
-        return self._pace.is_rated or not self._pace.is_quick
+    def gathers_ahead(self) -> bool:
+        """Whether messages may wait for a batch while others are handled."""
+        return self._pace.is_quick and not self._pace.is_rated
 
     @property
-    def places(self) -> int:
+    def capacity(self) -> int:
         """Number of messages that may be in batches, or wait for one."""
-        if not self.keeps_none:
+        if self.gathers_ahead:
             return self._size * (self._concurrency + 1)
         free = max(0, self._concurrency - len(self._running))
         return self._size * free + sum(len(batch.members) for batch in self._running)
 
-    def _check_places(self) -> None:
-        if (places := self.places) != self._pace.places:
-            self._pace.places = places
-            self._changed()
+    def _check_capacity(self) -> None:
+        if (capacity := self.capacity) != self._pace.capacity:
+            self._pace.capacity = capacity
+            self._on_change()
 
     def set_concurrency(self, concurrency: int) -> None:
         """Change the number of batches at a time. With none, the messages that wait are given up.
@@ -206,11 +211,11 @@ class Batches:
         """Begin with the messages that wait for others, because no others will come."""
         self._linger = 0.0
         for member in self._waiting:
-            member.until = 0.0
+            member.deadline = 0.0
             if member.wave is not None:
-                member.wave.until = 0.0
-        for wave in self._coming.values():
-            wave.until = 0.0
+                member.wave.deadline = 0.0
+        for wave in self._expected.values():
+            wave.deadline = 0.0
         self._begin()
 
     def expect(self, claims: Iterable[Claim]) -> None:
@@ -221,43 +226,43 @@ class Batches:
         period at most, so that they begin in the window of their claim. For one that came too late
         before, they wait as long as it took, or it might never be handled.
         """
-        coming = {claim: start for claim in claims if (start := claim.start) is not None}
-        if not coming:
+        starts = {claim: start for claim in claims if (start := claim.start) is not None}
+        if not starts:
             return
-        period = max(start.period_us for start in coming.values()) / 1_000_000
-        patience = min(self._linger + _JOIN_WITHIN, period / 2)
+        period = max(start.period_us for start in starts.values()) / 1_000_000
+        patience = min(self._linger + _MIN_JOIN_TIME, period / 2)
         if self._late:
-            late = max(self._late.get(claim.id, 0.0) for claim in coming)
-            patience = max(patience, min(late, period - _JOIN_WITHIN))
+            late = max(self._late.get(claim.id, 0.0) for claim in starts)
+            patience = max(patience, min(late, period - _MIN_JOIN_TIME))
         now = asyncio.get_running_loop().time()
-        self._coming |= dict.fromkeys(coming, _Wave(len(coming), now, now + patience))
+        self._expected |= dict.fromkeys(starts, _Wave(len(starts), now, now + patience))
 
     def expect_no_more(self, claims: Iterable[Claim]) -> None:
         """Note that these messages have joined, or are not going to."""
         is_complete = False
         for claim in claims:
-            if (wave := self._coming.pop(claim, None)) is not None:
-                wave.coming -= 1
-                if not wave.coming:
-                    wave.until, is_complete = 0.0, True
+            if (wave := self._expected.pop(claim, None)) is not None:
+                wave.remaining -= 1
+                if not wave.remaining:
+                    wave.deadline, is_complete = 0.0, True
         if is_complete:
             self._begin()
 
     async def join(
         self,
         message: WorkerMessage[Any],
-        begun: Callable[[], None] | None = None,
+        on_begin: Callable[[], None] | None = None,
         *,
         start: Start | None = None,
-        over_at: float = math.inf,
+        expires_at: float = math.inf,
     ) -> Any:
-        """Have a message handled in a batch, and wait for its result. Call ``begun`` when the batch
-        begins.
+        """Have a message handled in a batch, and wait for its result. Call ``on_begin`` when the
+        batch begins.
 
         If a rate has counted its ``start``, it waits for no others but those that were claimed with
         it, as :meth:`expect` says; and at least for the period of the rate after those that began
         in the window before. So windows stay apart, even if an answer comes late. After
-        ``over_at``, in loop time, it is not handled any more.
+        ``expires_at``, in loop time, it is not handled any more.
 
         If this is cancelled before the batch ends, the batch goes on for its other messages.
 
@@ -267,12 +272,12 @@ class Batches:
             NotNow: The message should go back, because it would wait for too long.
         """
         loop = asyncio.get_running_loop()
-        until = loop.time() + self._linger
-        member = _Member(message, until, over_at, loop.create_future(), begun, start)
+        deadline = loop.time() + self._linger
+        member = _Member(message, deadline, expires_at, loop.create_future(), on_begin, start)
         self._waiting.append(member)
         self._pace.is_rated = start is not None
         if start is not None:
-            member.wave = self._coming.get(message.claim) or _Wave(0, 0.0, 0.0)
+            member.wave = self._expected.get(message.claim) or _Wave(0, 0.0, 0.0)
             self.expect_no_more([message.claim])
         self._begin()
         try:
@@ -285,7 +290,7 @@ class Batches:
             if batch is None:
                 if member in self._waiting:
                     self._waiting.remove(member)
-            elif all(each.outcome.cancelled() for each in batch.members):
+            elif all(other.outcome.cancelled() for other in batch.members):
                 batch.task.cancel()
                 await asyncio.wait((batch.task,))
             elif not batch.task.done():
@@ -303,7 +308,7 @@ class Batches:
             is_full = len(self._waiting) >= self._size and first.wave is None
             if not is_full and loop.time() < (begins_at := self._begins_at(first)):
                 self._begin_at(begins_at)
-                self._check_places()
+                self._check_capacity()
                 return
             if not self._are_ready(loop.time()):
                 continue
@@ -312,8 +317,8 @@ class Batches:
                 member.batch = batch
                 if member.wave is not None:
                     self._late.pop(member.message.claim.id, None)
-                if member.begun is not None:
-                    member.begun()
+                if member.on_begin is not None:
+                    member.on_begin()
             self._running.add(batch)
             batch.task = loop.create_task(
                 self._run(batch), name="delayq batch", context=self._context.copy()
@@ -321,61 +326,66 @@ class Batches:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._waiting and self._pace.watch is None:
-            self._pace.watch = loop.call_later(prefetch.WITHIN, self._look, self._pace.ended)
-        self._check_places()
+        if self._waiting and self._pace.check is None:
+            self._pace.check = loop.call_later(
+                prefetch.WITHIN, self._check_pace, self._pace.end_count
+            )
+        self._check_capacity()
 
     def _begin_at(self, moment: float) -> None:
         if self._timer is not None and self._timer.when() > moment:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_at(moment, self._timer_rang)
+            self._timer = asyncio.get_running_loop().call_at(moment, self._on_timer)
 
     def _begins_at(self, member: _Member) -> float:
         """Return when the batch of a member begins at the latest, even if it is not full."""
         if member.wave is None or member.start is None:
-            return member.until
-        return max(member.wave.until, self._pace.earliest(member.start))
+            return member.deadline
+        return max(member.wave.deadline, self._pace.earliest(member.start))
 
     def _take(self, now: float) -> list[_Member]:
         """Remove and return the members of the next batch: the first that waits, and others that
         may begin with it.
         """
-        taken = [self._waiting.popleft()]
-        while self._waiting and len(taken) < self._size:
-            member, last = self._waiting[0], taken[-1]
+        members = [self._waiting.popleft()]
+        while self._waiting and len(members) < self._size:
+            member, last = self._waiting[0], members[-1]
             is_alike = member.wave is last.wave and member.start == last.start
             if not is_alike and member.wave is not None and now < self._begins_at(member):
                 break
-            taken.append(self._waiting.popleft())
-        return taken
+            members.append(self._waiting.popleft())
+        return members
 
     def _are_ready(self, now: float) -> bool:
         """Return whether all messages that wait can be handled, or take out the others."""
-        _send_back(member for member in self._waiting if member.over_at < now)
+        _send_back(member for member in self._waiting if member.expires_at < now)
         if any(member.outcome.done() for member in self._waiting):
-            # Some are cancelled, or over, and about to leave.
-            self._waiting = deque(each for each in self._waiting if not each.outcome.done())
+            # Some are cancelled, or have expired, and are about to leave.
+            self._waiting = deque(member for member in self._waiting if not member.outcome.done())
             return False
         return True
 
-    def _look(self, ended: int) -> None:
-        """Send messages back that wait for batches that take long."""
-        self._pace.watch = None
-        if self._pace.ended == ended and len(self._running) >= self._concurrency:
+    def _check_pace(self, end_count: int) -> None:
+        """Send messages back that wait for batches that take long.
+
+        ``end_count`` is the number of batches that had ended a moment ago.
+        """
+        self._pace.check = None
+        if self._pace.end_count == end_count and len(self._running) >= self._concurrency:
             self._pace.is_quick = False
             now = asyncio.get_running_loop().time()
             for member in self._waiting:
-                if member.wave is not None and len(self._late) < _MOST_LATE:
-                    self._late[member.message.claim.id] = now - member.wave.since
+                if member.wave is not None and len(self._late) < _MAX_LATE:
+                    self._late[member.message.claim.id] = now - member.wave.claimed_at
             _send_back(self._waiting)
             self._waiting.clear()
-            self._check_places()
+            self._check_capacity()
         else:
             self._begin()
 
-    def _timer_rang(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
         self._begin()
 
@@ -383,30 +393,30 @@ class Batches:
         loop = asyncio.get_running_loop()
         started = loop.time()
         if (start := batch.members[-1].start) is not None:
-            self._pace.note(start)
+            self._pace.record_start(start)
             # And again once the handler has begun, which takes long while the machine is busy.
-            loop.call_soon(self._pace.note, start)
+            loop.call_soon(self._pace.record_start, start)
         failure: BaseException | None = None
         results: Sequence[Any] | None = None
         try:
             results = await self._handle([member.message for member in batch.members])
         except BaseException as error:  # noqa: BLE001 - any error is for the messages
             failure = error
-        of_each = dict(zip(batch.members, results or (), strict=False))
+        result_of = dict(zip(batch.members, results or (), strict=False))
         members = [member for member in batch.members if not member.outcome.done()]
-        left = [member.outcome for member in members]
-        for member, each in zip(members, left, strict=True):
+        for member in members:
+            outcome = member.outcome
             if failure is None:
-                each.set_result(of_each.get(member))
+                outcome.set_result(result_of.get(member))
             elif isinstance(failure, NotBegun):
-                each.set_exception(NotBegun(*failure.args))
-            elif each is left[0] and isinstance(failure, KeyboardInterrupt):
+                outcome.set_exception(NotBegun(*failure.args))
+            elif member is members[0] and isinstance(failure, KeyboardInterrupt):
                 # One of the messages ends the worker, once the message was given back.
-                each.set_exception(failure)
+                outcome.set_exception(failure)
             else:
-                each.set_exception(BatchFailed(failure))
+                outcome.set_exception(BatchFailed(failure))
         self._running.discard(batch)
-        self._pace.ended += 1
+        self._pace.end_count += 1
         self._pace.is_quick = loop.time() - started <= prefetch.WITHIN
         self._begin()
 
@@ -420,35 +430,62 @@ def _send_back(members: Iterable[_Member]) -> None:
 class BatchHandling(Handling):
     """Handles the messages of a listener that takes batches."""
 
-    def gather(self, concurrency: int) -> None:
-        """Begin to gather batches, of which this many are handled at a time."""
-        settings = self._listener.settings
+    def __init__(
+        self,
+        listener: Listener,
+        middleware: Sequence[Middleware],
+        dependencies: Mapping[Any, Dependency],
+        instances: Mapping[Any, Any],
+        threads: Threads,
+        is_cancelled: Callable[[], bool],
+        concurrency: int,
+    ) -> None:
+        """Args:
+        concurrency: Number of batches at a time. Otherwise as for :class:`Handling`.
+        """
+        super().__init__(listener, middleware, dependencies, instances, threads, is_cancelled)
+        settings = listener.settings
         assert settings.batch is not None
-        self._concurrency, self._batch = concurrency, settings.batch
+        self._concurrency = concurrency
         self._batches = Batches(
-            self._handle,
-            size=self._batch,
+            self._handle_batch,
+            size=settings.batch,
             linger=settings.linger,
             concurrency=concurrency,
-            changed=self._places_changed,
+            on_change=self._on_capacity_change,
         )
         # One batch gathers while the others are handled.
-        self.places: int = self._batch * (concurrency + 1)
+        self.capacity: int = settings.batch * (concurrency + 1)
         # The limit is that of a batch, not that of a message, which waits for others.
-        self._limit, self._timeout = self._timeout, None
+        self._batch_timeout, self._timeout = self._timeout, None
         self._is_bare = False
 
-    def _places_changed(self) -> None:
-        self.threads.changed()
+    def _on_capacity_change(self) -> None:
+        # The pool sets it later.
+        self._threads.on_change()
+
+    @property
+    def gathers_ahead(self) -> bool:
+        """Whether messages may wait for a batch while others are handled."""
+        return self._batches.gathers_ahead
 
     def hurry(self) -> None:
+        """Wait for no further messages, because none will come."""
         self._batches.hurry()
 
     def expect(self, claims: Iterable[Claim]) -> None:
+        """Note that these messages, which were claimed together, are about to be handled."""
         self._batches.expect(claims)
 
     def expect_no_more(self, claims: Iterable[Claim]) -> None:
+        """Note that these messages are not about to be handled."""
         self._batches.expect_no_more(claims)
+
+    def capacity_beside(self, hanging: int) -> int:
+        """Use the threads that do not hang, and return how many messages may be at work."""
+        free = max(0, self._concurrency - hanging)
+        self._batches.set_concurrency(free)
+        return self._batches.capacity if free else 0
 
     async def handle(self, message: WorkerMessage[Any]) -> None:
         try:
@@ -456,60 +493,49 @@ class BatchHandling(Handling):
         finally:
             self.expect_no_more([message.claim])
 
-    @property
-    def keeps_none(self) -> bool:
-        return self._batches.keeps_none
-
-    def places_of(self, most: int) -> int:
-        free = max(0, self._concurrency - self.threads.hanging)
-        self._batches.set_concurrency(free)
-        return min(most, self._batches.places) if free else 0
-
-    async def _call(self, message: WorkerMessage[Any], value: Any) -> Any:
+    async def _handle_value(self, message: WorkerMessage[Any], value: Any) -> Any:
         del value  # the message has it
-        # Decoding has parsed the body if there is anything of its own in it.
-        own = message.timeout if message.has_options else None
-        join = partial(
-            self._batches.join,
-            message,
-            start=message.claim.start,
-            over_at=message.claim.over_at,
-        )
-        if own is None:
+        # Decoding has parsed the body if the message has options.
+        seconds = message.timeout if message.has_options else None
+        claim = message.claim
+        join = partial(self._batches.join, message, start=claim.start, expires_at=claim.over_at)
+        if seconds is None:
             return await join()
         # The time in which it waits for others, or for another batch, does not count.
-        limit, now = asyncio.timeout(None), asyncio.get_running_loop().time
-        joined = join(lambda: limit.reschedule(now() + own))
-        return await self._within(own, joined, limit)
+        timeout, now = asyncio.timeout(None), asyncio.get_running_loop().time
+        call = join(lambda: timeout.reschedule(now() + seconds))
+        return await self._within(seconds, call, timeout)
 
-    def _limit_of(self, message: WorkerMessage[Any]) -> float | None:
+    def _time_limit(self, message: WorkerMessage[Any]) -> float | None:
         del message  # its limit begins with its batch
         return None
 
-    async def _handle(self, messages: list[WorkerMessage[Any]]) -> Sequence[Any]:
+    async def _handle_batch(self, messages: list[WorkerMessage[Any]]) -> Sequence[Any]:
         takes_messages = self._plan.takes_message
         # The list is the handler's own.
-        first = [each if takes_messages else each.value for each in messages]
-        call = self._call_handler(first, {**self._made}, messages)
+        first = [message if takes_messages else message.value for message in messages]
+        call = self._call_handler(first, {**self._instances}, messages)
+        timeout = self._batch_timeout
         try:
-            result = await (call if self._limit is None else self._within(self._limit, call))
-            return self._of_each(result, messages)
+            result = await (call if timeout is None else self._within(timeout, call))
+            return self._results(result, messages)
         except BaseException as error:
             error.with_traceback(below_the_worker(error.__traceback__))
-            said = instruction_of(error) if is_instruction(error) else None
+            instruction = instruction_of(error) if is_instruction(error) else None
             count = len(messages)
-            if said is not None:
+            task = asyncio.current_task()
+            if instruction is not None:
                 text = "a batch of %d messages was answered with %s: %s"
-                log(INFO, self._queue, text, count, type(said).__name__, said)
+                log(INFO, self._queue, text, count, type(instruction).__name__, instruction)
             elif not (
                 isinstance(error, NotBegun | KeyboardInterrupt)
                 # All of its messages have left it, or the worker ends.
-                or (isinstance(error, asyncio.CancelledError) and _is_cancelled())
+                or (isinstance(error, asyncio.CancelledError) and task and task.cancelling())
             ):
                 log(ERROR, self._queue, "a batch of %d messages failed", count, error=error)
             raise
 
-    def _of_each(self, result: Any, messages: Sequence[WorkerMessage[Any]]) -> Sequence[Any]:
+    def _results(self, result: Any, messages: Sequence[WorkerMessage[Any]]) -> Sequence[Any]:
         """Return the result of each message of a batch; nothing if results are not kept."""
         if result is None or not messages[0].keeps_result:
             return ()
@@ -523,21 +549,15 @@ class BatchHandling(Handling):
         log(ERROR, self._queue, text, len(messages), type(result).__name__)
         return ()
 
-    async def _failed(self, message: WorkerMessage[Any], error: BaseException) -> None:
+    async def _fail(self, message: WorkerMessage[Any], error: BaseException) -> None:
         self.expect_no_more([message.claim])
         if isinstance(error, NotNow):
             await settle(message, message.put_back)
         elif not isinstance(error, BatchFailed):
-            await super()._failed(message, error)
+            await super()._fail(message, error)
         elif isinstance(error.error, KeyboardInterrupt):
             await settle(message, message.release)
         else:
             message.report_failure(error.error)
             error.error.with_traceback(below_the_worker(error.error.__traceback__))
             await settle(message, partial(self._retry, message, error.error))
-
-
-def _is_cancelled() -> bool:
-    """Return whether the current task is being cancelled."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0

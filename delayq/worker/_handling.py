@@ -1,6 +1,4 @@
-"""Takes one message from its claim to its end: runs the handler and everything around it, and acts
-on the outcome.
-"""
+"""Handles one message: runs the handler and everything around it, and acts on the outcome."""
 
 from __future__ import annotations
 
@@ -17,7 +15,14 @@ from delayq import tasks
 from delayq._engine.leases import HANDLED_TWICE
 from delayq._logging import log
 from delayq._reliable.error_text import describe
-from delayq._reliable.message import Message, Snooze, instruction_of, is_instruction
+from delayq._reliable.message import (
+    Message,
+    RetryRules,
+    Snooze,
+    instruction_of,
+    is_instruction,
+)
+from delayq._unset import UNSET
 from delayq.errors import (
     BadArguments,
     DecodeError,
@@ -28,19 +33,22 @@ from delayq.errors import (
     ServerUnavailable,
     UnknownTask,
 )
-from delayq.worker._dependencies import Scope
-from delayq.worker._retries import Bury, decide_retry
+from delayq.worker._injection import Scope
+from delayq.worker._listeners import Bury, decide_retry
 from delayq.worker._threads import NotBegun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Coroutine, Mapping, Sequence
     from types import TracebackType
 
     from delayq._engine.caller_queue import Numbered
+    from delayq._reliable.consumer import WorkerPort
     from delayq._reliable.message import WorkerMessage
     from delayq._reliable.replies import Claim
-    from delayq.worker._listener import Listener
-    from delayq.worker._signatures import Dependency
+    from delayq.tasks import Call
+    from delayq.tasks._tasks import Treatment
+    from delayq.worker._injection import Dependency
+    from delayq.worker._listeners import Listener
     from delayq.worker._threads import Threads
 
     Claimed = Numbered[Claim]
@@ -51,6 +59,8 @@ CallNext = Callable[[], Awaitable[None]]
 
 # How long to wait for the next message if the system cannot provide a thread, in seconds.
 _NO_THREAD_PAUSE = 1.0
+# The error of a dead letter whose last attempt ended without a result.
+_SPENT = "it had no attempt left: its last one ended with its worker, or its lease was lost"
 # The packages that call handlers.
 _CALLERS = (str(Path(__file__).parent), str(Path(tasks.__file__).parent))
 
@@ -62,16 +72,16 @@ class Handling:
         self,
         listener: Listener,
         middleware: Sequence[Middleware],
-        makers: Mapping[Any, Dependency],
-        made: Mapping[Any, Any],
+        dependencies: Mapping[Any, Dependency],
+        instances: Mapping[Any, Any],
         threads: Threads,
         is_cancelled: Callable[[], bool],
     ) -> None:
         """Args:
         listener: The listener whose messages are handled.
         middleware: The middleware around the handler, outermost first.
-        makers: How dependencies are made, by type.
-        made: The dependencies that exist for the whole run.
+        dependencies: How dependencies are made, by type.
+        instances: The dependencies that exist for the whole run, by type.
         threads: Runs handlers that are not coroutine functions.
         is_cancelled: Returns whether it is the worker that has cancelled its handlers.
         """
@@ -80,30 +90,11 @@ class Handling:
         self._listener = listener
         self._plan = listener.plan
         self._middleware = tuple(reversed(middleware))
-        self._makers = makers
-        self._made = made
-        self.threads: Threads = threads
+        self._dependencies = dependencies
+        self._instances = instances
+        self._threads = threads
         self._is_cancelled = is_cancelled
-        plan = listener.plan
-        self._is_bare = plan.is_async and not (middleware or plan.injected)
-
-    def hurry(self) -> None:
-        """Wait for no further messages, because none will come."""
-
-    def expect(self, claims: Iterable[Claim]) -> None:
-        """Note that these messages, which were claimed together, are about to be handled."""
-
-    def expect_no_more(self, claims: Iterable[Claim]) -> None:
-        """Note that these are not."""
-
-    @property
-    def keeps_none(self) -> bool:
-        """Whether no message may wait for its handler."""
-        return False
-
-    def places_of(self, most: int) -> int:
-        """Return how many messages may be at work, of ``most``: threads that hang take places."""
-        return max(0, most - self.threads.hanging)
+        self._is_bare = self._plan.is_async and not (middleware or self._plan.injected)
 
     async def handle(self, message: WorkerMessage[Any]) -> None:
         """Handle a message and settle it.
@@ -116,15 +107,15 @@ class Handling:
             if task is None:
                 return
             try:
-                cancelling, failure = task.cancelling(), None
+                cancellations, failure = task.cancelling(), None
                 try:
-                    self._keep(message, await self._start(message))
+                    self._store_result(message, await self._call(message))
                 except BaseException as error:
                     if self._ends_task(error, message):
                         raise
                     failure = error
-                if failure is not None or task.cancelling() > cancelling:
-                    await self._end_trouble(message, failure, task, cancelling)
+                if failure is not None or task.cancelling() > cancellations:
+                    await self._end_failed(message, failure, task, cancellations)
             except BaseException as error:
                 if not await message.__aexit__(type(error), error, error.__traceback__):
                     raise
@@ -145,7 +136,7 @@ class Handling:
         await message.__aenter__()
         return asyncio.current_task()
 
-    def _keep(self, message: WorkerMessage[Any], result: object) -> None:
+    def _store_result(self, message: WorkerMessage[Any], result: object) -> None:
         """Have a result stored with the acknowledgement, if its queue keeps results.
 
         One that cannot be stored does not make the message fail: its work has been done, and would
@@ -162,18 +153,27 @@ class Handling:
             text = "was handled, but its result, a %s, is not stored, and reads as None: %s"
             self._log(ERROR, message, text, type(result).__name__, reason)
 
-    async def _end_trouble(
+    async def _end_failed(
         self,
         message: WorkerMessage[Any],
         failure: BaseException | None,
         task: asyncio.Task[object],
-        cancelling: int,
+        cancellations: int,
     ) -> None:
-        """Act on what a handler has left behind: an error, or a cancellation of its task."""
-        if task.cancelling() > cancelling and not self._must_end(message):
-            await self._forget_cancellation(task, cancelling, message)
+        """Act on the error of a handler, or undo its cancellation of its task, which has other
+        messages to handle. There were ``cancellations`` before.
+        """
+        if task.cancelling() > cancellations and not self._must_end(message):
+            try:
+                # A cancellation that has not been delivered yet arrives here.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                if self._must_end(message):
+                    raise
+            while task.cancelling() > cancellations and not self._must_end(message):
+                task.uncancel()
         if failure is not None:
-            await self._failed(message, failure)
+            await self._fail(message, failure)
 
     async def bury(self, message: WorkerMessage[Any], reason: str, error: str) -> None:
         """Make a message a dead letter without calling the handler. Raises as :meth:`handle`."""
@@ -199,7 +199,7 @@ class Handling:
 
     async def _bury_undecodable(self, message: WorkerMessage[Any], error: BaseException) -> None:
         """Make a message a dead letter: no later attempt could read it either."""
-        reason, text = _why(error)
+        reason, text = _undecodable(error)
         self._log(ERROR, message, "cannot be decoded and became a dead letter: %s", text)
         message.report_failure(error)
         await settle(message, partial(message.bury, reason, text))
@@ -225,24 +225,24 @@ class Handling:
             error=error,
         )
 
-    def _limit_of(self, message: WorkerMessage[Any]) -> float | None:
-        """Return how long handling a message may take, which may have a limit of its own."""
-        own = message.timeout
-        return self._timeout if own is None else own
+    def _time_limit(self, message: WorkerMessage[Any]) -> float | None:
+        """Return how long handling a message may take: its own timeout, or the listener's."""
+        timeout = message.timeout
+        return self._timeout if timeout is None else timeout
 
     async def _within(
-        self, seconds: float, call: Awaitable[Any], limit: asyncio.Timeout | None = None
+        self, seconds: float, call: Awaitable[Any], timeout: asyncio.Timeout | None = None
     ) -> Any:
-        """Await a call for at most ``seconds``; if ``limit`` is given, that decides when."""
-        limit = asyncio.timeout(seconds) if limit is None else limit
+        """Await a call for at most ``seconds``; if ``timeout`` is given, that decides when."""
+        timeout = asyncio.timeout(seconds) if timeout is None else timeout
         try:
-            async with limit:
+            async with timeout:
                 result = await call
         except TimeoutError as error:
-            if not limit.expired():
+            if not timeout.expired():
                 raise
             raise TimeoutError(f"timed out after {seconds:g} s") from error.__cause__
-        if limit.expired():
+        if timeout.expired():
             raise TimeoutError(f"timed out after {seconds:g} s, and ignored its cancellation")
         return result
 
@@ -257,33 +257,20 @@ class Handling:
     def _must_end(self, message: WorkerMessage[Any]) -> bool:
         return message.is_lost or self._is_cancelled()
 
-    async def _forget_cancellation(
-        self, task: asyncio.Task[object], before: int, message: WorkerMessage[Any]
-    ) -> None:
-        """Undo a handler's cancellation of its task, which has other messages to handle."""
-        try:
-            # A cancellation that has not been delivered yet arrives here.
-            await asyncio.sleep(0)
-        except asyncio.CancelledError:
-            if self._must_end(message):
-                raise
-        while task.cancelling() > before and not self._must_end(message):
-            task.uncancel()
-
-    async def _put_off(self, message: WorkerMessage[Any], error: NotBegun) -> None:
-        """Give back a message that was not begun, uncounted, and wait before the next one."""
+    async def _give_back(self, message: WorkerMessage[Any], error: NotBegun) -> None:
+        """Give back a message whose handler could not begin, and pause before the next one."""
         text = "is handed back: cannot start a thread for its handler: %s"
         self._log(ERROR, message, text, error)
         message.report_failure(error)
         await settle(message, message.put_back)
         await asyncio.sleep(_NO_THREAD_PAUSE)
 
-    def _start(self, message: WorkerMessage[Any]) -> Awaitable[Any]:
+    def _call(self, message: WorkerMessage[Any]) -> Awaitable[Any]:
         """Decode a message, and return the call that handles it, within its time limit."""
-        # Decoding tells whether the message has anything of its own.
+        # Decoding tells whether the message has options.
         value, timeout = message.value, self._timeout
         if message.has_options:
-            timeout = self._limit_of(message)
+            timeout = self._time_limit(message)
         # The most frequent case, and the one whose speed counts.
         call: Awaitable[Any] = (
             self._listener.handler(message if self._plan.takes_message else value)
@@ -294,12 +281,12 @@ class Handling:
 
     async def _around(self, message: WorkerMessage[Any], value: Any) -> Any:
         if not self._middleware:
-            return await self._call(message, value)
+            return await self._handle_value(message, value)
         result: Any = None
 
         async def handle() -> None:
             nonlocal result
-            result = await self._call(message, value)
+            result = await self._handle_value(message, value)
 
         call: Callable[[], Awaitable[None]] = handle
         for middleware in self._middleware:
@@ -307,15 +294,19 @@ class Handling:
         await call()
         return result
 
-    async def _call(self, message: WorkerMessage[Any], value: Any) -> Any:
+    async def _handle_value(self, message: WorkerMessage[Any], value: Any) -> Any:
         first = message if self._plan.takes_message else value
-        return await self._call_handler(first, {Message: message, **self._made}, [message])
+        return await self._call_handler(first, {Message: message, **self._instances}, [message])
 
     async def _call_handler(
-        self, first: Any, made: dict[Any, Any], messages: Sequence[WorkerMessage[Any]]
+        self, first: Any, instances: dict[Any, Any], messages: Sequence[WorkerMessage[Any]]
     ) -> Any:
-        """Call the handler with its first argument, and fill the others from what was ``made``: it
-        handles these messages.
+        """Call the handler for these messages.
+
+        Args:
+            first: Its first argument.
+            instances: The dependencies that exist, from which the other arguments are filled.
+            messages: The messages that it handles.
         """
         plan, handler = self._plan, self._listener.handler
         if not plan.injected:
@@ -328,7 +319,7 @@ class Handling:
         result: Any = None
         async with AsyncExitStack() as stack:
             try:
-                scope = Scope(self._makers, made, stack)
+                scope = Scope(self._dependencies, instances, stack)
                 arguments = await scope.fill(plan.injected)
                 result = await (
                     handler(first, **arguments)
@@ -346,33 +337,34 @@ class Handling:
     async def _in_thread(
         self, call: Callable[[], Any], messages: Sequence[WorkerMessage[Any]]
     ) -> Any:
-        def returned() -> None:
+        def on_return() -> None:
             for message in messages:
                 message.handler_ended()
 
-        def abandoned() -> Callable[[], None]:
+        def on_abandon() -> Callable[[], None]:
             # Cancelled messages keep their slots until the function returns.
             for message in messages:
                 message.handler_outlives()
-            return returned
+            return on_return
 
-        result = await self.threads.run(call, abandoned)
+        result = await self._threads.run(call, on_abandon)
         # A decorator may have turned a coroutine function into a plain one.
         return await result if inspect.isawaitable(result) else result
 
-    async def _failed(self, message: WorkerMessage[Any], error: BaseException) -> None:
+    async def _fail(self, message: WorkerMessage[Any], error: BaseException) -> None:
         if isinstance(error, NotBegun):
-            await self._put_off(message, error)
+            await self._give_back(message, error)
             return
         if not message.is_decoded:
             await self._bury_undecodable(message, error)
             return
         message.report_failure(error)
         error.with_traceback(below_the_worker(error.__traceback__))
-        said = instruction_of(error) if is_instruction(error) else None
-        if said is not None:
+        instruction = instruction_of(error) if is_instruction(error) else None
+        if instruction is not None:
             text = "was answered in attempt %d with %s: %s"
-            self._log(INFO, message, text, message.attempt, type(said).__name__, said)
+            kind = type(instruction).__name__
+            self._log(INFO, message, text, message.attempt, kind, instruction)
         else:
             self._log(ERROR, message, "failed in attempt %d", message.attempt, error=error)
         await settle(message, partial(self._retry, message, error))
@@ -381,18 +373,67 @@ class Handling:
         """Do what the error, or the listener, says about a message whose handler has failed."""
         if message.is_done:
             return
-        what = decide_retry(error, self._listener.settings.on_error)
-        said = instruction_of(error) if is_instruction(error) else None
-        if isinstance(what, Bury):
-            await message.bury(what.reason, error if said is None else "")
-        elif isinstance(what.delay, Snooze):
-            await message.snooze(what.delay.delay)
-        elif what.delay is not None:
-            await message.nack(what.delay.delay, error if said is None else what.delay.reason)
+        decision = decide_retry(error, self._listener.settings.on_error)
+        # An instruction is stored by its reason, and no error is.
+        is_error = not is_instruction(error)
+        if isinstance(decision, Bury):
+            await message.bury(decision.reason, error if is_error else "")
+        elif isinstance(decision.delay, Snooze):
+            await message.snooze(decision.delay.delay)
+        elif decision.delay is not None:
+            retry = decision.delay
+            await message.nack(retry.delay, error if is_error else retry.reason)
         else:
-            await message.nack(
-                None if what.backoff is None else what.backoff.delay(message.attempt), error
+            backoff = decision.backoff
+            delay = None if backoff is None else backoff.delay(message.attempt)
+            await message.nack(delay, error)
+
+
+class TaskHandling:
+    """Handles the messages of one queue, each as its task says."""
+
+    def __init__(
+        self,
+        port: WorkerPort,
+        handlings: Mapping[str, Handling],
+        unreadable: Handling,
+        treatments: Mapping[str, Treatment],
+    ) -> None:
+        """Args:
+        port: Claims the messages. The server then gives up a message only after the most
+            attempts that any of the tasks has.
+        handlings: How calls are handled, by the name of the task.
+        unreadable: How the other messages are handled.
+        treatments: The retries of the tasks, by name.
+        """
+        self._handlings = handlings
+        self._unreadable = unreadable
+        # By the name of the task.
+        self._retry_rules = {
+            name: RetryRules(
+                port.policy.max_attempts
+                if treatment.max_attempts is UNSET
+                else treatment.max_attempts or 0,
+                treatment.backoff or port.backoff,
             )
+            for name, treatment in treatments.items()
+        }
+        limits = [rules.max_attempts for rules in self._retry_rules.values()]
+        port.set_max_attempts(max(limits) if all(limits) else 0)
+
+    def handle(self, message: WorkerMessage[Call]) -> Coroutine[Any, Any, None]:
+        """Handle a message and settle it, as :meth:`Handling.handle` does."""
+        try:
+            task = message.value.task
+        except DecodeError:
+            return self._unreadable.handle(message)
+        message.retry_by(self._retry_rules[task])
+        handling = self._handlings[task]
+        # Its body need not be parsed for the limit in the first attempt.
+        max_attempts = message.max_attempts if message.attempt > 1 else None
+        if max_attempts and message.counted_attempts > max_attempts:
+            return handling.bury(message, "attempts", _SPENT)
+        return handling.handle(message)
 
 
 async def settle(message: WorkerMessage[Any], call: Callable[[], Awaitable[None]]) -> None:
@@ -413,13 +454,13 @@ async def settle(message: WorkerMessage[Any], call: Callable[[], Awaitable[None]
 
 def below_the_worker(trace: TracebackType | None) -> TracebackType | None:
     """Return a traceback without the worker's own frames at its top."""
-    below = trace
-    while below is not None and below.tb_frame.f_code.co_filename.startswith(_CALLERS):
-        below = below.tb_next
-    return below or trace
+    remaining = trace
+    while remaining is not None and remaining.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        remaining = remaining.tb_next
+    return remaining or trace
 
 
-def _why(error: BaseException) -> tuple[str, str]:
+def _undecodable(error: BaseException) -> tuple[str, str]:
     """Return the reason of a dead letter whose payload cannot be decoded, and what is wrong."""
     cause = error.__cause__
     if isinstance(error, UnknownTask):

@@ -7,18 +7,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from delayq._engine import prefetch
 from delayq._logging import log
 from delayq._redis.retry import retry_delay
 from delayq.errors import Closed, ConfigurationError, ServerError, ServerRefused
-from delayq.worker._contexts import run_to_first_wait
 from delayq.worker._slots import SlotPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+    from contextvars import Context
 
     from delayq.worker._handling import Claimed
     from delayq.worker._slots import Feed
@@ -26,15 +27,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("delayq")
 
 # In a burst, how long a claim waits for messages that a limit holds back, in seconds.
-_PATIENCE = 1.0
+_HELD_CLAIM_WAIT = 1.0
 # Number of times in a row that the server must refuse a claim to end a burst.
 _REFUSED_FOR_GOOD = 5
 # Number of messages after which a task that never had to wait lets others work.
-_IN_A_ROW = 25
+_MESSAGES_PER_TURN = 25
 # How long a cancelled handler has to hand its message back, in seconds.
 _HAND_BACK_WITHIN = 1.0
-# In a burst, how often an empty feed looks again while others are at work, in seconds.
-_LOOK_AGAIN = 0.05
+# In a burst, how often an empty feed asks again while others are at work, in seconds.
+_EMPTY_FEED_INTERVAL = 0.05
 
 
 class Pool:
@@ -58,22 +59,22 @@ class Pool:
         self._burst = burst
         self._stop = stop
         # Ends the claims that are under way.
-        self._claiming: dict[Feed, asyncio.Timeout] = {}
-        # Looks at the pace of feeds whose messages wait.
-        self._watches: dict[Feed, asyncio.TimerHandle] = {}
+        self._claim_timeouts: dict[Feed, asyncio.Timeout] = {}
+        # Check the pace of feeds whose messages wait.
+        self._pace_checks: dict[Feed, asyncio.TimerHandle] = {}
         # Feeds that wait for room to claim more.
         self._waiting_for_room: dict[Feed, asyncio.Future[None]] = {}
         # The tasks that handle messages, and the futures on which idle ones wait.
         self._workers: set[asyncio.Task[None]] = set()
         self._idle: list[asyncio.Future[None]] = []
         # Whether a worker was woken and has not run yet.
-        self._waking = False
+        self._is_waking = False
         self._feeders: list[asyncio.Task[None]] = []
-        self._closing = False
-        self._time = asyncio.get_running_loop().time
+        self._is_closing = False
+        self._loop = asyncio.get_running_loop()
         for feed in self._plan.feeds:
-            feed.handling.threads.changed = partial(self._places_changed, feed)
-            self._places_changed(feed)
+            feed.threads.on_change = partial(self._update_capacity, feed)
+            self._update_capacity(feed)
 
     def free(self, feed: Feed) -> int:
         """Return how many more messages of a feed may be begun now."""
@@ -87,37 +88,39 @@ class Pool:
     def start(self) -> None:
         """Start claiming messages."""
         for feed in self._plan.feeds:
-            feeder = asyncio.create_task(self._feed(feed), name=f"delayq feed {feed.port.name}")
+            feeder = self._loop.create_task(self._feed(feed), name=f"delayq feed {feed.port.name}")
             feeder.add_done_callback(self._stop_on_error)
             self._feeders.append(feeder)
 
     async def close(self) -> None:
         """Stop claiming, and give back the messages claimed ahead. Running handlers continue."""
-        self._closing = True
+        self._is_closing = True
         for feeder in self._feeders:
             feeder.cancel()
         if self._feeders:
             await asyncio.wait(self._feeders)
             self._feeders.clear()
-        for watch in self._watches.values():
-            watch.cancel()
-        self._watches.clear()
+        for pace_check in self._pace_checks.values():
+            pace_check.cancel()
+        self._pace_checks.clear()
         for feed in self._plan.feeds:
-            self._hand_back(feed)
-            feed.handling.hurry()
+            self._give_back(feed, self._plan.take_all(feed))
+            if feed.batches is not None:
+                feed.batches.hurry()
         for idle in self._idle:
-            _wake(idle)
+            if not idle.done():
+                idle.set_result(None)
 
-    async def drain(self, within: float, hurry: asyncio.Event) -> None:
-        """Wait until no handler is running and everything is acknowledged, for at most ``within``
-        seconds, or until ``hurry`` is set.
+    async def drain(self, timeout: float, urgent: asyncio.Event) -> None:
+        """Wait until no handler is running and everything is acknowledged, for at most ``timeout``
+        seconds, or until ``urgent`` is set.
         """
-        waits = {asyncio.ensure_future(self._drained()), asyncio.ensure_future(hurry.wait())}
+        waits = {asyncio.ensure_future(self._drained()), asyncio.ensure_future(urgent.wait())}
         try:
-            await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for each in waits:
-                each.cancel()
+            for wait in waits:
+                wait.cancel()
 
     async def end(self) -> None:
         """Cancel the handlers that are still running, and bring everything back to the server.
@@ -125,11 +128,11 @@ class Pool:
         Takes a few seconds at most.
         """
         await self.close()
-        for again in (False, True):
+        for is_repeated in (False, True):
             for worker in self._workers:
                 # One that is cancelled already, as asyncio.run() cancels all tasks, is handing its
                 # message back. Only a server that does not answer may keep it from that.
-                if again or not worker.cancelling():
+                if is_repeated or not worker.cancelling():
                     worker.cancel()
             if self._workers:
                 await asyncio.wait(self._workers, timeout=_HAND_BACK_WITHIN)
@@ -155,11 +158,11 @@ class Pool:
     # Claiming
 
     async def _feed(self, feed: Feed) -> None:
+        """Claim messages of a feed until the pool closes, also after errors."""
         failures = 0
-        while not self._closing:
+        while not self._is_closing:
             try:
-                await self._wait_for_room(feed)
-                await self._fill(feed)
+                await self._refill(feed, await self._wait_for_room(feed))
             except (Closed, ConfigurationError) as error:
                 self._stop(error)
                 return
@@ -170,111 +173,116 @@ class Pool:
                     self._stop(error)
                     return
                 if failures == 1:
-                    name, cause = (
-                        feed.port.name,
-                        None if isinstance(error, ServerError) else error,
-                    )
-                    log(logging.ERROR, name, "claiming messages failed: %s", error, error=cause)
+                    traced = None if isinstance(error, ServerError) else error
+                    text = "claiming messages failed: %s"
+                    log(logging.ERROR, feed.port.name, text, error, error=traced)
                 self._plan.unreserve(feed)
                 self._wake_one()
                 await asyncio.sleep(retry_delay(failures))
             else:
                 failures = 0
 
-    async def _fill(self, feed: Feed) -> None:
-        plan = self._plan
-        reserved = feed in plan.reserved
-        finished = plan.finished
-        wait: float | None = 0.0 if reserved or self._burst else None
+    async def _wait_for_room(self, feed: Feed) -> int:
+        """Wait until a feed should claim more messages, and return how many."""
+        while (room := self._plan.room(feed, refill=True)) <= 0:
+            has_room = self._waiting_for_room[feed] = self._loop.create_future()
+            try:
+                # A burst does not wait for threads that hang.
+                async with asyncio.timeout(_EMPTY_FEED_INTERVAL if self._burst else None):
+                    await has_room
+            except TimeoutError:
+                self._stop_if_done()
+            finally:
+                del self._waiting_for_room[feed]
+        return room
+
+    async def _refill(self, feed: Feed, room: int) -> None:
+        """Claim up to ``room`` messages of a feed."""
+        plan, batches = self._plan, feed.batches
+        is_reserved = feed in plan.reserved
+        end_count = plan.end_count
+        wait: float | None = 0.0 if is_reserved or self._burst else None
         if self._burst and feed.is_held:
             # Messages are due, and come when a limit lets them.
-            wait = _PATIENCE
+            wait = _HELD_CLAIM_WAIT
         if not plan.free(feed):
             # The claim is for later: it must not take what other workers could begin now.
             self._watch(feed)
-        claimed = await self._claim(feed, wait)
-        if reserved and not claimed:
+        claimed = await self._claim(feed, room, wait)
+        if is_reserved and not claimed:
             # The feed has had its chance. Otherwise the slot is kept until the feed takes it.
             plan.unreserve(feed)
-        left = plan.add(feed, claimed)
-        feed.handling.expect(claim for _, claim in claimed[: len(claimed) - len(left)])
-        if left:
-            feed.port.give_back(left)
+        excess = plan.add(feed, claimed)
+        if batches is not None:
+            batches.expect(claim for _, claim in claimed[: len(claimed) - len(excess)])
+        if excess:
+            feed.port.give_back(excess)
         # This concerns other feeds too: the slot that was reserved for this one may be free.
         self._wake_one()
         if feed.buffer:
             self._watch(feed)
         if self._burst:
-            # After a patient claim, the server is asked.
+            # After a claim that waits, the server is asked.
             feed.is_held = not (claimed or wait) and await feed.port.is_held()
-        if self._burst and not claimed and not feed.is_held:
-            feed.empty_at = -1 if wait else finished
-            self._stop_if_done()
-            await asyncio.sleep(_LOOK_AGAIN if plan.is_at_work else 0)
+            if not claimed and not feed.is_held:
+                feed.empty_at = -1 if wait else end_count
+                self._stop_if_done()
+                await asyncio.sleep(_EMPTY_FEED_INTERVAL if plan.is_at_work else 0)
 
-    async def _claim(self, feed: Feed, wait: float | None) -> Sequence[Claimed]:
-        """Claim as many messages as there is room for, until :meth:`_end_claim`."""
-        most = min(self._plan.room(feed), feed.port.most_at_once)
-        limit = self._claiming[feed] = asyncio.timeout(None)
+    async def _claim(self, feed: Feed, room: int, wait: float | None) -> Sequence[Claimed]:
+        """Claim up to ``room`` messages, until :meth:`_end_claim`."""
+        timeout = self._claim_timeouts[feed] = asyncio.timeout(None)
         try:
-            async with limit:
-                return await feed.port.claim(most, wait)
+            async with timeout:
+                return await feed.port.claim(min(room, feed.port.most_at_once), wait)
         except TimeoutError:
-            if not limit.expired():
+            if not timeout.expired():
                 raise
             return ()
         finally:
-            self._claiming.pop(feed, None)
+            self._claim_timeouts.pop(feed, None)
 
     def _end_claim(self, feed: Feed) -> None:
         """End a claim for which there is no room any more."""
-        if feed in self._claiming and self._plan.room(feed) <= 0:
-            self._claiming.pop(feed).reschedule(self._time())
-
-    async def _wait_for_room(self, feed: Feed) -> None:
-        while not self._plan.has_room(feed):
-            room = self._waiting_for_room[feed] = asyncio.get_running_loop().create_future()
-            try:
-                # A burst does not wait for threads that hang.
-                async with asyncio.timeout(_LOOK_AGAIN if self._burst else None):
-                    await room
-            except TimeoutError:
-                self._stop_if_done()
-            finally:
-                del self._waiting_for_room[feed]
+        if feed in self._claim_timeouts and self._plan.room(feed) <= 0:
+            self._claim_timeouts.pop(feed).reschedule(self._loop.time())
 
     def _watch(self, feed: Feed) -> None:
-        """Look at the pace of a feed after a moment."""
-        if feed not in self._watches:
-            look = partial(self._look_at, feed, feed.begun)
-            loop = asyncio.get_running_loop()
-            self._watches[feed] = loop.call_later(prefetch.WITHIN, look)
+        """Check the pace of a feed after a moment."""
+        if feed not in self._pace_checks:
+            self._pace_checks[feed] = self._loop.call_later(
+                prefetch.WITHIN, self._check_pace, feed, feed.begin_count
+            )
 
-    def _look_at(self, feed: Feed, begun: int) -> None:
-        """Give back messages of a feed that wait for handlers that take long."""
-        del self._watches[feed]
+    def _check_pace(self, feed: Feed, begin_count: int) -> None:
+        """Give back messages of a feed that wait for handlers that take long.
+
+        ``begin_count`` is the number of its messages that had begun a moment ago.
+        """
+        del self._pace_checks[feed]
         plan = self._plan
-        if feed.begun == begun and (feed.buffer or not plan.free(feed)):
-            self._hand_back(feed)
+        if feed.begin_count == begin_count and (feed.buffer or not plan.free(feed)):
+            self._give_back(feed, plan.take_all(feed))
             plan.park(feed)
             self._end_claim(feed)
-        elif excess := plan.take_excess(feed, feed.begun - begun):
+        elif excess := plan.take_excess(feed, feed.begin_count - begin_count):
             self._give_back(feed, excess)
-        if feed.buffer or (feed in self._claiming and not plan.free(feed)):
+        if feed.buffer or (feed in self._claim_timeouts and not plan.free(feed)):
             self._watch(feed)
 
-    def _hand_back(self, feed: Feed) -> None:
-        if claimed := self._plan.take_back(feed):
-            self._give_back(feed, claimed)
-
     def _give_back(self, feed: Feed, claimed: Sequence[Claimed]) -> None:
-        feed.handling.expect_no_more(claim for _, claim in claimed)
+        if not claimed:
+            return
+        if feed.batches is not None:
+            feed.batches.expect_no_more(claim for _, claim in claimed)
         feed.port.give_back(claimed)
 
-    def _feed_if_room(self, feed: Feed) -> None:
-        room = self._waiting_for_room.get(feed)
-        if room is not None and not room.done() and self._plan.has_room(feed):
-            room.set_result(None)
+    def _refill_if_room(self, feeds: Iterable[Feed]) -> None:
+        """Let those of these feeds claim that wait for room, and have it."""
+        for feed in feeds:
+            has_room = self._waiting_for_room.get(feed)
+            if has_room and not has_room.done() and self._plan.room(feed, refill=True) > 0:
+                has_room.set_result(None)
 
     def _stop_if_done(self) -> None:
         if self._burst and self._plan.is_done:
@@ -282,11 +290,16 @@ class Pool:
 
     # Handling
 
-    def _places_changed(self, feed: Feed) -> None:
-        """Adjust the feed after the number of messages that its handlers take has changed."""
-        self._plan.set_places(feed, feed.handling.places_of(feed.concurrency))
+    def _update_capacity(self, feed: Feed) -> None:
+        """Adjust the feed after threads began to hang or have returned, or batches changed."""
+        hanging = feed.threads.hanging
+        if feed.batches is None:
+            capacity = max(0, feed.concurrency - hanging)
+        else:
+            capacity = min(feed.concurrency, feed.batches.capacity_beside(hanging))
+        self._plan.set_capacity(feed, capacity)
         self._end_claim(feed)
-        self._feed_if_room(feed)
+        self._refill_if_room((feed,))
         self._wake_one()
 
     def _wake_one(self) -> None:
@@ -295,21 +308,23 @@ class Pool:
         A worker wakes the next one as soon as its own message has to wait, so quick work needs few
         of them.
         """
-        if not self._plan.in_line or self._closing or self._waking:
+        if not self._plan.turns or self._is_closing or self._is_waking:
             return
         while self._idle:
-            if _wake(self._idle.pop()):
-                self._waking = True
+            idle = self._idle.pop()
+            if not idle.done():
+                idle.set_result(None)
+                self._is_waking = True
                 return
-        if len(self._workers) < self._plan.most:
-            self._waking = True
-            worker = asyncio.create_task(self._work(), name="delayq worker")
+        if len(self._workers) < self._plan.max_running:
+            self._is_waking = True
+            worker = self._loop.create_task(self._work(), name="delayq worker")
             self._workers.add(worker)
-            worker.add_done_callback(self._gone)
+            worker.add_done_callback(self._on_worker_end)
 
-    def _gone(self, worker: asyncio.Task[None]) -> None:
+    def _on_worker_end(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
-        self._waking = False
+        self._is_waking = False
         self._stop_on_error(worker)
         self._wake_one()
 
@@ -318,67 +333,94 @@ class Pool:
             self._stop(error)
 
     async def _work(self) -> None:
-        plan, now = self._plan, self._time
+        """Handle one message after another, of whichever feed has the next turn."""
+        plan, now, waiting_for_room = self._plan, self._loop.time, self._waiting_for_room
+        self._is_waking = False
         in_a_row, started = 0, now()
-        self._waking = False
-        while not self._closing:
-            feed = plan.next()
-            if feed is None:
-                await self._rest()
+        while not self._is_closing:
+            if (turn := plan.begin()) is None:
+                await self._wait_for_work()
                 in_a_row, started = 0, now()
                 continue
-            claimed: Claimed | None = plan.begin(feed)
-            if feed in self._waiting_for_room:
-                self._feed_if_room(feed)
-            port, handle = feed.port, feed.handling.handle
-            while claimed is not None:
+            feed, claimed = turn
+            if waiting_for_room:
+                self._refill_if_room((feed,))
+            wrap, ahead, handle = feed.port.wrap, feed.port.ahead, feed.handle
+            next_claimed: Claimed | None = claimed
+            while next_claimed is not None:
                 goes_on = False
                 try:
-                    message = port.wrap(claimed[1], port.ahead)
-                    remainder = run_to_first_wait(handle(message))
+                    remainder = run_to_first_wait(handle(wrap(next_claimed[1], ahead)))
                     if remainder is not None:
                         # Others handle messages while this one waits.
                         self._wake_one()
                         await remainder
                     in_a_row += 1
-                    goes_on = in_a_row < _IN_A_ROW and not self._closing
+                    goes_on = in_a_row < _MESSAGES_PER_TURN and not self._is_closing
                 finally:
                     # The next message begins as this one ends.
-                    started, before = now(), started
-                    took = started - before
-                    if took > prefetch.WITHIN:
+                    ended = now()
+                    duration, started = ended - started, ended
+                    if duration > prefetch.WITHIN:
                         # It may have blocked the event loop, which has things to do.
-                        in_a_row, goes_on = _IN_A_ROW, False
-                    claimed = plan.go_on(feed, took) if goes_on else None
-                    if claimed is None:
-                        plan.end(feed, took)
-                    if self._waiting_for_room:
-                        self._feed_waiting()
-            if in_a_row >= _IN_A_ROW:
+                        in_a_row, goes_on = _MESSAGES_PER_TURN, False
+                    next_claimed = plan.end(feed, duration, goes_on=goes_on)
+                    if waiting_for_room:
+                        # The feeds that have a slot reserved come first.
+                        self._refill_if_room((*plan.reserved, *waiting_for_room))
+            if in_a_row >= _MESSAGES_PER_TURN:
                 await asyncio.sleep(0)
                 in_a_row, started = 0, now()
 
-    async def _rest(self) -> None:
-        idle = asyncio.get_running_loop().create_future()
+    async def _wait_for_work(self) -> None:
+        idle = self._loop.create_future()
         self._idle.append(idle)
         try:
             await idle
         finally:
             if idle.done():
-                self._waking = False
-
-    def _feed_waiting(self) -> None:
-        """Offer a slot that has become free to the feeds, beginning with those that have one
-        reserved.
-        """
-        for feed in self._plan.reserved:
-            self._feed_if_room(feed)
-        for feed in self._waiting_for_room:
-            self._feed_if_room(feed)
+                self._is_waking = False
 
 
-def _wake(sleeper: asyncio.Future[None]) -> bool:
-    if sleeper.done():
-        return False
-    sleeper.set_result(None)
-    return True
+def run_to_first_wait(coroutine: Coroutine[Any, Any, None]) -> Remainder | None:
+    """Run a coroutine up to its first wait, and return its remainder; None if it has ended.
+
+    It runs in a copy of the current context, so that variables it sets do not outlive it. One task
+    handles many messages, and a variable that one of them has set (a request id for the log, a
+    span) must not be visible to the next. A task for each message would cost more than everything
+    else in the worker.
+    """
+    context = copy_context()
+    try:
+        awaited = context.run(coroutine.send, None)
+    except StopIteration:
+        return None
+    return Remainder(coroutine, context, awaited)
+
+
+class Remainder:
+    """Awaits the remainder of a coroutine in its own context."""
+
+    __slots__ = ("_awaited", "_context", "_coroutine")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, None], context: Context, awaited: Any
+    ) -> None:
+        self._coroutine = coroutine
+        self._context = context
+        self._awaited = awaited
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        coroutine, run, awaited = self._coroutine, self._context.run, self._awaited
+        try:
+            while True:
+                try:
+                    answer = yield awaited
+                except BaseException as error:  # noqa: BLE001 - any error belongs to the coroutine
+                    awaited = run(coroutine.throw, error)
+                else:
+                    awaited = run(coroutine.send, answer)
+        except StopIteration:
+            return
+        finally:
+            coroutine.close()

@@ -20,20 +20,22 @@ the limit holds messages back that other clients would handle, none are claimed 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from delayq._engine import prefetch
 from delayq._engine.prefetch import begun_soon, moving_mean, to_keep
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Coroutine, Sequence
 
     from delayq._reliable.consumer import WorkerPort
-    from delayq.worker._handling import Claimed, Handling
-    from delayq.worker._tasks import TaskHandling
+    from delayq._reliable.message import WorkerMessage
+    from delayq.worker._batches import BatchHandling
+    from delayq.worker._handling import Claimed
+    from delayq.worker._threads import Threads
 
 # Maximum number of messages that a feed claims ahead of free slots.
-_MOST_AHEAD = 200
+_MAX_AHEAD = 200
 
 
 class Feed:
@@ -41,15 +43,17 @@ class Feed:
 
     Attributes:
         port: Claims its messages.
-        handling: Handles them.
+        handle: Handles a message.
+        threads: Run its handlers, unless these are coroutine functions.
         concurrency: Maximum number of its handlers that run.
-        has_own_slots: Whether these need no slots of the worker.
-        places: The same, without those whose place is taken by a thread that hangs.
+        batches: Gathers its messages into batches; None if each is handled by itself. Batches need
+            no slots of the worker.
+        capacity: Maximum number of its handlers that may run now: threads that hang take places.
         buffer: The messages that are claimed and not begun.
         running: Number of its handlers that are running.
-        begun: Number of its messages that have been begun.
-        took: How long handling one message takes, in seconds; None if unknown.
-        in_line: Whether it is in line for a slot.
+        begin_count: Number of its messages that have begun.
+        duration: The mean time that handling one message takes, in seconds; None if unknown.
+        has_turn: Whether it is in line for a slot.
         is_held: Whether messages are due that a limit holds back, as far as it knows, in a burst.
         empty_at: Number of handlers that had ended when the queue was last found empty, in a burst.
     """
@@ -57,28 +61,24 @@ class Feed:
     def __init__(
         self,
         port: WorkerPort,
-        handling: Handling | TaskHandling,
+        handle: Callable[[WorkerMessage[Any]], Coroutine[Any, Any, None]],
+        threads: Threads,
         concurrency: int,
-        *,
-        has_own_slots: bool = False,
+        batches: BatchHandling | None = None,
     ) -> None:
         self.port: WorkerPort = port
-        self.handling: Handling | TaskHandling = handling
+        self.handle: Callable[[WorkerMessage[Any]], Coroutine[Any, Any, None]] = handle
+        self.threads: Threads = threads
         self.concurrency: int = concurrency
-        self.has_own_slots: bool = has_own_slots
-        self.places: int = concurrency
+        self.batches: BatchHandling | None = batches
+        self.capacity: int = concurrency
         self.buffer: deque[Claimed] = deque()
         self.running: int = 0
-        self.begun: int = 0
-        self.took: float | None = None
-        self.in_line: bool = False
+        self.begin_count: int = 0
+        self.duration: float | None = None
+        self.has_turn: bool = False
         self.is_held: bool = False
         self.empty_at: int = -1
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no more of its handlers may run."""
-        return self.running >= self.places
 
 
 class SlotPlan:
@@ -86,81 +86,90 @@ class SlotPlan:
 
     Attributes:
         feeds: The feeds.
-        most: Maximum number of handlers that run.
-        in_line: The feeds that have something to do, in the order of their turns.
+        max_running: Maximum number of handlers that run.
+        turns: The feeds that have something to do, in the order of their turns.
         reserved: The feeds for which a slot is reserved, in order.
         running: Number of handlers that are running.
-        finished: Number of handlers that have ended.
+        end_count: Number of handlers that have ended.
     """
 
     def __init__(self, feeds: Sequence[Feed], slots: int) -> None:
         self.feeds: tuple[Feed, ...] = tuple(feeds)
         self._slots = slots
-        self.most: int = slots + sum(feed.concurrency for feed in feeds if feed.has_own_slots)
-        # The handlers that take up these slots.
-        self._using_slots = 0
-        self.in_line: deque[Feed] = deque()
+        self.max_running: int = slots + sum(
+            feed.concurrency for feed in feeds if feed.batches is not None
+        )
+        # Number of slots in use: batches need none.
+        self._used_slots = 0
+        self.turns: deque[Feed] = deque()
         self.reserved: dict[Feed, None] = {}
         # Feeds whose messages went back, and no slot has been free since.
         self._parked: set[Feed] = set()
         self.running: int = 0
-        self.finished: int = 0
+        self.end_count: int = 0
 
     def free(self, feed: Feed) -> int:
         """Return how many more handlers of a feed may run now, as far as slots go."""
-        free = feed.places - feed.running
-        if not feed.has_own_slots:
-            free = min(free, self._slots - self._using_slots)
+        free = feed.capacity - feed.running
+        if feed.batches is None:
+            free = min(free, self._slots - self._used_slots)
         return max(0, free)
 
-    def room(self, feed: Feed) -> int:
-        """Return how many messages a feed may claim now, or how many too many it has, negative."""
-        free = feed.places - feed.running
-        if not feed.has_own_slots:
-            unused = self._slots - self._using_slots
+    def room(self, feed: Feed, *, refill: bool = False) -> int:
+        """Return how many messages a feed may claim now, or how many too many it has, negative.
+
+        For a ``refill``, return 0 while it has enough, so that claims are few and large.
+        """
+        buffered = len(feed.buffer)
+        if refill and buffered > _MAX_AHEAD // 2:
+            return 0
+        ahead = 0
+        if (
+            feed.capacity
+            and feed not in self._parked
+            and (feed.batches is None or feed.batches.gathers_ahead)
+        ):
+            ahead = 1 if len(self.feeds) > 1 and feed.running < feed.capacity else 0
+            if feed.duration is not None and not feed.port.is_contested:
+                handlers = self._max_handlers(feed)
+                ahead = max(ahead, begun_soon(handlers, feed.duration, _MAX_AHEAD))
+        if refill and buffered > ahead // 2:
+            return 0
+        free = feed.capacity - feed.running
+        if feed.batches is None:
+            unused = self._slots - self._used_slots
             if feed not in self.reserved:
                 unused -= len(self.reserved)
             free = min(free, unused)
-        return max(0, free) + self._ahead(feed) - len(feed.buffer)
+        return max(0, free) + ahead - buffered
 
-    def has_room(self, feed: Feed) -> bool:
-        """Return whether a feed should claim more messages now."""
-        if len(feed.buffer) > _MOST_AHEAD // 2:
-            return False
-        return len(feed.buffer) <= self._ahead(feed) // 2 and self.room(feed) > 0
-
-    def _ahead(self, feed: Feed) -> int:
-        if feed in self._parked or not feed.places or feed.handling.keeps_none:
-            return 0
-        least = 1 if len(self.feeds) > 1 and not feed.is_full else 0
-        if feed.took is None or feed.port.is_contested:
-            return least
-        return max(least, begun_soon(self._slots_of(feed), feed.took, _MOST_AHEAD))
-
-    def _slots_of(self, feed: Feed) -> int:
-        return feed.places if feed.has_own_slots else min(feed.places, self._slots)
+    def _max_handlers(self, feed: Feed) -> int:
+        return min(feed.capacity, self._slots) if feed.batches is None else feed.capacity
 
     def add(self, feed: Feed, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
         """Add messages that a feed has claimed, and return those for which there is no room."""
         room = max(0, self.room(feed))
         feed.buffer.extend(claimed[:room])
-        self.line_up(feed)
+        self._line_up(feed)
         return claimed[room:]
 
-    def take_back(self, feed: Feed) -> list[Claimed]:
+    def take_all(self, feed: Feed) -> list[Claimed]:
         """Remove and return the messages that a feed has claimed ahead."""
         claimed = list(feed.buffer)
         feed.buffer.clear()
         return claimed
 
-    def take_excess(self, feed: Feed, begun: int) -> list[Claimed]:
+    def take_excess(self, feed: Feed, begin_count: int) -> list[Claimed]:
         """Remove and return the last messages that a feed has claimed ahead, if it holds too many
-        after it has begun this number of them in the last moment.
+        after ``begin_count`` of them have begun in the last moment.
         """
-        excess = len(feed.buffer) - to_keep(len(feed.buffer), begun)
-        if excess and begun:
+        excess = len(feed.buffer) - to_keep(len(feed.buffer), begin_count)
+        if not excess:
+            return []
+        if begin_count:
             # Those that are running tell nothing before they end.
-            feed.took = max(feed.took or 0.0, self._slots_of(feed) * prefetch.WITHIN / begun)
+            duration = self._max_handlers(feed) * prefetch.WITHIN / begin_count
+            feed.duration = max(feed.duration or 0.0, duration)
         return [feed.buffer.pop() for _ in range(excess)][::-1]
 
     def park(self, feed: Feed) -> None:
@@ -168,93 +177,84 @@ class SlotPlan:
         free, and reserve that one for it.
         """
         self._parked.add(feed)
-        feed.took = None
-        if len(self.feeds) > 1 and not feed.is_full and not feed.has_own_slots:
+        feed.duration = None
+        if len(self.feeds) > 1 and feed.running < feed.capacity and feed.batches is None:
             self.reserved[feed] = None
 
     def unreserve(self, feed: Feed) -> None:
         """Reserve no slot for a feed any more."""
         self.reserved.pop(feed, None)
 
-    def set_places(self, feed: Feed, places: int) -> None:
+    def set_capacity(self, feed: Feed, capacity: int) -> None:
         """Change how many of a feed's handlers may run."""
-        feed.places = places
-        if not places:
+        feed.capacity = capacity
+        if not capacity:
             # A slot would be reserved in vain.
             self.unreserve(feed)
-        self.line_up(feed)
+        self._line_up(feed)
 
-    def line_up(self, feed: Feed) -> None:
+    def _line_up(self, feed: Feed) -> None:
         """Put a feed in line for a slot, if it has something to do."""
-        # As is_full, without a call: this runs for each message.
-        if not feed.in_line and feed.buffer and feed.running < feed.places:
-            feed.in_line = True
-            self.in_line.append(feed)
+        if not feed.has_turn and feed.buffer and feed.running < feed.capacity:
+            feed.has_turn = True
+            self.turns.append(feed)
 
-    def next(self) -> Feed | None:
-        """Remove and return the feed whose turn it is.
+    def begin(self) -> tuple[Feed, Claimed] | None:
+        """Begin the next message of the feed whose turn it is, and return both; None if there is
+        none. :meth:`end` must follow.
 
         The last free slots are kept for feeds that have one reserved.
         """
-        free = self._slots - self._using_slots
-        for _ in range(len(self.in_line)):
-            feed = self.in_line.popleft()
-            if not feed.buffer or feed.running >= feed.places:
-                feed.in_line = False
-            elif feed.has_own_slots or feed in self.reserved or free > len(self.reserved):
-                feed.in_line = False
-                return feed
+        free = self._slots - self._used_slots
+        for _ in range(len(self.turns)):
+            feed = self.turns.popleft()
+            if not feed.buffer or feed.running >= feed.capacity:
+                feed.has_turn = False
+            elif feed.batches is not None or feed in self.reserved or free > len(self.reserved):
+                break
             else:
-                self.in_line.append(feed)
-        return None
-
-    def begin(self, feed: Feed) -> Claimed:
-        """Begin the next message of a feed, and return it. :meth:`end` must follow."""
+                self.turns.append(feed)
+        else:
+            return None
         claimed = feed.buffer.popleft()
         feed.running += 1
-        feed.begun += 1
+        feed.begin_count += 1
         self.running += 1
-        if not feed.has_own_slots:
-            self._using_slots += 1
-        if self.reserved:
-            self.unreserve(feed)
-        # In turn: the feed is behind the others now.
-        self.line_up(feed)
-        return claimed
+        if feed.batches is None:
+            self._used_slots += 1
+        self.reserved.pop(feed, None)
+        # The feed is behind the others now.
+        feed.has_turn = False
+        self._line_up(feed)
+        return feed, claimed
 
-    def end(self, feed: Feed, took: float) -> None:
-        """Free the slot of a message that took ``took`` seconds."""
+    def end(self, feed: Feed, duration: float, *, goes_on: bool = False) -> Claimed | None:
+        """End a message that took ``duration`` seconds.
+
+        If the task that has handled it ``goes_on``, its slot goes to the next message of the feed,
+        unless another feed may have the next turn. That message is returned, and :meth:`end` must
+        follow again. Otherwise the slot is free.
+        """
+        self.end_count += 1
+        feed.duration = moving_mean(feed.duration, duration)
+        if (
+            goes_on
+            and feed.buffer
+            # Except for the feed itself, nothing is in line.
+            and len(self.turns) <= feed.has_turn
+            and feed.running <= feed.capacity
+            and not self.reserved
+            and not self._parked
+        ):
+            feed.begin_count += 1
+            return feed.buffer.popleft()
         feed.running -= 1
         self.running -= 1
-        if not feed.has_own_slots:
-            self._using_slots -= 1
-        self.finished += 1
-        feed.took = moving_mean(feed.took, took)
-        if not feed.in_line:
-            self.line_up(feed)
-        if self._parked:
-            self._parked.clear()
-
-    def go_on(self, feed: Feed, took: float) -> Claimed | None:
-        """Give the slot of a message that took ``took`` seconds to the next message of its feed,
-        and return that. :meth:`end` must follow.
-
-        Changes nothing and returns None if another feed may have the next turn, or if there is no
-        message.
-        """
-        if (
-            # Except for itself, nothing is in line.
-            len(self.in_line) > feed.in_line
-            or not feed.buffer
-            or feed.running > feed.places
-            or self.reserved
-            or self._parked
-        ):
-            return None
-        feed.begun += 1
-        self.finished += 1
-        feed.took = moving_mean(feed.took, took)
-        return feed.buffer.popleft()
+        if feed.batches is None:
+            self._used_slots -= 1
+        self._line_up(feed)
+        self._parked.clear()
+        return None
 
     @property
     def is_at_work(self) -> bool:
@@ -265,5 +265,5 @@ class SlotPlan:
     def is_done(self) -> bool:
         """Whether all queues were found empty, in a burst, after the last handler had ended."""
         return not self.is_at_work and all(
-            feed.empty_at == self.finished or not feed.places for feed in self.feeds
+            feed.empty_at == self.end_count or not feed.capacity for feed in self.feeds
         )

@@ -34,43 +34,43 @@ class Threads:
 
     Attributes:
         hanging: Number of threads that hang now.
-        changed: Called in the event loop when that number has changed.
+        on_change: Called in the event loop when that number has changed.
     """
 
-    def __init__(self, queue: str, most: int) -> None:
-        """Create the threads of a listener, which runs ``most`` handlers at a time."""
+    def __init__(self, queue: str, concurrency: int) -> None:
+        """Create the threads of a listener, which runs ``concurrency`` handlers at a time."""
         self._queue = queue
-        self._most = most
+        self._concurrency = concurrency
         self._idle: list[_Thread] = []
-        # With what to call when they return.
+        # What to call when each thread that hangs returns.
         self._abandoned: dict[_Thread, Callable[[], None]] = {}
-        self._closed = False
-        self.changed: Callable[[], None] = lambda: None
+        self._is_closed = False
+        self.on_change: Callable[[], None] = lambda: None
 
     @property
     def hanging(self) -> int:
         return len(self._abandoned)
 
     async def run(
-        self, function: Callable[[], Any], abandoned: Callable[[], Callable[[], None]]
+        self, function: Callable[[], Any], on_abandon: Callable[[], Callable[[], None]]
     ) -> Any:
         """Call the function in a thread, which continues if the caller is cancelled: then
-        ``abandoned`` is called, and what it returns once the function has returned.
+        ``on_abandon`` is called, and what it returns once the function has returned.
 
         Raises:
             NotBegun: There is no thread for the function.
         """
         thread = self._idle.pop() if self._idle else self._start()
         loop = asyncio.get_running_loop()
-        returned: asyncio.Future[_Outcome] = loop.create_future()
+        outcome: asyncio.Future[_Outcome] = loop.create_future()
         thread.call(
-            partial(copy_context().run, function), loop, partial(self._returned, thread, returned)
+            partial(copy_context().run, function), loop, partial(self._on_return, thread, outcome)
         )
         try:
-            result, error = await returned
+            result, error = await outcome
         except asyncio.CancelledError:
             if thread.is_busy:
-                self._abandon(thread, abandoned)
+                self._abandon(thread, on_abandon)
             raise
         if error is None:
             return result
@@ -87,7 +87,7 @@ class Threads:
 
     def close(self) -> None:
         """Let the threads end: idle ones now, the others when their function has returned."""
-        self._closed = True
+        self._is_closed = True
         for thread in self._idle:
             thread.end()
         self._idle.clear()
@@ -102,33 +102,33 @@ class Threads:
             raise NotBegun(str(error)) from error
         return thread
 
-    def _returned(
-        self, thread: _Thread, returned: asyncio.Future[_Outcome], outcome: _Outcome
+    def _on_return(
+        self, thread: _Thread, future: asyncio.Future[_Outcome], outcome: _Outcome
     ) -> None:
         thread.is_busy = False
-        if not returned.cancelled():
-            returned.set_result(outcome)
-        if self._closed:
+        if not future.cancelled():
+            future.set_result(outcome)
+        if self._is_closed:
             thread.end()
         else:
             self._idle.append(thread)
         if thread in self._abandoned:
             self._abandoned.pop(thread)()
             log(INFO, self._queue, "a hung thread has returned; %d still hang", self.hanging)
-            self.changed()
+            self.on_change()
 
-    def _abandon(self, thread: _Thread, abandoned: Callable[[], Callable[[], None]]) -> None:
-        self._abandoned[thread] = abandoned()
-        all_hang = self.hanging >= self._most
+    def _abandon(self, thread: _Thread, on_abandon: Callable[[], Callable[[], None]]) -> None:
+        self._abandoned[thread] = on_abandon()
+        all_hang = self.hanging >= self._concurrency
         log(
             ERROR if all_hang else WARNING,
             self._queue,
             "an abandoned handler is still running: %d of the listener's %d threads hang%s",
             self.hanging,
-            self._most,
+            self._concurrency,
             "; its messages wait until one of them returns" if all_hang else "",
         )
-        self.changed()
+        self.on_change()
 
 
 class _Thread(threading.Thread):
@@ -143,36 +143,37 @@ class _Thread(threading.Thread):
         self,
         function: Callable[[], Any],
         loop: asyncio.AbstractEventLoop,
-        returned: Callable[[_Outcome], None],
+        on_return: Callable[[_Outcome], None],
     ) -> None:
-        """Call the function, then have ``returned`` called in the loop."""
+        """Call the function, then have ``on_return`` called in the loop."""
         self.is_busy = True
-        self._calls.put(partial(_call, function, loop, returned))
+        self._calls.put(partial(_call, function, loop, on_return))
 
     def end(self) -> None:
         self._calls.put(None)
 
     def run(self) -> None:
         while (call := self._calls.get()) is not None:
-            goes_on = call()
+            is_delivered = call()
             # An idle thread keeps nothing of the message alive.
             del call
-            if not goes_on:
+            if not is_delivered:
                 return
 
 
 def _call(
     function: Callable[[], Any],
     loop: asyncio.AbstractEventLoop,
-    returned: Callable[[_Outcome], None],
+    on_return: Callable[[_Outcome], None],
 ) -> bool:
+    """Call the function, and return whether the loop gets its outcome."""
     outcome: _Outcome
     try:
         outcome = function(), None
     except BaseException as error:  # noqa: BLE001 - any error that a handler raises goes to its caller
         outcome = None, error
     try:
-        loop.call_soon_threadsafe(returned, outcome)
+        loop.call_soon_threadsafe(on_return, outcome)
     except RuntimeError:
         # The loop was closed in the meantime.
         return False

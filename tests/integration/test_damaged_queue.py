@@ -249,7 +249,7 @@ async def test_a_worker_warns_of_a_server_that_may_evict_keys_and_goes_on_when_i
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("delayq.worker._evictions._LOOK_EVERY", 0.02)
+    monkeypatch.setattr("delayq.worker._run._EVICTION_CHECK_INTERVAL", 0.02)
     worker = delayq.Worker(client)
     worker.listener("jobs")(lambda value: value)
     await raw.config_set("maxmemory-policy", "volatile-ttl")

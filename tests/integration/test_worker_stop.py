@@ -22,7 +22,7 @@ import delayq
 from delayq import Client, Offer, Worker
 from delayq._redis import hand_back
 from delayq._reliable.keys import ReliableKeys
-from delayq.worker._signals import signals_handled
+from delayq.worker._stopping import signals_handled
 from tests.support.depth import in_gate, nightly
 from tests.support.reliable import Jobs, claim_one, depths, offers
 from tests.support.timing import Control
@@ -266,7 +266,7 @@ def set_handler_that_tells(number, handler):
     def tell(*details):
         handler(*details)
         os.write(1, b"caught\\n")
-    ours = getattr(handler, "__module__", None) == "delayq.worker._signals"
+    ours = getattr(handler, "__module__", None) == "delayq.worker._stopping"
     return set_handler(number, tell if ours else handler)
 
 signal.signal = set_handler_that_tells

@@ -8,12 +8,11 @@ from typing import Any
 from delayq.worker._slots import Feed, SlotPlan
 
 UNUSED: Any = None
-SOURCE: Any = SimpleNamespace(is_contested=False)
-HANDLING: Any = SimpleNamespace(keeps_none=False)
+PORT: Any = SimpleNamespace(is_contested=False)
 
 
-def plan_of(*places: int, slots: int) -> tuple[SlotPlan, list[Feed]]:
-    feeds = [Feed(SOURCE, HANDLING, each) for each in places]
+def plan_of(*capacities: int, slots: int) -> tuple[SlotPlan, list[Feed]]:
+    feeds = [Feed(PORT, UNUSED, UNUSED, capacity) for capacity in capacities]
     return SlotPlan(feeds, slots), feeds
 
 
@@ -24,10 +23,9 @@ def fill(plan: SlotPlan, feed: Feed, count: int) -> int:
 
 
 def begin(plan: SlotPlan) -> Feed:
-    feed = plan.next()
-    assert feed is not None
-    plan.begin(feed)
-    return feed
+    turn = plan.begin()
+    assert turn is not None
+    return turn[0]
 
 
 def test_a_slot_does_not_go_on_if_another_feed_has_a_message_or_a_reservation() -> None:
@@ -37,11 +35,10 @@ def test_a_slot_does_not_go_on_if_another_feed_has_a_message_or_a_reservation() 
         begin(plan)
         fill(plan, rare, 1)
         if reserved:
-            plan.take_back(rare)
+            plan.take_all(rare)
             plan.park(rare)
-        assert plan.go_on(flood, 0.001) is None
+        assert plan.end(flood, 0.001, goes_on=True) is None
         if not reserved:
-            plan.end(flood, 0.001)
             assert [begin(plan), flood.running] == [rare, 0]
 
 
@@ -51,17 +48,16 @@ def test_the_next_slot_is_reserved_for_a_feed_whose_messages_waited_too_long() -
         fill(plan, flood, 2)
         fill(plan, rare, 1)
         running = begin(plan)
-        assert len(plan.take_back(rare)) == 1
+        assert len(plan.take_all(rare)) == 1
         plan.park(rare)
         assert plan.room(rare) == 0
         assert fill(plan, flood, 1) == 1
         plan.end(running, 1.0)
-        assert plan.next() is None, "the flood has a message, but the slot is kept"
+        assert plan.begin() is None, "the flood has a message, but the slot is kept"
         assert plan.room(rare) > 0
         if comes:
             fill(plan, rare, 1)
         else:
             plan.unreserve(rare)
-            plan.line_up(flood)
         assert begin(plan) is (rare if comes else flood)
         assert not plan.reserved

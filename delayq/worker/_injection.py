@@ -1,10 +1,11 @@
-"""Reads which parameters a handler or a dependency asks for, and their types. Pure."""
+"""The parameters of handlers and dependencies: which ones they ask for, and what fills them."""
 
 from __future__ import annotations
 
 import inspect
 import typing
 from collections import abc
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,8 @@ from delayq._reliable.message import Message
 from delayq.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from contextlib import AsyncExitStack
 
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _STREAMS = (
@@ -68,9 +70,9 @@ class HandlerPlan:
 
 
 def plan_handler(
-    handler: Callable[..., Any], known: Collection[Any], *, in_batches: bool = False
+    handler: Callable[..., Any], injectable: Collection[Any], *, in_batches: bool = False
 ) -> HandlerPlan:
-    """Decide how a handler is called, for whose parameters there are ``known`` types.
+    """Decide how a handler is called, whose parameters may have ``injectable`` types.
 
     One that takes messages ``in_batches`` gets a list of values, or of messages.
 
@@ -91,18 +93,18 @@ def plan_handler(
         raise ConfigurationError(
             f"{name_of(handler)} has no parameter for the value, which is passed as the first one"
         )
-    first, *others = parameters
+    first, *extra_parameters = parameters
     kind = annotation_of(handler, first.name)
     if in_batches:
         kind = _item_of(handler, kind)
     takes_message = _is_message(kind)
-    if not takes_message and _is_known(kind, known):
+    if not takes_message and _is_injectable(kind, injectable):
         raise ConfigurationError(
             f"{name_of(handler)}: the first parameter must be the value or the message, not"
             f" {show(kind)}"
         )
     value = _of_message(kind) if takes_message else kind
-    injected = plan_injected(handler, others, known)
+    injected = plan_injected(handler, extra_parameters, injectable)
     for parameter in injected:
         if in_batches and parameter.kind is Message:
             raise ConfigurationError(
@@ -128,7 +130,7 @@ class Dependency:
         function: The function that makes the object.
         is_async: Whether the function is a coroutine function or an async generator.
         yields: Whether the function is a generator, which tears the object down at its end.
-        takes: The function's parameters.
+        injected: The function's parameters.
         once: Whether the object is made once in a run, rather than for each message that asks.
     """
 
@@ -136,14 +138,14 @@ class Dependency:
     function: Callable[..., Any]
     is_async: bool
     yields: bool
-    takes: tuple[Injected, ...]
+    injected: tuple[Injected, ...]
     once: bool
 
 
 def plan_dependency(
-    function: Callable[..., Any], known: Collection[Any], *, once: bool
+    function: Callable[..., Any], injectable: Collection[Any], *, once: bool
 ) -> Dependency:
-    """Decide how a dependency is made by a function, which may ask for ``known`` types.
+    """Decide how a function makes a dependency. Its parameters may have ``injectable`` types.
 
     Raises:
         ConfigurationError: The function has no return annotation, a parameter cannot be filled, or
@@ -164,47 +166,49 @@ def plan_dependency(
         raise ConfigurationError(
             f"{name_of(function)}: its return annotation must name the type of the dependency"
         )
-    takes = plan_injected(function, parameters_of(function), known)
-    if once and any(one.kind is Message for one in takes):
+    injected = plan_injected(function, parameters_of(function), injectable)
+    if once and any(parameter.kind is Message for parameter in injected):
         raise ConfigurationError(
             f"{name_of(function)} is called only once, so it cannot take a message"
         )
     is_async = is_kind(inspect.iscoroutinefunction, function) or is_kind(
         inspect.isasyncgenfunction, function
     )
-    return Dependency(kind, function, is_async, yields, takes, once)
+    return Dependency(kind, function, is_async, yields, injected, once)
 
 
 def plan_injected(
-    function: Callable[..., Any], parameters: Iterable[inspect.Parameter], known: Collection[Any]
+    function: Callable[..., Any],
+    parameters: Iterable[inspect.Parameter],
+    injectable: Collection[Any],
 ) -> tuple[Injected, ...]:
-    """Decide how these parameters are filled, for which there are ``known`` types.
+    """Decide how these parameters are filled, which may have ``injectable`` types.
 
     Raises:
         ConfigurationError: One cannot be filled and has no default, or its annotation cannot be
             read.
     """
-    result = []
+    injected = []
     for parameter in parameters:
         if parameter.kind in _VARIABLE:
             continue
         kind = annotation_of(function, parameter.name)
-        has_default = all(parameter.default is not each for each in (NOTHING, INJECTED))
+        has_default = parameter.default is not NOTHING and parameter.default is not INJECTED
         by_name = parameter.kind is not inspect.Parameter.POSITIONAL_ONLY
         if by_name and _is_message(kind):
-            result.append(Injected(parameter.name, Message, _of_message(kind)))
-        elif by_name and _is_known(kind, known):
-            result.append(Injected(parameter.name, kind))
+            injected.append(Injected(parameter.name, Message, _of_message(kind)))
+        elif by_name and _is_injectable(kind, injectable):
+            injected.append(Injected(parameter.name, kind))
         elif not has_default:
-            what = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
+            obstacle = "has no annotation" if kind is NOTHING else f"is a {show(kind)}"
             if not by_name:
-                what = "is positional-only"
+                obstacle = "is positional-only"
             raise ConfigurationError(
                 f"{name_of(function)}: nothing fills the parameter {parameter.name!r}, which"
-                f" {what}: annotate it with Message, Client, Worker or the type of a dependency"
+                f" {obstacle}: annotate it with Message, Client, Worker or the type of a dependency"
                 " registered before, or give a default"
             )
-    return tuple(result)
+    return tuple(injected)
 
 
 def _item_of(handler: Callable[..., Any], kind: Any) -> Any:
@@ -228,8 +232,50 @@ def _of_message(kind: Any) -> Any:
     return value
 
 
-def _is_known(kind: Any, known: Collection[Any]) -> bool:
+def _is_injectable(kind: Any, injectable: Collection[Any]) -> bool:
     try:
-        return kind in known
+        return kind in injectable
     except TypeError:  # not hashable
         return False
+
+
+class Scope:
+    """The dependencies of one message, or of one run of the worker.
+
+    Each one is made when it is first asked for.
+    """
+
+    def __init__(
+        self,
+        dependencies: Mapping[Any, Dependency],
+        instances: dict[Any, Any],
+        stack: AsyncExitStack,
+    ) -> None:
+        """Args:
+        dependencies: How dependencies are made, by type.
+        instances: Those that exist, by type. Others are added.
+        stack: Tears down those that are added.
+        """
+        self._dependencies = dependencies
+        self._instances = instances
+        self._stack = stack
+
+    async def fill(self, parameters: Iterable[Injected]) -> dict[str, Any]:
+        """Return the arguments for these parameters, by name."""
+        return {parameter.name: await self.get(parameter.kind) for parameter in parameters}
+
+    async def get(self, kind: Any) -> Any:
+        """Return the dependency of this type."""
+        if kind not in self._instances:
+            self._instances[kind] = await self._make(self._dependencies[kind])
+        return self._instances[kind]
+
+    async def _make(self, dependency: Dependency) -> Any:
+        arguments = await self.fill(dependency.injected)
+        function = dependency.function
+        if dependency.yields and dependency.is_async:
+            return await self._stack.enter_async_context(asynccontextmanager(function)(**arguments))
+        if dependency.yields:
+            return self._stack.enter_context(contextmanager(function)(**arguments))
+        instance = function(**arguments)
+        return await instance if inspect.isawaitable(instance) else instance

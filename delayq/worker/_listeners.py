@@ -1,18 +1,22 @@
-"""A listener: a handler, the queue it is for, and how it runs."""
+"""A listener: a handler, the queue it is for, how it runs, and what becomes of a message whose
+handler raises. Pure.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from delayq._durations import Duration, seconds
 from delayq._functions import name_of
 from delayq._reliable.keys import ReliableKeys
+from delayq._reliable.message import Reject, RetryAfter, Snooze, errors_in, instruction_of
+from delayq.backoff import Backoff
 from delayq.codecs import codec_for
 from delayq.codecs.protocol import check_codec
 from delayq.errors import BadInput, BadName, ConfigurationError
-from delayq.worker._retries import OnError, checked
-from delayq.worker._signatures import HandlerPlan, plan_handler
+from delayq.worker._injection import HandlerPlan, plan_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -22,6 +26,13 @@ if TYPE_CHECKING:
 
 # How long a batch waits for more messages, in seconds, unless the listener says otherwise.
 _LINGER = 0.1
+
+Reaction = Backoff | RetryAfter | Snooze | Reject | type[Reject]
+"""How to treat an error: try again by this backoff, try again after this delay, do so without
+counting the attempt, or never try again.
+"""
+OnError = Mapping[type[BaseException], Reaction]
+"""How to treat errors, by class. The most specific class counts."""
 
 
 @dataclass(frozen=True)
@@ -70,15 +81,15 @@ class Listener:
 
 
 def listen(
-    settings: ListenerSettings, handler: Callable[..., Any], known: Collection[Any]
+    settings: ListenerSettings, handler: Callable[..., Any], injectable: Collection[Any]
 ) -> Listener:
-    """Return the listener with this handler, for whose parameters there are ``known`` types.
+    """Return the listener with this handler, whose parameters may have ``injectable`` types.
 
     Raises:
         ConfigurationError: A parameter cannot be filled, an annotation cannot be read, or no codec
             knows the type.
     """
-    plan = plan_handler(handler, known, in_batches=settings.batch is not None)
+    plan = plan_handler(handler, injectable, in_batches=settings.batch is not None)
     try:
         codec = codec_for(plan.value) if settings.codec is None else settings.codec
     except ConfigurationError as error:
@@ -113,8 +124,8 @@ def check_settings(
     check_codec(codec)
     settings.check()
     check_count("concurrency", concurrency)
-    limit = None if timeout is None else seconds(timeout, "timeout")
-    if limit == 0:
+    timeout_s = None if timeout is None else seconds(timeout, "timeout")
+    if timeout_s == 0:
         raise BadInput("timeout must be more than 0")
     if batch is not None:
         check_count("batch", batch)
@@ -125,8 +136,8 @@ def check_settings(
         codec,
         settings,
         concurrency,
-        limit,
-        checked(on_error),
+        timeout_s,
+        check_on_error(on_error),
         batch,
         seconds(_LINGER if linger is None else linger, "linger"),
     )
@@ -136,3 +147,82 @@ def check_count(name: str, count: int) -> None:
     """Raise :class:`~delayq.BadInput` unless ``count`` is an int of at least 1."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise BadInput(f"{name} must be an int of at least 1, not {count!r}")
+
+
+# What becomes of a message whose handler has raised
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Try the message again, by ``backoff``, after ``delay``, or by the queue's backoff."""
+
+    backoff: Backoff | None = None
+    delay: RetryAfter | Snooze | None = None
+
+
+@dataclass(frozen=True)
+class Bury:
+    """Make the message a dead letter."""
+
+    reason: str
+
+
+def decide_retry(error: BaseException, on_error: OnError) -> Retry | Bury:
+    """Decide what becomes of a message.
+
+    An instruction that the handler raises takes precedence. In an exception group, each error is
+    looked up: one that is never to be tried again decides; failing that, the first one that
+    ``on_error`` knows; failing that, the group itself is looked up.
+    """
+    instruction = instruction_of(error)
+    if instruction is not None:
+        return _decide(instruction, error, is_raised=True)
+    decisions = [
+        _decide(reaction, member)
+        for member in errors_in(error)
+        if (reaction := _reaction_to(member, on_error)) is not None
+    ]
+    burial = next((decision for decision in decisions if isinstance(decision, Bury)), None)
+    return burial or next(iter(decisions), None) or _decide(_reaction_to(error, on_error), error)
+
+
+def _reaction_to(error: BaseException, on_error: OnError) -> Reaction | None:
+    return next((on_error[kind] for kind in type(error).__mro__ if kind in on_error), None)
+
+
+def _decide(
+    reaction: Reaction | None, error: BaseException, *, is_raised: bool = False
+) -> Retry | Bury:
+    match reaction:
+        case None:
+            return Retry()
+        case Backoff() as backoff:
+            return Retry(backoff=backoff)
+        case RetryAfter() | Snooze() as later:
+            return Retry(delay=later)
+        case Reject(reason=reason) if reason:
+            return Bury(reason)
+        case _:
+            return Bury("rejected" if is_raised else type(error).__name__)
+
+
+def check_on_error(on_error: OnError | None) -> OnError:
+    """Return a copy of ``on_error``, after checking it.
+
+    Raises:
+        BadInput: It is not a valid mapping.
+    """
+    if on_error is not None and not isinstance(on_error, Mapping):
+        raise BadInput(f"on_error must be a dict of exception classes, not {on_error!r}")
+    reactions = dict(on_error or {})
+    for kind, reaction in reactions.items():
+        if not isinstance(kind, type) or not issubclass(kind, BaseException):
+            raise BadInput(f"the keys of on_error must be exception classes, not {kind!r}")
+        if reaction is not Reject and not isinstance(
+            reaction, Backoff | RetryAfter | Snooze | Reject
+        ):
+            raise BadInput(
+                f"on_error must map {kind.__name__} to a Backoff, RetryAfter, Snooze or Reject, not"
+                f" to {reaction!r}"
+            )
+    return reactions

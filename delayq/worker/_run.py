@@ -1,0 +1,255 @@
+"""One run of a worker: opens its queues, handles their messages, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from delayq._logging import about
+from delayq._redis import server_info
+from delayq.errors import ConfigurationError, DelayqError
+from delayq.worker._batches import BatchHandling
+from delayq.worker._handling import Handling, TaskHandling
+from delayq.worker._injection import Scope
+from delayq.worker._pool import Pool
+from delayq.worker._slots import Feed
+from delayq.worker._threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+    from contextlib import AsyncExitStack
+
+    from delayq._reliable.consumer import WorkerPort
+    from delayq._reliable.queue import ReliableQueue
+    from delayq.client import Client
+    from delayq.worker._listeners import Listener
+    from delayq.worker._registry import IncludedTasks, Registry
+    from delayq.worker._stopping import Stop
+
+# Apart from the records about messages and queues.
+_log = logging.getLogger("delayq.worker")
+# How long a stop may take until the log says what it waits for, seconds.
+_EXPLAIN_AFTER = 1.0
+# How often a server is asked how many keys it has evicted, seconds: one call for all queues.
+_EVICTION_CHECK_INTERVAL = 60.0
+
+
+class Run:
+    """One run of a worker."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        client: Client,
+        stop: Stop,
+        stack: AsyncExitStack,
+        *,
+        concurrency: int,
+        shutdown_timeout: float,
+        instances: dict[Any, Any],
+    ) -> None:
+        """Args:
+        registry: What is handled, and with what.
+        client: The client whose queues are handled.
+        stop: Says when to stop.
+        stack: Closes what the run opens.
+        concurrency: Number of handlers that run at a time.
+        shutdown_timeout: How long a stop waits for running handlers, seconds.
+        instances: The dependencies that exist for the whole run, by type.
+        """
+        self._registry = registry
+        self._client = client
+        self._stop = stop
+        self._stack = stack
+        self._concurrency = concurrency
+        self._shutdown_timeout = shutdown_timeout
+        self._instances = instances
+
+    async def make_dependencies(self) -> None:
+        """Make the dependencies that are made once in a run."""
+        dependencies = self._registry.dependencies
+        scope = Scope(dependencies, self._instances, self._stack)
+        for kind in [kind for kind, dependency in dependencies.items() if dependency.once]:
+            await scope.get(kind)
+
+    async def work(self, *, burst: bool, started: Callable[[], object] | None) -> None:
+        """Handle messages until the stop, then wait for running handlers, and cancel the others."""
+        pool = self._open_pool(burst=burst)
+        stop = self._stop
+        try:
+            pool.start()
+            if started is not None:
+                started()
+            _log.info(
+                "the worker handles %s, up to %d messages at a time",
+                ", ".join(f"queue {name!r}" for name in self._registry.queues),
+                self._concurrency,
+            )
+            await stop.requested.wait()
+            await pool.close()
+            explaining = asyncio.get_running_loop().call_later(_EXPLAIN_AFTER, self._explain, pool)
+            try:
+                await pool.drain(self._shutdown_timeout, stop.urgent)
+            finally:
+                explaining.cancel()
+        finally:
+            stop.handlers_cancelled = True
+            await _to_its_end(pool.end())
+        if stop.error is not None:
+            raise stop.error
+
+    def _open_pool(self, *, burst: bool) -> Pool:
+        feeds = [self._open_listener(listener) for listener in self._registry.listeners.values()]
+        feeds += [self._open_tasks(included) for included in self._registry.included.values()]
+        pool = Pool(feeds, self._concurrency, burst=burst, stop=self._stop.request)
+        for feed in feeds:
+            self._stack.enter_context(feed.port.report_slots(partial(pool.free, feed)))
+        ports = [feed.port for feed in feeds]
+        background = self._client.session.background
+        watch = background.spawn(watch_evictions(self._client, ports), "evictions")
+        self._stack.callback(watch.cancel)
+        return pool
+
+    def _open_listener(self, listener: Listener) -> Feed:
+        settings = listener.settings
+        queue: ReliableQueue[Any] = self._client.reliable_queue(
+            settings.queue, codec=listener.codec, **settings.settings.options
+        )
+        if settings.codec is None:
+            # The codec is for this handler: producers on this client may offer any JSON.
+            queue.keep_codec()
+        concurrency, threads = self._open_threads(settings.queue, settings.concurrency)
+        if settings.batch is None:
+            handling = self._handling(listener, threads)
+            return Feed(queue.worker_port(concurrency), handling.handle, threads, concurrency)
+        registry = self._registry
+        batches = BatchHandling(
+            listener,
+            registry.middleware,
+            registry.dependencies,
+            self._instances,
+            threads,
+            self._stop.cancels_handlers,
+            concurrency,
+        )
+        port = queue.worker_port(batches.capacity)
+        return Feed(port, batches.handle, threads, batches.capacity, batches)
+
+    def _open_tasks(self, included: IncludedTasks) -> Feed:
+        name, registry = included.queue, self._registry
+        queue: ReliableQueue[Any] = self._client.reliable_queue(
+            name, codec=included.codec(), **included.settings()
+        )
+        queue.keep_codec()
+        concurrency, threads = self._open_threads(name, included.concurrency)
+        handlings = {
+            task: self._handling(listener, threads)
+            for task, listener in included.listeners(registry.injectable).items()
+        }
+        if not handlings:
+            raise ConfigurationError(
+                f"queue {name!r} is included, but has no task: import the modules that register"
+                " them"
+            )
+        unreadable = self._handling(included.unreadable(), threads)
+        treatments = {task.name: task.treatment for task in included.by_name().values()}
+        port = queue.worker_port(concurrency)
+        handling = TaskHandling(port, handlings, unreadable, treatments)
+        return Feed(port, handling.handle, threads, concurrency)
+
+    def _open_threads(self, queue: str, concurrency: int | None) -> tuple[int, Threads]:
+        """Return how many handlers of a queue run at a time, and their threads."""
+        # No more than the worker's own concurrency ever run.
+        concurrency = min(concurrency or self._concurrency, self._concurrency)
+        threads = Threads(queue, concurrency)
+        self._stack.callback(threads.close)
+        return concurrency, threads
+
+    def _handling(self, listener: Listener, threads: Threads) -> Handling:
+        return Handling(
+            listener,
+            self._registry.middleware,
+            self._registry.dependencies,
+            self._instances,
+            threads,
+            self._stop.cancels_handlers,
+        )
+
+    def _explain(self, pool: Pool) -> None:
+        """Log what a stop waits for."""
+        _log.info(
+            "the worker waits for running handlers, up to %g s: %d",
+            self._shutdown_timeout,
+            pool.running,
+        )
+
+
+async def _to_its_end(coroutine: Coroutine[Any, Any, None]) -> None:
+    """Await a coroutine to its end, however often the caller is cancelled in the meantime."""
+    task = asyncio.create_task(coroutine)
+    is_cancelled = False
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            is_cancelled = True
+    task.result()
+    if is_cancelled:
+        raise asyncio.CancelledError
+
+
+# Servers that evict keys when their memory is short
+
+
+async def watch_evictions(client: Client, ports: Sequence[WorkerPort]) -> None:
+    """Warn if the server may evict keys, and put back what waits where no worker finds it: now, and
+    whenever the server has evicted more.
+    """
+    infos = await _server_infos(client)
+    _warn_of_policy(infos)
+    while True:
+        for port in ports:
+            with suppress(DelayqError):
+                await _mend(port)
+        if not infos:
+            # This user may not read them.
+            return
+        evictions = _evictions(infos)
+        while _evictions(infos) == evictions:
+            await asyncio.sleep(_EVICTION_CHECK_INTERVAL)
+            infos = await _server_infos(client) or infos
+
+
+async def _server_infos(client: Client) -> list[dict[str, str]]:
+    with suppress(DelayqError):
+        return await server_info.servers(client.session.server)
+    return []
+
+
+def _evictions(infos: Iterable[Mapping[str, str]]) -> list[str | None]:
+    return [info.get("evicted_keys") for info in infos]
+
+
+def _warn_of_policy(infos: Iterable[Mapping[str, str]]) -> None:
+    for policy in {info.get("maxmemory_policy", "noeviction") for info in infos} - {"noeviction"}:
+        _log.warning(
+            "the server may drop messages when its memory is short: its maxmemory-policy is %s. Set"
+            " it to noeviction: CONFIG SET maxmemory-policy noeviction, and in its configuration"
+            " file",
+            policy,
+        )
+
+
+async def _mend(port: WorkerPort) -> None:
+    for store in await port.stores():
+        if missing := await store.missing_keys():
+            await store.mend()
+            _log.error(
+                "queue %r: %s, because the server has evicted keys. What waits was put back",
+                port.name,
+                missing,
+                extra=about(port.name),
+            )
