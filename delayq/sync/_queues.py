@@ -9,10 +9,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic
 
 from delayq._generics import T
-from delayq._redisson.pending import Pending as AsyncPending
 from delayq._redisson.queue import DelayedQueue as AsyncDelayedQueue
 from delayq._redisson.queue import Receipt as AsyncReceipt
-from delayq._redisson.ready import Ready as AsyncReady
+from delayq._redisson.views import Pending as AsyncPending
+from delayq._redisson.views import Ready as AsyncReady
 from delayq._reliable.dead_letters import DeadLetters as AsyncDeadLetters
 from delayq._reliable.groups import Groups as AsyncGroups
 from delayq._reliable.queue import ReliableQueue as AsyncReliableQueue
