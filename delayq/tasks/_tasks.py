@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from delayq._unset import Unset
     from delayq.backoff import Backoff
     from delayq.codecs import Codec
-    from delayq.tasks._doors import AnyClient, Door
+    from delayq.tasks._bindings import AnyClient, Binding
 
     OnError = Mapping[type[BaseException], Backoff | RetryAfter | Snooze | Reject | type[Reject]]
 
@@ -128,8 +128,8 @@ class Offering(Generic[P]):
         further calls like this. Otherwise as :meth:`offer`.
         """
         call = Call(self.name, self.arguments.named(args, kwargs))
-        door = self._tasks._door(sync=True)  # noqa: SLF001 - they belong together
-        return door.run(lambda queue: queue.offer(call, **self._options))
+        binding = self._tasks._binding(sync=True)  # noqa: SLF001 - they belong together
+        return binding.run(lambda queue: queue.offer(call, **self._options))
 
     @_with_own_signature
     def to_offer(self, *args: P.args, **kwargs: P.kwargs) -> Offer[Call]:
@@ -225,8 +225,8 @@ class Task(Offering[P], Generic[P, R_co]):
     def result_sync(self, id: str, timeout: Duration | None = None) -> Any:  # noqa: A002
         """Return what :meth:`result` does, from code that is not async, as :meth:`offer_sync`."""
         codec = self._result_codec()
-        door = self._tasks._door(sync=True)  # noqa: SLF001 - they belong together
-        payload = door.run(lambda queue: queue._result_payload(id, timeout))  # noqa: SLF001
+        binding = self._tasks._binding(sync=True)  # noqa: SLF001 - they belong together
+        payload = binding.run(lambda queue: queue._result_payload(id, timeout))  # noqa: SLF001
         return None if payload is None else codec.decode(payload)
 
     def _result_codec(self) -> Codec[Any]:
@@ -291,7 +291,7 @@ class Tasks:
         # By their names and aliases.
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._codec = TaskCodec(self._tasks)
-        self._doors: list[tuple[object, Door]] = []
+        self._bindings: list[tuple[object, Binding]] = []
 
     @overload
     def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
@@ -383,18 +383,18 @@ class Tasks:
         Raises:
             ConfigurationError: The type of an argument is not known to any codec.
         """
-        from delayq.tasks._doors import AsyncDoor, SyncDoor  # noqa: PLC0415 - a client has loaded what they need
+        from delayq.tasks._bindings import AsyncBinding, SyncBinding  # noqa: PLC0415 - a client has loaded what they need
 
         for task in self._tasks.values():
             task.arguments.check()
-        kind = AsyncDoor if hasattr(client, "__aenter__") else SyncDoor
-        self._doors.append((client, kind(client, self.name, self._codec, self._shared)))
+        kind = AsyncBinding if hasattr(client, "__aenter__") else SyncBinding
+        self._bindings.append((client, kind(client, self.name, self._codec, self._shared)))
 
     def unbind(self, client: object) -> None:
         """Offer through the client that was bound before. Does nothing if it is not bound."""
-        for bound in reversed(self._doors):
+        for bound in reversed(self._bindings):
             if bound[0] is client:
-                self._doors.remove(bound)
+                self._bindings.remove(bound)
                 return
 
     @property
@@ -405,7 +405,7 @@ class Tasks:
             ConfigurationError: The tasks are not bound to a client.
             Closed: The client is not open.
         """
-        return self._door().queue()
+        return self._binding().queue()
 
     async def offer_many(
         self, offers: Iterable[Offer[Call]], *, durability: str | None = None
@@ -425,7 +425,7 @@ class Tasks:
     ) -> list[str]:
         """Offer many calls from code that is not async, as :meth:`Task.offer_sync` offers one."""
         some = [*offers]
-        return self._door(sync=True).run(
+        return self._binding(sync=True).run(
             lambda queue: queue.offer_many(some, durability=durability)
         )
 
@@ -484,10 +484,10 @@ class Tasks:
         names = sorted({task.name for task in self._tasks.values()})
         return f"<Tasks of queue {self.name!r}: {', '.join(names) or 'none'}>"
 
-    def _door(self, *, sync: bool = False) -> Door:
-        for _, door in reversed(self._doors):
-            if sync or not door.is_sync:
-                return door
+    def _binding(self, *, sync: bool = False) -> Binding:
+        for _, binding in reversed(self._bindings):
+            if sync or not binding.is_sync:
+                return binding
         raise ConfigurationError(
             f"the tasks of queue {self.name!r} are not bound to a client: open one with"
             f" delayq{'.sync' * sync}.connect(tasks=[...]), or call bind(client)"

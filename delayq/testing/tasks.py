@@ -75,9 +75,9 @@ def _replaced(
     offers: list[Offer[Call]] = []
     with ExitStack() as stack:
         for tasks in groups:
-            door = tasks, _Recorder(tasks, offers, provided)
-            tasks._doors.append(door)
-            stack.callback(tasks._doors.remove, door)
+            binding = tasks, _Recorder(tasks, offers, provided)
+            tasks._bindings.append(binding)
+            stack.callback(tasks._bindings.remove, binding)
         yield offers
 
 

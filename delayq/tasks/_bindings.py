@@ -1,4 +1,4 @@
-"""The ways by which calls of tasks reach a queue: one for each client that they are bound to."""
+"""The bindings of tasks to clients, by which their calls reach a queue."""
 # ruff: noqa: SLF001 - the tasks and the queue are one library
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class AnyClient(Protocol):
         """The method that opens a queue."""
 
 
-class Door(Protocol):
-    """Leads calls to a queue.
+class Binding(Protocol):
+    """The way from tasks to their queue on one client.
 
     Attributes:
         is_sync: Whether only :meth:`run` works.
@@ -44,8 +44,8 @@ class Door(Protocol):
         """Call the queue from a thread without an event loop, and return the result."""
 
 
-class AsyncDoor:
-    """Leads through a :class:`delayq.Client`.
+class AsyncBinding:
+    """Reaches the queue through a :class:`delayq.Client`.
 
     Attributes:
         client: The client.
@@ -90,8 +90,10 @@ class AsyncDoor:
         return asyncio.run_coroutine_threadsafe(act(), self._loop).result()
 
 
-class SyncDoor:
-    """Leads through a client of :mod:`delayq.sync`, whose ``run`` provides an async one."""
+class SyncBinding:
+    """Reaches the queue through a client of :mod:`delayq.sync`, whose ``run`` provides an async
+    one.
+    """
 
     is_sync = True
 
@@ -99,8 +101,8 @@ class SyncDoor:
         self, client: Any, name: str, codec: Codec[Call], settings: Mapping[str, Any]
     ) -> None:
         self._client = client
-        self._facts = name, codec, settings
-        self._door: AsyncDoor | None = None
+        self._queue_args = name, codec, settings
+        self._binding: AsyncBinding | None = None
 
     def queue(self) -> ReliableQueue[Call]:
         raise NotImplementedError
@@ -108,9 +110,9 @@ class SyncDoor:
     def run(self, work: Work[R]) -> R:
         async def act(client: Any) -> R:
             # After a fork, it is another one.
-            if self._door is None or self._door.client is not client:
-                self._door = AsyncDoor(client, *self._facts)
-            return await work(self._door.queue())
+            if self._binding is None or self._binding.client is not client:
+                self._binding = AsyncBinding(client, *self._queue_args)
+            return await work(self._binding.queue())
 
         result: R = self._client.run(act)
         return result
